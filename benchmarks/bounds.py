@@ -57,6 +57,8 @@ BOUNDS: tuple[Bound, ...] = (
     Bound("burst_client.ratio_ack_nowait", ">=", 0.9, "burst, client's ack_nowait / raw"),
     Bound("burst_client.ratio_await_ack", ">=", 0.75, "burst, client's await ack / raw"),
     Bound("burst_client.ratio_worker", ">=", 0.5, "burst, a Worker / raw"),
+    Bound("push.p99_ms", "<=", 10.0, "pushed at 1,000 a second, p99 ms late"),
+    Bound("push.early", "==", 0, "early pushes", any_scale=True),
     Bound("virtual_week.handled_s", "<=", 20.0, "100,000 handled in a virtual week, s"),
     Bound("virtual_week.unread_s", "<=", 60.0, "1 M without a consumer in one, s"),
     Bound("history.ratio", ">=", 0.95, "delivery with a history / without"),

@@ -16,6 +16,7 @@ from benchmarks.cases.large import due_million, mixed_day, ten_million
 from benchmarks.cases.lateness import lateness
 from benchmarks.cases.order import filters, order
 from benchmarks.cases.pending import memory, rate_pending, recovery
+from benchmarks.cases.push import push
 from benchmarks.cases.redis import redis_bulk_client, redis_enqueue, redis_memory, redis_recovery
 from benchmarks.cases.steady import sequential_client, steady, steady_history, steady_worker
 from benchmarks.cases.transactions import transactions
@@ -55,6 +56,7 @@ CASES: dict[str, Cases] = {
         transactions,
         http,
         forward,
+        push,
         held_loop,
         virtual_week,
         ten_million,

@@ -52,6 +52,10 @@ MORE: dict[str, dict[str, Any]] = {
     "resume_key": {"key": "k"},
     "put_schedule": {"every": 60},
     "configure": {"if_pending": "keep"},
+    "test_push": {"url": "https://example.com"},
+    "set_push": {"url": "https://example.com"},
+    "set_forward": {"url": "redis://cache/0?stream=s"},
+    "resend": {"number": 1},
 }
 """What is needed beside what has no default."""
 

@@ -140,8 +140,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 VIEWS = (
     "", "topics", "groups", "groups?topic=orders.close&group=billing",
     "groups?topic=accounts.book&group=ledger", "tasks", "task/TASK", "dead",
-    "schedules?name=daily-summary", "consumers", "transactions", "transactions?id=order-4711",
-    "bulk", "bulk?id=second-day", "nodes",
+    "schedules?name=daily-summary", "consumers", "targets", "transactions",
+    "transactions?id=order-4711", "bulk", "bulk?id=second-day", "nodes",
     "reports", "tasks?topic=nothing.here",
 )  # fmt: skip
 
@@ -192,8 +192,8 @@ LONG = "a-name-of-a-team.and-of-its-service.and-what-it-does" * 4
 """Without a place to break at."""
 LONG_VIEWS = (
     "", "topics", "groups", f"groups?topic={LONG}", f"groups?topic={LONG}&group={LONG}", "tasks",
-    "task/TASK", "dead", "consumers", "schedules", f"schedules?name={LONG}", "transactions",
-    f"transactions?id={LONG}", "bulk", "nodes", "reports",
+    "task/TASK", "dead", "consumers", "targets", "schedules", f"schedules?name={LONG}",
+    "transactions", f"transactions?id={LONG}", "bulk", "nodes", "reports",
 )  # fmt: skip
 HIDDEN_BUTTONS = """() => [...document.querySelectorAll('main button, main .tag')].filter((one) => {
   if (!one.checkVisibility()) return false;
@@ -251,7 +251,13 @@ def test_long_names_push_nothing_out_of_sight(
         assert hidden == [], (view, hidden)
 
 
-LONG_SIGNS = {"": ".trouble", "task/TASK": ".content", "reports": ".command", "consumers": ".empty"}
+LONG_SIGNS = {
+    "": ".trouble",
+    "task/TASK": ".content",
+    "reports": ".command",
+    "consumers": ".empty",
+    "targets": ".empty",
+}
 
 
 @pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "narrow"])

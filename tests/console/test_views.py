@@ -8,7 +8,9 @@ import re
 import socket
 import zlib
 from collections.abc import Callable
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any, Self
 from urllib.parse import quote
 
 import pytest
@@ -27,6 +29,7 @@ from console.asking import (
 )
 from console.conftest import Console
 from support.daemon import Daemon
+from support.waiting import until
 from tickwheel.sync import Client
 from tickwheel.version import __version__
 
@@ -1024,6 +1027,74 @@ def test_who_consumes_is_listed_with_host_and_process(
         for text in (socket.gethostname(), str(os.getpid()), topic, "1 of 3", __version__):
             expect(row).to_contain_text(text)
     expect(page.locator("main")).to_contain_text("Nobody takes these tasks at the moment")
+
+
+def test_a_push_is_shown_its_requests_are_sent_again_and_it_is_removed(
+    console_on: Open, tmp_path: Any, topic: str
+) -> None:
+    with Answering() as endpoint, Daemon(tmp_path, http=True, push_allow="127.0.0.0/8") as daemon:
+        secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+        path = f"/v1/topics/{topic}/groups/g"
+        said = {"url": f"{endpoint.url}?code=quiet", "secrets": [secret]}
+        assert ask(daemon, "PUT", f"{path}/push", said)[0] == 201
+        (task,) = enqueue(daemon, topic)
+        until(lambda: get(daemon, f"{path}/push/log").get("requests"))
+        console = console_on(daemon)
+        page = console.open("targets")
+        row = console.row(topic)
+        for text in ("g", f"{endpoint.url}?code=…", "sending"):
+            expect(row).to_contain_text(text)
+        row.get_by_role("link", name="g", exact=True).click()
+        sent = page.get_by_role("table", name="The last requests").locator("tbody tr")
+        expect(sent).to_have_count(1)
+        for text in (task, "acked", "204"):
+            expect(sent.first).to_contain_text(text)
+        sent.first.get_by_role("button").click()
+        console.confirm("Send")
+        console.says("The endpoint answered 204")
+        expect(sent).to_have_count(2)
+        assert endpoint.count == 2
+        endpoint.status = 410
+        enqueue(daemon, topic)
+        expect(console.row(topic)).to_contain_text("ended")
+        console.open()
+        page.locator(".trouble", has_text="is sent nothing more").get_by_role("link").click()
+        console.row(topic).get_by_role("checkbox").check()
+        page.get_by_role("button", name="Remove …").click()
+        assert "secrets" in console.confirm("Remove")
+        expect(page.locator("main")).to_contain_text("No group")
+        assert "quiet" not in page.content() and secret not in page.content()
+
+
+class Answering:
+    """An endpoint in a thread that answers ``status`` and counts."""
+
+    status = 204
+    count = 0
+
+    def __enter__(self) -> Self:
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                outer.count += 1
+                self.send_response(outer.status)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, *args: Any) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
+        self._thread = Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
 
 
 def test_the_node_says_what_it_is(console: Console, shop: Daemon) -> None:

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,10 @@ def blocks(document: str, language: str) -> list[str]:
     return [code for found, code in BLOCK.findall(text) if found == language]
 
 
-def run_as_it_stands(document: str, folder: Path, shell: dict[str, str]) -> str:
-    """All shell blocks of a document as one script; what it prints.
+def run_as_it_stands(
+    document: str, folder: Path, shell: dict[str, str], moved: Mapping[str, str] | None = None
+) -> str:
+    """All shell blocks of a document as one script, with what is ``moved``; what it prints.
 
     A Python block begins with the name of the file that it is kept in.
     """
@@ -65,6 +67,8 @@ def run_as_it_stands(document: str, folder: Path, shell: dict[str, str]) -> str:
     stop = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
     script = "\n".join(["set -e -o pipefail", stop, *blocks(document, "bash")])
     script = script.replace(":7357", f":{free_port()}")  # a second daemon
+    for old, new in (moved or {}).items():
+        script = script.replace(old, new)
     out, err = folder / "shown.txt", folder / "errors.txt"
     with out.open("w") as shown, err.open("w") as errors:
         running = subprocess.Popen(
@@ -307,6 +311,16 @@ def test_the_page_of_traces_works_as_it_stands(tmp_path: Path, shell: dict[str, 
         "process orders.close nack linked to 1",
         "process orders.close ack linked to 1",
     ]
+
+
+def test_the_page_of_push_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+    moved = {port: str(free_port()) for port in ("8090", "8091")}
+    (program,) = blocks("docs/push.md", "js")
+    name, _, _ = program.removeprefix("// ").partition("\n")
+    (tmp_path / name).write_text(program.replace("8091", moved["8091"]))
+    shown = run_as_it_stands("docs/push.md", tmp_path, shell, moved)
+    for word in ("python got order 42 of task", "node got order 42", "sending", "acked", "204"):
+        assert word in shown, (word, shown)
 
 
 def test_the_page_of_frameworks_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:

@@ -250,6 +250,21 @@ CASES = {
         [{"tickwheel_audit_ok": "1x60"}],
         {"severity": "warning", "instance": "a"},
     ),
+    "TickwheelEndpointFails": Case(
+        {"tickwheel_targets_failing": "0x20 1x40"},
+        [{"tickwheel_targets_failing": "0x60"}],
+        {"severity": "warning", "instance": "a"},
+    ),
+    "TickwheelBreakerOpen": Case(
+        {"tickwheel_targets_open": "0x20 1x40"},
+        [{"tickwheel_targets_open": "0x60"}],
+        {"severity": "warning", "instance": "a"},
+    ),
+    "TickwheelPushEnded": Case(
+        {"tickwheel_targets_ended": "0x20 1x40"},
+        [{"tickwheel_targets_ended": "0x60"}],
+        {"severity": "warning", "instance": "a"},
+    ),
     "TickwheelCertificateEnds": Case(
         {"tickwheel_certificate_expires_seconds": "1000000x60"},
         [

@@ -15,12 +15,14 @@ from tickwheel.model.kinds import (
     PAUSED_KEY,
     SCHEDULE,
     SESSION,
+    TARGET,
     TRANSACTION,
     BulkRow,
     Halves,
     Kind,
     PausedKey,
     ScheduleRow,
+    TargetRow,
     TransactionKey,
     TransactionRow,
 )
@@ -53,6 +55,7 @@ class Rows:
         self.transactions: dict[TransactionKey, TransactionRow | Halves] = {}
         self.bulks: dict[str, BulkRow] = {}
         self.paused_keys: dict[tuple[str, ...], PausedKey] = {}
+        self.targets: dict[tuple[str, str], TargetRow] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.id_mark = 0
         self.position_ms = 0
@@ -74,6 +77,7 @@ class Rows:
             TRANSACTION: self.transactions,
             BULK: self.bulks,
             PAUSED_KEY: self.paused_keys,
+            TARGET: self.targets,
         }
 
     def of_kind(self, kind: Kind[Any]) -> list[Any]:

@@ -32,6 +32,7 @@ from support.store_rows import (
     PROGRESS,
     SCHEDULES,
     SESSIONS,
+    TARGETS,
     TASKS,
     TRANSACTIONS,
     everything,
@@ -43,6 +44,7 @@ from tickwheel.model.kinds import (
     PAUSED_KEY,
     SCHEDULE,
     SESSION,
+    TARGET,
     TRANSACTION,
     Kind,
     TransactionRow,
@@ -107,6 +109,7 @@ def records() -> Iterator[tuple[str, Kind[Any], Any]]:
         yield name, TRANSACTION, transaction
     yield from ((f"bulk-{row.bulk.id}", BULK, row) for row in BULKS)
     yield from ((f"paused-key-{i}", PAUSED_KEY, row) for i, row in enumerate(PAUSED_KEYS))
+    yield from ((f"target-{i}", TARGET, row) for i, row in enumerate(TARGETS))
 
 
 # --- what golden stores hold ----------------------------------------------------------------------
@@ -124,6 +127,7 @@ def content() -> Effects:
         | keyed(TRANSACTION, STORED_TRANSACTIONS)
         | keyed(BULK, BULKS)
         | keyed(PAUSED_KEY, PAUSED_KEYS)
+        | keyed(TARGET, TARGETS)
     )
     return effects
 

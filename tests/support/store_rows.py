@@ -25,6 +25,7 @@ from tickwheel.model.kinds import (
     Schedule,
     ScheduleRow,
     Selection,
+    TargetRow,
     TransactionRow,
     TransactionState,
 )
@@ -284,6 +285,14 @@ PAUSED_KEYS = (
     PausedKey("t", UNICODE, UNICODE, UNICODE, 1, "ops"),
     *(PausedKey("t", "g", "p", value, 1, "ops") for value in ("1", 1, 1.5, True, -(2**63))),
 )
+TARGETS = (
+    TargetRow("t", "g", "push", "https://example.com/hook", ("whsec_" + "A" * 32,), (), 0, ""),
+    TargetRow(
+        "t", UNICODE, "forward", UNICODE, ("a", UNICODE),
+        (("format", UNICODE), ("concurrency", 2**53), ("rate", 1.5), ("flag", True)),
+        MS_MAX, UNICODE, MS_MAX, UNICODE,
+    ),
+)  # fmt: skip
 SESSIONS = (
     SessionRow(b"\x00" * 16, 0, 0, ()),
     SessionRow(

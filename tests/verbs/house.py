@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 from support.in_process import InProcess
+from support.sender import FakeSender
 from support.shard_rig import NOW_MS
 from tickwheel.api.verb import Right
 from tickwheel.persistence.contract import Leader
@@ -78,7 +79,9 @@ class House:
 
     async def _start(self) -> None:
         running, daemon = self.running, self.running.daemon
+        daemon.outbound = None
         await daemon.start()
+        running.shard.outbound = FakeSender()
         await running.shard.loaded.wait()
         assert daemon._http is not None
         self.port = _port(daemon.url)

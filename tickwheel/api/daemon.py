@@ -368,7 +368,9 @@ class Trouble(Answer):
 
     level: Annotated[str, Choice("str", "error", "warning", "note")]
     text: str
-    about: Annotated[str, "Where to look: tasks, groups, dead, daemon, topics, transactions."]
+    about: Annotated[
+        str, "Where to look: tasks, groups, dead, daemon, topics, transactions, targets."
+    ]
     topic: str | None = None
     group: str | None = None
 

@@ -49,6 +49,10 @@ class FrameType(IntEnum):
     CONFIGURE = 28
     ALIVE = 29
     ENQUEUE_COLUMNS = 30
+    PUSH_SET = 31
+    FORWARD_SET = 32
+    TARGET_REMOVE = 33
+    TARGET_LIST = 34
     TOPIC_DELETE = 35
     PREPARE = 36
     COMMIT = 37
@@ -70,6 +74,9 @@ class FrameType(IntEnum):
     CONSUMER_LIST = 53
     PAUSE_KEY = 54
     RESUME_KEY = 55
+    PUSH_TEST = 56
+    PUSH_LOG = 57
+    PUSH_RESEND = 58
     LOAD = 59
     SNOOZE = 60
     SCHEDULE_PUT = 61

@@ -66,6 +66,10 @@ class Kind:
         name the field, the limit and the value."""
         return value
 
+    def logged(self, value: Any) -> Any:
+        """A checked value as the log of what operators did shows it, where it may."""
+        return value
+
     def of_python(self, value: Any, field: str) -> Any:
         """The wire's form of what a caller of the Python client gave. Raises BadRequest."""
         return value

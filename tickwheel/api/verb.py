@@ -105,6 +105,8 @@ class Verb:
     """Whether it changes anything."""
     standby: bool = False
     """Whether a daemon that stands by answers it, too."""
+    public: bool = False
+    """Whether it needs no login over HTTP, because its request proves itself."""
     repeat: bool = True
     """Whether a client asks again when the connection broke before the answer."""
     prompt: bool = True

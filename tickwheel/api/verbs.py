@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tickwheel.api import bulk, daemon, dead, groups, schedules, tasks, transactions
+from tickwheel.api import bulk, daemon, dead, groups, schedules, targets, tasks, transactions
 from tickwheel.api.frames import FrameType
 from tickwheel.api.verb import Need, Of, Right, Verb
 
@@ -83,7 +83,7 @@ VERBS: Final[Mapping[str, Verb]] = MappingProxyType(
         verb.name: verb
         for verb in (
             *BY_HAND, *tasks.VERBS, *dead.VERBS, *groups.VERBS, *schedules.VERBS,
-            *transactions.VERBS, *bulk.VERBS, *daemon.VERBS,
+            *transactions.VERBS, *bulk.VERBS, *targets.VERBS, *daemon.VERBS,
         )
     }
 )  # fmt: skip

@@ -23,6 +23,7 @@ from tickwheel.cli import (
     schedules,
     serve,
     subscribe,
+    targets,
     tasks,
     top,
     work,
@@ -141,6 +142,15 @@ _below(
 _below(
     TOPICS, "pending", "Tasks of a topic whose key is pending: set what becomes of them.",
     lists=False, set=groups.set_pending, clear=groups.clear_pending,
+)  # fmt: skip
+_below(
+    TOPICS, "push", "Groups that are sent to a URL: list (by default), set, remove, test, log, …",
+    list=targets.list_push, set=targets.set_push, remove=targets.remove, test=targets.try_push,
+    log=targets.log_push, resend=targets.resend_push,
+)  # fmt: skip
+_below(
+    TOPICS, "forward", "Groups that are sent to another broker: list (by default), set, remove.",
+    list=targets.list_forward, set=targets.set_forward, remove=targets.remove,
 )  # fmt: skip
 _below(
     TASKS, "schedule", "Recurring schedules: put, list, show, next, pause, resume, run, delete, …",

@@ -106,6 +106,12 @@ class SettingsOptions(TypedDict, total=False):
     ]
     tls_key: Annotated[str | None, option("Its key. Default: in the same file.", "FILE")]
     tls_client_ca: Annotated[str | None, option("Who signs the certificates of clients.", "FILE")]
+    push_allow: Annotated[
+        list[str] | None,
+        option(
+            "A network that is no public one, where tasks may be sent; may be repeated.", "CIDR"
+        ),
+    ]
     insecure: Annotated[
         bool, flag("Listen beyond this machine without tokens or without TLS all the same.")
     ]

@@ -35,6 +35,7 @@ from tickwheel.api.groups import (
 )
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import ScheduleInfo, ScheduleRun
+from tickwheel.api.targets import PushSent, TargetInfo, TargetRemoved
 from tickwheel.api.tasks import GroupInfo, TaskInfo, TaskOutcome
 from tickwheel.api.transactions import TransactionInfo
 from tickwheel.client.client import Client
@@ -83,6 +84,7 @@ __all__ = [
     "NewGroupKeywords",
     "Partly",
     "PausedKey",
+    "PushSent",
     "Receipt",
     "Receipts",
     "ResetPreview",
@@ -94,6 +96,8 @@ __all__ = [
     "Stats",
     "Status",
     "Subscription",
+    "TargetInfo",
+    "TargetRemoved",
     "Task",
     "TaskInfo",
     "TaskKeywords",

@@ -24,6 +24,7 @@ from tickwheel.api.groups import (
     TopicHeld,
 )
 from tickwheel.api.schedules import ScheduleInfo
+from tickwheel.api.targets import PushSent, TargetInfo, TargetRemoved
 from tickwheel.api.tasks import TaskInfo, TaskOutcome, Value
 from tickwheel.api.times import Duration
 from tickwheel.api.transactions import TransactionInfo
@@ -31,6 +32,7 @@ from tickwheel.api.words import (
     BulkState,
     CancelWord,
     DeleteWord,
+    PushFormat,
     ReleaseKeyWord,
     RequeueWord,
     SkipKeyWord,
@@ -809,6 +811,135 @@ class GeneratedVerbs(Verbs):
         """It changes nothing more; what it has changed stays. Once more is harmless. Raises
         NotFound."""
         answer: BulkInfo = await self._ask("cancel_bulk", {"bulk": bulk}, timeout)
+        return answer
+
+    async def set_push(
+        self,
+        topic: str,
+        group: str,
+        url: str,
+        *,
+        secrets: Iterable[str] | None = None,
+        format: PushFormat = "plain",
+        concurrency: int = 32,
+        request_timeout: Duration | None = None,
+        connect_timeout: Duration | None = None,
+        callback_lease: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> TargetInfo:
+        """Send the tasks of a group to a URL, signed as Standard Webhooks says; a group that is not
+        there is made. In the place of the target that was there. Raises BadRequest for an address
+        that may not be asked (push_allow), Conflict while somebody is subscribed.
+
+        ``secrets``: what requests are signed with; several, while receivers change to the first of
+        them. Left out: those of the push that is there. ``format``: "plain": the body is the
+        task's; "cloudevents": a CloudEvent in JSON. ``concurrency``: requests at a time, at most.
+        ``request_timeout``: for a whole request with its answer; by default 30 s.
+        ``connect_timeout``: for a connection to the host; by default 5 s. ``callback_lease``: after
+        202 the task waits so long for a callback that settles it; without this 202 acks."""
+        answer: TargetInfo = await self._ask(
+            "set_push",
+            {
+                "topic": topic,
+                "group": group,
+                "url": url,
+                "secrets": secrets,
+                "format": format,
+                "concurrency": concurrency,
+                "request_timeout": request_timeout,
+                "connect_timeout": connect_timeout,
+                "callback_lease": callback_lease,
+            },
+            timeout,
+        )
+        return answer
+
+    async def set_forward(
+        self,
+        topic: str,
+        group: str,
+        url: str,
+        *,
+        secret: str | None = None,
+        batch: int = 512,
+        concurrency: int = 1,
+        timeout: Duration | None = None,
+    ) -> TargetInfo:
+        """Send the tasks of a group to another broker; a group that is not there is made. In the
+        place of the target that was there. Raises as ``set_push``.
+
+        ``secret``: the password for it, or USER:PASSWORD. ``batch``: tasks that are sent together,
+        at most. ``concurrency``: batches at a time, at most."""
+        answer: TargetInfo = await self._ask(
+            "set_forward",
+            {
+                "topic": topic,
+                "group": group,
+                "url": url,
+                "secret": secret,
+                "batch": batch,
+                "concurrency": concurrency,
+            },
+            timeout,
+        )
+        return answer
+
+    async def remove_target(
+        self, topic: str, group: str, *, timeout: Duration | None = None
+    ) -> TargetRemoved:
+        """Take the target of a group away, and its secrets; the group goes on with what it holds,
+        and takes subscribers again. Raises NotFound."""
+        answer: TargetRemoved = await self._ask(
+            "remove_target", {"topic": topic, "group": group}, timeout
+        )
+        return answer
+
+    async def targets(
+        self, *, topic: str | None = None, timeout: Duration | None = None
+    ) -> list[TargetInfo]:
+        """The targets of all groups, or of those of a topic, and how they go.
+
+        ``topic``: of this topic; none: of all."""
+        answer: list[TargetInfo] = await self._ask("targets", {"topic": topic}, timeout, "targets")
+        return answer
+
+    async def test_push(
+        self,
+        url: str,
+        *,
+        secrets: Iterable[str] | None = None,
+        format: PushFormat = "plain",
+        timeout: Duration | None = None,
+    ) -> PushSent:
+        """Send one request to a URL as a push would, and say what came of it. Raises BadRequest for
+        an address that may not be asked, Conflict where no process sends.
+
+        ``secrets``: what it is signed with; none: it is not signed. ``format``: as of a push."""
+        answer: PushSent = await self._ask(
+            "test_push", {"url": url, "secrets": secrets, "format": format}, timeout
+        )
+        return answer
+
+    async def push_log(
+        self, topic: str, group: str, *, limit: int = 50, timeout: Duration | None = None
+    ) -> list[PushSent]:
+        """The last requests of a group's push, the newest first; they are in memory only. Raises
+        NotFound, Conflict where no process sends.
+
+        ``limit``: how many at most."""
+        answer: list[PushSent] = await self._ask(
+            "push_log", {"topic": topic, "group": group, "limit": limit}, timeout, "requests"
+        )
+        return answer
+
+    async def resend(
+        self, topic: str, group: str, number: int, *, timeout: Duration | None = None
+    ) -> PushSent:
+        """Send one of the last requests of a push once more; nothing becomes of its task. Raises
+        NotFound, Conflict."""
+        answer: PushSent = await self._ask(
+            "resend", {"topic": topic, "group": group, "number": number}, timeout
+        )
         return answer
 
     async def status(self, *, timeout: Duration | None = None) -> Status:

@@ -24,7 +24,7 @@ from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, EngineConfig
 from tickwheel.engine.tasks import Bulks, Control, KeyControl
 from tickwheel.engine.topics import DeliveryAttempts, Group, Lease, key_of, priority_of, traits_of
 from tickwheel.engine.transactions import Transactions
-from tickwheel.model.kinds import BULK, GROUP, PAUSED_KEY, SESSION, TRANSACTION, Kind
+from tickwheel.model.kinds import BULK, GROUP, PAUSED_KEY, SESSION, TARGET, TRANSACTION, Kind
 from tickwheel.model.records import (
     NO_BODY,
     Outcome,
@@ -189,6 +189,7 @@ class Recovery:
         for row in sorted(of_kind(GROUP), key=lambda r: r.since_ms):
             engine.grouping.restore(row)
         engine.key_control.restore(of_kind(PAUSED_KEY))
+        engine.grouping.restore_targets(of_kind(TARGET))
         self._core.sessions.restore(of_kind(SESSION))
         engine.transactions.restore(of_kind(TRANSACTION), mono_ms)
         engine.bulks.restore(of_kind(BULK))

@@ -46,7 +46,7 @@ from tickwheel.engine.queues import changed
 from tickwheel.engine.tasks import RESET, Step
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.model.filters import filters_of, judge_of, length_of
-from tickwheel.model.kinds import GROUP, PAUSED_KEY
+from tickwheel.model.kinds import GROUP, PAUSED_KEY, TARGET
 from tickwheel.model.records import (
     TOPIC_ITSELF,
     GroupRow,
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.settlement import DeadLetters, Settlement
     from tickwheel.engine.state import Core
     from tickwheel.engine.tasks import Bulks, Control
-    from tickwheel.model.kinds import Bulk, BulkRow, Place
+    from tickwheel.model.kinds import Bulk, BulkRow, Place, TargetRow
     from tickwheel.model.records import NewTask
 
 
@@ -211,6 +211,24 @@ class Grouping:
             else:
                 names.discard(topic.name)
 
+    # --- targets ---------------------------------------------------------------------------
+
+    def set_target(self, row: TargetRow) -> None:
+        """Send the tasks of a group to a target, in the place of the one before."""
+        self._core.targets[row.topic, row.group] = row
+        self._core.open.effects.put(TARGET, row)
+
+    def drop_target(self, topic: str, group: str) -> TargetRow | None:
+        """Take the target of a group away, which is returned; None: it has none."""
+        row = self._core.targets.pop((topic, group), None)
+        if row is not None:
+            self._core.open.effects.drop(TARGET, (topic, group))
+        return row
+
+    def restore_targets(self, rows: Iterable[TargetRow]) -> None:
+        """Restore the targets of groups, which are there by then."""
+        self._core.targets.update({(row.topic, row.group): row for row in rows})
+
     # --- forgotten -------------------------------------------------------------------------
 
     def forget_idle(self, limit: int) -> list[str]:
@@ -304,6 +322,7 @@ class Closing:
         for paused in group.paused_keys.values():
             core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(paused))
         group.paused_keys.clear()
+        self._grouping.drop_target(topic.name, group.name)
         if core.recorder is not None:
             core.recorder.group_closed(group)
         core.runnable.pop(group, None)

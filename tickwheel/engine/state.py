@@ -53,6 +53,7 @@ from tickwheel.model.coalescing import Merging
 from tickwheel.model.effects import Effects
 from tickwheel.model.filters import STEPS_PER_TICK
 from tickwheel.model.key_hash import KeyHash
+from tickwheel.model.kinds import TargetRow
 from tickwheel.model.records import (
     DEFAULT_GROUP,
     ID_STEP,
@@ -479,7 +480,8 @@ class Core:
         self.sessions = Sessions(config.sessions_max, config.session_idle_ms_max)
         self.outcomes = Outcomes(config.endings_max)
         self.keys = KeyIndex(KeyHash(key_seed), config.endings_max)
-        self.topics: dict[str, Topic] = {}
+        # ``targets``: (topic, group) → where its tasks are sent to, instead of to subscribers.
+        self.topics, self.targets = dict[str, Topic](), dict[tuple[str, str], TargetRow]()
         self.maybe_idle: dict[str, None] = {}
         """Topics that may be idle, among them all that are; see ``Grouping.forget_idle``."""
         self.resident_rows: dict[int, TaskRow] = {}

@@ -627,7 +627,38 @@ PAUSED_KEY: Kind[PausedKey] = Kind(
 )
 """A paused key, by (topic, group, what the value is of, the value)."""
 
+# --- targets ----------------------------------------------------------------------------------
+
+
+class TargetRow(NamedTuple):
+    """Where the tasks of a group are sent instead of to subscribers."""
+
+    topic: str
+    group: str
+    kind: str
+    """"push" (HTTP requests) or "forward" (another broker)."""
+    url: str
+    secrets: tuple[str, ...]
+    """Keys that sign requests, or the one password; no answer shows them."""
+    options: tuple[tuple[str, Argument], ...]
+    since_ms: int
+    by: str
+    """Who set it."""
+    ended_ms: int | None = None
+    """When the other side said that it wants nothing any more; None: it has not."""
+    reason: str = ""
+    """How it said that."""
+
+    def option(self, name: str) -> Argument | None:
+        return next((value for known, value in self.options if known == name), None)
+
+
+TARGET: Kind[TargetRow] = Kind(
+    7, "target", key=lambda row: (row.topic, row.group), fields=lambda row: row, builds=(TargetRow,)
+)
+"""The target of a group, by (topic, group)."""
+
 KINDS: dict[int, Kind[Any]] = {
-    kind.number: kind for kind in (GROUP, SESSION, SCHEDULE, TRANSACTION, BULK, PAUSED_KEY)
+    kind.number: kind for kind in (GROUP, SESSION, SCHEDULE, TRANSACTION, BULK, PAUSED_KEY, TARGET)
 }
 """Every kind of record, by its number."""

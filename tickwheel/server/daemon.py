@@ -31,6 +31,7 @@ from tickwheel.protocol import encode
 from tickwheel.server.logins import Logins
 from tickwheel.server.logs import Log, configure
 from tickwheel.server.metrics.observed import probe_loop
+from tickwheel.server.outbound import Outbound
 from tickwheel.server.roles import Roles, readiness, status_map
 from tickwheel.server.settings import Settings, split_address
 from tickwheel.server.shard.operations import Operations, StandbyOperations
@@ -102,6 +103,15 @@ class Daemon:
         self._logins = Logins(settings, self.roles.clock, self.roles.on_event, self.roles.observed)
         self._certificates = self._make_certificates()
         self.listener = Listener(self._standby, self._logins)
+        self.outbound: Outbound | None = None
+        if not is_inside:
+            self.outbound = Outbound(
+                settings,
+                self._logins,
+                self.roles,
+                url=lambda: self.url,
+                connection=self.listener,
+            )
         self._api: Api | None = None
         self._http: Http | None = None
         self._exposition: Exposition | None = None
@@ -294,6 +304,8 @@ class Daemon:
             await self._close(shard, clean)
 
     async def _drain(self, shard: Shard) -> None:
+        if self.outbound is not None:
+            await self.outbound.stop()
         shard.draining = True
         if self._server is not None:
             self._server.close()
@@ -321,6 +333,8 @@ class Daemon:
     async def _close(self, shard: Shard | None, clean: bool) -> None:
         if self._server is not None:
             self._server.close()
+        if self.outbound is not None:
+            await self.outbound.stop()
         try:
             await self.roles.close_shard(shard, clean)
         finally:
@@ -345,16 +359,22 @@ class Daemon:
             self._api.serve(operations)
         if self._exposition is not None:
             self._exposition.serves(shard.core)
+        if self.outbound is not None:
+            self.outbound.serve(shard, operations)
 
     def _role_changed(self, message: str) -> None:
         self.listener.end_standby(message)
 
     def _deposed(self) -> None:
+        if self.outbound is not None:
+            self.outbound.stand_by()
         self.listener.stand_by()
         if self._api is not None:
             self._api.stand_by()
 
     def _cut_off(self) -> None:
+        if self.outbound is not None:
+            self.outbound.stand_by()
         self.listener.abort()
         if self._api is not None:
             self._api.stand_by()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.errors import BadRequest, TickwheelError, Unauthorized
 from tickwheel.server import tokens as files
-from tickwheel.server.shard.access import ANONYMOUS, TOKEN_HOLDER, Principal, Quotas
+from tickwheel.server.shard.access import ANONYMOUS, OUTBOUND, TOKEN_HOLDER, Principal, Quotas
 from tickwheel.server.shard.audit import AuditLog, said_of
 from tickwheel.server.shard.callers import QuotaBook
 from tickwheel.server.tls import parts_of, required_parts
@@ -63,6 +63,8 @@ class Logins:
                 settings.audit_file, settings.audit_bytes_max, clock, on_event, observed
             )
         self.quotas = QuotaBook()
+        self.own = b""
+        """The secret of the moment of the daemon's own process; empty: there is none."""
         self._defaults = Quotas(
             tasks_per_s=settings.quota_tasks_per_s,
             bytes_per_s=settings.quota_bytes_per_s,
@@ -103,6 +105,8 @@ class Logins:
     def authenticate(self, shown: object, peer: Mapping[str, Any] | None = None) -> Principal:
         """The principal of a token, or of the certificate ``peer`` that TLS has verified. Raises
         Unauthorized."""
+        if self.own and isinstance(shown, str) and hmac.compare_digest(_bytes(shown), self.own):
+            return OUTBOUND
         self.check_certificate(peer)
         parts = parts_of(peer)
         if self._wanted is None and self._path is None:

@@ -24,7 +24,7 @@ WARNINGS = frozenset(
         "history_writer_ended", "history_unfinished", "backup_failed", "store_is_partial",
         "same_node_name", "clock_held",
         "rows_missing", "tokens_file_broken", "tokens_used_unwritable", "audit_unwritable",
-        "audit_unfinished", "certificate_broken", "otlp_failed",
+        "audit_unfinished", "certificate_broken", "otlp_failed", "push_ended", "outbound_ended",
     )
 )  # fmt: skip
 """Events that are logged as warnings; others are for information."""

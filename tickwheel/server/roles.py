@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Sources
     from tickwheel.engine.state import EngineConfig
+    from tickwheel.server.outbound import Outbound
     from tickwheel.server.tracing import Exports, Tracing
 
 TAKEOVER_RETRY_S = 1.0
@@ -490,6 +491,7 @@ class Running(Protocol):
     roles: Roles
     draining: bool
     started_mono_s: float
+    outbound: Outbound | None
 
     @property
     def connection_count(self) -> int: ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import tomllib
 from difflib import get_close_matches
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -88,6 +88,8 @@ class Settings(BaseSettings):
     """Names, separated by commas, by which a port without tokens may be asked."""
     insecure: bool = False
     """Listen beyond this machine without tokens or without TLS."""
+    push_allow: str = ""
+    """Networks, separated by commas, that targets may be in though they are not public."""
     backup_dir: str | None = None
     ready_file: str | None = None
     # failover
@@ -262,6 +264,19 @@ class Settings(BaseSettings):
         _scheme(value, "listen", ("tcp", "tls"))
         return value
 
+    @field_validator("push_allow", mode="before")
+    @classmethod
+    def _push_allow_many(cls, value: Any) -> Any:
+        """An option that is repeated gives a list."""
+        return ",".join(value) if isinstance(value, list) else value
+
+    @field_validator("push_allow")
+    @classmethod
+    def _push_allow(cls, value: str) -> str:
+        for text in filter(None, value.split(",")):
+            ip_network(text.strip())
+        return value
+
     @field_validator("delay_levels")
     @classmethod
     def _levels(cls, value: str) -> str:
@@ -349,6 +364,11 @@ class Settings(BaseSettings):
         if not given and not _is_local(host):
             return None
         return frozenset(given | {host.lower()})
+
+    @property
+    def push_networks(self) -> tuple[str, ...]:
+        """``push_allow``, one by one."""
+        return tuple(text.strip() for text in self.push_allow.split(",") if text.strip())
 
     def speaks_tls(self, port: str) -> bool:
         """Whether ``listen`` or ``http`` does."""

@@ -25,6 +25,7 @@ from tickwheel.api.groups import (
     TopicHeld,
 )
 from tickwheel.api.schedules import ScheduleInfo
+from tickwheel.api.targets import PushSent, TargetInfo, TargetRemoved
 from tickwheel.api.tasks import TaskInfo, TaskOutcome, Value
 from tickwheel.api.times import Duration
 from tickwheel.api.transactions import TransactionInfo
@@ -39,6 +40,7 @@ from tickwheel.api.words import (
     Gap,
     NackWord,
     Overlap,
+    PushFormat,
     RejectWord,
     ReleaseKeyWord,
     ReleaseWord,
@@ -1017,6 +1019,118 @@ class Client(Blocking):
         """It changes nothing more; what it has changed stays. Once more is harmless. Raises
         NotFound."""
         return self._call(AsyncClient.cancel_bulk, bulk, timeout=timeout)
+
+    def set_push(
+        self,
+        topic: str,
+        group: str,
+        url: str,
+        *,
+        secrets: Iterable[str] | None = None,
+        format: PushFormat = "plain",
+        concurrency: int = 32,
+        request_timeout: Duration | None = None,
+        connect_timeout: Duration | None = None,
+        callback_lease: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> TargetInfo:
+        """Send the tasks of a group to a URL, signed as Standard Webhooks says; a group that is not
+        there is made. In the place of the target that was there. Raises BadRequest for an address
+        that may not be asked (push_allow), Conflict while somebody is subscribed.
+
+        ``secrets``: what requests are signed with; several, while receivers change to the first of
+        them. Left out: those of the push that is there. ``format``: "plain": the body is the
+        task's; "cloudevents": a CloudEvent in JSON. ``concurrency``: requests at a time, at most.
+        ``request_timeout``: for a whole request with its answer; by default 30 s.
+        ``connect_timeout``: for a connection to the host; by default 5 s. ``callback_lease``: after
+        202 the task waits so long for a callback that settles it; without this 202 acks."""
+        return self._call(
+            AsyncClient.set_push,
+            topic,
+            group,
+            url,
+            secrets=secrets,
+            format=format,
+            concurrency=concurrency,
+            request_timeout=request_timeout,
+            connect_timeout=connect_timeout,
+            callback_lease=callback_lease,
+            timeout=timeout,
+        )
+
+    def set_forward(
+        self,
+        topic: str,
+        group: str,
+        url: str,
+        *,
+        secret: str | None = None,
+        batch: int = 512,
+        concurrency: int = 1,
+        timeout: Duration | None = None,
+    ) -> TargetInfo:
+        """Send the tasks of a group to another broker; a group that is not there is made. In the
+        place of the target that was there. Raises as ``set_push``.
+
+        ``secret``: the password for it, or USER:PASSWORD. ``batch``: tasks that are sent together,
+        at most. ``concurrency``: batches at a time, at most."""
+        return self._call(
+            AsyncClient.set_forward,
+            topic,
+            group,
+            url,
+            secret=secret,
+            batch=batch,
+            concurrency=concurrency,
+            timeout=timeout,
+        )
+
+    def remove_target(
+        self, topic: str, group: str, *, timeout: Duration | None = None
+    ) -> TargetRemoved:
+        """Take the target of a group away, and its secrets; the group goes on with what it holds,
+        and takes subscribers again. Raises NotFound."""
+        return self._call(AsyncClient.remove_target, topic, group, timeout=timeout)
+
+    def targets(
+        self, *, topic: str | None = None, timeout: Duration | None = None
+    ) -> list[TargetInfo]:
+        """The targets of all groups, or of those of a topic, and how they go.
+
+        ``topic``: of this topic; none: of all."""
+        return self._call(AsyncClient.targets, topic=topic, timeout=timeout)
+
+    def test_push(
+        self,
+        url: str,
+        *,
+        secrets: Iterable[str] | None = None,
+        format: PushFormat = "plain",
+        timeout: Duration | None = None,
+    ) -> PushSent:
+        """Send one request to a URL as a push would, and say what came of it. Raises BadRequest for
+        an address that may not be asked, Conflict where no process sends.
+
+        ``secrets``: what it is signed with; none: it is not signed. ``format``: as of a push."""
+        return self._call(
+            AsyncClient.test_push, url, secrets=secrets, format=format, timeout=timeout
+        )
+
+    def push_log(
+        self, topic: str, group: str, *, limit: int = 50, timeout: Duration | None = None
+    ) -> list[PushSent]:
+        """The last requests of a group's push, the newest first; they are in memory only. Raises
+        NotFound, Conflict where no process sends.
+
+        ``limit``: how many at most."""
+        return self._call(AsyncClient.push_log, topic, group, limit=limit, timeout=timeout)
+
+    def resend(
+        self, topic: str, group: str, number: int, *, timeout: Duration | None = None
+    ) -> PushSent:
+        """Send one of the last requests of a push once more; nothing becomes of its task. Raises
+        NotFound, Conflict."""
+        return self._call(AsyncClient.resend, topic, group, number, timeout=timeout)
 
     def status(self, *, timeout: Duration | None = None) -> Status:
         """How the daemon is: its role and state, and since when. For one that is not active see

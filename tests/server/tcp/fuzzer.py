@@ -119,6 +119,14 @@ class Fuzzer:
             T.SKIP_KEY: lambda: (self.topic(), self.group(), *self.held()),
             T.PAUSE_KEY: lambda: (self.topic(), self.group(), *self.one_key()),
             T.RESUME_KEY: lambda: (self.topic(), self.group(), *self.one_key()),
+            # Addresses that are refused: nothing is sent from here.
+            T.PUSH_SET: lambda: (self.topic(), self.group() or "g", self.url(), self.push()),
+            T.FORWARD_SET: lambda: (self.topic(), self.group() or "g", self.url(), None),
+            T.TARGET_REMOVE: lambda: (self.topic(), self.group() or "g"),
+            T.TARGET_LIST: lambda: (self.pick((None, {"topic": "t"}, {"topic": 5})),),
+            T.PUSH_TEST: lambda: (self.url(), None),
+            T.PUSH_LOG: lambda: (self.topic(), self.group() or "g", {"limit": 5}),
+            T.PUSH_RESEND: lambda: (self.topic(), self.group() or "g", self.pick((0, 1, 2**63))),
             T.STATUS: tuple,
             T.ALIVE: tuple,
             T.PREPARE: lambda: (
@@ -364,6 +372,12 @@ class Fuzzer:
 
     def held(self) -> tuple[Any, Any]:
         return self.pick(((self.some_ids(), None), (None, self.name()), (None, None)))
+
+    def url(self) -> Any:
+        return self.pick(("http://127.0.0.1:1/", "redis://[::1]/0?stream=s", "http://a:b@c", "", 5))
+
+    def push(self) -> Any:
+        return self.pick((None, {"secrets": ("whsec_" + "A" * 32,)}, {"secrets": ("x",)}))
 
     def one_key(self) -> tuple[Any, Any]:
         value = self.pick(("eu", 1, 1.5, True, self.text()))

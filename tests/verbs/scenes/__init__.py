@@ -1,5 +1,18 @@
 """The scenes, one family of verbs a file, as in ``tickwheel/api``."""
 
-from verbs.scenes import bulk, daemon, dead, deliveries, groups, schedules, tasks, transactions
+from verbs.scenes import (
+    bulk,
+    daemon,
+    dead,
+    deliveries,
+    groups,
+    schedules,
+    targets,
+    tasks,
+    transactions,
+)
 
-__all__ = ["bulk", "daemon", "dead", "deliveries", "groups", "schedules", "tasks", "transactions"]
+__all__ = [
+    "bulk", "daemon", "dead", "deliveries", "groups", "schedules", "targets", "tasks",
+    "transactions",
+]  # fmt: skip

@@ -183,7 +183,7 @@ def declared_routes() -> list[Route]:
                 answer_type(verb.answer), verb.status,
                 body=given if has_fields and not in_query else None,
                 query=given if has_fields and in_query else types.NoQuery,
-                codes=verb.errors, standby=verb.standby,
+                codes=verb.errors, standby=verb.standby, public=verb.public,
             )
         )  # fmt: skip
     return found

@@ -96,6 +96,14 @@ def _listeners(topic: Topic) -> int:
     return len(topic.broadcasters)
 
 
+def _targets(daemon: Running, word: str) -> int:
+    return 0 if daemon.outbound is None else daemon.outbound.count(word)
+
+
+def _attempts(daemon: Running, name: str) -> int:
+    return 0 if daemon.outbound is None else daemon.outbound.total(name)
+
+
 def _seen(daemon: Running) -> Observed:
     return daemon.roles.observed
 
@@ -329,6 +337,20 @@ DAEMON: tuple[Plain, ...] = (
           lambda d: _exports(d)[2]),
     Plain("tickwheel_same_node_name_total", "Other daemons seen to lead under this node's name.",
           lambda d: _seen(d).namesakes),
+    Plain("tickwheel_targets", "Groups that are sent to a URL, or to another broker.",
+          lambda d: _targets(d, "")),
+    Plain("tickwheel_targets_failing", "Those whose last attempt failed.",
+          lambda d: _targets(d, "failing")),
+    Plain("tickwheel_targets_open", "Those that are sent nothing for a while: their host fails.",
+          lambda d: _targets(d, "open")),
+    Plain("tickwheel_targets_ended", "Those whose endpoint answered 410.",
+          lambda d: _targets(d, "ended")),
+    Plain("tickwheel_target_attempts_total", "Attempts to send a task to a target.",
+          lambda d: _attempts(d, "sent")),
+    Plain("tickwheel_target_failures_total", "Those that failed.",
+          lambda d: _attempts(d, "failed")),
+    Plain("tickwheel_outbound_restarts_total", "How often the process that sends was restarted.",
+          lambda d: 0 if d.outbound is None else d.outbound.restarts),
     Plain("tickwheel_clock_held", "1: firing is held.", lambda d: d.roles.clock.held),
     Plain("tickwheel_clock_jumps_total", "Jumps noticed.", lambda d: d.roles.clock.jumps),
     Plain("tickwheel_scrape_seconds", "The scrape before this.", lambda d: _seen(d).scrape_s),

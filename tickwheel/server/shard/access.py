@@ -90,3 +90,5 @@ ANONYMOUS: Final = Principal("", None)
 TOKEN_TEXT: Final = re.compile(r"tw_[0-9a-f]{12}(_|$)")
 """How the text of a file's token begins, whether that token is there or not."""
 TOKEN_HOLDER: Final = Principal("token", None)
+OUTBOUND: Final = Principal("outbound process", None)
+"""The daemon's own process that sends the tasks of groups with targets."""

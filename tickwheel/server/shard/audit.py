@@ -375,7 +375,7 @@ def _named(request: Request) -> dict[str, object]:
         elif field.name not in said or not field.kind.is_logged:
             continue
         elif value is not None or (request.none_is_said and not field.is_place):
-            named[field.name] = _short(value)
+            named[field.name] = _short(None if value is None else field.kind.logged(value))
     return dict(sorted(named.items()))
 
 

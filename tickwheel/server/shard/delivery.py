@@ -22,6 +22,7 @@ from tickwheel.errors import (
 from tickwheel.model.records import LINE_SETTINGS, GroupSettings
 from tickwheel.server import checks, policies
 from tickwheel.server.shard.groups import OF_GROUPS, check_filter_room, find_room
+from tickwheel.server.shard.targets import check_no_target
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -99,6 +100,7 @@ class Consuming:
         now: Now,
     ) -> Subscriber:
         """A new subscriber of a group."""
+        check_no_target(self._parts, caller, topic, group)
         lease_ms = self._lease_ms(options)
         ack = options.get("ack", "manual")
         if ack not in _ACKS:
@@ -200,6 +202,7 @@ class Consuming:
                 f" {self._limits.pulls_max} (pulls_max)"
             )
         self._check_room()
+        check_no_target(self._parts, caller, topic, group)
         known = self._core.find_group(checks.name(topic, "topic"), checks.group_name(group))
         if known is not None and known.is_closed:
             known = None

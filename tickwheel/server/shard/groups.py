@@ -110,6 +110,7 @@ class Grouping:
             )
         self._parts.border.act()
         self._upkeep.end_group(found)
+        self._targets_changed()
         self._parts.committer.answer(ask, held)
         self._parts.wake()
 
@@ -146,7 +147,12 @@ class Grouping:
         for group in closing.close(topic, now.now_ms):
             self._upkeep.drain(group)
         self._upkeep.withdraw(topic)
+        self._targets_changed()
         return held
+
+    def _targets_changed(self) -> None:
+        if self._parts.outbound is not None:
+            self._parts.outbound.changed()
 
     def _check_unscheduled(self, topic: str) -> None:
         """Raises Conflict if schedules enqueue to the topic: the next run would make it anew."""

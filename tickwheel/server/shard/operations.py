@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import InternalError, NotActive, TickwheelError
+from tickwheel.server.shard.access import OUTBOUND
 from tickwheel.server.shard.backups import BackingUp, Restoring
 from tickwheel.server.shard.bulk import Bulks
 from tickwheel.server.shard.delivery import Consuming
@@ -28,6 +29,7 @@ from tickwheel.server.shard.overview import Watching
 from tickwheel.server.shard.resets import Resetting
 from tickwheel.server.shard.schedules import Scheduling
 from tickwheel.server.shard.settlement import Settling
+from tickwheel.server.shard.targets import Targeting
 from tickwheel.server.shard.tasks import Controlling, TaskPages
 from tickwheel.server.shard.transactions import Transacting
 
@@ -66,10 +68,12 @@ class Operations:
         self.join, self.leave = produce.join, produce.leave
         self._end_session = produce.end_session
         self.plain_tasks = produce.plain_tasks
+        settling = Settling(shard)
+        self.targeting = Targeting(shard, settling)
         parts = (
             produce,
             Consuming(shard),
-            Settling(shard),
+            settling,
             Controlling(shard, value_bytes),
             Grouping(shard, shard.upkeep),
             Resetting(shard, shard.bulks, shard.resets),
@@ -81,6 +85,7 @@ class Operations:
             BackingUp(shard, shard.backups, shard.backup_folder),
             Watching(shard, lags, shard.stories, listings, shard.lookups, value_bytes),
             Restoring(shard, shard.restores, listings),
+            self.targeting,
         )
         for part in parts:
             vars(self).update({name: getattr(part, name) for name in VERBS if hasattr(part, name)})
@@ -143,7 +148,9 @@ class Operations:
         """End a caller that is gone: its leases end soon, and its waiting requests are not begun.
         ``broke``: how its connection did, if neither side has ended it."""
         shard = self.shard
-        death = caller.death(broke) if broke and not shard.draining else ""
+        # The process that sends runs nobody's code: no task is the cause of its end.
+        is_ours = caller.principal == OUTBOUND
+        death = caller.death(broke) if broke and not shard.draining and not is_ours else ""
         caller.close()
         shard.callers.discard(caller)
         for line in shard.lines:

@@ -122,6 +122,7 @@ class Watching:
         core, status = parts.core, parts.status()
         sums, troubles = await self._walk(now)
         troubles += list(_of_daemon(parts, status))
+        troubles += list(_of_targets(parts))
         lateness = parts.observed.lateness.summary() | self._recent(now)
         if lateness["recent_p99_ms"] > LATE_MS:
             late = _duration(_at_least_ms(lateness["recent_p99_ms"]))
@@ -498,6 +499,26 @@ def _stuck(core: Core, topic: Topic, group: Group) -> dict[str, Any] | None:
     if failing.reason:
         text += f" ({failing.reason[:REASON_SHOWN]})"
     return _trouble("warning", text, "groups", topic.name, group.name)
+
+
+def _of_targets(parts: Parts) -> Iterator[dict[str, Any]]:
+    """Groups with targets that are sent nothing, or not taken."""
+    sender = parts.outbound
+    for (topic, group), row in parts.core.targets.items():
+        of = f"Group {group} of {topic}"
+        if row.ended_ms is not None:
+            text = f"{of} is sent nothing more: {row.reason}; set its push again, or remove it"
+            yield _trouble("error", text, "targets", topic, group)
+            continue
+        state = {} if sender is None else sender.state(topic, group)
+        why = f": {state['last_error']:.{REASON_SHOWN}}" if state.get("last_error") else ""
+        if state.get("state") == "open":
+            text = f"{of} waits for a host that fails{why}"
+            yield _trouble("warning", text, "targets", topic, group)
+        elif state.get("state") == "failing":
+            yield _trouble(
+                "warning", f"What {of} was sent last has failed{why}", "targets", topic, group
+            )
 
 
 def _of_daemon(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]:

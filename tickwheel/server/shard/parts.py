@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
     from tickwheel.clock import Clock
     from tickwheel.engine.engine import Engine
@@ -24,6 +24,27 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.callers import Border, Caller, OnEvent
     from tickwheel.server.shard.committer import Committer
     from tickwheel.server.shard.reads import Commands, Reader
+
+
+class Sender(Protocol):
+    """What sends the tasks of groups with targets."""
+
+    @property
+    def callbacks(self) -> str | None:
+        """Where callbacks of endpoints go to; None: this daemon has no HTTP."""
+        ...
+
+    def changed(self) -> None:
+        """Take note that targets were set, or taken away."""
+        ...
+
+    def state(self, topic: str, group: str) -> Mapping[str, Any]:
+        """How a target goes: fields of ``TargetInfo``."""
+        ...
+
+    async def ask(self, what: str, **said: Any) -> dict[str, Any]:
+        """The answer of the process to a question. Raises TickwheelError."""
+        ...
 
 
 class Parts(Protocol):
@@ -42,6 +63,8 @@ class Parts(Protocol):
     committer: Committer
     commands: Commands
     history: History | None
+    outbound: Sender | None
+    """What sends the tasks of groups with targets; None: nothing does."""
     observed: Observed
     on_event: OnEvent
     status: Callable[[], dict[str, Any]]

@@ -9,6 +9,7 @@ const VIEWS = [
   ["topics", "Topics", () => import("./topics.js")],
   ["groups", "Groups", () => import("./groups.js")],
   ["consumers", "Consumers", () => import("./consumers.js")],
+  ["targets", "Targets", () => import("./targets.js")],
   ["tasks", "Tasks", () => import("./tasks.js")],
   ["dead", "Dead letters", () => import("./dead.js")],
   ["schedules", "Schedules", () => import("./schedules.js")],

@@ -116,11 +116,12 @@ function showTroubles(overview, box) {
   const text = JSON.stringify([overview.troubles, overview.troubles_left_out]);
   if (text === said && box.children.length) return;
   said = text;
-  const where = { tasks: "#/tasks", groups: "#/groups", dead: "#/dead", daemon: "#/nodes", topics: "#/topics", transactions: "#/transactions?state=parked" };
+  const where = { tasks: "#/tasks", groups: "#/groups", dead: "#/dead", daemon: "#/nodes", topics: "#/topics", transactions: "#/transactions?state=parked", targets: "#/targets" };
   fill(box, overview.troubles.map((one) => {
     const asked = new URLSearchParams(Object.entries({ topic: one.topic, group: one.group }).filter(([, value]) => value));
     const page = where[one.about] ?? "#/";
-    const href = asked.size && (one.about === "topics" || one.about === "groups") ? `#/groups?${asked}` : page;
+    const view = { topics: "groups", groups: "groups", targets: "targets" }[one.about];
+    const href = asked.size && view ? `#/${view}?${asked}` : page;
     return h("li", { class: `trouble trouble-${one.level}` }, link(href, one.text));
   }), overview.troubles.length ? null : h("li", { class: "trouble trouble-none" }, "Nothing."),
   overview.troubles_left_out ? h("li", { class: "dim" }, `and ${count(overview.troubles_left_out)} more`) : null);

@@ -1,0 +1,85 @@
+"""Which addresses may be asked."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from tickwheel.outbound.guard import ForbiddenAddress, Guard
+
+PUBLIC = ("93.184.216.34", "8.8.8.8", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808")
+PRIVATE = (
+    "127.0.0.1", "127.9.9.9", "0.0.0.0", "10.0.0.1", "172.16.0.1", "192.168.1.1",
+    "169.254.169.254", "100.64.0.1", "192.0.2.1", "198.18.0.1", "224.0.0.1", "240.0.0.1",
+    "255.255.255.255", "::", "::1", "fe80::1", "fe80::1%eth0", "fc00::1", "fd12::1", "fec0::1",
+    "ff02::1", "2001:db8::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254",
+    "::7f00:1", "64:ff9b::7f00:1", "64:ff9b::a00:1", "64:ff9b:1::a00:1", "2002:7f00:1::",
+    "2002:a00:1::1", "2001:0:a00:1:0:0:0:0", "no address", "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_public_addresses_may_be_asked(address: str) -> None:
+    Guard().check("host", address)
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_others_may_not(address: str) -> None:
+    with pytest.raises(ForbiddenAddress, match="host"):
+        Guard().check("host", address)
+
+
+@pytest.mark.parametrize(
+    ("network", "inside", "outside"),
+    [
+        ("10.1.0.0/16", "10.1.2.3", "10.2.0.1"),
+        ("127.0.0.1/32", "::ffff:127.0.0.1", "127.0.0.2"),
+        ("fd00::/8", "fd12::1", "fc00::1"),
+    ],
+)
+def test_a_network_may_be_allowed(network: str, inside: str, outside: str) -> None:
+    guard = Guard.of([network])
+    guard.check("host", inside)
+    with pytest.raises(ForbiddenAddress, match="push_allow"):
+        guard.check("host", outside)
+
+
+def test_that_an_address_carries_an_allowed_one_does_not_allow_what_it_is_itself() -> None:
+    guard = Guard.of(["10.0.0.0/8"])
+    guard.check("host", "64:ff9b::a00:1")  # NAT64 of it leads there
+    with pytest.raises(ForbiddenAddress):
+        guard.check("host", "64:ff9b:1::a00:1")  # a network of its own
+
+
+@pytest.mark.parametrize("host", ["127.1", "0x7f000001", "2130706433", "0177.0.0.1"])
+async def test_an_address_in_another_form_is_what_it_stands_for(host: str) -> None:
+    with pytest.raises(ForbiddenAddress, match=r"127\.0\.0\.1"):
+        await Guard().resolve(host, 80)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "10.0.0.1", "::ffff:10.0.0.1"])
+async def test_an_address_is_checked_without_a_look_up(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", None)
+    with pytest.raises(ForbiddenAddress):
+        await Guard().resolve(host, 80)
+
+
+async def test_what_may_not_be_asked_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def getaddrinfo(host: str, port: int, **options: Any) -> Any:
+        there = {"both": ("10.0.0.1", "8.8.8.8"), "none": ("10.0.0.1", "127.0.0.1")}[host]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, port)) for one in there]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    assert await Guard().resolve("both", 443) == [(socket.AF_INET, "8.8.8.8")]
+    with pytest.raises(ForbiddenAddress):
+        await Guard().resolve("none", 443)
+
+
+def test_a_network_must_be_one() -> None:
+    with pytest.raises(ValueError, match="host bits"):
+        Guard.of(["10.0.0.1/8"])

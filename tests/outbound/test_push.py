@@ -1,0 +1,454 @@
+"""Push: a real daemon, its own process, and a real endpoint that checks every signature."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from outbound.endpoint import SECRET, Endpoint, serving
+from support.daemon import Daemon
+from support.waiting import comes
+from tickwheel import Client, Conflict, NotFound, TargetInfo, Task
+from tickwheel.client import Retry
+from tickwheel.outbound.guard import Guard
+from tickwheel.outbound.push import (
+    ANSWER_BYTES_MAX,
+    LOG_BYTES_MAX,
+    LOG_MAX,
+    RETRY_AFTER_MAX_S,
+    Http,
+    PushTarget,
+    Request,
+    Sent,
+    retry_after_s,
+)
+
+LOCAL = "127.0.0.0/8"
+SOON_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One daemon for all tests of this file."""
+    folder = tmp_path_factory.mktemp("push")
+    with Daemon(folder, http=True, push_allow=LOCAL) as made:
+        yield made
+
+
+@pytest.fixture
+async def client(running: Daemon) -> AsyncIterator[Client]:
+    async with Client(running.url) as found:
+        yield found
+
+
+@pytest.fixture
+async def endpoint() -> AsyncIterator[Endpoint]:
+    async with serving(Endpoint()) as found:
+        yield found
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"[^\w]", "-", request.node.name)
+
+
+async def push(client: Client, topic: str, endpoint: Endpoint, **options: Any) -> TargetInfo:
+    return await client.set_push(topic, "g", endpoint.url, secrets=[SECRET], **options)
+
+
+async def state_of(client: Client, topic: str) -> TargetInfo:
+    (found,) = await client.targets(topic=topic)
+    return found
+
+
+async def until(client: Client, topic: str, check: Callable[[TargetInfo], Any]) -> TargetInfo:
+    """The target of a topic, once it is as ``check`` wants it."""
+
+    async def look() -> TargetInfo | None:
+        found = await state_of(client, topic)
+        return found if check(found) else None
+
+    found = await comes(look, SOON_S)
+    assert found is not None
+    return found
+
+
+async def settled(client: Client, task_id: int) -> str:
+    """The state of a task, once it has ended."""
+
+    async def look() -> str | None:
+        state = (await client.lookup(task_id)).state
+        return state if state in ("acked", "dead") else None
+
+    return str(await comes(look, SOON_S))
+
+
+# --- what arrives --------------------------------------------------------------------------------
+
+
+async def test_a_task_arrives_signed_when_it_is_due(
+    client: Client, topic: str, endpoint: Endpoint
+) -> None:
+    made = await push(client, topic, endpoint)
+    assert (made.created, made.kind, made.secrets) == (True, "push", 1)
+    receipt = await client.enqueue(
+        topic, b'{"order": 42}', delay=0.2, key="o-42", tag="eu", order_key="a b",
+        properties={"amount": 12.5, "name": "Ä", "odd name": 1}, encoding="json",
+    )  # fmt: skip
+    await endpoint.until_count(1)
+    (got,) = endpoint.got
+    assert got.body == b'{"order": 42}' and got.path == "/hook"
+    wanted = {
+        "content-type": "application/json", "tickwheel-topic": topic, "tickwheel-group": "g",
+        "tickwheel-id": str(receipt.id), "tickwheel-attempt": "1", "tickwheel-key": "o-42",
+        "tickwheel-tag": "eu", "tickwheel-order-key": "a b", "tickwheel-property-amount": "12.5",
+        "tickwheel-property-name": "%C3%84",
+    }  # fmt: skip
+    assert {name: got.headers.get(name) for name in wanted} == wanted
+    assert not [name for name in got.headers if "odd" in name or "callback" in name]
+    assert await settled(client, receipt.id) == "acked"
+    found = await until(client, topic, lambda one: one.acked == 1)
+    assert (found.state, found.last_status, found.failed) == ("sending", 204, 0)
+
+
+async def test_a_task_as_a_cloudevent(client: Client, topic: str, endpoint: Endpoint) -> None:
+    await push(client, topic, endpoint, format="cloudevents")
+    await client.enqueue(topic, b'{"n": 1}', key="k", encoding="json", properties={"amount": 5})
+    await client.enqueue(topic, b"\xff\x00")
+    await endpoint.until_count(2)
+    first, second = (json.loads(got.body) for got in endpoint.got)
+    if "data" not in first:
+        first, second = second, first
+    assert (first["specversion"], first["type"], first["subject"]) == ("1.0", "tickwheel.task", "k")
+    assert (first["data"], first["amount"], first["source"]) == ({"n": 1}, 5, f"/topics/{topic}")
+    assert second["data_base64"] == "/wA="
+    kinds = {got.headers["content-type"] for got in endpoint.got}
+    assert kinds == {"application/cloudevents+json; charset=utf-8"}
+
+
+async def test_an_event_that_came_in_goes_out_as_the_same(
+    client: Client, topic: str, endpoint: Endpoint, running: Daemon
+) -> None:
+    await push(client, topic, endpoint, format="cloudevents")
+    event = {
+        "specversion": "1.0", "id": "e-1", "source": "/shop", "type": "order.paid",
+        "datacontenttype": "application/json", "data": {"n": 1},
+    }  # fmt: skip
+    async with aiohttp.ClientSession() as session:
+        url = f"{running.http}/v1/topics/{topic}/tasks"
+        kind = {"content-type": "application/cloudevents+json"}
+        async with session.post(url, data=json.dumps(event), headers=kind) as response:
+            assert response.status == 201
+    await endpoint.until_count(1)
+    found = json.loads(endpoint.got[0].body)
+    assert {name: found[name] for name in event} == event
+
+
+async def test_the_second_attempt_has_the_same_id(
+    client: Client, topic: str, endpoint: Endpoint
+) -> None:
+    await client.create_group(topic, "g", retry=Retry.fixed(0.05, retries=5))
+    await push(client, topic, endpoint)
+    endpoint.status = 500
+    receipt = await client.enqueue(topic, b"x")
+    await endpoint.until_count(2)
+    endpoint.status = 204
+    assert await settled(client, receipt.id) == "acked"
+    ids = {got.headers["webhook-id"] for got in endpoint.got}
+    assert len(ids) == 1 and len(endpoint.got) >= 3
+
+
+# --- what is answered ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 500, 302, 503])
+async def test_a_failure_is_one_and_the_policy_decides(
+    client: Client, topic: str, endpoint: Endpoint, status: int
+) -> None:
+    await client.create_group(topic, "g", retry=Retry.fixed(0.02, retries=1))
+    endpoint.status, endpoint.headers = status, {"location": endpoint.url + "/elsewhere"}
+    await push(client, topic, endpoint)
+    receipt = await client.enqueue(topic, b"x")
+    assert await settled(client, receipt.id) == "dead"
+    assert [got.path for got in endpoint.got] == ["/hook"] * 2, "no redirect is followed"
+    (letter,) = [one async for one in client.dead_list(topic=topic, group="g")]
+    assert f"answer {status}" in letter.reason
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+@pytest.mark.parametrize("status", [429, 503])
+async def test_retry_after_is_obeyed(
+    client: Client, topic: str, endpoint: Endpoint, status: int, form: str
+) -> None:
+    await client.create_group(topic, "g", retry=Retry.fixed(60, retries=5))
+    times: list[float] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        times.append(time.time())
+        if len(times) > 1:
+            return web.Response(status=204)
+        when = datetime.now(UTC) + timedelta(seconds=2)
+        text = "1" if form == "seconds" else format_datetime(when, usegmt=True)
+        return web.Response(status=status, headers={"retry-after": text})
+
+    endpoint.answer = answer
+    await push(client, topic, endpoint)
+    receipt = await client.enqueue(topic, b"x")
+    assert await settled(client, receipt.id) == "acked"
+    assert 0.9 <= times[1] - times[0] < 20
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0.0), ("120", 120.0), (" 5 ", 5.0), ("999999999999999", RETRY_AFTER_MAX_S),
+        ("Thu, 01 Jan 1970 00:01:00 GMT", 50.0), ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", RETRY_AFTER_MAX_S), ("-5", None), ("1.5", None),
+        ("soon", None), ("", None), (None, None), ("٣", None),
+    ],
+)  # fmt: skip
+def test_both_forms_of_retry_after_are_bounded(text: str | None, seconds: float | None) -> None:
+    assert retry_after_s(text, 10.0) == seconds
+
+
+async def test_410_ends_the_push_until_it_is_set_again(
+    client: Client, topic: str, endpoint: Endpoint, running: Daemon
+) -> None:
+    endpoint.status = 410
+    await push(client, topic, endpoint)
+    receipt = await client.enqueue(topic, b"x")
+    found = await until(client, topic, lambda one: one.state == "ended")
+    assert found.reason == "the endpoint answered 410" and found.ended_ms
+    assert "push_ended" in running.log_text()
+    assert (await client.lookup(receipt.id)).state in ("ready", "in_flight")
+    with pytest.raises(Conflict, match="is pushed to"):
+        await client.pull(topic, group="g")
+    endpoint.status = 204
+    again = await client.set_push(topic, "g", endpoint.url)
+    assert (again.created, again.secrets, again.state) == (False, 1, "starting")
+    assert await settled(client, receipt.id) == "acked"
+
+
+@pytest.mark.parametrize(
+    ("said", "state"), [({}, "acked"), ({"result": "reject", "reason": "no"}, "dead")]
+)
+async def test_202_waits_for_a_callback(
+    client: Client, topic: str, endpoint: Endpoint, said: dict[str, Any], state: str
+) -> None:
+    endpoint.status = 202
+    await push(client, topic, endpoint, callback_lease=60)
+    receipt = await client.enqueue(topic, b"x")
+    await endpoint.until_count(1)
+    await until(client, topic, lambda one: one.sent == 1)
+    assert (await client.lookup(receipt.id)).state == "in_flight"
+    url = endpoint.got[0].headers["tickwheel-callback"]
+    async with aiohttp.ClientSession() as session:
+        async with session.post(url + "x", json=said) as response:
+            assert response.status in (400, 404)
+        async with session.post(url, json=said) as response:
+            found = await response.json()
+    assert response.status == 200 and found["result"] == state
+    assert await settled(client, receipt.id) == state
+    assert len(endpoint.got) == 1
+
+
+async def test_202_without_a_callback_in_time_is_tried_again(
+    client: Client, topic: str, endpoint: Endpoint
+) -> None:
+    endpoint.status = 202
+    await push(client, topic, endpoint, callback_lease=1)
+    receipt = await client.enqueue(topic, b"x")
+    await endpoint.until_count(2)
+    endpoint.status = 204
+    assert await settled(client, receipt.id) == "acked"
+
+
+async def test_202_is_like_204_where_nobody_waits(
+    client: Client, topic: str, endpoint: Endpoint
+) -> None:
+    endpoint.status = 202
+    await push(client, topic, endpoint)
+    receipt = await client.enqueue(topic, b"x")
+    assert await settled(client, receipt.id) == "acked"
+    assert "tickwheel-callback" not in endpoint.got[0].headers
+
+
+async def test_an_answer_is_read_as_far_as_it_may_be(
+    client: Client, topic: str, endpoint: Endpoint
+) -> None:
+    written = 0
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        nonlocal written
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(2_000):
+            await response.write(b"y" * 16 * 1024)
+            written += 16 * 1024
+        return response
+
+    endpoint.answer = answer
+    await push(client, topic, endpoint)
+    receipt = await client.enqueue(topic, b"x")
+    assert await settled(client, receipt.id) == "acked", "the status has decided"
+    (sent,) = await client.push_log(topic, "g")
+    assert sent.body is not None and set(sent.body) == {"y"} and len(sent.body) <= 2_048
+    assert written < 2_000 * 16 * 1024 and written + 16 * 1024 * 1024 > ANSWER_BYTES_MAX
+
+
+@pytest.mark.parametrize("how", ["never", "trickles", "body trickles"])
+async def test_an_endpoint_that_takes_its_time(
+    client: Client, topic: str, endpoint: Endpoint, how: str
+) -> None:
+    over = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if how == "body trickles":
+            response = web.StreamResponse()
+            await response.prepare(request)
+        else:
+            assert request.transport is not None
+        while not over.is_set():
+            if how == "body trickles":
+                await response.write(b".")
+            elif how == "trickles" and request.transport is not None:
+                request.transport.write(b"HTTP/1.1 200 OK\r\nX-Slow: ."[:1])  # type: ignore[attr-defined]
+            await asyncio.sleep(0.05)  # real time: it is slow
+        return web.Response()
+
+    endpoint.answer = answer
+    await client.create_group(topic, "g", retry=Retry.fixed(0.02, retries=0))
+    await push(client, topic, endpoint, request_timeout=0.5)
+    receipt = await client.enqueue(topic, b"x")
+    # Of a body that trickles the status was there.
+    assert await settled(client, receipt.id) == ("acked" if how == "body trickles" else "dead")
+    over.set()
+
+
+async def test_slow_and_dead_hosts_do_not_hold_a_fast_one_up(
+    client: Client, topic: str, endpoint: Endpoint
+) -> None:
+    async def hangs(request: web.Request) -> web.Response:
+        await asyncio.sleep(5)  # real time: it is slow
+        return web.Response()
+
+    async with serving(Endpoint(answer=hangs)) as slow:
+        await client.set_push(topic, "slow", slow.url, secrets=[SECRET])
+        await client.set_push(topic, "dead", "http://127.0.0.1:9/", secrets=[SECRET])
+        await client.set_push(topic, "g", endpoint.url, secrets=[SECRET])
+        began_s = time.monotonic()
+        await client.enqueue_many([Task(topic, b"%d" % n) for n in range(200)])
+        await endpoint.until_count(200)
+        assert time.monotonic() - began_s < 5
+    states = {one.group: one.state for one in await client.targets(topic=topic)}
+    assert states["g"] == "sending" and states["dead"] in ("failing", "open", "starting")
+    await client.delete_topic(topic, force=True)
+
+
+async def test_a_host_that_fails_is_left_alone_and_tried_again(
+    client: Client, topic: str, endpoint: Endpoint
+) -> None:
+    endpoint.status = 500
+    await client.create_group(topic, "g", retry=Retry.fixed(0.02, retries=1_000))
+    await push(client, topic, endpoint, concurrency=1)
+    receipt = await client.enqueue(topic, b"x")
+    await until(client, topic, lambda one: one.state == "open")
+    endpoint.status = 204
+    assert await settled(client, receipt.id) == "acked"
+    await until(client, topic, lambda one: one.state == "sending")
+
+
+# --- operators -----------------------------------------------------------------------------------
+
+
+async def test_the_last_requests_are_shown_and_sent_again(
+    client: Client, topic: str, endpoint: Endpoint
+) -> None:
+    await push(client, topic, endpoint)
+    receipt = await client.enqueue(topic, b"once more")
+    assert await settled(client, receipt.id) == "acked"
+    (sent,) = await client.push_log(topic, "g")
+    assert (sent.result, sent.status, sent.id, sent.attempt) == ("acked", 204, receipt.id, 1)
+    assert sent.address == "127.0.0.1"
+    again = await client.resend(topic, "g", sent.number)
+    assert again.again and again.status == 204
+    first, second = endpoint.got
+    assert second.body == first.body == b"once more"
+    assert second.headers["webhook-id"] == first.headers["webhook-id"]
+    assert [one.number for one in await client.push_log(topic, "g")] == [2, 1]
+
+
+async def test_a_url_is_tried(client: Client, endpoint: Endpoint) -> None:
+    found = await client.test_push(endpoint.url, secrets=[SECRET])
+    assert (found.result, found.status) == ("acked", 204)
+    assert endpoint.got[0].headers["tickwheel-test"] == "1"
+    nobody = await client.test_push("http://127.0.0.1:9/", secrets=[SECRET])
+    assert (nobody.result, nobody.status) == ("retry", None) and nobody.error
+
+
+async def test_a_group_goes_from_subscribers_to_a_push_and_back(
+    client: Client, topic: str, endpoint: Endpoint
+) -> None:
+    async with client.subscribe(topic, group="g"):
+        with pytest.raises(Conflict, match="subscribers"):
+            await push(client, topic, endpoint)
+    await push(client, topic, endpoint)
+    receipt = await client.enqueue(topic, b"x")
+    assert await settled(client, receipt.id) == "acked"
+    removed = await client.remove_target(topic, "g")
+    assert (removed.kind, removed.url) == ("push", endpoint.url)
+    second = await client.enqueue(topic, b"y")
+    async with client.subscribe(topic, group="g") as deliveries:
+        delivery = await anext(aiter(deliveries))
+        assert delivery.id == second.id
+        await delivery.ack()
+    assert len(endpoint.got) == 1
+
+
+# --- the guard -----------------------------------------------------------------------------------
+
+
+async def test_the_process_checks_what_it_connects_to(tmp_path: Path) -> None:
+    """A target that was set while the address was allowed, as by a name that has changed."""
+    async with serving(Endpoint()) as endpoint:
+        with Daemon(tmp_path, push_allow=LOCAL) as daemon:
+            async with Client(daemon.url) as client:
+                await push(client, "t", endpoint)
+                receipt = await client.enqueue("t", b"x")
+                assert await settled(client, receipt.id) == "acked"
+            daemon.settings["push_allow"] = "10.0.0.0/8"
+            daemon.restart()
+            async with Client(daemon.url) as client:
+                await client.enqueue("t", b"x")
+                found = await until(client, "t", lambda one: one.last_error is not None)
+                assert "127.0.0.1" in found.last_error and "push_allow" in found.last_error
+        assert len(endpoint.got) == 1
+
+
+async def test_the_log_is_bounded_in_requests_and_in_bytes() -> None:
+    http = Http(Guard())
+    try:
+        target = PushTarget(
+            http, "https://example.com/", [SECRET], {}, callbacks=None, ended=lambda reason: None
+        )
+        for number in range(1, LOG_MAX + 51):
+            target._keep(Sent(number, Request("u", "m", {}, b"x" * 100_000), (number, 1), {}))
+        assert len(target.log) == LOG_MAX and target.log[-1].number == LOG_MAX + 50
+        bodies = [len(one.request.body) for one in target.log]
+        assert LOG_BYTES_MAX - 100_000 < sum(bodies) <= LOG_BYTES_MAX
+        assert bodies == sorted(bodies), "the newest keep theirs"
+        with pytest.raises(NotFound, match="its body is not any more"):
+            await target.again(target.log[0].number)
+    finally:
+        await http.close()

@@ -1,0 +1,316 @@
+"""The process that sends the tasks of groups with targets: one for each daemon that leads.
+
+Its daemon writes JSON lines to its standard input: first where the daemon is and a secret of the
+moment, then targets that are set and removed, and questions. It writes JSON lines to its standard
+output: how targets go, pushes that have ended, answers. To the daemon's tasks it comes as any
+client does. When the input ends without a word the daemon is dead, and so is everything that could
+still be settled: the process ends at once. At ``stop`` it lets requests under way end.
+
+A target is named by (topic, group). One that is set again is made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from tickwheel.client.client import Client
+from tickwheel.client.delivery import Delivery
+from tickwheel.errors import Conflict, InternalError, NotFound, TickwheelError
+from tickwheel.outbound.connecting import checked
+from tickwheel.outbound.guard import Guard
+from tickwheel.outbound.runner import Runner
+from tickwheel.outbound.signing import Signer
+from tickwheel.outbound.target import Outcome, Target, target_of, why
+
+if TYPE_CHECKING:
+    from tickwheel.outbound.push import Http, PushTarget
+
+LINE_BYTES_MAX: Final = 16 * 1024 * 1024
+STATES_S: Final = 0.5
+"""How often, in seconds, the daemon is told how targets go."""
+AGAIN_S: Final = 1.0
+"""Seconds before a target that could not be begun is begun again, or whose runner has ended."""
+TEST_BODY: Final = b'{"test": true}'
+SEND_TIMEOUT_S: Final = 10.0
+"""How long, in seconds, the daemon may take to answer before it is asked again."""
+
+
+class PushRunner(Runner):
+    """A runner that leaves alone what waits for a callback."""
+
+    async def _settle(self, batch: Sequence[Delivery], outcomes: Sequence[Outcome]) -> None:
+        for delivery, outcome in zip(batch, outcomes, strict=True):
+            if outcome.settled == "held":
+                assert self._leases is not None, "it runs"
+                self._leases.drop(delivery)
+            else:
+                await super()._settle([delivery], [outcome])
+
+
+class Job:
+    """One target at work: begun, and begun again when it ends, until it is closed."""
+
+    def __init__(self, row: Mapping[str, Any], sending: Sending) -> None:
+        self.row = row
+        self.place = (str(row["topic"]), str(row["group"]))
+        self.push: PushTarget | None = None
+        self._sending = sending
+        self._runner: Runner | None = None
+        self._trouble: str | None = None
+        self._sent = self._acked = self._failed = 0
+        self._last_ms: int | None = None
+        self._is_over = False
+        self._work = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Send no more; requests under way may end."""
+        if self._runner is not None:
+            await self._runner.stop()
+        self._work.cancel()
+        await asyncio.gather(self._work, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while not self._is_over:
+            try:
+                runner = self._runner = self._new_runner()
+                await runner.run()
+            except Exception as error:
+                # The daemon may refuse it for a while: its client of before is still there.
+                self._trouble = why(error)
+            if not self._is_over:
+                await asyncio.sleep(AGAIN_S)
+
+    def _new_runner(self) -> Runner:
+        sending, row = self._sending, self.row
+        topic, group = self.place
+        kind: type[Runner] = Runner
+        target: Target
+        if row["kind"] == "push":
+            target, kind = self._new_push(), PushRunner
+        else:
+            secrets = row["secrets"]
+            target = target_of(row["url"], secrets[0] if secrets else None)
+            for name, field in (("batch", "batch_max"), ("concurrency", "concurrency")):
+                if row["options"].get(name) is not None:
+                    setattr(target, field, row["options"][name])
+        check = partial(sending.guard.check, str(row["url"]).partition("?")[0])
+        return kind(sending.client, topic, group, target, on_settled=self._settled, check=check)
+
+    def _new_push(self) -> PushTarget:
+        from tickwheel.outbound.push import PushTarget
+
+        if self.push is None:  # it keeps what it remembers
+            row, sending = self.row, self._sending
+            self.push = PushTarget(
+                sending.http, row["url"], row["secrets"], row["options"],
+                callbacks=sending.callbacks, ended=self._ended,
+            )  # fmt: skip
+        return self.push
+
+    def _ended(self, reason: str) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._sending.tell(ended=[*self.place, reason, self.row["since_ms"]])
+            self._sending.spawn(self.close())
+
+    def _settled(self, delivery: Delivery, outcome: Outcome, word: str) -> None:
+        self._sent += 1
+        self._acked += outcome.settled == "ack"
+        self._failed += outcome.settled == "retry"
+        self._last_ms = int(time.time() * 1000)
+        self._trouble = outcome.reason if outcome.settled == "retry" else self._trouble
+
+    def state(self) -> dict[str, Any]:
+        """How the target goes: fields of ``TargetInfo``."""
+        push, runner = self.push, self._runner
+        if push is not None:
+            word = "failing" if push.is_failing else "sending"
+            found = {
+                "sent": push.sent, "acked": push.acked, "failed": push.failed,
+                "in_flight": push.in_flight, **push.last,
+            }  # fmt: skip
+            if push.host.is_open:
+                word = "open"
+        else:
+            is_failing = runner is not None and runner.trouble is not None
+            word = "failing" if is_failing else "sending"
+            found = {
+                "sent": self._sent, "acked": self._acked, "failed": self._failed,
+                "last_ms": self._last_ms,
+            }  # fmt: skip
+        trouble = runner.trouble if runner is not None and runner.trouble else self._trouble
+        if found.get("last_error") is None and trouble is not None:
+            found["last_error"] = trouble
+        if runner is None:
+            word = "failing" if self._trouble else "starting"
+        return {name: one for name, one in found.items() if one is not None} | {"state": word}
+
+
+class Sending:
+    """All targets of one daemon."""
+
+    def __init__(self, config: Mapping[str, Any], out: TextIO) -> None:
+        self.guard = Guard.of(config["allow"])
+        self.callbacks: str | None = config["callbacks"]
+        self.client = Client(
+            config["url"], token=config["token"], name="tickwheel-outbound",
+            send_timeout=SEND_TIMEOUT_S,
+        )  # fmt: skip
+        self._out = out
+        self._jobs: dict[tuple[str, str], Job] = {}
+        self._http: Http | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._told: dict[tuple[str, str], dict[str, Any]] = {}
+
+    @property
+    def http(self) -> Http:
+        """The connections of pushes, once there is one."""
+        if self._http is None:
+            from tickwheel.outbound.push import Http
+
+            self._http = Http(self.guard)
+        return self._http
+
+    def tell(self, **what: Any) -> None:
+        """Write one line to the daemon."""
+        self._out.write(json.dumps(what) + "\n")
+        self._out.flush()
+
+    def spawn(self, work: Any) -> None:
+        """Run ``work`` beside."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def handle(self, line: Mapping[str, Any]) -> None:
+        """Do what a line of the daemon says."""
+        if "set" in line:
+            await self._set(line["set"])
+        elif "remove" in line:
+            await self._remove(tuple(line["remove"]))
+        elif "ask" in line:
+            self.spawn(self._answer(line))
+
+    async def _set(self, row: Mapping[str, Any]) -> None:
+        place = (row["topic"], row["group"])
+        await self._remove(place)
+        self._jobs[place] = Job(row, self)
+
+    async def _remove(self, place: tuple[str, str]) -> None:
+        job = self._jobs.pop(place, None)
+        self._told.pop(place, None)
+        if job is not None:
+            self.spawn(job.close())
+
+    async def states_for_ever(self) -> None:
+        """Tell the daemon how targets go, whenever that has changed."""
+        while True:
+            for place, job in self._jobs.items():
+                state = job.state()
+                if state != self._told.get(place):
+                    self._told[place] = state
+                    self.tell(state=[*place, state])
+            await asyncio.sleep(STATES_S)
+
+    # --- questions -------------------------------------------------------------------------------
+
+    async def _answer(self, line: Mapping[str, Any]) -> None:
+        number, what = line["ask"], line["what"]
+        asked = {
+            "test": self._test, "log": self._log, "resend": self._resend, "check": self._check,
+        }[what]  # fmt: skip
+        try:
+            self.tell(answer=number, value=await asked(line["said"]))
+        except TickwheelError as error:
+            self.tell(answer=number, error=[error.code, error.message])
+        except Exception as error:
+            problem = InternalError(f"{what}: {why(error)}")
+            self.tell(answer=number, error=[problem.code, problem.message])
+
+    async def _test(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        from tickwheel.outbound import push
+
+        headers = {"content-type": "application/json", "tickwheel-test": "1"}
+        body = TEST_BODY
+        began_s = time.time()
+        message_id = f"test-{int(began_s * 1000)}"
+        if asked["format"] == "cloudevents":
+            headers["content-type"] = "application/cloudevents+json; charset=utf-8"
+            event = {
+                "specversion": "1.0", "id": message_id, "source": "/test",
+                "type": "tickwheel.test", "data": {"test": True},
+            }  # fmt: skip
+            body = json.dumps(event).encode()
+        request = push.Request(asked["url"], message_id, headers, body)
+        with checked(partial(self.guard.check, asked["url"].partition("?")[0])):
+            answer = await push.post(self.http, request, Signer(asked["secrets"]), push.Spans())
+        is_good = answer.status is not None and 200 <= answer.status < 300
+        return push.said(answer, "acked" if is_good else "retry", began_s, 0)
+
+    async def _check(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises what is wrong with the address of a forwarder."""
+        target_of(asked["url"], next(iter(asked["secrets"]), None))
+        return {}
+
+    async def _log(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        push = self._push(asked)
+        newest = [one.found for one in reversed(push.log)]
+        return {"requests": newest[: asked["limit"]]}
+
+    async def _resend(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        push, url = self._push(asked), self._jobs[asked["topic"], asked["group"]].row["url"]
+        with checked(partial(self.guard.check, str(url).partition("?")[0])):
+            return await push.again(asked["number"])
+
+    def _push(self, asked: Mapping[str, Any]) -> PushTarget:
+        job = self._jobs.get((asked["topic"], asked["group"]))
+        if job is None:
+            raise NotFound("nothing is known of this push yet; try again soon")
+        if job.push is None:
+            raise Conflict("it has not begun to send yet; try again soon")
+        return job.push
+
+    async def stop(self) -> None:
+        """Send no more, and let what is under way end."""
+        await asyncio.gather(*(job.close() for job in self._jobs.values()))
+        await self.client.close()
+        if self._http is not None:
+            await self._http.close()
+
+
+async def run(out: TextIO) -> None:
+    """Do what the daemon says until it says ``stop``, or is gone."""
+    reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    first = await reader.readline()
+    if not first:
+        return
+    sending = Sending(json.loads(first), out)
+    sending.spawn(sending.states_for_ever())
+    while line := await reader.readline():
+        said = json.loads(line)
+        if "stop" in said:
+            await sending.stop()
+            return
+        await sending.handle(said)
+    os._exit(0)  # the daemon is dead: nothing can be settled any more
+
+
+def main() -> None:
+    # What imports or libraries print must not come between the lines.
+    out, sys.stdout = sys.stdout, sys.stderr
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        asyncio.run(run(out))
+
+
+if __name__ == "__main__":
+    main()

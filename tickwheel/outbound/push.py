@@ -1,0 +1,464 @@
+"""The target of a push: each task is one signed POST to a URL.
+
+What becomes of a task by the answer: 2xx acks it (202 waits for a callback, where the push has a
+lease for them); 410 ends the push; 429 and 503 with ``Retry-After`` try it again then; everything
+else, no answer included, is a failure after which the group's retry policy decides. A 4xx is no
+exception: while an endpoint is deployed anew, or its secret is changed, 401 and 404 are answers
+like any other, and the policy ends in the dead letters anyway.
+
+Invariants: no redirect is followed and no proxy is asked; at most ``ANSWER_BYTES_MAX`` of an answer
+are read, within the time of the whole request; the status alone decides, so an answer that never
+ends does not undo it; an address is checked by the guard whenever one is connected to.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from hashlib import blake2s
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote, urlsplit
+
+from tickwheel.client.delivery import Delivery
+from tickwheel.errors import NotFound, TickwheelError
+from tickwheel.outbound.breaker import Host
+from tickwheel.outbound.guard import ForbiddenAddress, Guard
+from tickwheel.outbound.signing import Callback, Signer, callback_token
+from tickwheel.outbound.target import (
+    ACK,
+    PROPERTY,
+    Message,
+    Outcome,
+    as_text,
+    message,
+    needs,
+    why,
+)
+from tickwheel.version import __version__
+
+with needs("push"):
+    import aiohttp
+    from aiohttp.abc import AbstractResolver, ResolveResult
+
+if TYPE_CHECKING:
+    from tickwheel.api.tasks import Value
+
+ANSWER_BYTES_MAX: Final = 64 * 1024
+"""Bytes of an answer's body that are read; a longer one costs its connection."""
+KEPT_BYTES_MAX: Final = 2 * 1024
+"""Bytes of an answer's body that are remembered."""
+REASON_BYTES_MAX: Final = 200
+LOG_MAX: Final = 200
+"""Requests that are remembered of one push."""
+LOG_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of request bodies that are remembered of one push; older requests cannot be sent again."""
+RETRY_AFTER_MAX_S: Final = 86_400.0
+"""The most that an endpoint may ask for by ``Retry-After``, in seconds."""
+HEADERS_BYTES_MAX: Final = 6 * 1024
+"""Bytes of headers for properties of a task; those beyond are left out."""
+REQUEST_S, CONNECT_S = 30.0, 5.0
+KEEP_ALIVE_S: Final = 30.0
+HELD: Final = Outcome("held")
+"""The task waits for a callback, with a lease of its own: nothing is settled now."""
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_EXTENSION = re.compile(r"[a-z0-9]{1,20}")
+_EVENT = "ce-"
+"""How properties begin that hold the attributes of a CloudEvent that was enqueued."""
+
+
+class GuardedResolver(AbstractResolver):
+    """Looks hosts up, and leaves out what may not be asked: what is left is connected to."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        return [
+            ResolveResult(
+                hostname=host, host=address, port=port, family=one, proto=0,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for one, address in await self._guard.resolve(host, port, family)
+        ]  # fmt: skip
+
+    async def close(self) -> None: ...
+
+
+class Response(aiohttp.ClientResponse):
+    """An answer that knows which address has given it."""
+
+    peer: str | None = None
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        found = connection.transport and connection.transport.get_extra_info("peername")
+        self.peer = str(found[0]) if found else None
+        return await super().start(connection)
+
+
+class Http:
+    """The connections of all pushes of this process, and what is known of their hosts."""
+
+    def __init__(self, guard: Guard) -> None:
+        connector = aiohttp.TCPConnector(
+            limit=0, resolver=GuardedResolver(guard), keepalive_timeout=KEEP_ALIVE_S
+        )
+        # Cookies of one endpoint must not reach another, and nothing of the environment counts.
+        self.session = aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False,
+            auto_decompress=False, response_class=Response,
+            headers={"user-agent": f"tickwheel/{__version__}"},
+        )  # fmt: skip
+        self._hosts: dict[str, Host] = {}
+
+    def host(self, url: str) -> Host:
+        """What is known of the host of a URL."""
+        return self._hosts.setdefault(urlsplit(url).netloc.lower(), Host())
+
+    async def close(self) -> None:
+        await self.session.close()
+
+
+class Request(NamedTuple):
+    """One POST before it is signed."""
+
+    url: str
+    message_id: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Answer(NamedTuple):
+    """What came of one POST."""
+
+    status: int | None
+    """None: there was no answer."""
+    error: str | None
+    retry_after: str | None
+    body: bytes
+    address: str | None
+
+
+class Sent(NamedTuple):
+    """One of the last requests of a push."""
+
+    number: int
+    request: Request
+    delivery: tuple[int, int]
+    """(task, attempt)."""
+    found: dict[str, Any]
+    """The fields of ``PushSent``."""
+
+
+class Spans(NamedTuple):
+    """How long things may take, in seconds."""
+
+    request_s: float = REQUEST_S
+    connect_s: float = CONNECT_S
+
+
+async def post(http: Http, request: Request, signer: Signer, spans: Spans) -> Answer:
+    """Send a request, and read a bounded answer. Raises nothing but a cancel."""
+    headers = request.headers | signer.headers(request.message_id, int(time.time()), request.body)
+    timeout = aiohttp.ClientTimeout(total=spans.request_s, sock_connect=spans.connect_s)
+    status: int | None = None
+    body, address, retry_after, error = b"", None, None, None
+    try:
+        async with http.session.post(
+            request.url, data=request.body, headers=headers, timeout=timeout,
+            allow_redirects=False,
+        ) as response:  # fmt: skip
+            status, retry_after = response.status, response.headers.get("retry-after")
+            address = response.peer if isinstance(response, Response) else None
+            body = await _read(response)
+    except TimeoutError:
+        error = None if status is not None else f"no answer within {spans.request_s:g} s"
+    except (aiohttp.ClientError, OSError, ValueError) as problem:
+        error = None if status is not None else _trouble(problem)
+    return Answer(status, error, retry_after, body, address)
+
+
+def _trouble(problem: Exception) -> str:
+    """Why there was no answer; of a forbidden address the guard's own words."""
+    cause = problem.os_error if isinstance(problem, aiohttp.ClientConnectorError) else problem
+    return str(cause) if isinstance(cause, ForbiddenAddress) else why(problem)
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The beginning of the body; a connection with more of it is not used again."""
+    read, kept = 0, b""
+    async for piece in response.content.iter_any():
+        read += len(piece)
+        kept = (kept + piece)[:KEPT_BYTES_MAX]
+        if read > ANSWER_BYTES_MAX:
+            response.close()
+            break
+    return kept
+
+
+class PushTarget:
+    """Sends tasks to one URL. ``ended`` is called when the endpoint says that it wants no more."""
+
+    batch_max = 1
+
+    def __init__(
+        self,
+        http: Http,
+        url: str,
+        secrets: Sequence[str],
+        options: Mapping[str, Any],
+        *,
+        callbacks: str | None,
+        ended: Callable[[str], None],
+    ) -> None:
+        """``callbacks``: the URL that callbacks begin with; None: there are none."""
+        self.concurrency = int(options.get("concurrency", 32))
+        self.log: deque[Sent] = deque(maxlen=LOG_MAX)
+        self.sent = self.acked = self.failed = self.in_flight = self.held = 0
+        self.last: dict[str, Any] = {}
+        """The end of the last attempt: fields of ``TargetInfo``."""
+        self.is_failing = False
+        self.spans = Spans(
+            options.get("request_timeout_ms", REQUEST_S * 1000) / 1000,
+            options.get("connect_timeout_ms", CONNECT_S * 1000) / 1000,
+        )
+        self._http = http
+        self.host = http.host(url)
+        self._url = url
+        self._secrets = secrets
+        self._signer = Signer(secrets)
+        self._is_event = options.get("format") == "cloudevents"
+        self._callback_s = options.get("callback_lease_ms", 0) / 1000
+        self._callbacks = callbacks
+        self._ended = ended
+        self._is_over = False
+        self._log_bytes = 0
+        self._number = 0
+
+    async def connect(self) -> None:
+        """Do nothing: connections are made with requests, and kept."""
+
+    async def close(self) -> None:
+        """Do nothing: the connections belong to all pushes."""
+
+    async def send(self, deliveries: Sequence[Delivery]) -> Sequence[Outcome]:
+        """Send one task. It waits while its host is not asked."""
+        (delivery,) = deliveries
+        async with self.host.entered():
+            if self._is_over:
+                return (Outcome("later"),)
+            return (await self._send(delivery),)
+
+    async def _send(self, delivery: Delivery) -> Outcome:
+        request = self._request(delivery)
+        self.in_flight += 1
+        began_s = time.time()
+        try:
+            answer = await post(self._http, request, self._signer, self.spans)
+        finally:
+            self.in_flight -= 1
+        outcome, result = await self._judge(delivery, answer)
+        self._note(request, delivery, answer, result, began_s, outcome.reason)
+        return outcome
+
+    # --- what becomes of it ----------------------------------------------------------------------
+
+    async def _judge(self, delivery: Delivery, answer: Answer) -> tuple[Outcome, str]:
+        """What becomes of the task, and the word for it in the log."""
+        status = answer.status
+        if status is None or status >= 500:
+            self.host.failed()
+        else:
+            self.host.succeeded()
+        if status == 410:
+            self._is_over = True
+            self._ended("the endpoint answered 410")
+            return Outcome("later"), "ended"
+        if status == 202 and self._callback_s:
+            return await self._hold(delivery)
+        if status is not None and 200 <= status < 300:
+            return ACK, "acked"
+        delay_s = retry_after_s(answer.retry_after, time.time()) if status in (429, 503) else None
+        return Outcome("retry", delay_s, _reason(answer)), "retry"
+
+    async def _hold(self, delivery: Delivery) -> tuple[Outcome, str]:
+        try:
+            word = await delivery.extend(self._callback_s)
+        except TickwheelError as error:
+            return Outcome("retry", reason=f"202, but no lease for a callback: {error}"), "retry"
+        if word != "extended":
+            return HELD, "callback"  # something else has settled it meanwhile
+        return HELD, "callback"
+
+    def _note(
+        self,
+        request: Request,
+        delivery: Delivery,
+        answer: Answer,
+        result: str,
+        began_s: float,
+        reason: str | None,
+    ) -> None:
+        self.sent += 1
+        self.acked += result == "acked"
+        self.is_failing = result == "retry"
+        self.failed += self.is_failing
+        self._number += 1
+        found = said(answer, result, began_s, self._number)
+        found |= {"id": delivery.id, "attempt": delivery.attempt}
+        self.last["last_ms"] = found["at_ms"] + int(found["duration_ms"])
+        self.last["last_status"] = answer.status
+        if reason is not None:
+            self.last["last_error"] = reason
+        self._keep(Sent(self._number, request, (delivery.id, delivery.attempt), found))
+
+    def _keep(self, sent: Sent) -> None:
+        if len(self.log) == LOG_MAX:
+            self._log_bytes -= len(self.log[0].request.body)
+        self.log.append(sent)
+        self._log_bytes += len(sent.request.body)
+        for index, one in enumerate(self.log):
+            if self._log_bytes <= LOG_BYTES_MAX or one is sent:
+                break
+            self._log_bytes -= len(one.request.body)
+            self.log[index] = one._replace(request=one.request._replace(body=b""), delivery=(0, 0))
+
+    async def again(self, number: int) -> dict[str, Any]:
+        """Send one of the last requests once more; nothing becomes of its task. Raises NotFound."""
+        sent = next((one for one in self.log if one.number == number), None)
+        if sent is None or not sent.delivery[0]:
+            raise NotFound(f"the request {number} is not remembered, or its body is not any more")
+        began_s = time.time()
+        answer = await post(self._http, sent.request, self._signer, self.spans)
+        self._number += 1
+        word = "acked" if answer.status is not None and 200 <= answer.status < 300 else "retry"
+        found = said(answer, word, began_s, self._number) | {"again": True}
+        found |= {"id": sent.delivery[0], "attempt": sent.delivery[1]}
+        self._keep(Sent(self._number, sent.request, sent.delivery, found))
+        return found
+
+    # --- the request -----------------------------------------------------------------------------
+
+    def _request(self, delivery: Delivery) -> Request:
+        told = message(delivery)
+        group = blake2s(f"{delivery.topic} {delivery.group}".encode(), digest_size=4).hexdigest()
+        message_id = f"{delivery.id}-{group}"
+        headers = headers_of(told.headers) | {"tickwheel-group": delivery.group}
+        body = told.body
+        if self._is_event:
+            body = event(delivery, told, message_id)
+            headers["content-type"] = "application/cloudevents+json; charset=utf-8"
+        if self._callback_s and self._callbacks is not None:
+            settles = Callback(
+                delivery.topic, delivery.group, delivery.id, delivery.epoch, delivery.attempt
+            )
+            token = callback_token(settles, self._secrets[0])
+            headers["tickwheel-callback"] = f"{self._callbacks}/v1/callbacks/{token}"
+        return Request(self._url, message_id, headers, body)
+
+
+def said(answer: Answer, result: str, began_s: float, number: int) -> dict[str, Any]:
+    """The fields of ``PushSent`` for one POST."""
+    return {
+        "number": number,
+        "at_ms": int(began_s * 1000),
+        "duration_ms": round((time.time() - began_s) * 1000, 3),
+        "result": result,
+        "status": answer.status,
+        "error": answer.error if answer.status is None else None,
+        "body": answer.body.decode("utf-8", "replace"),
+        "address": answer.address,
+    }
+
+
+def _reason(answer: Answer) -> str:
+    if answer.status is None:
+        return answer.error or "no answer"
+    if 300 <= answer.status < 400:
+        return f"answer {answer.status}: redirects are not followed"
+    text = " ".join(answer.body[:REASON_BYTES_MAX].decode("utf-8", "replace").split())
+    return f"answer {answer.status}" + (f": {text}" if text.isprintable() and text else "")
+
+
+def retry_after_s(text: str | None, now_s: float) -> float | None:
+    """The seconds that a header ``Retry-After`` asks for, of at most ``RETRY_AFTER_MAX_S``; None:
+    it is absent, or no number and no date."""
+    if text is None:
+        return None
+    text = text.strip()
+    if text.isascii() and text.isdigit():
+        return min(float(text[:12]), RETRY_AFTER_MAX_S)
+    try:
+        when = parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError):
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return min(max(0.0, when.timestamp() - now_s), RETRY_AFTER_MAX_S)
+
+
+def headers_of(told: Mapping[str, Value]) -> dict[str, str]:
+    """Headers as HTTP can say them: what is not ASCII is percent-encoded as UTF-8; properties get
+    the prefix ``tickwheel-``, and are left out when their names are no names of headers, or they
+    are too many."""
+    headers = {"content-type": "application/octet-stream"}
+    left = HEADERS_BYTES_MAX
+    for name, value in told.items():
+        text = quote(as_text(value), safe=_SAFE)
+        if not name.startswith(PROPERTY):
+            headers[name] = text
+            continue
+        left -= len(name) + len(text) + 16
+        if left >= 0 and _TOKEN.fullmatch(name):
+            headers[f"tickwheel-{name}"] = text
+    kind = told.get(f"{PROPERTY}{_EVENT}datacontenttype")
+    if isinstance(kind, str) and kind.isascii() and kind.isprintable():
+        headers["content-type"] = kind
+    return headers
+
+
+_SAFE: Final = "".join(chr(one) for one in range(0x21, 0x7F) if chr(one) != "%") + " "
+
+
+def event(delivery: Delivery, told: Message, message_id: str) -> bytes:
+    """The task as a CloudEvent in JSON. One that was enqueued as a CloudEvent has its attributes
+    again."""
+    own = {
+        name.removeprefix(_EVENT): value
+        for name, value in delivery.properties.items()
+        if name.startswith(_EVENT)
+    }
+    due = datetime.fromtimestamp(delivery.due_ms / 1000, UTC)
+    attributes: dict[str, Any] = {
+        "id": message_id,
+        "source": f"/topics/{delivery.topic}",
+        "type": "tickwheel.task",
+        "time": due.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "subject": delivery.key,
+        "datacontenttype": told.headers.get("content-type"),
+        "traceparent": delivery.trace,
+        "tickwheelid": str(delivery.id),
+        "tickwheelgroup": delivery.group,
+        "tickwheelattempt": delivery.attempt,
+    }
+    for name, value in delivery.properties.items():
+        if _EXTENSION.fullmatch(name) and name not in (*attributes, *own, "data", "specversion"):
+            attributes[name] = as_text(value) if isinstance(value, float) else value
+    attributes |= own | {"specversion": "1.0"}
+    found = {name: value for name, value in attributes.items() if value is not None}
+    kind = str(found.get("datacontenttype") or "").partition(";")[0].lower()
+    body = told.body
+    if kind.endswith("json"):
+        try:
+            return json.dumps(found | {"data": json.loads(body)}).encode()
+        except ValueError:
+            pass
+    return json.dumps(found | {"data_base64": base64.b64encode(body).decode()}).encode()

@@ -1,0 +1,101 @@
+// Groups whose tasks are sent to a URL or to another broker; of a push the last requests, each of
+// which can be sent once more.
+
+import { get, may, part, post, request } from "./api.js";
+import { ask, commands, count, duration, empty, facts, fill, h, link, section, shown, state, time, toast } from "./dom.js";
+import { List, searchBox } from "./list.js";
+import { Table } from "./table.js";
+
+const dash = () => h("span", { class: "dim" }, "–");
+const where = (one) => `/v1/topics/${part(one.topic)}/groups/${part(one.group)}`;
+const address = (one) => `#/targets?topic=${part(one.topic)}&group=${part(one.group)}`;
+
+export async function open(main, query, signal) {
+  const topic = query.get("topic"), group = query.get("group"), detail = h("div");
+  const one = topic !== null && group !== null ? logOf({ topic, group }, signal) : null;
+  const list = new List(main, query, {
+    view: "targets", title: "Targets", nouns: ["target", "targets"], right: "admin", topicsOf: (row) => [row.topic],
+    key: (row) => `${row.topic} ${row.group}`,
+    fields: [["topic", "Topic", searchBox("topic")]],
+    columns: [
+      { name: "Topic", class: "name", cell: (row) => link(`#/groups?topic=${part(row.topic)}`, row.topic) },
+      { name: "Group", class: "name", cell: (row) => link(address(row), row.group) },
+      { name: "To", class: "name", cell: (row) => h("span", { class: "mono", title: row.url }, row.url) },
+      { name: "State", class: "word", cell: (row) => state(row.state) },
+      { name: "Sent", class: "number", cell: (row) => count(row.sent ?? 0) },
+      { name: "Failed", class: "number", cell: (row) => count(row.failed ?? 0) },
+      { name: "Last", class: "when wide", cell: (row) => (row.last_ms ? time(row.last_ms) : dash()) },
+      { name: "Trouble", class: "body wide", cell: (row) => row.reason ?? row.last_error ?? dash() },
+    ],
+    page: async ({ topic: of }) => ({ rows: (await get("/v1/targets", of ? { topic: of } : {}, signal)).targets, next: null }),
+    acts: [{ title: "Remove …", danger: true, work: remove }],
+    above: one === null ? null : link("#/targets", "All targets"),
+    between: detail,
+    none: () => (list.isFiltered ? empty("No group of this topic is sent elsewhere", link("#/targets", "All targets"))
+      : empty("No group is sent to a URL or to another broker", commands([["Push", "tickwheel push set hello default --to https://example.com/hook --secret-file FILE"]]))),
+  });
+  if (one !== null) detail.append(one.element);
+  return { refresh: async () => { await list.refresh(); await one?.refresh(list.rows); }, every: 2_000 };
+}
+
+async function remove(rows, many) {
+  const sure = await ask({ title: `Remove ${many}?`, confirm: "Remove", danger: true, text: ["Their secrets are gone. The groups keep what they hold, and take subscribers again."] });
+  if (!sure) return false;
+  for (const one of rows) await request("DELETE", `${where(one)}/target`);
+  toast(`${rows.length === 1 ? "The target is" : `${count(rows.length)} targets are`} removed`);
+  return true;
+}
+
+function logOf(of, signal) {
+  const said = h("p", { class: "dim tabular" }), about = h("div");
+  const table = new Table({
+    label: "The last requests", key: (one) => String(one.number),
+    columns: [
+      { name: "At", class: "when", cell: (one) => time(one.at_ms) },
+      { name: "Task", class: "name", cell: (one) => (one.id ? link(`#/task/${one.id}`, h("span", { class: "mono" }, one.id)) : dash()) },
+      { name: "Attempt", class: "number wide", cell: (one) => count(one.attempt) },
+      { name: "Result", class: "word", cell: (one) => h("span", null, state(one.result), one.again ? " again" : "") },
+      { name: "Status", class: "number", cell: (one) => (one.status === null ? dash() : String(one.status)) },
+      { name: "Took", class: "number wide", cell: (one) => duration(one.duration_ms) },
+      { name: "Answer", class: "body wide", cell: (one) => h("span", { title: one.error || one.body }, one.error || one.body || "") },
+      { name: "", class: "word", cell: again },
+    ],
+  });
+  table.element.classList.add("short");
+  const can = may("operate", of.topic), why = can ? null : "It needs the right operate for this topic";
+
+  function again(one) {
+    return h("button", { type: "button", disabled: !can, title: why, "aria-label": `Send request ${one.number} again`, onclick: () => resend(one).catch(shown) }, "Send again");
+  }
+
+  async function resend(one) {
+    const sure = await ask({ title: `Send request ${one.number} again?`, confirm: "Send", text: ["The endpoint gets it once more, with the same id. Nothing becomes of its task."] });
+    if (!sure) return;
+    const found = await post(`${where(of)}/push/resend`, { number: one.number });
+    toast(found.status === null ? found.error : `The endpoint answered ${found.status}`, found.result === "acked" ? "note" : "error");
+    await refresh();
+  }
+
+  async function refresh(rows = null) {
+    const row = rows?.find((one) => one.topic === of.topic && one.group === of.group);
+    if (row) {
+      fill(about, facts([
+        ["To", h("span", { class: "mono" }, row.url)], ["State", state(row.state)], ["Since", time(row.since_ms)], ["By", row.by || "–"],
+        row.format ? ["Body", row.format] : null, ["At a time", count(row.concurrency)], ["Secrets", count(row.secrets)],
+        ["Sent", count(row.sent ?? 0)], ["Acked", count(row.acked ?? 0)], ["Failed", count(row.failed ?? 0)],
+      ].filter(Boolean)));
+    }
+    if (row && row.kind !== "push") { said.textContent = "What was forwarded is in the history."; return; }
+    try {
+      const { requests } = await get(`${where(of)}/push/log`, { limit: 200 }, signal);
+      table.set(requests);
+      said.textContent = requests.length ? "The newest first; they are in memory only." : "Nothing was sent yet.";
+    } catch (error) {
+      if (error.status !== 404 && error.status !== 409) throw error;
+      table.set([]);
+      said.textContent = error.message;
+    }
+  }
+
+  return { element: section(`Group ${of.group} of topic ${of.topic}`, about, said, table.element), refresh };
+}

@@ -1,0 +1,388 @@
+"""Targets of groups: set, taken away, shown; and what is asked of the process that sends
+(``server/outbound.py``): one request for a try, the last requests, one of them once more.
+
+A group has a target or subscribers, never both. Addresses that may not be asked are refused here at
+once, as far as they can be looked up; the process checks them again whenever it connects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sized
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from tickwheel.api.targets import (
+    OfTargets,
+    PushLogPage,
+    Resend,
+    SetForward,
+    SetPush,
+    SettleCallback,
+    shown_url,
+)
+from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, TickwheelError
+from tickwheel.model.kinds import TargetRow
+from tickwheel.outbound.guard import ForbiddenAddress, Guard
+from tickwheel.outbound.signing import PRIVATE, read_token
+from tickwheel.server import checks
+from tickwheel.server.shard.access import OUTBOUND
+from tickwheel.server.shard.callers import Caller
+from tickwheel.server.shard.groups import begin_group, find_room, found_group
+
+if TYPE_CHECKING:
+    from tickwheel.api.groups import OfGroup
+    from tickwheel.api.targets import TestPush
+    from tickwheel.engine.sessions import ReplySink
+    from tickwheel.engine.topics import Group
+    from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.shard.parts import Parts, Sender
+    from tickwheel.server.shard.settlement import Settling
+
+PUSH, FORWARD = "push", "forward"
+LOOK_UP_S: Final = 3.0
+"""How long a host may take to be looked up when a target is set; the process looks it up anyway."""
+PORTS: Final = {"http": 80, "https": 443}
+PUSH_OPTIONS: Final = (
+    "format", "concurrency", "request_timeout_ms", "connect_timeout_ms", "callback_lease_ms",
+)  # fmt: skip
+FORWARD_OPTIONS: Final = ("batch", "concurrency")
+NO_SENDER: Final = "no process of this daemon sends: it runs inside a program"
+
+
+class Targeting:
+    """The operations on targets."""
+
+    def __init__(self, parts: Parts, settling: Settling) -> None:
+        self._parts = parts
+        self._settling = settling
+        self._core = parts.core
+        self._guard = Guard.of(parts.settings.push_networks)
+
+    # --- set and taken away ----------------------------------------------------------------------
+
+    def set_push(self, ask: Ask[SetPush]) -> None:
+        """Make a URL the consumer of a group. Raises BadRequest, Conflict, LimitExceeded."""
+        request = ask.request
+        if find_spec("aiohttp") is None:
+            raise BadRequest("push needs the package aiohttp: install tickwheel[push]")
+        before = self._core.targets.get((request.topic, request.group))
+        secrets = request.secrets
+        if secrets is None and before is not None and before.kind == PUSH:
+            secrets = before.secrets
+        if not secrets:
+            raise BadRequest("secrets must name what the requests are signed with")
+        if any(one.startswith(PRIVATE) for one in secrets) and find_spec("cryptography") is None:
+            raise BadRequest(
+                f"a secret {PRIVATE}… needs the package cryptography: install tickwheel[encryption]"
+            )
+        sender = self._parts.outbound
+        if request.callback_lease_ms is not None and sender is not None and not sender.callbacks:
+            raise BadRequest("callback_lease_ms needs a daemon that serves HTTP: setting http")
+        self._set(ask, PUSH, tuple(secrets), PUSH_OPTIONS)
+
+    def set_forward(self, ask: Ask[SetForward]) -> None:
+        """Make another broker the consumer of a group. Raises as ``set_push``."""
+        secret = ask.request.secret
+        self._set(ask, FORWARD, () if secret is None else (secret,), FORWARD_OPTIONS)
+
+    def _set(
+        self, ask: Ask[Any], kind: str, secrets: tuple[str, ...], names: tuple[str, ...]
+    ) -> None:
+        request = ask.request
+        self._check_room(request.topic, request.group)
+        said = ((name, getattr(request, name)) for name in names)
+        row = TargetRow(
+            request.topic,
+            request.group,
+            kind,
+            request.url,
+            secrets,
+            tuple((name, value) for name, value in said if value is not None),
+            ask.now.now_ms,
+            ask.caller.principal.name or ask.caller.label,
+        )
+        is_asked = kind == FORWARD and self._parts.outbound is not None
+        also = partial(self._unknown, row) if is_asked else None
+        self._behind_guard(ask, request.url, partial(self._put, ask, row), also)
+
+    async def _unknown(self, row: TargetRow) -> TickwheelError | None:
+        """What the process that sends says is wrong with the address of a forwarder; None:
+        nothing."""
+        try:
+            await self._sender().ask("check", url=row.url, secrets=row.secrets)
+        except BadRequest as error:
+            return error
+        except TickwheelError:
+            pass  # it says so when it begins
+        return None
+
+    def _behind_guard(
+        self,
+        ask: Ask[Any],
+        url: str,
+        act: Callable[[], None],
+        also: Callable[[], Coroutine[Any, Any, TickwheelError | None]] | None = None,
+    ) -> None:
+        """``act`` when the host of a URL was looked up, and may be asked. ``also`` says what else
+        is wrong."""
+        parts = self._parts
+
+        async def check() -> None:
+            problem: TickwheelError | None = None
+            forbidden = await why_forbidden(self._guard, url)
+            if forbidden is not None:
+                problem = BadRequest(f"url: {forbidden}")
+            elif also is not None:
+                problem = await also()
+            if problem is not None:
+                ask.refuse(problem)
+                return
+            if not ask.caller.is_open:
+                return
+            parts.border.run(f"a target of {ask.caller.address}", act, ask.refuse)
+            parts.committer.begin()
+
+        parts.spawn(check())
+
+    def _put(self, ask: Ask[Any], row: TargetRow) -> None:
+        self._check_room(row.topic, row.group)
+        found, group = find_room(self._parts, row.topic, row.group)
+        grouping = self._parts.border.act().grouping
+        if group is None:
+            begin_group(grouping, found, row.group, None, ask.now.now_ms)
+        created = (row.topic, row.group) not in self._core.targets
+        grouping.set_target(row)
+        self._changed()
+        answer = target_map(row, self._state(row)) | {"created": created}
+        self._parts.committer.answer(ask, answer)
+        self._parts.wake()
+
+    def _check_room(self, topic: str, name: str) -> None:
+        """Raises Conflict while somebody is subscribed to the group, LimitExceeded when there are
+        as many targets as there may be."""
+        core = self._core
+        if (topic, name) not in core.targets and len(core.targets) >= TARGETS_MAX:
+            raise LimitExceeded(
+                f"there are {len(core.targets)} targets; the limit is {TARGETS_MAX} (TARGETS_MAX)"
+            )
+        group = core.find_group(topic, name)
+        others = 0 if group is None else len(self._others(group))
+        if others:
+            raise Conflict(
+                f"group {name} of topic {topic} has {others} subscribers; a group has a target or"
+                " subscribers, not both"
+            )
+
+    def _others(self, group: Group) -> set[Any]:
+        """The subscribers of a group that are not our own process."""
+        ours = {
+            subscriber
+            for caller in self._parts.callers
+            if caller.principal == OUTBOUND
+            for subscriber in caller.consumers
+        }
+        return set(group.subscribers) - ours
+
+    def remove_target(self, ask: Ask[OfGroup]) -> None:
+        """Take the target of a group away. Raises NotFound."""
+        row = self._row(ask.request.topic, ask.request.group)
+        self._parts.border.act().grouping.drop_target(row.topic, row.group)
+        self._changed()
+        self._parts.committer.answer(ask, {"kind": row.kind, "url": shown_url(row.url)})
+
+    def end(self, topic: str, group: str, reason: str, since_ms: int) -> None:
+        """End a push whose endpoint said that it wants no more; what was set anew stays."""
+        row = self._core.targets.get((topic, group))
+        if row is None or row.ended_ms is not None or row.since_ms != since_ms:
+            return
+        parts = self._parts
+        now_ms = parts.clock.read().now_ms
+        parts.border.begin()
+        ended = row._replace(ended_ms=now_ms, reason=reason)
+        parts.border.act().grouping.set_target(ended)
+        parts.committer.begin()
+        parts.observed.pushes_ended += 1
+        parts.on_event(
+            "push_ended",
+            f"group {group} of topic {topic}: {reason}; it is sent nothing more until it is set"
+            " again",
+        )
+
+    def _changed(self) -> None:
+        if self._parts.outbound is not None:
+            self._parts.outbound.changed()
+
+    # --- shown -----------------------------------------------------------------------------------
+
+    def targets(self, ask: Ask[OfTargets]) -> None:
+        """Answer the targets of a topic, or all."""
+        topic, only = ask.request.topic, ask.only
+        rows = [
+            row
+            for _, row in sorted(self._core.targets.items())
+            if topic in (None, row.topic) and (only is None or only(row.topic))
+        ]
+        found = [target_map(row, self._state(row)) for row in rows]
+        self._parts.committer.answer(ask, {"targets": found})
+
+    def _state(self, row: TargetRow) -> Mapping[str, Any]:
+        sender = self._parts.outbound
+        return {} if sender is None else sender.state(row.topic, row.group)
+
+    def _row(self, topic: str, group: str) -> TargetRow:
+        found_group(self._core, topic, group)
+        row = self._core.targets.get((topic, group))
+        if row is None:
+            raise NotFound(f"group {group} of topic {topic} has no target")
+        return row
+
+    # --- asked of the process --------------------------------------------------------------------
+
+    def test_push(self, ask: Ask[TestPush]) -> None:
+        """Send one request to a URL, and answer what came of it. Raises BadRequest, Conflict."""
+        request, sender = ask.request, self._sender()
+        said = {"url": request.url, "secrets": request.secrets or (), "format": request.format}
+        self._behind_guard(ask, request.url, lambda: self._ask(ask, sender, "test", said))
+
+    def push_log(self, ask: Ask[PushLogPage]) -> None:
+        """Answer the last requests of a push. Raises NotFound, Conflict."""
+        row = self._push(ask.request.topic, ask.request.group)
+        said = {"topic": row.topic, "group": row.group, "limit": ask.request.limit}
+        self._ask(ask, self._sender(), "log", said)
+
+    def resend(self, ask: Ask[Resend]) -> None:
+        """Send a request once more, and answer what came of it. Raises NotFound, Conflict."""
+        row = self._push(ask.request.topic, ask.request.group)
+        said = {"topic": row.topic, "group": row.group, "number": ask.request.number}
+        self._ask(ask, self._sender(), "resend", said)
+
+    # --- asked by endpoints ----------------------------------------------------------------------
+
+    def settle_callback(self, ask: Ask[SettleCallback]) -> None:
+        """Settle the task of a callback. The token proves that its bearer was sent the task. Raises
+        BadRequest, NotFound."""
+        request = ask.request
+        settled, is_of = read_token(request.token)
+        topic, group, task_id, epoch, attempt = settled
+        row = self._core.targets.get((topic, group))
+        if row is None or not is_of(row.secrets):
+            raise NotFound("there is no such callback, or not any more")
+        receipt = (task_id, epoch, attempt)
+        caller = Caller(
+            _Worded(ask.caller.replies, USUAL[request.result]),
+            principal=OUTBOUND,
+            address=ask.caller.address,
+        )
+        of_group, settling = (caller, ask.number, topic, group), self._settling
+        if request.result == "ack":
+            settling.ack(*of_group, epoch, (task_id,), (attempt,))
+        elif request.result == "nack":
+            item = (*receipt, request.delay_ms, request.reason)
+            settling.nack(*of_group, (item,), ask.now)
+        elif request.result == "reject":
+            settling.reject(*of_group, ((*receipt, request.reason),), ask.now)
+        else:
+            lease_ms = request.lease_ms or row.option("callback_lease_ms")
+            assert type(lease_ms) is int, "a push without it makes no callbacks"
+            settling.extend(*of_group, epoch, (task_id,), (attempt,), lease_ms, ask.now)
+        self._parts.wake()
+
+    def _sender(self) -> Sender:
+        sender = self._parts.outbound
+        if sender is None:
+            raise Conflict(NO_SENDER)
+        return sender
+
+    def _push(self, topic: str, group: str) -> TargetRow:
+        row = self._row(topic, group)
+        if row.kind != PUSH:
+            raise Conflict(f"group {group} of topic {topic} is forwarded, not pushed")
+        return row
+
+    def _ask(self, ask: Ask[Any], sender: Sender, what: str, said: dict[str, Any]) -> None:
+        async def wait() -> None:
+            try:
+                answer = await sender.ask(what, **said)
+            except TickwheelError as error:
+                ask.refuse(error)
+            except Exception as error:
+                ask.refuse(self._parts.border.survive(f"{what} of {ask.caller.address}", error))
+            else:
+                ask.answer(answer)
+
+        self._parts.spawn(wait())
+
+
+class _Worded:
+    """A sink of answers for one settled delivery, which makes a map of its word."""
+
+    def __init__(self, replies: ReplySink, usual: str) -> None:
+        self._replies = replies
+        self._usual = usual
+        self.label = replies.label
+        self.accepted = replies.accepted
+        self.give = replies.give
+        self.error = replies.error
+        self.flush = replies.flush
+
+    def answer_to(self, request: int, value: Any) -> Sized:
+        word = value[0] if value else self._usual
+        return self._replies.answer_to(request, {"result": word})
+
+
+USUAL: Final = {"ack": "acked", "nack": "retrying", "reject": "dead", "extend": "extended"}
+"""What a callback asks for → the word when nothing is said of it."""
+TARGETS_MAX: Final = 1_000
+"""Targets of one daemon."""
+
+
+def check_no_target(parts: Parts, caller: Caller, topic: object, group: object) -> None:
+    """Raises Conflict for a group that has a target, from anybody but the process that sends."""
+    targets = parts.core.targets
+    if not targets or caller.principal == OUTBOUND:
+        return
+    row = targets.get((checks.name(topic, "topic"), checks.group_name(group)))
+    if row is not None:
+        what = "pushed" if row.kind == PUSH else "forwarded"
+        raise Conflict(
+            f"group {row.group} of topic {row.topic} is {what} to {shown_url(row.url)} and takes no"
+            " subscribers; remove_target changes that"
+        )
+
+
+async def why_forbidden(guard: Guard, url: str) -> ForbiddenAddress | None:
+    """Why a URL may not be asked; None: it may, or nobody knows its host at the moment."""
+    parts = urlsplit(url)
+    for place in parts.netloc.split(","):
+        host = urlsplit(f"//{place}").hostname or ""
+        port = urlsplit(f"//{place}").port or PORTS.get(parts.scheme, 0)
+        try:
+            async with asyncio.timeout(LOOK_UP_S):
+                await guard.resolve(host, port)
+        except ForbiddenAddress as error:
+            return error
+        except (OSError, UnicodeError):
+            continue  # TimeoutError is one, too
+    return None
+
+
+def target_map(row: TargetRow, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A target as answers have it."""
+    found: dict[str, Any] = {
+        "topic": row.topic,
+        "group": row.group,
+        "kind": row.kind,
+        "url": shown_url(row.url),
+        "since_ms": row.since_ms,
+        "by": row.by,
+        "state": "stopped",
+        "secrets": len(row.secrets),
+        **dict(row.options),
+        **state,
+    }
+    if row.ended_ms is not None:
+        found |= {"state": "ended", "ended_ms": row.ended_ms, "reason": row.reason}
+    return found
