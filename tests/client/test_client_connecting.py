@@ -52,10 +52,6 @@ MORE: dict[str, dict[str, Any]] = {
     "resume_key": {"key": "k"},
     "put_schedule": {"every": 60},
     "configure": {"if_pending": "keep"},
-    "test_push": {"url": "https://example.com"},
-    "set_push": {"url": "https://example.com"},
-    "set_forward": {"url": "redis://cache/0?stream=s"},
-    "resend": {"number": 1},
 }
 """What is needed beside what has no default."""
 
@@ -165,6 +161,8 @@ def refuse(peer: Peer, frame: Frame) -> None:
 
 
 ARGUMENTS: dict[str, Any] = {
+    "url": "https://example.com/hook",
+    "number": 1,
     "topic": "t", "group": "g", "body": b"", "bodies": [b"x"], "tasks": [Task("t", b"")],
     "key": "k", "ids": [1], "task_id": 1, "pairs": [(1, "g")], "name": "n", "transaction": "x",
     "bulk": "1-1",
