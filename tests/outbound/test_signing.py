@@ -10,7 +10,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from tickwheel.errors import BadRequest
+from tickwheel.errors import NotFound
 from tickwheel.outbound.signing import (
     Callback,
     Signer,
@@ -75,7 +75,7 @@ def test_a_token_says_its_delivery_and_who_made_it() -> None:
 
 @pytest.mark.parametrize("change", ["", "x", "..", "bm8.bm8", "W10.bm8", "A" * 5_000])
 def test_what_is_no_token_is_refused(change: str) -> None:
-    with pytest.raises(BadRequest, match="callback"):
+    with pytest.raises(NotFound, match="callback"):
         read_token(change)
 
 

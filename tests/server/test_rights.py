@@ -140,6 +140,7 @@ ONE_ID = {"ids": ["5"]}
 SCHEDULE = {"topic": OURS, "every_ms": 60_000}
 KEY = f"/v1/topics/{OURS}/keys/k"
 BULK = {"kind": "cancel", "topic": OURS}
+PUSH = {"url": "https://8.8.8.8/hook", "secrets": [f"whsec_{'A' * 32}"]}
 DEAD = {"items": [{"id": "5", "group": "g"}]}
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/tasks"): {"topic": OURS},
@@ -168,6 +169,11 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/dead-letters/delete"): DEAD,
     ("PUT", "/v1/schedules/{name}"): SCHEDULE,
     ("POST", "/v1/schedules/{name}/backfill"): {"from_ms": 0, "to_ms": 10},
+    ("PUT", "/v1/topics/{topic}/groups/{group}/push"): PUSH,
+    ("PUT", "/v1/topics/{topic}/groups/{group}/forward"): {"url": "redis://8.8.8.8/0?stream=s"},
+    ("POST", "/v1/topics/{topic}/groups/{group}/push/resend"): {"number": 1},
+    ("POST", "/v1/push-test"): PUSH,
+    ("POST", "/v1/callbacks/{token}"): {"result": "ack"},
     ("POST", "/v1/bulk"): BULK,
     ("POST", "/v1/topics/{topic}/groups/{group}/reset"): {"to": "first"},
     ("POST", "/v1/topics/{topic}/groups/{group}/reset-preview"): {"to": "first"},
@@ -183,6 +189,7 @@ NAMED = {
     "{name}": "daily",
     "{transaction}": "daily",
     "{bulk}": "j",
+    "{token}": "none",
 }
 
 

@@ -18,6 +18,8 @@ class FakeSender:
 
     callbacks: str | None = "http://127.0.0.1:1"
 
+    restarts = 0
+
     def __init__(self) -> None:
         self.changes = 0
         self.asked: list[tuple[str, dict[str, Any]]] = []
@@ -27,6 +29,12 @@ class FakeSender:
 
     def state(self, topic: str, group: str) -> Mapping[str, Any]:
         return {"state": "sending", "sent": 3, "acked": 2, "failed": 1, "in_flight": 0}
+
+    def count(self, word: str) -> int:
+        return 0
+
+    def total(self, name: str) -> int:
+        return 0
 
     async def ask(self, what: str, **said: Any) -> dict[str, Any]:
         self.asked.append((what, said))

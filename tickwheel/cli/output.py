@@ -416,6 +416,7 @@ EXTRAS = {
     "encryption": Extra("encryption", ("cryptography",)),
     "amqp": Extra("a target in RabbitMQ", ("aio_pika",)),
     "kafka": Extra("a target in Kafka", ("aiokafka",)),
+    "push": Extra("push", ("aiohttp",)),
     "reload": Extra("--reload", ("watchfiles",)),
 }  # fmt: skip
 

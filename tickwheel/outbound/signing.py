@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tickwheel.errors import BadRequest
+from tickwheel.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -101,8 +101,8 @@ def callback_token(callback: Callback, secret: str) -> str:
 
 
 def read_token(token: str) -> tuple[Callback, Callable[[Sequence[str]], bool]]:
-    """What a token says, and whether one of some secrets has made it. Raises BadRequest when it is
-    no token at all."""
+    """What a token says, and whether one of some secrets has made it. Raises NotFound when it is no
+    token at all."""
     try:
         if len(token) > TOKEN_LENGTH_MAX:
             raise ValueError("it is too long")
@@ -113,7 +113,7 @@ def read_token(token: str) -> tuple[Callback, Callable[[Sequence[str]], bool]]:
         if [type(one) for one in callback] != [str, str, int, int, int]:
             raise ValueError("its fields are others")
     except (ValueError, TypeError, RecursionError):
-        raise BadRequest("the path must end with the token of a callback") from None
+        raise NotFound("there is no such callback, or not any more") from None
 
     def is_of(secrets: Sequence[str]) -> bool:
         return any(hmac.compare_digest(_mac(data, secret), mac) for secret in secrets)

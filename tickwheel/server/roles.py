@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Sources
     from tickwheel.engine.state import EngineConfig
-    from tickwheel.server.outbound import Outbound
+    from tickwheel.server.shard.parts import Sender
     from tickwheel.server.tracing import Exports, Tracing
 
 TAKEOVER_RETRY_S = 1.0
@@ -491,10 +491,11 @@ class Running(Protocol):
     roles: Roles
     draining: bool
     started_mono_s: float
-    outbound: Outbound | None
 
     @property
     def connection_count(self) -> int: ...
+    @property
+    def outbound(self) -> Sender | None: ...
 
 
 def state_of(daemon: Running) -> tuple[str, str | None]:

@@ -196,7 +196,8 @@ def forwarded(stage: Stage) -> Values:
 
 refusal("push_log", "conflict", cli=False)(forwarded)
 refusal("resend", "conflict", cli=False)(lambda stage: forwarded(stage) | {"number": 1})
-refusal("settle_callback", "bad_request")(lambda stage: {"token": "none"})
+refusal("settle_callback", "not_found")(lambda stage: {"token": "none"})
+refusal("settle_callback", "bad_request")(lambda stage: {"token": "none", "result": "odd"})
 
 
 @refusal("settle_callback", "not_found")

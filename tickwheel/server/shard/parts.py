@@ -42,6 +42,17 @@ class Sender(Protocol):
         """How a target goes: fields of ``TargetInfo``."""
         ...
 
+    restarts: int
+    """How often its process was started again."""
+
+    def count(self, word: str) -> int:
+        """How many targets are in a state; "": how many there are."""
+        ...
+
+    def total(self, name: str) -> int:
+        """Attempts of all targets since the daemon began: ``sent``, ``acked`` or ``failed``."""
+        ...
+
     async def ask(self, what: str, **said: Any) -> dict[str, Any]:
         """The answer of the process to a question. Raises TickwheelError."""
         ...

@@ -263,7 +263,7 @@ class Targeting:
 
     def settle_callback(self, ask: Ask[SettleCallback]) -> None:
         """Settle the task of a callback. The token proves that its bearer was sent the task. Raises
-        BadRequest, NotFound."""
+        NotFound."""
         request = ask.request
         settled, is_of = read_token(request.token)
         topic, group, task_id, epoch, attempt = settled
