@@ -1035,7 +1035,7 @@ def test_a_push_is_shown_its_requests_are_sent_again_and_it_is_removed(
     with Answering() as endpoint, Daemon(tmp_path, http=True, push_allow="127.0.0.0/8") as daemon:
         secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
         path = f"/v1/topics/{topic}/groups/g"
-        said = {"url": f"{endpoint.url}?code=quiet", "secrets": [secret]}
+        said = {"url": f"{endpoint.url}?code=hushed", "secrets": [secret]}
         assert ask(daemon, "PUT", f"{path}/push", said)[0] == 201
         (task,) = enqueue(daemon, topic)
         until(lambda: get(daemon, f"{path}/push/log").get("requests"))
@@ -1063,7 +1063,7 @@ def test_a_push_is_shown_its_requests_are_sent_again_and_it_is_removed(
         page.get_by_role("button", name="Remove …").click()
         assert "secrets" in console.confirm("Remove")
         expect(page.locator("main")).to_contain_text("No group")
-        assert "quiet" not in page.content() and secret not in page.content()
+        assert "hushed" not in page.content() and secret not in page.content()
 
 
 class Answering:

@@ -17,7 +17,7 @@ from support.traces import TRACE
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.shapes import Request
 from tickwheel.engine.topics import TaskOptions
-from tickwheel.model.kinds import Bulk, Selection
+from tickwheel.model.kinds import Bulk, Selection, TargetRow
 from tickwheel.protocol import encode
 from tickwheel.server.shard import tasks
 from tickwheel.server.shard.operations import Operations
@@ -60,11 +60,16 @@ async def leased(daemon: InProcess, peer: Peer) -> int:
     await ask(daemon, peer, T.PULL, "t", "g", 1, 0, None, request=4)
     await ask(daemon, peer, T.SCHEDULE_PUT, "s", EVERY, request=6)
     await ask(daemon, peer, T.PREPARE, "x", "g", 1, PLAIN, None, request=7)
+    await ask(daemon, peer, T.GROUP_CREATE, "far", "g", None, request=8)
+    daemon.shard.engine.grouping.set_target(TargetRow("far", "g", "push", URL, (), (), 0, ""))
+    daemon.shard.outbound = None  # nobody sends
     daemon.shard.engine.bulks.make(Bulk("j", "cancel", "t", Selection(), (), None, 0, 0))
     task_id: int = answer[2][1][0]
     return task_id
 
 
+URL = "https://8.8.8.8/"
+SECRETS = {"secrets": (f"whsec_{'A' * 32}",)}
 PLAIN = (("t", b"", 0),)
 EVERY = {"topic": "t", "every_ms": 5_000}
 SPAN = {"from_ms": 0, "to_ms": 10_000}
@@ -115,6 +120,9 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "answer checks": (T.CHECKS, "transactions", "came", lambda i: (("g",),)),
     "release key": (T.RELEASE_KEY, "key_control", "release", lambda i: ("t", "g", (i,), None)),
     "skip key": (T.SKIP_KEY, "key_control", "skip", lambda i: ("t", "g", (i,), None)),
+    "push": (T.PUSH_SET, "grouping", "set_target", lambda i: ("u", "g", URL, SECRETS)),
+    "forward": (T.FORWARD_SET, "grouping", "set_target", lambda i: ("u", "g", URL, None)),
+    "send nowhere": (T.TARGET_REMOVE, "grouping", "drop_target", lambda i: ("far", "g")),
     "pause key": (T.PAUSE_KEY, "key_control", "pause", lambda i: ("t", "g", "k", None)),
     "resume key": (T.RESUME_KEY, "key_control", "resume", lambda i: ("t", "g", "k", None)),
     "set topic": (T.CONFIGURE, "grouping", "set_topic", lambda i: ("t", None, {"paused": True})),
@@ -147,6 +155,7 @@ def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess)
         T.LOOKUP, T.LIST, T.SCHEDULE_LIST, T.STATS, T.LOAD, T.DEAD_LIST, T.BACKUP,
         T.PING, T.STATUS, T.TRANSACTION_LIST, T.TRANSACTION_SHOW, T.BULK_LIST, T.BULK_PREVIEW,
         T.GROUP_RESET_PREVIEW, T.HELD_KEYS, T.KEY_LINES, T.CONSUMER_LIST,
+        T.TARGET_LIST, T.PUSH_TEST, T.PUSH_LOG, T.PUSH_RESEND,
     }  # fmt: skip
     of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}
     assert set(table) - reads - of_connections == {kind for kind, *_ in ACTS.values()}
