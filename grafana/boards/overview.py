@@ -173,6 +173,23 @@ OVERVIEW = Dashboard(
                     ],
                 ),
                 Panel(
+                    "Targets",
+                    [
+                        (total("tickwheel_targets"), "targets"),
+                        (total("tickwheel_targets_failing"), "failing"),
+                        (total("tickwheel_targets_open"), "left alone"),
+                        (total("tickwheel_targets_ended"), "ended"),
+                        *(
+                            (f"sum(rate(tickwheel_{what}_total{{{JOB}}}[{RATE}]))", said)
+                            for what, said in (
+                                ("target_attempts", "sent a second"),
+                                ("target_failures", "failed a second"),
+                                ("outbound_restarts", "restarts a second"),
+                            )
+                        ),
+                    ],
+                ),
+                Panel(
                     "HTTP requests",
                     [
                         (f"sum(rate(tickwheel_http_{what}_total{{{JOB}}}[{RATE}]))", what)

@@ -32,7 +32,7 @@ export async function open(main, query, signal) {
     above: one === null ? null : link("#/targets", "All targets"),
     between: detail,
     none: () => (list.isFiltered ? empty("No group of this topic is sent elsewhere", link("#/targets", "All targets"))
-      : empty("No group is sent to a URL or to another broker", commands([["Push", "tickwheel push set hello default --to https://example.com/hook --secret-file FILE"]]))),
+      : empty("No group is sent to a URL or to another broker", commands([["Push", "tickwheel push set --help"]]))),
   });
   if (one !== null) detail.append(one.element);
   return { refresh: async () => { await list.refresh(); await one?.refresh(list.rows); }, every: 2_000 };
