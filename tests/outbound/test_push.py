@@ -22,9 +22,9 @@ from outbound.endpoint import SECRET, Endpoint, serving
 from support.daemon import Daemon
 from support.waiting import comes
 from tickwheel import Client, Conflict, NotFound, TargetInfo, Task
+from tickwheel.addresses import Guard
 from tickwheel.client import Retry
 from tickwheel.outbound.connecting import checked
-from tickwheel.outbound.guard import Guard
 from tickwheel.outbound.push import (
     ANSWER_BYTES_MAX,
     LOG_BYTES_MAX,
@@ -38,7 +38,7 @@ from tickwheel.outbound.push import (
     post,
     retry_after_s,
 )
-from tickwheel.outbound.signing import Signer
+from tickwheel.signing import Signer
 
 LOCAL = "127.0.0.0/8"
 SOON_S = 30.0

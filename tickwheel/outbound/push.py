@@ -26,11 +26,10 @@ from hashlib import blake2s
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, urlsplit
 
+from tickwheel.addresses import ForbiddenAddress, Guard
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import NotFound, TickwheelError
 from tickwheel.outbound.breaker import Host
-from tickwheel.outbound.guard import ForbiddenAddress, Guard
-from tickwheel.outbound.signing import Callback, Signer, callback_token
 from tickwheel.outbound.target import (
     ACK,
     PROPERTY,
@@ -41,6 +40,7 @@ from tickwheel.outbound.target import (
     needs,
     why,
 )
+from tickwheel.signing import Callback, Signer, callback_token
 from tickwheel.version import __version__
 
 with needs("push"):

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from tickwheel.addresses import ForbiddenAddress, Guard
 from tickwheel.api.targets import (
     OfTargets,
     PushLogPage,
@@ -25,12 +26,11 @@ from tickwheel.api.targets import (
 )
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, TickwheelError
 from tickwheel.model.kinds import TargetRow
-from tickwheel.outbound.guard import ForbiddenAddress, Guard
-from tickwheel.outbound.signing import PRIVATE, read_token
 from tickwheel.server import checks
 from tickwheel.server.shard.access import OUTBOUND
 from tickwheel.server.shard.callers import Caller
 from tickwheel.server.shard.groups import begin_group, find_room, found_group
+from tickwheel.signing import PRIVATE, read_token
 
 if TYPE_CHECKING:
     from tickwheel.api.groups import OfGroup

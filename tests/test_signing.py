@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from tickwheel.errors import NotFound
-from tickwheel.outbound.signing import (
+from tickwheel.signing import (
     Callback,
     Signer,
     callback_token,
