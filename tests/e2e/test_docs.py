@@ -354,13 +354,16 @@ def test_the_page_of_forwarders_works_as_it_stands(tmp_path: Path, shell: dict[s
     moved = 'set -- "${@//6390/' + port + '}"'
     (commands / "redis-server").write_text(f'#!/bin/bash\n{moved}\nexec {redis_server} "$@"\n')
     (commands / "redis-server").chmod(0o755)
+    tickwheel = (commands / "tickwheel").read_text()
+    (commands / "tickwheel").write_text(tickwheel.replace("\n", f"\n{moved}\n", 1))
     python = (commands / "python").read_text()
     waits = WAIT.format(port=port).replace("serve | check | init | token) ;; *", "*")
     at_port = f'sed -i s/6390/{port}/ "$1"'
     (commands / "python").write_text(python.replace("exec ", f"{at_port}\n{waits}\nexec ", 1))
     shown = run_as_it_stands("docs/forward.md", tmp_path, shell)
     places = [shown.index(word) for word in (
-        "order 41 of key 41", "paper is there", "reports monday", "switched off",
+        "stream=orders", "order 41 of key 41", "1 invoice has come", "paper is there",
+        "reports monday", "switched off",
     )]  # fmt: skip
     assert places == sorted(places), shown
 

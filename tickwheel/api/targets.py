@@ -54,7 +54,7 @@ def shown_url(url: str) -> str:
 
 
 class Url(Kind):
-    """The address of a target, without credentials."""
+    """The address of a target, without credentials; that of a broker may name a user."""
 
     word, python, json = "str", "str", str
 
@@ -74,10 +74,10 @@ class Url(Kind):
             raise BadRequest(f"{field} must be {expected}; its host or port cannot be read") from (
                 None
             )
-        if "@" in parts.netloc:
-            raise BadRequest(
-                f"{field} must not have credentials before its host; a secret comes by itself"
-            )
+        user, at, _ = parts.netloc.rpartition("@")
+        if at and (self.schemes or ":" in user):
+            what = "credentials" if self.schemes else "a password"
+            raise BadRequest(f"{field} must not have {what} before its host; that comes by itself")
         is_known = parts.scheme in self.schemes if self.schemes else _SCHEME.fullmatch(parts.scheme)
         if not is_known or not parts.netloc or port == 0:
             wrong(field, expected, shown_url(text))
@@ -195,7 +195,7 @@ class SetForward(OfGroup):
     """The request makes another broker the consumer of a group."""
 
     url: Annotated[str, FORWARD_URL, "redis://, amqp://, kafka:// or what an extension takes."]
-    secret: Annotated[str | None, Password(), "The password for it, or USER:PASSWORD."] = None
+    secret: Annotated[str | None, Password(), "Its password; the user stands in the URL."] = None
     batch: Annotated[int, Whole(1, BATCH_MAX), "Tasks that are sent together, at most."] = 512
     concurrency: Annotated[int, Whole(1, 64), "Batches at a time, at most."] = 1
 

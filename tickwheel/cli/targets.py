@@ -180,7 +180,7 @@ async def set_forward(
     group: GroupArgument,
     to: Annotated[str, option("redis://HOST/DB?stream=NAME, amqp://…, kafka://…", "URL")],
     secret_file: Annotated[
-        str | None, option("A file with the password, or USER:PASSWORD.", "FILE")
+        str | None, option("A file with the password; the user stands in the URL.", "FILE")
     ] = None,
     batch: Annotated[int | None, option("Tasks sent together. Default: 512.", "N")] = None,
     concurrency: Annotated[int | None, option("Batches at a time. Default: 1.", "N")] = None,

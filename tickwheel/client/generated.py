@@ -868,8 +868,8 @@ class GeneratedVerbs(Verbs):
         """Send the tasks of a group to another broker; a group that is not there is made. In the
         place of the target that was there. Raises as ``set_push``.
 
-        ``secret``: the password for it, or USER:PASSWORD. ``batch``: tasks that are sent together,
-        at most. ``concurrency``: batches at a time, at most."""
+        ``secret``: its password; the user stands in the URL. ``batch``: tasks that are sent
+        together, at most. ``concurrency``: batches at a time, at most."""
         answer: TargetInfo = await self._ask(
             "set_forward",
             {
