@@ -19,7 +19,7 @@ from tickwheel.protocol import encode
 
 ERROR = int(T.ERROR)
 DAY_MS = 86_400_000
-UNUSED = next(number for number in range(1, 64) if number not in set(T))
+UNUSED = next(number for number in range(1, 128) if number not in set(T))
 """No type of frame has it."""
 
 
