@@ -291,11 +291,9 @@ class PushTarget:
 
     async def _hold(self, delivery: Delivery) -> tuple[Outcome, str]:
         try:
-            word = await delivery.extend(self._callback_s)
+            await delivery.extend(self._callback_s)  # in vain if something has settled it meanwhile
         except TickwheelError as error:
             return Outcome("retry", reason=f"202, but no lease for a callback: {error}"), "retry"
-        if word != "extended":
-            return HELD, "callback"  # something else has settled it meanwhile
         return HELD, "callback"
 
     def _note(

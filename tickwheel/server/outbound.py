@@ -202,6 +202,8 @@ class Outbound:
                 ended = f"exit code {await self._run()}"
             except OSError as error:
                 ended = f"cannot be started: {error.strerror}"
+            except ValueError:  # one that is killed may leave half a line
+                ended = "its output could not be read"
             self._gone("the process that sends has ended")
             if self._operations is None:
                 return
@@ -213,7 +215,7 @@ class Outbound:
             await asyncio.sleep(pause_s)
 
     async def _run(self) -> int:
-        """Run the process once; its exit code. Raises OSError."""
+        """Run the process once; its exit code. Raises OSError, ValueError for what is no line."""
         url, secret = await self._address(), secrets.token_urlsafe(32)
         self._logins.own = secret.encode()
         process = await asyncio.create_subprocess_exec(
