@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from inspect import isawaitable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis as redis_module
 
+from support.redis_server import RedisServer
 from support.waiting import comes
 from tickwheel import Client, Delivery
 from tickwheel.outbound.runner import Runner
@@ -17,6 +20,20 @@ from tickwheel.outbound.target import ACK, Outcome, Target
 from tickwheel.testing import TestWheel
 
 Answer = Callable[[Sequence[Delivery]], Awaitable[Sequence[Outcome]]]
+PASSWORD = "letmein"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    made = RedisServer(tmp_path / "redis", requirepass=PASSWORD).start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def redis(server: RedisServer) -> Iterator[Any]:
+    with redis_module.Redis(port=server.port, password=PASSWORD) as client:
+        yield client
 
 
 async def takes_all(deliveries: Sequence[Delivery]) -> Sequence[Outcome]:

@@ -7,30 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis as redis_module
 
 from e2e.cli_runner import Cli
 from support.daemon import Daemon
 from support.redis_server import RedisServer
 from support.waiting import comes
+from tests.outbound.conftest import PASSWORD
 from tickwheel import BadRequest, Client, Conflict, Task
 
 LOCAL = "127.0.0.0/8"
-PASSWORD = "letmein"
 SOON_S = 30.0
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    made = RedisServer(tmp_path / "redis", requirepass=PASSWORD).start()
-    yield made
-    made.kill()
-
-
-@pytest.fixture
-def redis(server: RedisServer) -> Iterator[Any]:
-    with redis_module.Redis(port=server.port, password=PASSWORD) as client:
-        yield client
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +15,17 @@ from support.certificates import Authority
 from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
 from support.waiting import comes
-from tests.outbound.conftest import in_time, running
+from tests.outbound.conftest import PASSWORD, in_time, running
 from tickwheel import Retry
 from tickwheel.outbound import redis_stream, runner
 from tickwheel.outbound.target import target_of
 from tickwheel.testing import TestWheel
-
-PASSWORD = "letmein"
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pauses between tries to connect pass in real time."""
     monkeypatch.setattr(runner, "PAUSE_S", 0.001)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    made = RedisServer(tmp_path / "redis", requirepass=PASSWORD).start()
-    yield made
-    made.kill()
-
-
-@pytest.fixture
-def redis(server: RedisServer) -> Iterator[Any]:
-    with redis_module.Redis(port=server.port, password=PASSWORD) as client:
-        yield client
 
 
 def to(server: RedisServer, query: str, secret: str | None = PASSWORD) -> Any:
