@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.fake_daemon import FakeDaemon, Peer, turns
+from support.ports import free_port
 from support.waiting import soon
 from tickwheel import Client, Task, errors
 from tickwheel.api.frames import FrameType as T
@@ -54,12 +55,6 @@ MORE: dict[str, dict[str, Any]] = {
     "configure": {"if_pending": "keep"},
 }
 """What is needed beside what has no default."""
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 # --- HELLO -----------------------------------------------------------------------------------

@@ -52,11 +52,10 @@ def console(console_on: Open, shop: Daemon) -> Console:
 
 
 def cells(page: Page, text: str) -> list[str]:
-    """Of the first row that has this."""
-    return [
-        cell.inner_text()
-        for cell in page.locator("tbody tr", has_text=text).first.locator("td").all()
-    ]
+    """Of the first row that has this, as soon as it is there."""
+    row = page.locator("tbody tr", has_text=text).first
+    row.wait_for()
+    return row.locator("td").all_inner_texts()
 
 
 # --- overview ------------------------------------------------------------------------------------

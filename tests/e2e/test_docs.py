@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from typer.main import get_command
 
 from support.daemon import ANY_DISK
 from support.forked_shell import commands as forked_shell_commands
+from support.ports import free_port
 from tickwheel.cli.app import app
 from tickwheel.cli.call import DEFAULT, ListByDefault
 
@@ -86,12 +86,6 @@ def run_as_it_stands(
     assert code == 0, f"exit code {code}\n{out.read_text()}{err.read_text()}"
     assert "Traceback" not in err.read_text(), err.read_text()
     return out.read_text()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

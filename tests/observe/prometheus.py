@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -13,6 +12,8 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any, Self
+
+from support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "grafana" / "prometheus"
@@ -40,9 +41,7 @@ class Prometheus:
         self._config = folder / "prometheus.yml"
         self._config.write_text(_config(targets, interval))
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        self.url = f"http://127.0.0.1:{free_port()}"
 
     def __enter__(self) -> Self:
         command = ["prometheus", f"--config.file={self._config}", "--log.level=warn"]

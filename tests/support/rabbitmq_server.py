@@ -17,6 +17,8 @@ from typing import Self
 
 import pytest
 
+from support.ports import free_port
+
 PLACES = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server")
 """Debian's own command changes to another user; what it calls then is the first of these."""
 START_TIMEOUT_S = 120.0
@@ -46,7 +48,7 @@ class RabbitServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port, self._distribution_port, self._names_port = _free_ports(3)
+        self.port, self._distribution_port, self._names_port = (free_port() for _ in range(3))
         self._process: subprocess.Popen[bytes] | None = None
         self._names: subprocess.Popen[bytes] | None = None
 
@@ -135,11 +137,3 @@ class RabbitServer:
         if names is not None:
             names.kill()
             names.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]

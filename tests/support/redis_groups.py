@@ -16,13 +16,11 @@ from typing import Any
 
 import hiredis
 
+from support.ports import free_port
 from support.redis_server import RedisServer, program
 from support.waiting import until
 
 NAME = "mymaster"
-BUS_OFFSET = 10_000
-"""The bus of a node of a Cluster is at its port and this."""
-PORT_MAX = 65_535
 SLOTS = 16_384
 TIMEOUT_S = 20.0
 DOWN_AFTER_MS = 500
@@ -85,7 +83,7 @@ def tls(certificate: Path) -> dict[str, str]:
     """Settings of a server whose group speaks TLS; the key is beside the certificate. The tests
     themselves go on to ask it without."""
     return {
-        "tls_port": str(_port_with_bus()),
+        "tls_port": str(free_port()),
         "tls_cert_file": str(certificate),
         "tls_key_file": str(certificate.with_name("key.pem")),
         "tls_ca_cert_file": str(certificate),
@@ -108,9 +106,7 @@ class _Sentinel:
     """One Sentinel process."""
 
     def __init__(self, folder: Path, master_port: int, certificate: Path | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.password = ""
         self._folder = folder
         how = {} if certificate is None else tls(certificate)
@@ -253,7 +249,7 @@ class SentinelGroup:
 
 
 class _Node(RedisServer):
-    """A node of a Cluster; its port leaves room for its bus."""
+    """A node of a Cluster."""
 
     def __init__(self, folder: Path, **options: str) -> None:
         how = {
@@ -265,21 +261,6 @@ class _Node(RedisServer):
             "cluster_allow_replica_migration": "no",
         }
         super().__init__(folder, **how | options)
-        self.port = _port_with_bus()
-
-
-def _port_with_bus() -> int:
-    while True:
-        with socket.socket() as probe, socket.socket() as bus:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            if port + BUS_OFFSET > PORT_MAX:
-                continue
-            try:
-                bus.bind(("127.0.0.1", port + BUS_OFFSET))
-            except OSError:
-                continue
-            return port
 
 
 class Cluster:

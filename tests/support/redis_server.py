@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from support.ports import free_port
+
 PROGRAMS = ("redis-server", "valkey-server")
 START_TIMEOUT_S = 20.0
 DEFAULTS = {
@@ -43,9 +45,7 @@ class RedisServer:
         self.options = DEFAULTS | {key.replace("_", "-"): value for key, value in options.items()}
         self.password = self.options.get("requirepass", "")
         self._process: subprocess.Popen[bytes] | None = None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
 
     def url(self, query: str = "", user: str = "") -> str:
         return f"redis://{user}127.0.0.1:{self.port}/0{'?' if query else ''}{query}"

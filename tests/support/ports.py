@@ -1,0 +1,44 @@
+"""Ports for the servers that tests start: free now, and nobody else's until they are used.
+
+A port that the system hands out for port 0 may be given to any other connection between the probe
+and the server's start. So these lie below the range from which the system chooses
+(``net.ipv4.ip_local_port_range`` begins at 32,768), each process of pytest-xdist draws from ports
+of its own, and a process gives none out twice.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Iterator
+
+FIRST = 10_000
+LAST = 19_999
+BUS_OFFSET = 10_000
+"""Redis Cluster talks on the port this far above a node's: it is probed as well."""
+
+
+def _candidates() -> Iterator[int]:
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    ports = list(range(FIRST + number % count, LAST + 1, count))
+    random.Random().shuffle(ports)  # the tests' own seed must not decide: other runs draw, too
+    while True:
+        yield from ports
+
+
+_PORTS = _candidates()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on, and whose bus port is free, too."""
+    while True:
+        port = next(_PORTS)
+        with socket.socket() as probe, socket.socket() as bus:
+            try:
+                probe.bind(("127.0.0.1", port))
+                bus.bind(("127.0.0.1", port + BUS_OFFSET))
+            except OSError:
+                continue
+            return port
