@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 
@@ -65,6 +66,25 @@ async def test_a_second_claim_waits_for_the_first(url: str) -> None:
                 await do(hasty, "a")
             assert not waiting.done()
         assert await waiting is False
+
+
+async def test_a_wait_ends_although_a_cancellation_was_swallowed(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Once(url) as one, Once(url, wait=0.1) as hasty:
+        redis = hasty._marks._redis  # type: ignore[attr-defined]
+        get = redis.get
+
+        async def swallowing(key: str) -> object:
+            """As ``asyncio.wait_for`` of Python 3.11 when a result and a cancellation meet."""
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.2)  # real time: longer than the wait
+            return await get(key)
+
+        monkeypatch.setattr(redis, "get", swallowing)
+        async with one.claim("a"):
+            with pytest.raises(errors.Conflict):
+                await do(hasty, "a")
 
 
 async def test_a_claim_is_renewed_while_the_body_runs(url: str) -> None:

@@ -98,11 +98,8 @@ class Once:
     @asynccontextmanager
     async def _claim(self, key: str) -> AsyncIterator[bool]:
         try:
-            async with asyncio.timeout(self._wait_s) as limit:
-                claim = await self._marks.claim(key)
+            claim = await self._marks.claim(key, self._wait_s)
         except TimeoutError:
-            if not limit.expired():
-                raise
             raise Conflict(
                 f"key {key!r} has been worked on elsewhere for {self._wait_s:g} s (wait)"
             ) from None
@@ -161,8 +158,11 @@ def _positive_ms(value: Any, field: str) -> int:
 class DedupStore(Protocol):
     """Keeps the marks of keys. Keys are text; a claim is whatever ``claim`` returned."""
 
-    async def claim(self, key: str) -> Any:
-        """Claim a key; None: its work is done. Waits while another one holds the key."""
+    async def claim(self, key: str, wait_s: float) -> Any:
+        """Claim a key; None: its work is done.
+
+        While another one holds the key it waits; TimeoutError after ``wait_s`` seconds.
+        """
 
     async def done(self, claim: Any) -> None:
         """Mark the key of a claim as done."""
@@ -190,13 +190,14 @@ class MemoryDedupStore:
         """Key → until when it counts as done, by the monotonic clock; the oldest first."""
         self._claims: dict[str, asyncio.Future[None]] = {}
 
-    async def claim(self, key: str) -> str | None:
-        while not await self.is_done(key):
-            held = self._claims.get(key)
-            if held is None:
-                self._claims[key] = asyncio.get_running_loop().create_future()
-                return key
-            await asyncio.shield(held)
+    async def claim(self, key: str, wait_s: float) -> str | None:
+        async with asyncio.timeout(wait_s):
+            while not await self.is_done(key):
+                held = self._claims.get(key)
+                if held is None:
+                    self._claims[key] = asyncio.get_running_loop().create_future()
+                    return key
+                await asyncio.shield(held)
         return None
 
     async def done(self, claim: str) -> None:
@@ -273,15 +274,21 @@ class RedisDedupStore:
         self._ttl_ms = ttl_ms
         self._claim_ms = claim_ms
 
-    async def claim(self, key: str) -> _Claim | None:
+    async def claim(self, key: str, wait_s: float) -> _Claim | None:
+        # A time-out by cancellation could be lost: `asyncio.wait_for`, in which the Redis client
+        # sends, swallows a cancellation that meets its result (Python 3.11, gh-86296).
         value, pause_s = b"claim:" + secrets.token_bytes(12), POLL_S_MIN
+        until_s = time.monotonic() + wait_s
         while True:
             if await self._ask(self._redis.set(key, value, nx=True, px=self._claim_ms)):
                 renewing = asyncio.get_running_loop().create_task(self._renew(key, value))
                 return _Claim(key, value, renewing)
             if await self.is_done(key):
                 return None
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            await asyncio.sleep(min(left_s, pause_s * random.uniform(0.5, 1.0)))
             pause_s = min(POLL_S_MAX, pause_s * 2)
 
     async def done(self, claim: _Claim) -> None:
