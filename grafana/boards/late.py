@@ -27,7 +27,8 @@ GUIDE = """\
 written. More than 100 ms is late, and has a **cause**. Look at the causes first, then at the row
 of the cause.
 
-1. **Nobody takes it** (`no_subscriber`, `no_credit`): more consumers, or quicker ones.
+1. **Nobody takes it** (`no_subscriber`, `no_credit`): more consumers, or quicker ones. `endpoint`:
+   where a group is pushed or forwarded to is slow or away; `tickwheel push list` says how it goes.
 2. **It is held on purpose** (`paused`, `key_paused`, `rate`).
 3. **Consumers die or hang** (`lease_over`): leases end, tasks come again.
 4. **The daemon is busy** (`loop_busy`): its loop lags, its processor is full.

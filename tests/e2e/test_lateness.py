@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from observe.test_failover_metrics import laid_out, scraped
+from outbound.endpoint import SECRET, Endpoint, serving
 from support.daemon import Daemon
 from support.history_daemon import daemon_in, taken_up
 from support.history_rig import read_all
@@ -21,6 +24,8 @@ from tickwheel.model.lateness import LATE_MS, Cause
 
 ENOUGH_S = 5 * LATE_MS / 1000
 """So much more than a busy machine adds that the cause is certain."""
+PREFETCH = 2
+"""Of a push with one request at a time: that one, and the next."""
 NAME = "tickwheel_lateness_cause_seconds_count"
 AGE = "tickwheel_oldest_ready_age_seconds t g"
 
@@ -101,6 +106,30 @@ async def test_its_consumer_had_enough(daemon: Daemon) -> None:
         await first.ack()
         await (await anext(subscription)).ack()
         await blamed(daemon, Cause.NO_CREDIT)
+
+
+async def is_sending(client: Client) -> bool:
+    (target,) = await client.targets()
+    return target.state == "sending"
+
+
+async def test_the_endpoint_that_it_is_pushed_to_let_it_wait(tmp_path: Path) -> None:
+    daemon = daemon_in(tmp_path, http=True, push_allow="127.0.0.0/8")
+    answers = asyncio.Event()
+
+    async def answer(_request: web.Request) -> web.StreamResponse:
+        await answers.wait()
+        return web.Response()
+
+    async with daemon, Client(daemon.url) as client, serving(Endpoint(answer=answer)) as endpoint:
+        await client.set_push("t", "g", endpoint.url, secrets=[SECRET], concurrency=1)
+        await comes(partial(is_sending, client))
+        for _ in range(PREFETCH + 1):
+            await client.enqueue("t", b"x")
+        await has_aged(daemon)
+        answers.set()
+        await endpoint.until_count(PREFETCH + 1)
+        await blamed(daemon, Cause.ENDPOINT)
 
 
 async def test_one_that_was_handed_out_before_is_not_late(daemon: Daemon) -> None:

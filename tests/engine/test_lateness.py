@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.engine_rig import CONFIG, LEASE_MS, Rig
 from tickwheel.engine.events import STARTING_MS
 from tickwheel.engine.firing import Broadcaster
+from tickwheel.model.kinds import TargetRow
 from tickwheel.model.lateness import LATE_MS, Cause, HoldIntervals, shares
 from tickwheel.model.records import GroupSettings
 
@@ -97,6 +98,19 @@ def test_its_consumer_had_enough(rig: Rig) -> None:
     rig.ack(got)
     rig.commit()
     assert cause(rig, second) is Cause.NO_CREDIT
+
+
+def test_the_endpoint_that_it_is_pushed_to_let_it_wait(rig: Rig) -> None:
+    rig.subscribe(prefetch=1)
+    row = TargetRow("t", rig.group().name, "push", "https://example.com", (), (), 1, "me")
+    rig.engine.grouping.set_target(row)
+    first, second = rig.enqueue(), rig.enqueue()
+    got = rig.one()
+    assert got.id == first
+    rig.pass_time(2_000)
+    rig.ack(got)
+    rig.commit()
+    assert cause(rig, second) is Cause.ENDPOINT
 
 
 def test_what_is_done_with_was_not_durable() -> None:

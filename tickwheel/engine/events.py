@@ -167,9 +167,11 @@ SUBSCRIBERS_LOOKED_AT = 8
 class Ledger:
     """Judges what holds groups back, and names the causes of late deliveries."""
 
-    def __init__(self, throttled: Collection[Group]) -> None:
-        """``throttled``: the groups that a rate holds back, read anew each time."""
+    def __init__(self, throttled: Collection[Group], targets: Container[tuple[str, str]]) -> None:
+        """``throttled``: the groups that a rate holds back; ``targets``: (topic, group) of those
+        that are pushed or forwarded. Both are read anew each time."""
         self._throttled = throttled
+        self._targets = targets
         self.daemon = HoldIntervals()
         """The intervals in which the whole daemon was held back. The shard adds to them."""
         self._back_ms = 0
@@ -237,7 +239,10 @@ class Ledger:
             return Cause.RATE
         if any(one.credit > 0 for one in group.able):
             return None
-        return _without_credit(group.subscribers)
+        cause = _without_credit(group.subscribers)
+        if cause is Cause.NO_CREDIT and (group.topic.name, group.name) in self._targets:
+            return Cause.ENDPOINT
+        return cause
 
     # --- causes of deliveries ------------------------------------------------------------------
 

@@ -524,7 +524,7 @@ class Core:
         self.faults: list[tuple[str, Exception, str | None]] = []
         """What could not be processed (see ``fault``), for the shard to report."""
         self.policies = {**BUILT_IN, **config.policies, DEFAULT: config.retry}
-        self.totals, self.ledger = Totals(), Ledger(self.throttled)
+        self.totals, self.ledger = Totals(), Ledger(self.throttled, self.targets)
         self.held_back: dict[Group, None] = {}
         """Groups that only wait for the commit of at-most-once deliveries."""
 

@@ -43,6 +43,9 @@ class Cause(StrEnum):
     """The group's consumers let their leases end, and nobody else was there."""
     NO_CREDIT = "no_credit"
     """The group's consumers held as many deliveries as they had asked for."""
+    ENDPOINT = "endpoint"
+    """The group is pushed or forwarded, and its endpoint was slow or away: as many deliveries
+    waited for its answer as may wait at a time."""
     KEY_BUSY = "key_busy"
     """An earlier task of the order key was not done, or its fair share had no place."""
 
