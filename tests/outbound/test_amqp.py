@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import aio_pika
@@ -16,7 +17,7 @@ from support.redis_proxy import Proxy
 from support.waiting import comes
 from tests.outbound.brokers import declare_queue, drained
 from tests.outbound.conftest import in_time, running
-from tickwheel import Retry
+from tickwheel import Retry, Task
 from tickwheel.outbound import amqp, runner
 from tickwheel.outbound.target import target_of
 from tickwheel.testing import TestWheel
@@ -172,3 +173,28 @@ async def test_a_broker_that_hangs_is_given_up_and_gets_all_later(
         server.go_on()
         await in_time(wheel, lambda: acked(wheel, second.id))
     assert {found.body for found in await drained(server, "hangs")} == {b"1", b"2"}
+
+
+ODD_PROPERTIES = {
+    "name": {"漢" * 255: "x"},
+    "number": {"n": 2**63 - 1, "least": -(2**63), "rate": -0.0},
+    "size": {f"p{n}": "x" * 4_096 for n in range(63)},
+}
+
+
+@pytest.mark.parametrize("what", ODD_PROPERTIES)
+async def test_what_amqp_cannot_say_is_left_out_and_nobody_waits_for_it(
+    wheel: TestWheel, server: RabbitServer, what: str
+) -> None:
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    await declare_queue(server, what)
+    odd, plain = ODD_PROPERTIES[what], {"paid": True}
+    tasks = [Task("t", b"%d" % n, properties=plain | (odd if n == 3 else {})) for n in range(8)]
+    receipts = await wheel.client.enqueue_many(tasks)
+    async with running(wheel.client, target_of(f"{server.url}/?routing_key={what}")) as made:
+        for receipt in receipts:
+            await in_time(wheel, partial(acked, wheel, receipt.id))
+        assert made.trouble is None
+    messages = await drained(server, what)
+    assert [found.body for found in messages] == [task.body for task in tasks]
+    assert all(found.headers["property-paid"] is True for found in messages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 import socket
@@ -141,6 +142,24 @@ async def test_a_task_as_a_cloudevent(client: Client, topic: str, endpoint: Endp
     assert second["data_base64"] == "/wA="
     kinds = {got.headers["content-type"] for got in endpoint.got}
     assert kinds == {"application/cloudevents+json; charset=utf-8"}
+
+
+async def test_a_body_stands_in_a_cloudevent_as_it_is(
+    client: Client, topic: str, endpoint: Endpoint
+) -> None:
+    """Also one that a parser would change, and none that is no JSON or too deep to be looked at."""
+    await push(client, topic, endpoint, format="cloudevents", concurrency=1)
+    kept = [b'{"n": 1.00000000000000000000001, "n": 1e400}', '"ä"'.encode()]
+    others = [b"[NaN]", b"-Infinity", b"[" * 100_000 + b"]" * 100_000, b'{"n": 1', b"\xef\xbb\xbf1"]
+    for body in kept + others:
+        await client.enqueue(topic, body, encoding="json", properties={"ce-data": "mine"})
+    await endpoint.until_count(len(kept + others))
+    assert [got.body.partition(b'"data": ')[2] for got in endpoint.got[:2]] == [
+        body + b"}" for body in kept
+    ]
+    for got, body in zip(endpoint.got[2:], others, strict=True):
+        event = json.loads(got.body)
+        assert base64.b64decode(event["data_base64"]) == body and "data" not in event
 
 
 async def test_an_event_that_came_in_goes_out_as_the_same(

@@ -144,9 +144,9 @@ async def test_a_batch_of_a_target_that_breaks_goes_back_by_the_groups_policy(
     async with running(wheel.client, target) as runner:
         await comes(lambda: runner.trouble)
         assert runner.trouble == "ConnectionError: it broke in two"
-        await comes(lambda: target.closed == 2)
+        await comes(lambda: target.closed == 4)
         assert not runner.is_connected
-        for failures in (3, 4):
+        for failures in (7, 10):
             await all_are(wheel, ids, "waiting")
             await wheel.advance(5)
             await comes(lambda: len(target.batches) == failures)  # noqa: B023  # it is awaited here
@@ -158,7 +158,37 @@ async def test_a_batch_of_a_target_that_breaks_goes_back_by_the_groups_policy(
         await comes(lambda: runner.is_connected)
         await comes(lambda: runner.trouble is None)
         assert runner.tries == 0
-    assert target.connected == 5, "once at the start, and after each failure"
+    assert target.connected == 11, "once at the start, and after each failure"
+    assert [len(batch) for batch in target.batches] == [2, *[2, 1, 1] * 3, 1]
+
+
+async def breaks_at_bad(deliveries: Sequence[Delivery]) -> list[Outcome]:
+    if any(delivery.body == b"bad" for delivery in deliveries):
+        raise ConnectionResetError("it has broken")
+    return [ACK] * len(deliveries)
+
+
+async def test_one_that_a_target_breaks_at_takes_no_others_along(wheel: TestWheel) -> None:
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    *good, bad = await enqueue(wheel, b"1", b"2", b"3", b"4", b"bad")
+    later = await enqueue(wheel, b"5", b"bad", b"6", b"bad", b"7")
+    async with running(wheel.client, Scripted(breaks_at_bad)) as made:
+        await all_are(wheel, [*good, later[0], later[2], later[4]], "acked")
+        await all_are(wheel, [bad, later[1], later[3]], "dead")
+        assert made.trouble is None
+    dead = await wheel.dead_letters("t", "g")
+    assert {one.failures[-1].reason for one in dead} == {"ConnectionResetError: it has broken"}
+
+
+async def test_a_target_that_breaks_at_all_of_a_batch_is_not_asked_for_each(
+    wheel: TestWheel,
+) -> None:
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    ids = await enqueue(wheel, *[b"bad"] * 10)
+    target = Scripted(breaks_at_bad)
+    async with running(wheel.client, target):
+        await all_are(wheel, ids, "dead")
+    assert [len(batch) for batch in target.batches] == [10, 10, *[1] * runner_module.ALONE_MAX]
 
 
 async def test_what_cannot_be_connected_to_is_tried_again_and_the_rest_waits(
@@ -270,7 +300,7 @@ async def test_outcomes_that_are_too_few_are_a_failure_and_nothing_is_acked(
     ids = await enqueue(wheel, b"a", b"b")
     async with running(wheel.client, Scripted(answer)) as runner:
         await all_are(wheel, ids, "waiting")
-        assert runner.trouble == "RuntimeError: 1 outcomes of 2 deliveries"
+        assert runner.trouble == "RuntimeError: 0 outcomes of 1 deliveries"
 
 
 async def test_a_lane_does_not_close_the_connection_that_another_has_made_again(

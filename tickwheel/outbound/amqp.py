@@ -15,12 +15,24 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import BadRequest
-from tickwheel.outbound.target import ACK, DEDUPE_ID, Outcome, TargetUrl, message, needs, why
+from tickwheel.outbound.target import (
+    ACK,
+    DEDUPE_ID,
+    PROPERTY,
+    Outcome,
+    TargetUrl,
+    message,
+    needs,
+    why,
+)
+
+if TYPE_CHECKING:
+    from tickwheel.api.tasks import Value
 
 BATCH: Final = 256
 BATCH_MAX: Final = 4096
@@ -29,6 +41,11 @@ ANSWER_S: Final = 10.0
 PORT: Final = 5672
 PORT_TLS: Final = 5671
 USER: Final = "guest"
+NAME_BYTES_MAX: Final = 128
+"""Bytes of a header's name in AMQP."""
+HEADERS_BYTES_MAX: Final = 64 * 1024
+"""Bytes of headers for properties of a task; those beyond are left out. A frame of RabbitMQ, into
+which all headers have to go, has 128 KiB."""
 
 
 def amqp_target(url: str, secret: str | None) -> AmqpTarget:
@@ -103,7 +120,7 @@ class AmqpTarget:
         steps = (delivery.encoding or "").partition(",")[2]
         return self._aio_pika.Message(
             found.body,
-            headers=dict(found.headers),
+            headers=headers_of(found.headers),
             message_id=str(found.headers[DEDUPE_ID]),
             content_type=found.headers.get("content-type"),
             content_encoding=steps or None,
@@ -115,3 +132,19 @@ class AmqpTarget:
         connection, self._connection, self._exchange = self._connection, None, None
         if connection is not None:
             await connection.close()
+
+
+def headers_of(told: Mapping[str, Value]) -> dict[str, Value]:
+    """Headers as AMQP can say them, where a name has 128 bytes at most and all of them have to fit
+    into one frame. Properties that do not are left out."""
+    headers: dict[str, Value] = {}
+    left = HEADERS_BYTES_MAX
+    for name, value in told.items():
+        if name.startswith(PROPERTY):
+            length = len(name.encode())
+            size = length + (len(value.encode()) if isinstance(value, str) else 8) + 8
+            if length > NAME_BYTES_MAX or size > left:
+                continue
+            left -= size
+        headers[name] = value
+    return headers

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from hashlib import blake2s
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from urllib.parse import quote, urlsplit
 
 from tickwheel.addresses import ForbiddenAddress, Guard
@@ -451,12 +451,27 @@ def event(delivery: Delivery, told: Message, message_id: str) -> bytes:
         if _EXTENSION.fullmatch(name) and name not in (*attributes, *own, "data", "specversion"):
             attributes[name] = as_text(value) if isinstance(value, float) else value
     attributes |= own | {"specversion": "1.0"}
-    found = {name: value for name, value in attributes.items() if value is not None}
+    found = {
+        name: value
+        for name, value in attributes.items()
+        if value is not None and name not in ("data", "data_base64")
+    }
     kind = str(found.get("datacontenttype") or "").partition(";")[0].lower()
     body = told.body
-    if kind.endswith("json"):
-        try:
-            return json.dumps(found | {"data": json.loads(body)}).encode()
-        except ValueError:
-            pass
+    if kind.endswith("json") and _is_json(body):
+        return json.dumps(found)[:-1].encode() + b', "data": ' + body + b"}"
     return json.dumps(found | {"data_base64": base64.b64encode(body).decode()}).encode()
+
+
+def _is_json(body: bytes) -> bool:
+    """Whether a body can stand in a JSON document as it is."""
+    try:
+        json.loads(body.decode(), parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(word: str) -> NoReturn:
+    """``NaN`` and the infinities, which Python reads, are no JSON."""
+    raise ValueError(word)

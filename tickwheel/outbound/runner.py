@@ -47,6 +47,8 @@ CONNECT_S: Final = 10.0
 PAUSE_S: Final = 0.1
 PAUSE_MAX_S: Final = 5.0
 """Seconds before the second try to connect, which double with each further one, and their most."""
+ALONE_MAX: Final = 3
+"""So many deliveries in a row that fail one by one are not to blame: their target is."""
 GRACE_S: Final = 10.0
 """How long, in seconds, batches under way may take after ``stop``."""
 GIVE_BACK_S: Final = 3.0
@@ -180,14 +182,42 @@ class Runner:
 
     async def _forward(self, batch: list[Delivery]) -> bool:
         """Send a batch and settle it; False: the runner stops, and it was not sent."""
-        problem = await self._connect() or await self._send(batch)
+        problem = away = await self._connect()
+        if away is None:
+            problem = await self._send(batch)
         if problem is not None and self.tries == 1:
             # A connection that was idle may have been closed long ago, which is nobody's failure.
-            problem = await self._connect() or await self._send(batch)
-        if problem is not None:
-            if self._stopping.is_set():
+            problem = away = await self._connect()
+            if away is None:
+                problem = await self._send(batch)
+        if problem is None:
+            return True
+        if away is None and len(batch) > 1:
+            return await self._forward_each(batch)
+        return await self._failed(batch, problem)
+
+    async def _forward_each(self, batch: list[Delivery]) -> bool:
+        """Send each delivery of a batch that has failed alone: what the target fails at may be one
+        of them, and shall not take the others along. When ``ALONE_MAX`` in a row have failed, it is
+        the target, and the rest has failed as well."""
+        failures = 0
+        for at, delivery in enumerate(batch):
+            problem = await self._connect() or await self._send([delivery])
+            failures = 0 if problem is None else failures + 1
+            if problem is None:
+                continue
+            is_last = failures == ALONE_MAX
+            if not await self._failed(batch[at:] if is_last else [delivery], problem):
                 return False
-            await self._settle(batch, [Outcome("retry", reason=problem)] * len(batch))
+            if is_last:
+                break
+        return True
+
+    async def _failed(self, batch: list[Delivery], problem: str) -> bool:
+        """Nack what could not be sent; False: the runner stops, and it goes back as it is."""
+        if self._stopping.is_set():
+            return False
+        await self._settle(batch, [Outcome("retry", reason=problem)] * len(batch))
         return True
 
     async def _send(self, batch: list[Delivery]) -> str | None:
