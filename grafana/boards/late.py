@@ -28,7 +28,8 @@ written. More than 100 ms is late, and has a **cause**. Look at the causes first
 of the cause.
 
 1. **Nobody takes it** (`no_subscriber`, `no_credit`): more consumers, or quicker ones. `endpoint`:
-   where a group is pushed or forwarded to is slow or away; `tickwheel push list` says how it goes.
+   where a group is pushed or forwarded to is slow or away; `tickwheel push list` and
+   `tickwheel forward list` say more.
 2. **It is held on purpose** (`paused`, `key_paused`, `rate`).
 3. **Consumers die or hang** (`lease_over`): leases end, tasks come again.
 4. **The daemon is busy** (`loop_busy`): its loop lags, its processor is full.

@@ -11,7 +11,7 @@ import pytest
 
 from support.redis_server import RedisServer
 from tickwheel import errors
-from tickwheel.client.idempotence import Once
+from tickwheel.client.idempotence import Once, RedisDedupStore
 
 WAIT_S = 10.0
 PROGRAM = """
@@ -72,7 +72,8 @@ async def test_a_wait_ends_although_a_cancellation_was_swallowed(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Once(url) as one, Once(url, wait=0.1) as hasty:
-        redis = hasty._marks._redis  # type: ignore[attr-defined]
+        assert isinstance(hasty._marks, RedisDedupStore)
+        redis = hasty._marks._redis
         get = redis.get
 
         async def swallowing(key: str) -> object:

@@ -131,9 +131,10 @@ async def test_the_groups_policy_is_the_handlers(client: Client, topic: str) -> 
 
 
 async def test_a_time_out_is_a_failed_attempt(client: Client, topic: str) -> None:
+    seen = asyncio.Event()
+
     async def handler(delivery: Delivery) -> None:
-        if delivery.attempt == 1:
-            await asyncio.Event().wait()
+        await seen.wait()
 
     receipt = await client.enqueue(topic, b"x")
     async with Running(client, topic, handler, timeout=0.2):
@@ -143,6 +144,7 @@ async def test_a_time_out_is_a_failed_attempt(client: Client, topic: str) -> Non
             lambda task: "default" in task.groups and bool(task.groups["default"].failures),
         )
         assert found.groups["default"].failures[0][2] == "timed out after 0.2 s"
+        seen.set()
         await until(client, receipt.id, "acked")
 
 

@@ -89,28 +89,19 @@ def test_a_rate_held_it_back(rig: Rig) -> None:
     assert cause(rig, second) is Cause.RATE
 
 
-def test_its_consumer_had_enough(rig: Rig) -> None:
+@pytest.mark.parametrize(("is_pushed", "found"), [(False, Cause.NO_CREDIT), (True, Cause.ENDPOINT)])
+def test_its_consumer_had_enough(rig: Rig, is_pushed: bool, found: Cause) -> None:
     rig.subscribe(prefetch=1)
+    if is_pushed:
+        row = TargetRow("t", rig.group().name, "push", "https://example.com", (), (), 1, "me")
+        rig.engine.grouping.set_target(row)
     first, second = rig.enqueue(), rig.enqueue()
     got = rig.one()
     assert got.id == first
     rig.pass_time(2_000)
     rig.ack(got)
     rig.commit()
-    assert cause(rig, second) is Cause.NO_CREDIT
-
-
-def test_the_endpoint_that_it_is_pushed_to_let_it_wait(rig: Rig) -> None:
-    rig.subscribe(prefetch=1)
-    row = TargetRow("t", rig.group().name, "push", "https://example.com", (), (), 1, "me")
-    rig.engine.grouping.set_target(row)
-    first, second = rig.enqueue(), rig.enqueue()
-    got = rig.one()
-    assert got.id == first
-    rig.pass_time(2_000)
-    rig.ack(got)
-    rig.commit()
-    assert cause(rig, second) is Cause.ENDPOINT
+    assert cause(rig, second) is found
 
 
 def test_what_is_done_with_was_not_durable() -> None:

@@ -376,8 +376,14 @@ async def test_slow_and_dead_hosts_do_not_hold_a_fast_one_up(
         await client.enqueue_many([Task(topic, b"%d" % n) for n in range(200)])
         await endpoint.until_count(200)
         assert time.monotonic() - began_s < 5
-    states = {one.group: one.state for one in await client.targets(topic=topic)}
-    assert states["g"] == "sending" and states["dead"] in ("failing", "open", "starting")
+
+    async def states() -> dict[str, str] | None:
+        found = {one.group: one.state for one in await client.targets(topic=topic)}
+        return None if found["g"] == "starting" else found  # it is told a moment later
+
+    found = await comes(states, SOON_S)
+    assert found is not None
+    assert found["g"] == "sending" and found["dead"] in ("failing", "open", "starting")
     await client.delete_topic(topic, force=True)
 
 

@@ -3,7 +3,7 @@
 A port that the system hands out for port 0 may be given to any other connection between the probe
 and the server's start. So these lie below the range from which the system chooses
 (``net.ipv4.ip_local_port_range`` begins at 32,768), each process of pytest-xdist draws from ports
-of its own, and a process gives none out twice.
+of its own, and a process gives none out again before it has given out all.
 """
 
 from __future__ import annotations

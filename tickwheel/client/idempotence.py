@@ -255,7 +255,7 @@ class _Claim(NamedTuple):
 
 
 class RedisDedupStore:
-    """Marks in Redis: see ``DedupStore``."""
+    """Marks in a Redis, of all processes that use it."""
 
     def __init__(self, url: str, ttl_ms: int, claim_ms: int) -> None:
         try:

@@ -448,7 +448,7 @@ def event(delivery: Delivery, told: Message, message_id: str) -> bytes:
         "tickwheelattempt": delivery.attempt,
     }
     for name, value in delivery.properties.items():
-        if _EXTENSION.fullmatch(name) and name not in (*attributes, *own, "data", "specversion"):
+        if _EXTENSION.fullmatch(name) and name not in (*attributes, *own, "specversion"):
             attributes[name] = as_text(value) if isinstance(value, float) else value
     attributes |= own | {"specversion": "1.0"}
     found = {

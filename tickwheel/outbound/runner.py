@@ -5,9 +5,9 @@
 
 A lane takes what is there, as one batch, sends it, settles it, and takes what has come meanwhile:
 there is no timer, batches grow with the load. What has failed with a connection is sent once more
-on a new one. When that fails, too, the batch goes back by the group's retry policy; before each
-further try to connect there is a pause, and all that comes due meanwhile waits in the daemon,
-untouched.
+on a new one. When that fails, too, each of the batch is sent alone, because one of them may be
+what the target fails at; what fails then goes back by the group's retry policy. Before each further
+try to connect there is a pause, and all that comes due meanwhile waits in the daemon, untouched.
 
 Invariants: nothing is acked before the target has said so; at most ``concurrency`` batches are
 under way; leases are kept up while a batch is; there is one try to connect at a time; after ``run``
