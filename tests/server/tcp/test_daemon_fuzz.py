@@ -269,3 +269,13 @@ def test_an_extension_type_ends_its_connection_and_nothing_else(
         *_, last = until_closed(raw)
         assert last[0] == T.ERROR and last[2] == "protocol_error", last
     still_serves(running, witness)
+
+
+def test_a_peer_that_writes_no_more_still_reads_why_its_connection_ends(running: Daemon) -> None:
+    """The error waits for the answer of the task before it, and that for the store."""
+    with Raw(running.port) as raw:
+        enqueued = encode((int(T.ENQUEUE), 1, 1, (("last", b"x", 60_000),)))
+        raw.send_bytes(enqueued + encode((int(T.CANCEL), 5, ()))[:-1] + b"\x91\xc7\x00\x05")
+        answered, ended = until_closed(raw)
+        assert answered[:2] == (T.OK, 1), answered
+        assert ended[0] == T.ERROR and ended[2] == "protocol_error", ended

@@ -287,7 +287,11 @@ class Connection(asyncio.Protocol):
             self._refuse(_request_of(frame), self._operations.contain(what, error))
 
     def eof_received(self) -> bool:
-        return False
+        """Stay open, where TLS does not forbid it, until the error that ends the connection is
+        written: it may wait for the store, and the peer still reads."""
+        transport = self._transport
+        is_plain = transport is not None and transport.get_extra_info("sslcontext") is None
+        return self._ending and self.open and is_plain
 
     def pause_writing(self) -> None:
         self.paused = True
