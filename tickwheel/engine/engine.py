@@ -124,14 +124,16 @@ class Engine:
             return None
         return unsaved[0].since_mono_ms + self.core.config.lease_checkpoint_ms
 
-    def wake_in_ms(self, now_ms: int, mono_ms: int) -> int | None:
-        """Milliseconds until something beside the wheel is due; None: nothing is."""
+    def wake_in_ms(self, now_ms: int, mono_ms: int, *, has_checkpoints: bool = True) -> int | None:
+        """Milliseconds until something beside the wheel is due; None: nothing is.
+        ``has_checkpoints`` False: leave out deliveries that no batch holds."""
         core = self.core
+        checkpoint_mono_ms = self.next_checkpoint_mono_ms() if has_checkpoints else None
         times = [
             at_ms - mono_ms
             for at_ms in (
                 core.expiry_mono_ms,
-                self.next_checkpoint_mono_ms(),
+                checkpoint_mono_ms,
                 self.delivery.next_token_mono_ms(),
                 min((keep.until_mono_ms for keep in core.keeps.values()), default=None),
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -132,3 +133,36 @@ async def test_the_next_of_an_order_key_comes_with_the_ack(ticks: Ticks) -> None
     ((task_id, attempt),) = ticks.delivered()
     await ticks.send(T.ACK, "t", "g", ticks.daemon.shard.epoch, (task_id,), (attempt,))
     assert len(ticks.delivered()) == 1
+
+
+async def test_a_store_that_does_not_answer_makes_none_again_and_again(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delivery that no batch holds is to be written after a while; with a batch under way that
+    cannot be, and its timer must not ring all the time."""
+    gate, commit, shard = asyncio.Event(), ticks.daemon.store.commit, ticks.daemon.shard
+
+    async def stalled(*arguments: Any) -> bool:
+        await gate.wait()
+        return await commit(*arguments)
+
+    await ticks.enqueue(("t", b"", 0), ("t", b"", 60))
+    monkeypatch.setattr(ticks.daemon.store, "commit", stalled)
+    await ticks.enqueue(("u", b"", FAR_MS))  # the batch that is under way
+    ticks.daemon.pass_time(60)
+    await ticks.turn()
+    assert len(ticks.delivered()) == 2
+    ticks.daemon.sources.now_ms += 40  # the first of them has waited for 100 ms, the other for 40
+    before = ticks.count
+    shard.timer_over()
+    set_ms: list[int] = []
+    assert shard._alarm is not None
+    monkeypatch.setattr(shard._alarm, "set", set_ms.append)
+    shard.wake()
+    await ticks.turn()
+    assert ticks.count == before + 2
+    assert min(set_ms) > 0, "the timer is for something that can be done then"
+    gate.set()
+    await ticks.turn()
+    assert not shard.core.unsaved[0].checkpointed, "the other one has time"
+    assert ticks.timer_ms == 60, "its timer is set again"

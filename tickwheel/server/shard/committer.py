@@ -138,6 +138,11 @@ class Committer:
             self._works_ahead.ahead(self._core.open.effects)
         self._wake.set()
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether a batch will be sealed as soon as the store can be given one."""
+        return self._wake.is_set()
+
     def gather(self, sink: ReplySink, request: int) -> None:
         """``reply`` to acks whose caller does not wait for the answer: nothing that is in the open
         batch begins it, but what comes next does, or the time. Acks that let something go on begin

@@ -413,14 +413,19 @@ class Shard:
             self.next_tick_mono_ms = now.mono_ms + SLEEP_MS_MAX
             return
         wake_ms, into_ns = SLEEP_MS_MAX, 0
-        other_ms = self.engine.wake_in_ms(*now)
+        checkpoint_mono_ms = self.engine.next_checkpoint_mono_ms()
+        is_late = checkpoint_mono_ms is not None and checkpoint_mono_ms <= now.mono_ms
+        # It comes with the next batch; while the store does not answer a timer would ring and ring.
+        is_late = is_late and self.committer.is_asked
+        other_ms = self.engine.wake_in_ms(*now, has_checkpoints=not is_late)
         if other_ms is not None:
             wake_ms = min(wake_ms, other_ms)
         due_ms = self.core.wheel.next_due_ms(now.now_ms)
         if due_ms is not None and due_ms - now.now_ms <= wake_ms and not self._loader.reads_most:
             wake_ms = due_ms - now.now_ms
             into_ns = self.clock.into_ms_ns() - AFTER_DUE_NS
-        self.next_tick_mono_ms = now.mono_ms + wake_ms
+        # Behind that batch a tick looks for the next checkpoint.
+        self.next_tick_mono_ms = now.mono_ms + (0 if is_late else wake_ms)
         if self._alarm is None:
             self._alarm = Alarm(self.timer_over)
         self._alarm.set(wake_ms * NS_A_MS - into_ns)
