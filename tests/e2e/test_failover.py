@@ -12,17 +12,20 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from support.daemon import Daemon
 from support.raw import Raw
 from support.redis_server import RedisServer
-from support.waiting import until
-from tickwheel import Client
+from support.waiting import comes, soon, until
+from tickwheel import Client, failpoints
 from tickwheel.api.frames import FrameType as T
 from tickwheel.persistence.redis.driver import options_from
 from tickwheel.persistence.redis.opening import lay_out, look
+from tickwheel.server import daemon as daemons
+from tickwheel.server.settings import Settings
 
 DAY_MS = 86_400_000
 TAKEOVER_S = 5.0
@@ -237,6 +240,34 @@ def test_a_daemon_alone_serves_again_while_redis_was_away(
             first, second = raw.next(), raw.next()
             assert first[0] == second[0] == T.DELIVER
         assert is_active(daemon)
+
+
+@pytest.mark.parametrize("place", ["takeover.elected", "takeover.opened"])
+async def test_a_store_that_goes_away_in_the_first_takeover_does_not_end_the_daemon(
+    server: RedisServer, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon runs in this process, so that the server is killed exactly there."""
+    await _lay_out(server)
+    passed: list[str] = []
+
+    def hit(name: str) -> None:
+        if name == place and name not in passed:
+            server.kill()
+        passed.append(name)
+
+    monkeypatch.setattr(failpoints, "hit", hit)
+    settings = Settings(
+        store=server.url(), listen="tcp://127.0.0.1:0", leader_ttl_s=0.5, store_wait_s=1
+    )
+    daemon = daemons.Daemon(settings, Mock())
+    try:
+        await soon(daemon.start())
+        assert daemon.roles.role == "standby" and place in passed
+        server.start()
+        await comes(lambda: daemon.roles.role == "active")
+    finally:
+        await daemon.stop()
+    assert passed.count("takeover.elected") >= 2
 
 
 def test_takeovers_that_fail_over_and_over_are_logged_once(

@@ -38,6 +38,7 @@ from tickwheel.persistence.contract import (
     StoreAway,
     StoreBroken,
     StoreError,
+    StoreUnreachable,
 )
 from tickwheel.server.lease import Leadership, Life
 from tickwheel.server.logs import ERRORS, WARNINGS, Log
@@ -180,6 +181,12 @@ class Roles:
                 self._enter("standby")
                 return
             self._hold = asyncio.create_task(leadership.hold(self._verify))
+            try:
+                await self._take_over()
+            except (StoreUnreachable, StoreAway) as error:
+                # It was there a moment ago, and ``run`` tries on.
+                await self._takeover_failed(error)
+            return
         await self._take_over()
 
     def _begin_tracing(self) -> None:
@@ -212,12 +219,16 @@ class Roles:
                 await self._take_over()
                 self.observed.failovers += 1
             except StoreError as error:
-                if error.message != self._logged_failure:
-                    self._logged_failure = error.message
-                    self.on_event("takeover_failed", f"{error.message}; trying on")
-                await self.close_shard(None, clean=False)
-                self._enter("standby")
+                await self._takeover_failed(error)
                 await asyncio.sleep(TAKEOVER_RETRY_S)
+
+    async def _takeover_failed(self, error: StoreError) -> None:
+        """Stand by again, without the lease: another daemon may have more luck."""
+        if error.message != self._logged_failure:
+            self._logged_failure = error.message
+            self.on_event("takeover_failed", f"{error.message}; trying on")
+        await self.close_shard(None, clean=False)
+        self._enter("standby")
 
     async def _serve(self, shard: Shard) -> None:
         """Serve until that cannot go on; raises the reason."""

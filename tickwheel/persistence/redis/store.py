@@ -35,6 +35,7 @@ from tickwheel.persistence.contract import (
     StoreBroken,
     StoredTask,
     StoreError,
+    StoreUnreachable,
     StoreUnusable,
 )
 from tickwheel.persistence.redis import opening
@@ -148,7 +149,10 @@ class RedisStore:
                 self._mirror.is_new()
             else:
                 self._mirror.expect(await opening.estimate(line, self.keys))
-        except (NotConnected, NoReply, ServerError) as error:
+        except (NotConnected, NoReply) as error:
+            await line.close()
+            raise StoreUnreachable(f"store {self.name}: {error.message}") from error
+        except ServerError as error:
             await line.close()
             raise StoreUnusable(f"store {self.name}: {error.message}") from error
         except BaseException:
