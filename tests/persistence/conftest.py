@@ -39,6 +39,10 @@ def _asyncio_redis(folder: Path, request: Request) -> Store:
     return _redis(folder, request, "asyncio-redis")
 
 
+def _redis_without_mirror(folder: Path, request: Request) -> Store:
+    return _redis(folder, request, "redis&mirror=no")
+
+
 def _cluster(folder: Path, request: Request) -> Store:
     cluster: Cluster = request.getfixturevalue("shared_cluster")
     node = cluster.owner_of(slot_of("tw:default:0"))
@@ -52,6 +56,7 @@ STORES: dict[str, Callable[[Path, Request], Store]] = {
     "sqlite": _sqlite,
     "redis": _redis,
     "asyncio-redis": _asyncio_redis,
+    "redis-without-mirror": _redis_without_mirror,
     "cluster": _cluster,
 }
 

@@ -266,6 +266,11 @@ class Status(Answer):
         str | None,
         "What a confirmed task survives there, for people; None: it has no store open.",
     ] = None
+    mirror: Annotated[
+        bool | None,
+        "Whether the active daemon keeps all records in memory, and writes them again to a Redis"
+        " that lost them; None: its store is not Redis.",
+    ] = None
     now_ms: Annotated[int, Moment()]
     uptime_s: float
     loaded: Annotated[int, "Tasks in memory again after a start."] = 0

@@ -305,6 +305,12 @@ def _show_laid_out(call: Call, store: str, what: str, **more: object) -> None:
 
 # --- status --------------------------------------------------------------------------------------
 
+_MIRROR = {
+    True: "yes: a Redis that came back empty or older gets everything again from memory",
+    False: "no: one that came back a little older gets the newest batches again; one that came back"
+    " empty stops the daemon, and `tickwheel restore` is needed",
+}
+"""What ``Status.mirror`` promises, for people."""
 _STATUS_COLUMNS = ("address", "node", "role", "state", "epoch", "since", "store")
 
 
@@ -323,6 +329,8 @@ async def status(call: Call) -> int:
                 call.out.line(f"the master of the store: {printable(answer.store_at)}")
             if isinstance(answer, Status) and answer.durability:
                 call.out.line(f"durability: {printable(answer.durability)}")
+            if isinstance(answer, Status) and answer.mirror is not None:
+                call.out.line(f"mirror: {_MIRROR[answer.mirror]}")
     return _status_exit_code(found)
 
 

@@ -67,6 +67,11 @@ class StoreBroken(StoreError):
     """The store failed in a way that retrying cannot mend (a failed fsync, EIO): stop."""
 
 
+class StoreForgot(StoreBroken):
+    """The store came back without what it had confirmed, and nobody has it in memory: stop. Only a
+    restore brings it back."""
+
+
 class StoreUnusable(StoreError):
     """The store cannot be opened as it is; the message says what to change."""
 
@@ -335,6 +340,16 @@ class Located(Protocol):
 
 
 @runtime_checkable
+class Mirrored(Protocol):
+    """A store on a server that may lose what it had confirmed."""
+
+    @property
+    def mirror(self) -> bool:
+        """Whether this daemon keeps all records in memory, and writes them again then."""
+        ...
+
+
+@runtime_checkable
 class WorksAhead(Protocol):
     """A store that can prepare a batch while the one before is on its way."""
 
@@ -390,7 +405,8 @@ class Seen:
     """How long the store's server has surely had the store, in seconds, rounded down."""
     rewriting: str = ""
     """The owner who was writing the data anew from memory and is not done; empty: nobody."""
-
+    lost_by: str = ""
+    """The owner who had confirmed more than there is, and has it no more; empty: nobody."""
     is_replica: bool = False
     """Whether the server is a replica: it takes no writes, and may lack the newest ones later."""
 

@@ -26,7 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.frames import FrameType
 from tickwheel.errors import TickwheelError, TlsRequired
-from tickwheel.persistence.contract import Fenced, StoreBroken, StoreError, StoreUnreachable
+from tickwheel.persistence.contract import (
+    Fenced,
+    StoreBroken,
+    StoreError,
+    StoreForgot,
+    StoreUnreachable,
+)
 from tickwheel.protocol import encode
 from tickwheel.server.logins import Logins
 from tickwheel.server.logs import Log, configure
@@ -399,7 +405,7 @@ class Daemon:
 
 def explain(error: BaseException) -> str:
     """One line for an operator that says what ended the daemon."""
-    if isinstance(error, StoreBroken):
+    if isinstance(error, StoreBroken) and not isinstance(error, StoreForgot):
         return f"the store failed and cannot be trusted: {error}. The next start recovers."
     if isinstance(error, TickwheelError):
         return f"{error.code}: {error}"

@@ -258,7 +258,7 @@ class Leadership:
         self._look_for_a_namesake(seen.leader)
         if seen.incarnation:
             self.incarnation = seen.incarnation
-        if seen.leader is not None or not seen.rewriting:
+        if seen.leader is not None or not (seen.rewriting or seen.lost_by):
             self._partial_since_mono_ms, self._partial = None, ""
         self._wait = None
         if seen.leader is None:
@@ -325,6 +325,9 @@ class Leadership:
             self._connection, self._since_mono_ms = self._election.connections, mono_ms
         if seen.incarnation:
             self._empty_since_mono_ms, self._logged_empty = None, False
+            if seen.lost_by:
+                self._wait_for_a_restore(seen.lost_by)
+                return False
             if seen.rewriting:
                 self._wait_for_the_rest(seen, mono_ms)
                 self._wait = _Wait(f"{seen.rewriting}, which writes the store anew", None)
@@ -369,6 +372,16 @@ class Leadership:
                 " restore a backup if there is one"
             )
             self._on_event("store_is_partial", self._partial)
+
+    def _wait_for_a_restore(self, owner: str) -> None:
+        """Wait for an operator: nobody has what is missing in the store."""
+        if not self._partial:
+            self._partial = (
+                f"it lacks what {owner} had confirmed, who kept no copy (mirror=no):"
+                " tickwheel init --force, then tickwheel restore"
+            )
+            self._on_event("store_is_partial", self._partial)
+        self._wait = _Wait("a restore of the store, which lacks what was confirmed", None)
 
     async def first_campaign(self, owner: str, address: str) -> bool:
         """Wait until this daemon leads, or another one does, or the store cannot be asked.

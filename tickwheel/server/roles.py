@@ -31,6 +31,7 @@ from tickwheel.persistence.contract import (
     Fenced,
     Leader,
     Located,
+    Mirrored,
     Opened,
     SharedStore,
     Standby,
@@ -458,11 +459,14 @@ def open_store(settings: Settings) -> tuple[Store, EngineConfig]:
         return open_url(url, disk_refuse=settings.disk_refuse), config
     from tickwheel.persistence.redis import options_from
 
-    shard = options_from(url).shard
+    options = options_from(url)
+    shard = options.shard
     if settings.shard not in (0, shard):
         raise BadRequest(
             f"setting shard: {settings.shard} is not the shard {shard} of the store's URL"
         )
+    if not options.mirror:
+        return open_url(url), replace(config, shard=shard)
     resident_bytes_max = settings.resident_bytes_max or REDIS_RESIDENT_BYTES_MAX
     hot_bytes_max = min(resident_bytes_max, HOT_BYTES_MAX)
     config = replace(config, shard=shard, resident_bytes_max=hot_bytes_max)
@@ -553,6 +557,7 @@ def status_map(daemon: Running) -> dict[str, Any]:
         "standbys": [_standby_map(one) for one in daemon.roles.standbys],
         "store": without_secrets(daemon.settings.store),
         "store_at": daemon.roles.store_at,
+        "mirror": daemon.roles.store.mirror if isinstance(daemon.roles.store, Mirrored) else None,
         "durability": daemon.roles.store.durability if shard is not None else None,
         "store_ok": shard is None or shard.committer.trouble is None,
         "now_ms": now.now_ms,

@@ -40,6 +40,9 @@ DRIVERS = ("redis", "asyncio-redis")
 NAME_LENGTH_MAX = 64
 NEVER_ZERO = ("call_ms", "connect_ms", "wait_ms", "resident_bytes_max", "endings_max")
 """Options that must not be 0: WAIT takes 0 for ever, and each batch keeps its own endings."""
+YES_OR_NO = {"yes": True, "no": False}
+IN_WORDS = ("mirror",)
+"""Options whose value is yes or no."""
 
 
 class Address(NamedTuple):
@@ -93,8 +96,11 @@ class RedisOptions:
     keep_ms: int = 10_000
     """Applied batches are kept this long, to be replayed to a Redis that lost them."""
     keep_bytes: int = 64 * MIB
+    mirror: bool = True
+    """Whether everything that Redis holds is kept in memory too, so that a Redis that lost it gets
+    it back. Without, only the newest batches are kept (``keep_ms``, ``keep_bytes``)."""
     resident_bytes_max: int = 2 << 30
-    """Everything that Redis holds is kept in memory too, up to this much of it."""
+    """With the mirror: everything that Redis holds is kept in memory up to this much of it."""
     endings_max: int = 100_000
     """For how many finished tasks the ending is remembered."""
 
@@ -176,6 +182,10 @@ def _given(query: str, kind: str, wrong: Callable[[str], StoreUnusable]) -> dict
             raise wrong(f"unknown setting {key!r}; known are {', '.join(sorted(known))}")
         if of == "str":
             given[key] = text
+        elif key in IN_WORDS:
+            if text not in YES_OR_NO:
+                raise wrong(f"{key}={text!r} is not one of {', '.join(YES_OR_NO)}")
+            given[key] = YES_OR_NO[text]
         elif not text.isdecimal():
             raise wrong(f"{key}={text!r} is not a whole number")
         elif key in NEVER_ZERO and not int(text):

@@ -107,6 +107,10 @@ TYPES = (
 KEY = {name: str(i + 1).encode() for i, name in enumerate(NAMES)}
 """Name of a key → its number in a script, as operations name it."""
 
+LOST_BY = "lost by "
+"""The wheel's field ``rewriting`` has the owner who writes the shard anew and is not done; behind
+this word, the owner who had confirmed more than there is, and has it no more."""
+
 IN_PREPARE = frozenset((ProgressState.IN_FLIGHT, ProgressState.WAITING, ProgressState.HELD))
 
 

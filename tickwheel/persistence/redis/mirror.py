@@ -6,6 +6,9 @@ asks. Knows nothing of connections and scripts. Invariants:
 
 * When ``complete``, it holds exactly what the newest confirmed batch left in the shard.
 * Before that, what it holds of a task is right, but tasks may be missing: nobody reads from it.
+
+``NoMirror`` stands in its place with ``?mirror=no``: nothing is kept, so it is never complete, and
+everything is read from Redis.
 """
 
 from __future__ import annotations
@@ -256,6 +259,9 @@ class Filling:
 class Mirror:
     """The records of a shard in memory: all that is durable there, once it is complete."""
 
+    keeps_records = True
+    """Whether Redis can get everything again from here, once this is complete."""
+
     def __init__(self, endings_max: int, bytes_max: int) -> None:
         self._tasks = TaskRecords()
         self._progress = GroupRecords()
@@ -308,10 +314,7 @@ class Mirror:
 
     def landed(self, effects: Effects, records: Records) -> None:
         """Take over a batch that has landed in the shard."""
-        for filling in self._fillings:
-            filling.new.update(effects.enqueued)
-            filling.newer.update(effects.enqueued, effects.updated, effects.ended)
-            filling.ended.update(effects.ended)
+        self._tell(effects)
         if effects.enqueued:
             # Until everything is here, a stream may have brought them before.
             ids = list(effects.enqueued)
@@ -335,6 +338,13 @@ class Mirror:
             self._progress.drop(effects.ended)
             self._dead.drop(effects.ended)
             self._remember(*records.outcomes)
+
+    def _tell(self, effects: Effects) -> None:
+        """Note for the streams under way what a batch changed beside them."""
+        for filling in self._fillings:
+            filling.new.update(effects.enqueued)
+            filling.newer.update(effects.enqueued, effects.updated, effects.ended)
+            filling.ended.update(effects.ended)
 
     def place(self) -> None:
         """Do what the last batch left to do, and that may wait until the next has been sent."""
@@ -461,6 +471,41 @@ class Mirror:
             yield Effects(progress={(row.id, row.group): row for row in progress})
         for dead in _chunks(map(decode_dead, self._dead)):
             yield Effects(dead={(row.id, row.group): row for row in dead})
+
+
+class NoMirror(Mirror):
+    """What a store has in the place of a mirror that shall keep no records: it is never complete,
+    always has room, and only notes what lands beside a stream of the tasks."""
+
+    keeps_records = False
+
+    def __init__(self) -> None:
+        super().__init__(endings_max=0, bytes_max=0)
+
+    @property
+    def has_room(self) -> bool:
+        return True
+
+    def admit(self, n: int, records: Records) -> None:
+        pass
+
+    def landed(self, effects: Effects, records: Records) -> None:
+        self._tell(effects)
+
+    def is_new(self) -> None:
+        pass
+
+    def expect(self, size_bytes: int) -> None:
+        pass
+
+    def fill(self, filling: Filling, ids: Sequence[int], records: Sequence[bytes]) -> None:
+        pass
+
+    def end_filling(self, filling: Filling, *, whole: bool) -> None:
+        super().end_filling(filling, whole=False)
+
+    def fill_small(self, small: SmallRecords) -> None:
+        pass
 
 
 def decode_records(pairs: Iterable[tuple[bytes, bytes]]) -> dict[RecordKey, Any]:

@@ -37,6 +37,7 @@ from tickwheel.persistence.redis.layout import (
     INIT_LAY_OUT,
     INIT_LOOK,
     LAYOUT,
+    LOST_BY,
     OPEN,
     RIGHTS,
     TYPES,
@@ -88,17 +89,16 @@ SAMPLES = 1_000
 THEIR_TASK_BYTES = 100
 """The bytes that Redis reports for a task beside its record (measured)."""
 _POWER = "a power cut of Redis' machine"
-_UNLESS = "unless the daemon lives on, which writes them again; the end of its process loses none"
 DURABILITY = {
     "always": f"appendfsync always: a confirmed task survives {_POWER}",
     "everysec": f"appendfsync everysec: {_POWER} can lose the tasks confirmed in the last second or"
-    f" two, {_UNLESS}",
+    " two, {unless}",
     "no": f"appendfsync no: {_POWER} can lose the tasks confirmed in the last half minute,"
-    f" {_UNLESS}",
+    " {unless}",
 }
 _UNKNOWN = (
     f"appendfsync could not be read (CONFIG GET); unless it is `always`, {_POWER} can lose the"
-    f" tasks confirmed in the last second or more, {_UNLESS}"
+    " tasks confirmed in the last second or more, {unless}"
 )
 _VOLATILE = "no append-only file: the end of Redis can lose confirmed tasks"
 log = logging.getLogger(__name__)
@@ -191,9 +191,12 @@ async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
 
 async def durability(line: Connection, options: RedisOptions) -> str:
     """See ``Store.durability``. Raises Away, Lost."""
-    copies = ""
+    unless = (
+        f"unless the daemon lives on, which {_again(options)}; the end of its process loses none"
+    )
+    copies = "" if options.mirror else f"; {_stops(options)}"
     if options.wait_replicas:
-        copies = f"; {options.wait_replicas} of its replicas have it before it is confirmed"
+        copies += f"; {options.wait_replicas} of its replicas have it before it is confirmed"
     info = await _info(line, options)
     if (policy := info.get("maxmemory_policy")) != "noeviction":
         copies += f"; its maxmemory-policy {policy} can drop tasks"
@@ -202,10 +205,24 @@ async def durability(line: Connection, options: RedisOptions) -> str:
     try:
         found = await line.call("CONFIG", "GET", "appendfsync")
     except ServerError:  # not allowed to this user, or renamed
-        return _UNKNOWN + copies
+        return _UNKNOWN.format(unless=unless) + copies
     values = found.values() if isinstance(found, dict) else found[1::2]
     known = [DURABILITY[v] for v in map(_text, values) if v in DURABILITY]
-    return (known[0] if known else _UNKNOWN) + copies
+    return (known[0] if known else _UNKNOWN).format(unless=unless) + copies
+
+
+def _again(options: RedisOptions) -> str:
+    """What a daemon does for a Redis that lacks what it had confirmed."""
+    if options.mirror:
+        return "writes them again"
+    return f"sends those of the last {options.keep_ms / 1000:g} s again (keep_ms, keep_bytes)"
+
+
+def _stops(options: RedisOptions) -> str:
+    return (
+        "mirror=no: a Redis that came back empty, or without batches that are older than"
+        f" {options.keep_ms / 1000:g} s, stops the daemon"
+    )
 
 
 def _text(value: Any) -> str:
@@ -252,6 +269,8 @@ async def estimate(line: Connection, keys: Keys) -> int:
 
 
 def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) -> StoreUnusable:
+    if status == "rewriting" and rest[0].startswith(LOST_BY):
+        status, rest = "lost", [rest[0].removeprefix(LOST_BY)]
     message = {
         "foreign": "the key {0} is not ours; choose another ?prefix= or ?namespace=, or remove it",
         "unreleased": "{shard} was written before the first release and is not read any more; drain"
@@ -262,6 +281,8 @@ def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) ->
         "empty": "{shard} is empty, and another daemon may still hold what was in it",
         "rewriting": "{shard} was being written anew by {0} and is not whole; start that daemon"
         " again if it is alive, or restore a backup",
+        "lost": "{shard} lacks what {0} had confirmed; `tickwheel init --force`, then `tickwheel"
+        " restore`",
     }[status]
     return _unusable(options, message.format(*rest, shard=keys.shard, layout=LAYOUT))
 
@@ -309,7 +330,8 @@ class Found:
     whole: bool
     """Whether all fields are there without which no daemon opens the shard."""
     rewriting: str
-    """The owner whose writing of the shard anew was cut short; empty: nobody's was."""
+    """The owner whose writing of the shard anew was cut short, or ``LOST_BY`` and the owner who
+    had confirmed more; empty: it is whole."""
     epoch: int
     incarnation: str
     counts: dict[str, int]
@@ -331,7 +353,9 @@ class Found:
             return "empty"
         held = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.counts.items())
         trouble = "" if self.whole else "; it is damaged"
-        if self.rewriting:
+        if self.rewriting.startswith(LOST_BY):
+            trouble += f"; it lacks what {self.rewriting.removeprefix(LOST_BY)} had confirmed"
+        elif self.rewriting:
             trouble += f"; it was being written anew by {self.rewriting} and is not whole"
         return f"laid out (epoch {self.epoch}): {held}{trouble}"
 

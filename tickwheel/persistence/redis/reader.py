@@ -131,17 +131,21 @@ class ReadClient:
         self._verify = verify
 
     async def pairs(
-        self, command: str, name: str, count: int
+        self, command: str, name: str, count: int, *, whole: bool = False
     ) -> AsyncIterator[tuple[bytes, bytes]]:
         """Fields and values of a hash, or members and scores of a set; one may come twice.
 
         A cursor is of one server, and of one life of it: on another connection it begins anew.
+        ``whole``: all of it is read of a Redis that holds all that was confirmed before.
         """
         cursor, connection = b"0", self._line.connections
         while True:
+            if whole and cursor == b"0":
+                await self.look()
+                connection = self._line.connections
             key = self._keys.named[name]
             found = await self.call(command, key, cursor, "COUNT", count)
-            if cursor != b"0" and self._line.connections != connection:
+            if (whole or cursor != b"0") and self._line.connections != connection:
                 cursor = b"0"
                 continue
             cursor, items = found
@@ -184,6 +188,7 @@ class ReadClient:
         reply = await self._line.run(READ, self._keys.all, sees)
         if reply[0] != b"ok":
             await self._verify()
+        self._writer.holds_all()
 
     async def _set_right(self) -> None:
         """Replay what is missing; raises StoreBehind, StoreLost, Fenced; StoreAway meanwhile."""
@@ -209,7 +214,8 @@ class ReadClient:
         raise AssertionError("unreachable")
 
 
-IDS_A_SCRIPT = 500
+IDS_A_SCRIPT = 1_000
+"""As many as a load of rows that come due: one round trip."""
 BYTES_A_SCRIPT = 8 << 20
 IDS_A_SCAN = 5_000
 PAGE_MAX = 1_000
@@ -226,6 +232,8 @@ class Reader:
         self._writer = writer
         self._mirror = mirror
         self._index = IdIndex()
+        self._loading = asyncio.Lock()
+        """Held while the ids of all tasks are read from Redis."""
         self._dead_index = IdIndex()
 
     def landed(self, effects: Effects) -> None:
@@ -313,8 +321,16 @@ class Reader:
     async def _page(
         self, next_ids: NextIds, position: int, limit: int, topic: str | None
     ) -> list[StoredTask]:
-        async with self._one_moment():
-            return await self._ids_to_rows(next_ids, position, limit, topic)
+        while True:
+            # Commits do not wait while all ids are read: the index learns of them.
+            if next_ids(position, 0) is None:
+                async with self._loading:
+                    if next_ids(position, 0) is None:
+                        await self._load_index()
+            async with self._one_moment():
+                found = await self._ids_to_rows(next_ids, position, limit, topic)
+            if found is not None:
+                return found
 
     @asynccontextmanager
     async def _one_moment(self) -> AsyncIterator[None]:
@@ -329,14 +345,14 @@ class Reader:
 
     async def _ids_to_rows(
         self, next_ids: NextIds, position: int, limit: int, topic: str | None
-    ) -> list[StoredTask]:
+    ) -> list[StoredTask] | None:
+        """The rows of a page; None: the index has been dropped meanwhile."""
         found: list[StoredTask] = []
         left = SCAN_BYTES_MAX
         while len(found) < limit and left > 0:
             ids = next_ids(position, PAGE_MAX)
             if ids is None:
-                await self._load_index()
-                continue
+                return None
             if not ids:
                 break
             if topic is None:
@@ -365,7 +381,7 @@ class Reader:
             if self._mirror.complete:
                 ids.extend(self._mirror.ids())
                 return
-            async for name, _ in self._asker.pairs("ZSCAN", "store", IDS_A_SCAN):
+            async for name, _ in self._asker.pairs("ZSCAN", "store", IDS_A_SCAN, whole=True):
                 ids.append(int(name))
 
     async def scan_dead(

@@ -20,6 +20,8 @@ is looked at now and then. That Redis is away is not reported here: who needs it
 Invariants:
 
 * With the mirror complete nobody gets StoreBehind or StoreLost: commits are refused meanwhile.
+* Without a mirror (``?mirror=no``) everybody gets StoreForgot from then on, and the shard is marked
+  so that nobody opens it.
 * A shard that another daemon has taken over or laid out anew is never written (Fenced).
 """
 
@@ -52,6 +54,7 @@ from tickwheel.persistence.contract import (
     StoreBehind,
     StoreBroken,
     StoreError,
+    StoreForgot,
     StoreLost,
 )
 from tickwheel.persistence.redis.driver import REFUSING, Argument, ServerError
@@ -147,7 +150,8 @@ class Recovering:
         try:
             while True:
                 filling.ask()
-                args = (score, name, chunk, BYTES_A_CHUNK)
+                wanted = int(self._mirror.keeps_records)
+                args = (score, name, chunk, BYTES_A_CHUNK, wanted)
                 pairs, values = await self._page(args, waits=not first)
                 texts, records, keys = values[::3], values[1::3], values[2::3]
                 pairs = pairs[: 2 * len(texts)]
@@ -339,7 +343,7 @@ class Rewriter:
             try:
                 return await self._writer.commit(epoch, owner, n, effects)
             except (StoreBehind, StoreLost) as error:
-                self._begin(error)
+                await self._begin(error)
         # One that landed and was not replicated yet is in memory, and so among what is written: it
         # must come again, and nothing else may come under its number.
         kind = CommitUnknown if n <= self._landed else CommitRefused
@@ -347,16 +351,21 @@ class Rewriter:
 
     async def verify(self) -> None:
         """See ``Writer.verify``; also raises StoreAway while the shard is written anew."""
+        if self._failed is not None:
+            raise self._failed
         if not self.active:
             try:
                 await self._writer.verify()
                 return
             except (StoreBehind, StoreLost) as error:
-                self._begin(error)
+                await self._begin(error)
         raise StoreAway(self.state)
 
-    def _begin(self, why: StoreError) -> None:
-        """Begin to write the shard anew; raises ``why`` if the mirror is not complete."""
+    async def _begin(self, why: StoreError) -> None:
+        """Begin to write the shard anew; raises ``why`` if the mirror is not complete, and
+        StoreForgot if there is none."""
+        if not self._mirror.keeps_records:
+            raise await self._give_up(why)
         if not self._mirror.complete:
             raise why
         if self.active:
@@ -366,6 +375,17 @@ class Rewriter:
         self._written, self._total = 0, counts.tasks
         log.error("%s; it is written anew from memory: %s", why.message, counts)
         self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _give_up(self, why: StoreError) -> StoreForgot:
+        """End for good, since nobody has what is missing; and see to it that nobody, this daemon
+        after a restart included, goes on with what is left as if it were all."""
+        self._failed = error = StoreForgot(
+            f"{why.message}; the daemon has no copy of it (mirror=no): `tickwheel init --force`,"
+            " then `tickwheel restore` from backup and history"
+        )
+        with contextlib.suppress(StoreError):
+            await self._writer.mark_lost()
+        return error
 
     async def close(self) -> None:
         """Stop a writing anew; the shard stays marked as not whole."""
@@ -461,7 +481,7 @@ class Watch:
             if idle and not self._rewriter.active:
                 try:
                     await self._asker.glance()
-                except Fenced:
+                except (Fenced, StoreForgot):
                     return  # the next commit gets the error
                 except StoreError:
                     continue

@@ -46,9 +46,10 @@ from tickwheel.persistence.redis.layout import (
     LEADER_LOOK,
     LEADER_RELEASE,
     LEADER_RENEW,
+    LOST_BY,
     Keys,
 )
-from tickwheel.persistence.redis.mirror import Mirror
+from tickwheel.persistence.redis.mirror import Mirror, NoMirror
 from tickwheel.persistence.redis.reader import ReadClient, Reader
 from tickwheel.persistence.redis.recovery import Recovering, Rewriter, Watch, copy_to_sqlite
 from tickwheel.persistence.redis.writer import Tally, Writer
@@ -78,7 +79,11 @@ class RedisStore:
         options, keys = self.options, self.keys
         self._moves, self._at = self.moves, self.at
         self._writing, self._reading = Connection(options), Connection(options)
-        self._mirror = Mirror(options.endings_max, options.resident_bytes_max)
+        self._mirror = (
+            Mirror(options.endings_max, options.resident_bytes_max)
+            if options.mirror
+            else NoMirror()
+        )
         self._writer = Writer(self._writing, keys, options, self._mirror, self._tally)
         what = f"store {options.name}: {keys.shard}"
         self._rewriter = Rewriter(self._writer, self._mirror, self._tally, what)
@@ -116,6 +121,11 @@ class RedisStore:
         return self._moves + self._writing.moves
 
     @property
+    def mirror(self) -> bool:
+        """See ``Mirrored``."""
+        return self.options.mirror
+
+    @property
     def replays(self) -> int:
         """How often batches were replayed to a Redis that had lost them."""
         return self._tally.replays
@@ -147,7 +157,7 @@ class RedisStore:
             await self._writer.begin(owner, opened, incarnation)
             if opened.created:
                 self._mirror.is_new()
-            else:
+            elif self.options.mirror:
                 self._mirror.expect(await opening.estimate(line, self.keys))
         except (NotConnected, NoReply) as error:
             await line.close()
@@ -324,7 +334,7 @@ class RedisElection:
             owner=owner.decode(errors="replace"),
             clean=clean == b"1",
             up_s=had_s,
-            rewriting=rewriting.decode(errors="replace"),
+            **_mark(rewriting.decode(errors="replace")),
             is_replica=role == b"slave",
         )
 
@@ -344,6 +354,12 @@ class RedisElection:
 
     async def close(self) -> None:
         await self._line.close()
+
+
+def _mark(text: str) -> dict[str, str]:
+    """The fields of ``Seen`` for the mark of a shard that is not whole."""
+    owner = text.removeprefix(LOST_BY)
+    return {"rewriting": text} if owner == text else {"lost_by": owner}
 
 
 def _owner(leader: Leader) -> str:

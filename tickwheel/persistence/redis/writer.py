@@ -56,6 +56,7 @@ from tickwheel.persistence.redis.layout import (
     CLOSE,
     COMMIT,
     LAYOUT,
+    LOST_BY,
     PART_BYTES_MAX,
     REWRITE,
     SEAL,
@@ -241,12 +242,13 @@ class Claimant:
         self, sender: Sender, incarnation: str, phase: str, written: int, last: int
     ) -> None:
         """``begin``: empty the shard and mark it as not whole; ``end``: the ``written`` batches
-        there are all that was confirmed up to ``last``.
+        there are all that was confirmed up to ``last``; ``lost``: mark it as it is.
 
         Raises Fenced, StoreLost (somebody changed it between).
         """
         mine = (sender.epoch, sender.owner.encode(), incarnation)
-        args = (*mine, LAYOUT, phase, last, 0, sender.link or 0, written)
+        mark = f"{LOST_BY}{sender.owner}" if phase == "lost" else sender.owner
+        args = (*mine, LAYOUT, phase, last, 0, sender.link or 0, written, mark.encode())
         reply: list[Any] = await self._line.run(REWRITE, self._keys.all, args)
         status, *rest = [part.decode() for part in reply]
         if status == "fenced":
@@ -269,7 +271,7 @@ class Tally:
     """How often everything was written anew from memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Kept:
     """One applied batch that is kept to be replayed."""
 
@@ -280,6 +282,7 @@ class _Kept:
     """The records of its new tasks."""
     size_bytes: int
     at_s: float
+    """When it was applied last, by the clock of the event loop."""
 
     def effects(self) -> Effects:
         rows = map(decode_task, self.enqueued)
@@ -306,6 +309,10 @@ class History:
         rest = replace(effects, enqueued={}, hashes={})
         self._batches.append(_Kept(n, rest, enqueued, size_bytes, now_s))
         self._bytes += size_bytes
+        self.forget(now_s)
+
+    def forget(self, now_s: float) -> None:
+        """Let go of the oldest batches, as far as there are too many or they are too old."""
         while self._batches and (
             self._bytes > self._keep_bytes or self._batches[0].at_s < now_s - self._keep_s
         ):
@@ -314,6 +321,12 @@ class History:
     def clear(self) -> None:
         self._batches.clear()
         self._bytes = 0
+
+    def sent_again(self, first: int, now_s: float) -> None:
+        """The batches from ``first`` on were applied once more."""
+        for batch in self._batches:
+            if batch.n >= first:
+                batch.at_s = now_s
 
     def covers(self, first: int, last: int) -> bool:
         """Whether every batch from ``first`` to ``last`` is kept."""
@@ -556,7 +569,20 @@ class Writer:
         finally:
             self._sender.unknown = unknown
         self._claimed, self._replaying = self._line.connections, False
+        self._history.sent_again(last + 1, asyncio.get_running_loop().time())
         self._tally.replays += 1
+
+    def holds_all(self) -> None:
+        """Note that Redis holds all that was confirmed. Without a mirror, whose records they share,
+        batches that are old by now are kept no longer."""
+        if not self._mirror.keeps_records:
+            self._history.forget(asyncio.get_running_loop().time())
+
+    async def mark_lost(self) -> None:
+        """Mark the shard as one that lacks what was confirmed: nobody opens it from then on, and
+        nothing that is there is removed. Raises StoreError."""
+        async with self.lock:
+            await self._claimant.frame(self._sender, self.incarnation, "lost", 0, self.last)
 
     # --- writing everything anew ---------------------------------------------------------------
 

@@ -593,9 +593,10 @@ class Recovering:
         recovery.arrived(self._clock.read().now_ms)
         await self._look_at_runs()
         self._chunks = aiter(self._store.recover_handles(FIRST_CHUNK))
-        first = await anext(self._chunks, None)
-        if first is not None:
-            self._add(first)
+        async for chunk in self._chunks:
+            self._add(chunk)
+            if not self.is_small:
+                break
         if self.is_small:
             await self._load()
 

@@ -1,6 +1,7 @@
 -- incarnation, last, score and member to go on after ('' at first), how many at most, bytes of
--- records at which to stop. The member may be gone by now, and many tasks may share the score:
--- the place is found by halving. Each task's topic, record and key, if it has one, are returned.
+-- records at which to stop, whether records are wanted (0/1). The member may be gone by now, and
+-- many tasks may share the score: the place is found by halving. Each task's topic, record ('' if
+-- it is not wanted) and key, if it has one, are returned.
 local refused = blind(ARGV[1], ARGV[2])
 if refused then return refused end
 local at = 0
@@ -38,13 +39,13 @@ local function topic_and_key(record)
   return topic, (text(record, k + 1))
 end
 local found = redis.call('ZRANGE', STORE, at, at + tonumber(ARGV[5]) - 1, 'WITHSCORES')
-local values, at, size, max = {}, 1, 0, tonumber(ARGV[6])
+local values, at, size, max, wanted = {}, 1, 0, tonumber(ARGV[6]), ARGV[7] == '1'
 for k = 1, #found, 2 do
   if size > max then break end
   local record = redis.call('HGET', TASK, found[k])
   if not record then return {'damaged', found[k]} end
   size = size + #record
-  values[at + 1], values[at], values[at + 2] = record, topic_and_key(record)
+  values[at + 1], values[at], values[at + 2] = wanted and record or '', topic_and_key(record)
   at = at + 3
 end
 return {'ok', found, values}

@@ -1,5 +1,6 @@
--- epoch, owner, incarnation, layout, phase (begin/end), last batch, now, newest claim known,
--- batches written. Between begin and end commits count from 1, and nobody else opens the shard.
+-- epoch, owner, incarnation, layout, phase (begin/end/lost), last batch, now, newest claim known,
+-- batches written, mark. Between begin and end commits count from 1, and nobody else opens the
+-- shard. Lost: what is there stays, and nobody opens the shard any more.
 local w = redis.call('HMGET', WHEEL, 'epoch', 'owner', 'incarnation', 'rewriting', 'link',
   'last', 'parts')
 if w[1] then
@@ -18,9 +19,14 @@ if ARGV[5] == 'end' then
   redis.call('HDEL', WHEEL, 'rewriting')
   return {'applied'}
 end
+if ARGV[5] == 'lost' and w[1] then
+  begin(true)
+  redis.call('HSET', WHEEL, 'rewriting', ARGV[10])
+  return {'applied'}
+end
 begin(false)
-redis.call('UNLINK', unpack(KEYS))
+if ARGV[5] == 'begin' then redis.call('UNLINK', unpack(KEYS)) end
 redis.call('HSET', WHEEL, 'format', ARGV[4], 'incarnation', ARGV[3], 'epoch', ARGV[1],
   'owner', ARGV[2], 'last', 0, 'id_mark', '0000000000000000000', 'position_ms', 0, 'clean', 0,
-  'opened_ms', ARGV[7], 'link', tonumber(ARGV[8]) + 1, 'endings', 0, 'rewriting', ARGV[2])
+  'opened_ms', ARGV[7], 'link', tonumber(ARGV[8]) + 1, 'endings', 0, 'rewriting', ARGV[10])
 return {'applied'}

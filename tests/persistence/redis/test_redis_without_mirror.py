@@ -1,0 +1,359 @@
+"""``?mirror=no``: no record is kept in memory; the newest batches alone are there for a Redis that
+came back older, and one that lacks more stops the store for good."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from persistence.conftest import QUICK
+from persistence.store_subject import Subject
+from support.redis_server import RedisServer
+from support.store_rows import ended, everything, in_flight, tasks
+from support.waiting import comes
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import TaskOptions, TaskRow
+from tickwheel.persistence.contract import (
+    CommitRefused,
+    CommitUnknown,
+    StoreError,
+    StoreForgot,
+    StoreUnusable,
+)
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.redis import RedisStore, options_from
+from tickwheel.persistence.redis.driver import SCHEMES
+from tickwheel.persistence.redis.opening import lay_out, look
+from tickwheel.persistence.redis.store import RedisElection
+from tickwheel.persistence.redis.writer import History
+
+Make = Callable[..., Subject]
+PATIENCE_S = 20.0
+BODY = b"a body that is nowhere but in Redis"
+
+
+def _redis(subject: Subject) -> RedisStore:
+    assert isinstance(subject.store, RedisStore)
+    return subject.store
+
+
+async def _taken(subject: Subject, effects: Effects) -> None:
+    """Commit as the committer does: again while Redis is away."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await subject.commit(effects)
+                return
+            except (CommitUnknown, CommitRefused):
+                await asyncio.sleep(0.01)  # real time: Redis is another process
+
+
+async def _content(subject: Subject) -> Any:
+    store = subject.store
+    return (
+        await store.scan(-1, 1_000_000, None),
+        await store.scan_dead((-1, ""), 1_000_000, None, None),
+        await subject.small(),
+    )
+
+
+@pytest.fixture
+async def pair(make: Make) -> tuple[Subject, Subject]:
+    """A store without a mirror, and what it should hold."""
+    subject, reference = make("mirror=no"), Subject(MemoryStore())
+    await subject.open()
+    await reference.open()
+    await _both((subject, reference), everything())
+    await _both((subject, reference), tasks(range(1_000, 1_500)))
+    return subject, reference
+
+
+async def _both(pair: tuple[Subject, Subject], effects: Effects) -> None:
+    await pair[1].commit(effects)
+    await _taken(pair[0], effects)
+
+
+async def _compare(pair: tuple[Subject, Subject]) -> None:
+    assert await _content(pair[0]) == await _content(pair[1])
+
+
+class TestNothingIsKept:
+    async def test_neither_of_batches_nor_of_what_a_start_finds(
+        self, pair: tuple[Subject, Subject]
+    ) -> None:
+        subject = pair[0]
+        for _ in range(2):
+            store = _redis(subject)
+            assert not store.mirror
+            assert store.resident_bytes == 0
+            assert list(store._mirror.ids()) == []
+            await _compare(pair)
+            for one in pair:
+                await one.reopen()
+                await one.small()
+            handles = [await one.handles() for one in pair]
+            ids = [sorted(i for some in found for i in some.ids) for found in handles]
+            assert ids[0] == ids[1] != []
+
+    async def test_a_start_reads_due_times_topics_and_keys_and_no_bodies(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject = make("mirror=no")
+        await subject.open()
+        rows = {i: TaskRow(i, i, f"t{i % 3}", BODY, TaskOptions(f"k{i}")) for i in range(1, 301)}
+        await subject.commit(Effects(enqueued=rows))
+        await subject.reopen()
+        await subject.small()
+        asker, replies = _redis(subject)._recovering._asker, list[Any]()
+        script = asker.script
+
+        async def noted(*args: Any, **options: Any) -> tuple[Any, Any]:
+            reply = await script(*args, **options)
+            replies.append(reply)
+            return reply
+
+        monkeypatch.setattr(asker, "script", noted)
+        handles = await subject.handles(100)
+        assert [i for some in handles for i in some.ids] == list(rows)
+        assert [t for some in handles for t in some.topics] == [row.topic for row in rows.values()]
+        assert (await subject.keys()).keys() == rows.keys()
+        assert len(replies) == 4
+        assert BODY not in b"".join(value or b"" for _, values in replies for value in values)
+
+    async def test_many_rows_are_one_round_trip(
+        self, pair: tuple[Subject, Subject], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject, ids = pair[0], list(range(1_000, 1_500))
+        asker, count = _redis(subject)._reader._asker, 0
+        script = asker.script
+
+        async def counted(*args: Any, **options: Any) -> tuple[Any, Any]:
+            nonlocal count
+            count += 1
+            return await script(*args, **options)
+
+        monkeypatch.setattr(asker, "script", counted)
+        found, rest = await subject.store.read_some([*ids, *range(5_000, 5_500)], 1 << 20)
+        assert (sorted(found), list(rest), count) == (ids, [], 1)
+
+    async def test_commits_go_on_while_a_listing_reads_all_ids(
+        self, pair: tuple[Subject, Subject], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject = pair[0]
+        asker = _redis(subject)._reader._asker
+        pairs = asker.pairs
+
+        async def slow(*args: Any, **options: Any) -> AsyncIterator[tuple[bytes, bytes]]:
+            async for one in pairs(*args, **options):
+                yield one
+            async with asyncio.timeout(PATIENCE_S):
+                await _both(pair, tasks([3_000]))
+
+        monkeypatch.setattr(asker, "pairs", slow)
+        expected = [*(await pair[1].ids()), 3_000]
+        assert await subject.ids() == sorted(expected)
+
+
+class TestCameBackOlder:
+    async def test_gets_the_kept_batches_again(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        before = redis_server.snapshot()
+        await _both(pair, tasks(range(2_000, 2_100)))
+        await _both(pair, ended(range(1_000, 1_100)))
+        await _both(pair, Effects(progress={(2_000, "g"): in_flight(2_000, "g")}))
+        redis_server.restart_from(before)
+        await _both(pair, tasks([2_500]))
+        await _compare(pair)
+        assert (_redis(pair[0]).replays, _redis(pair[0]).rewrites) == (1, 0)
+        await pair[0].reopen()
+        await pair[1].reopen()
+        await _compare(pair)
+
+    async def test_also_when_the_end_of_its_log_is_gone(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        log = redis_server.log_tail()
+        size_bytes = os.path.getsize(log)
+        await _both(pair, tasks(range(2_000, 2_100)))
+        redis_server.kill()
+        assert os.path.getsize(log) > size_bytes
+        os.truncate(log, size_bytes + 100)
+        redis_server.start()
+        await comes(lambda: _verified(pair[0]))
+        await _compare(pair)
+        assert _redis(pair[0]).replays == 1
+
+    async def test_twice_in_a_row(
+        self, make: Make, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What was sent again is as new as if it had just been confirmed."""
+        subject = make("mirror=no&keep_ms=60000")
+        await subject.open()
+        await subject.commit(tasks([1]))
+        before = redis_server.snapshot()
+        await subject.commit(tasks([2]))
+        history = _redis(subject)._writer._history
+        history._batches[-1].at_s -= 59.5
+        redis_server.restart_from(before)
+        await comes(lambda: _verified(subject))
+        await asyncio.sleep(0.6)  # real time: the first of the two confirmations is too old now
+        await _taken(subject, tasks([3]))
+        redis_server.restart_from(before)
+        await comes(lambda: _verified(subject))
+        assert await subject.ids() == [1, 2, 3]
+        assert _redis(subject).replays == 2
+
+    async def test_old_batches_are_let_go_of_only_while_redis_has_them(
+        self, make: Make, redis_server: RedisServer
+    ) -> None:
+        """Also without further batches; and an absence makes nothing old."""
+        subject = make("mirror=no&keep_ms=1500")
+        await subject.open()
+        history = _redis(subject)._writer._history
+        before = redis_server.snapshot()
+        await subject.commit(tasks([1]))
+        redis_server.kill()
+        await asyncio.sleep(3)  # real time: longer than batches are kept
+        assert history.covers(1, 1)
+        redis_server.restart_from(before)
+        await comes(lambda: _verified(subject))
+        assert await subject.ids() == [1]
+        await comes(lambda: not history.covers(1, 1))
+
+
+async def _verified(subject: Subject) -> bool:
+    await subject.store.verify()
+    try:
+        await _redis(subject)._reader._asker.glance()
+    except StoreForgot:
+        raise
+    except StoreError:
+        return False
+    return True
+
+
+def test_kept_batches_are_bounded_by_bytes_and_age() -> None:
+    history = History(keep_ms=1_000, keep_bytes=1_000)
+    for n in range(1, 6):
+        history.add(n, Effects(), (), 100, now_s=n / 10)
+    assert history.covers(3, 5)
+    assert not history.covers(2, 5), "300 bytes each, and 1,000 at most"
+    history.sent_again(5, now_s=1.45)
+    history.forget(now_s=1.45)
+    assert history.covers(5, 5)
+    assert not history.covers(4, 5), "from 0.4 s"
+    history.forget(now_s=2.5)
+    assert not history.covers(5, 5)
+
+
+class TestCameBackWithoutMore:
+    """Empty, or older than the batches that are kept."""
+
+    @pytest.fixture
+    async def lost(
+        self, make: Make, redis_server: RedisServer, request: pytest.FixtureRequest
+    ) -> Subject:
+        """A store whose Redis has just lost more than is kept."""
+        subject = make("mirror=no&keep_bytes=10")
+        await subject.open()
+        await subject.commit(everything())
+        before = redis_server.snapshot()
+        await subject.commit(tasks([1_000]))
+        await subject.commit(tasks([1_001]))
+        redis_server.restart_from(before if request.param == "older" else None)
+        return subject
+
+    @pytest.mark.parametrize("lost", ["older", "empty"], indirect=True)
+    @pytest.mark.parametrize("noticed_by", ["commit", "read", "verify", "scan"])
+    async def test_stops_for_good_and_says_what_to_do(self, lost: Subject, noticed_by: str) -> None:
+        store = lost.store
+
+        async def notice() -> object:
+            if noticed_by == "commit":
+                return await _taken(lost, tasks([1_002]))
+            if noticed_by == "read":
+                return await store.read([1_000])
+            if noticed_by == "scan":
+                return await store.scan(-1, 10, None)
+            return await comes(lambda: _verified(lost))
+
+        with pytest.raises(StoreForgot, match="came back (older|empty).*`tickwheel restore`") as e:
+            await notice()
+        assert "\n" not in e.value.message
+        with pytest.raises(StoreForgot):
+            await lost.commit(ended([1_000]))
+        with pytest.raises(StoreForgot):
+            await store.verify()
+        assert (_redis(lost).replays, _redis(lost).rewrites) == (0, 0)
+
+    @pytest.mark.parametrize("lost", ["older", "empty"], indirect=True)
+    async def test_nobody_goes_on_with_what_is_left(
+        self, lost: Subject, make: Make, redis_server: RedisServer
+    ) -> None:
+        with pytest.raises(StoreForgot):
+            await _taken(lost, tasks([1_002]))
+        tasks_before = redis_server.call("HLEN", "{tw:default:0}:task")
+        for query in ("mirror=no", "mirror=yes"):
+            with pytest.raises(StoreUnusable, match="lacks what tester had confirmed.*restore"):
+                await make(query).open()
+        options = options_from(redis_server.url(QUICK))
+        election = RedisElection(options, 1_000)
+        seen = await election.look()
+        await election.close()
+        assert (seen.lost_by, seen.rewriting) == ("tester", "")
+        found = await look(options)
+        assert "lacks what tester had confirmed" in found.state
+        assert not found.unused
+        assert redis_server.call("HLEN", "{tw:default:0}:task") == tasks_before, "nothing removed"
+        await lay_out(options, found, 0, watch_s=0)
+        fresh = make("mirror=no")
+        assert (await fresh.open()).last_batch == 0
+
+    @pytest.mark.parametrize("lost", ["older"], indirect=True)
+    async def test_one_that_was_laid_out_anew_meanwhile_is_left_alone(
+        self, lost: Subject, make: Make, redis_server: RedisServer
+    ) -> None:
+        options = options_from(redis_server.url(QUICK))
+        await lay_out(options, await look(options), 0, watch_s=0)
+        other = make()
+        await other.open()
+        with pytest.raises(StoreError):
+            await _taken(lost, tasks([1_002]))
+        await other.commit(tasks([1]))
+        assert await other.ids() == [1]
+
+
+class TestTheUrl:
+    @pytest.mark.parametrize("scheme", sorted(SCHEMES))
+    def test_takes_it_with_every_way_to_find_the_server(self, scheme: str) -> None:
+        more = "&master=m" if scheme.endswith("sentinel") else ""
+        assert not options_from(f"{scheme}://h/?mirror=no{more}").mirror
+        assert options_from(f"{scheme}://h/?mirror=yes{more}").mirror
+        assert options_from(f"{scheme}://h/?wait_ms=5{more}").mirror, "the default"
+
+    @pytest.mark.parametrize("value", ["", "1", "No", "maybe"])
+    def test_says_what_a_value_may_be(self, value: str) -> None:
+        with pytest.raises(StoreUnusable, match=f"mirror={value!r} is not one of yes, no"):
+            options_from(f"redis://h?mirror={value}")
+
+    @pytest.mark.parametrize(
+        ("appendfsync", "survives"),
+        [("everysec", "sends those of the last 10 s again"), ("always", "a confirmed task")],
+    )
+    async def test_decides_what_is_promised(
+        self, make: Make, redis_server: RedisServer, appendfsync: str, survives: str
+    ) -> None:
+        redis_server.call("CONFIG", "SET", "appendfsync", appendfsync)
+        subject = make("mirror=no")
+        await subject.open()
+        assert survives in subject.store.durability
+        assert "mirror=no: a Redis that came back empty" in subject.store.durability
+        await subject.store.close(clean=True)
+        mirrored = make()
+        await mirrored.open()
+        assert "mirror" not in mirrored.store.durability
