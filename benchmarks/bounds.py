@@ -135,6 +135,14 @@ BOUNDS: tuple[Bound, ...] = (
     ),
     Bound("redis_recovery.loaded_s", "<", 15.0, "recovery of 1 M after SIGKILL, s"),
     Bound("redis_recovery.early", "==", 0, "early after recovery", any_scale=True),
+    Bound("redis_memory_no_mirror.bytes_per_task", "<=", 64.0, "no mirror: a pending task, B"),
+    Bound(
+        "redis_takeover.no_mirror_first_delivery_s",
+        "<",
+        1.0,
+        "no mirror: first delivery after the lease's end at 1 M, s",
+    ),
+    Bound("redis_takeover.early", "==", 0, "early after a takeover", any_scale=True),
 )
 
 

@@ -64,6 +64,12 @@ class Redis(Server):
         rows = (row.split(":", 1) for row in data.decode().splitlines() if ":" in row)
         return dict(rows)
 
+    def pttl_ms(self, key: str) -> int:
+        """How long this key lives on, in ms; negative: it is not there, or for ever."""
+        with connect(self.port) as sock:
+            sock.sendall(f"PTTL {key}\r\n".encode())
+            return int(sock.recv(64)[1:])
+
     def _wait(self) -> None:
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while True:
@@ -89,9 +95,11 @@ class TickwheelOnRedis(Tickwheel):
         redis: Redis,
         command: Sequence[str] = DAEMON_COMMAND,
         settings: Sequence[str] = (),
+        query: str = "",
     ) -> None:
+        """``query``: settings of the store, behind its address."""
         self.redis = redis
-        super().__init__(folder, command, redis.url, settings)
+        super().__init__(folder, command, f"{redis.url}{query}", settings)
 
     def stop(self) -> None:
         try:

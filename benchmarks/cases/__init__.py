@@ -17,7 +17,14 @@ from benchmarks.cases.lateness import lateness
 from benchmarks.cases.order import filters, order
 from benchmarks.cases.pending import memory, rate_pending, recovery
 from benchmarks.cases.push import push
-from benchmarks.cases.redis import redis_bulk_client, redis_enqueue, redis_memory, redis_recovery
+from benchmarks.cases.redis import (
+    redis_bulk_client,
+    redis_enqueue,
+    redis_memory,
+    redis_memory_no_mirror,
+    redis_recovery,
+    redis_takeover,
+)
 from benchmarks.cases.steady import sequential_client, steady, steady_history, steady_worker
 from benchmarks.cases.transactions import transactions
 from benchmarks.cases.virtual_week import virtual_week
@@ -72,7 +79,9 @@ CASES: dict[str, Cases] = {
         steady_worker,
         sequential_client,
         redis_memory,
+        redis_memory_no_mirror,
         redis_recovery,
+        redis_takeover,
     ),
 }
 

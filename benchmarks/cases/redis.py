@@ -33,6 +33,11 @@ PEERS = {
 """All ZADD + HSET a task. The first is redis-py with its defaults and with hiredis, and what the
 bound is about. Installing redis-py alone does not bring hiredis: the last two are that."""
 _RECOVERY_TIMEOUT_S = 60.0
+NO_MIRROR = "?mirror=no"
+QUIETS_KEPT = 6
+"""After so many quiet times of the full scale nothing is kept for a Redis that came back older
+(``keep_ms``)."""
+LEASE = "{tw:default:0}:leader"
 
 
 def redis_enqueue(context: Context) -> Result:
@@ -171,13 +176,24 @@ def _busy(rounds: Sequence[dict[str, Any]], *, daemon: bool) -> str:
 
 def redis_memory(context: Context) -> Result:
     """The daemon's memory a pending task, whose bodies all are in it, and Redis's own."""
-    result = Result("redis_memory")
+    return _memory(context, "redis_memory", "")
+
+
+def redis_memory_no_mirror(context: Context) -> Result:
+    """The same with ``?mirror=no``: handles, as on SQLite."""
+    return _memory(context, "redis_memory_no_mirror", NO_MIRROR)
+
+
+def _memory(context: Context, case: str, query: str) -> Result:
+    result = Result(case)
     count = context.scale.pending
-    with context.tickwheel() as daemon:
-        assert isinstance(daemon, TickwheelOnRedis)
+    folder, redis = context.fresh_folder("tickwheel"), context.redis()
+    with TickwheelOnRedis(folder, redis, context.daemon_command, query=query) as daemon:
         empty = daemon.quiet_memory_bytes(context.scale.quiet_s)
         redis_empty = int(daemon.redis.info()["used_memory"])
         fill(context, daemon)
+        if query == NO_MIRROR:
+            time.sleep(QUIETS_KEPT * context.scale.quiet_s)
         full = daemon.quiet_memory_bytes(context.scale.quiet_s)
         redis_full = int(daemon.redis.info()["used_memory"])
         pending = daemon.stats()["pending"]
@@ -225,3 +241,51 @@ def redis_recovery(context: Context) -> Result:
     result.row("until the first delivery of what is due", f"{first_s:.2f} s")
     result.row(f"until the first stats that say {scale.pending:,} pending", f"{loaded_s:.2f} s")
     return result
+
+
+def redis_takeover(context: Context) -> Result:
+    """SIGKILL at n pending and some due, while a standby waits; with the mirror and without.
+
+    From the end of the lease until a consumer has its first delivery, until all that was due is
+    delivered, and until everything is loaded.
+    """
+    result = Result("redis_takeover")
+    early = 0
+    for name, query in (("mirror", ""), ("no_mirror", NO_MIRROR)):
+        figures = _taken_over(context, query)
+        early += int(figures.pop("early"))
+        result.details[name] = figures
+        what = f"{context.scale.pending:,} pending, {name.replace('_', ' ')}, from the lease's end"
+        for key, text in _TAKEOVER.items():
+            result.metric(f"{name}_{key}", figures[key])
+            result.row(f"{what} {text}", f"{figures[key]:.2f} s")
+    result.metric("early", early)
+    return result
+
+
+_TAKEOVER = {
+    "first_delivery_s": "to the first delivery",
+    "delivered_s": "until all that was due is delivered",
+    "loaded_s": "until all are loaded",
+}
+
+
+def _taken_over(context: Context, query: str) -> dict[str, float]:
+    scale, redis = context.scale, context.redis()
+    folders = [context.fresh_folder("tickwheel") for _ in range(2)]
+    with TickwheelOnRedis(folders[0], redis, context.daemon_command, query=query) as daemon:
+        fill(context, daemon)
+        with TickwheelOnRedis(folders[1], redis, context.daemon_command, query=query) as standby:
+            put_overdue(context, daemon)
+            daemon.kill()
+            lease_end_s = time.time() + redis.pttl_ms(LEASE) / 1000
+            with closing(consumer_when_active(standby, scale.overdue)) as consumer:
+                consumer.run(scale.overdue, _RECOVERY_TIMEOUT_S)
+            delivered_s = time.time() - lease_end_s
+            until_pending(standby, scale.pending)
+            return {
+                "first_delivery_s": consumer.first_s - lease_end_s,
+                "delivered_s": delivered_s,
+                "loaded_s": time.time() - lease_end_s,
+                "early": consumer.early,
+            }

@@ -28,6 +28,16 @@ SHORT = {"kills": 0, "every_place": False}
             {"faults": True, "hold_s_max": 1.2, **SHORT}, id="faults", marks=pytest.mark.slow
         ),
         pytest.param({"daemons": 2, **SHORT}, id="failover"),
+        pytest.param(
+            {"mirror": False, "faults": True, "hold_s_max": 1.2, **SHORT},
+            id="faults-no-mirror",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"mirror": False, "daemons": 2, "kills": 10, "every_place": False},
+            id="failover-no-mirror",
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"kills": 100}, id="100-kills", marks=pytest.mark.slow),
         pytest.param({"kills": 100, "faults": True}, id="100-faults", marks=pytest.mark.slow),
         pytest.param({"kills": 50, "daemons": 2}, id="50-changes", marks=pytest.mark.slow),

@@ -2,6 +2,7 @@
 
     python -m tests.crash.torture --kills 200 --seed 7
     python -m tests.crash.torture --store redis [--faults redis | --daemons 2] [--kills 100]
+    python -m tests.crash.torture --store redis --mirror no [--faults redis | --daemons 2]
     python -m tests.crash.torture --store sentinel|cluster --faults redis [--kills 60]
     python -m tests.crash.torture --nemesis groups,clock,network,resources [--store redis]
     python -m tests.crash.torture --nemesis watch,groups --minutes 5
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             faults=given.faults is not None,
             daemons=given.daemons,
             driver=given.driver,
+            mirror=given.mirror == "yes",
             hold_s_max=given.hold,
             every_place=given.kills > 0 and KILLS in nemeses,
             without=frozenset(given.without.split(",")),
@@ -110,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--http", action="store_true", help="clients go over HTTP, too")
     parser.add_argument("--minutes", type=float, default=1.0, help="that watch or everything lasts")
     parser.add_argument("--driver", default="redis", help="of the Redis store")
+    parser.add_argument("--mirror", choices=["yes", "no"], default="yes", help="of that store")
     parser.add_argument("--hold", type=float, default=6.0, help="seconds a fault lasts at most")
     parser.add_argument("--without", default="", help="faults to leave out, with commas")
     parser.add_argument("--keep", type=Path, default=None, help="folder for store and log")

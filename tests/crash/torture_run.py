@@ -61,6 +61,10 @@ FAULTS_ANSWER_TIMEOUT_S = 30.0
 """What Redis is asked about waits until Redis is back."""
 KEEP_MS = 600
 """So that a Redis that came back older is mended in both ways, by the batches and from memory."""
+KEEP_ALL_MS = 120_000
+"""Without the mirror: longer than several faults in a row may take what was confirmed."""
+WIPE = "wipe"
+"""The fault that the daemon survives with its mirror only; without, an operator restores."""
 LINES_MAX = 25
 """In the log about one start or one fault."""
 LEADER_TTL_S = 1.0
@@ -111,6 +115,8 @@ class Options:
     """Redis goes wrong too."""
     daemons: int = 1
     driver: str = "redis"
+    mirror: bool = True
+    """Whether the daemon keeps all records of Redis in memory."""
     every_place: bool = True
     """Each failpoint has to kill once."""
     hold_s_max: float = 6.0
@@ -131,6 +137,8 @@ class Options:
         beside = self.nemeses - {WATCH, GROUPS_}
         if WATCH in self.nemeses and (beside or self.daemons > 1 or self.faults):
             raise ValueError("watch goes with groups only: it judges a life that nothing disturbs")
+        if not self.mirror and self.store not in REDIS:
+            raise ValueError(f"mirror=no needs a store of {', '.join(REDIS)}")
 
     @property
     def kills_daemons(self) -> bool:
@@ -265,7 +273,8 @@ class Run:
         store, settings, env = options.store, dict(SETTINGS), {}
         query = f"{SQLITE}&endings_max={ENDINGS_MAX}"
         if store in REDIS:
-            query = f"driver={options.driver}&keep_ms={KEEP_MS}&endings_max={ENDINGS_MAX}"
+            keep = f"keep_ms={KEEP_MS}" if options.mirror else f"mirror=no&keep_ms={KEEP_ALL_MS}"
+            query = f"driver={options.driver}&{keep}&endings_max={ENDINGS_MAX}"
         if store == "redis":
             self.redis = RedisRig(folder, query, proxied=options.faults)
         elif store in MOVING:
@@ -334,7 +343,7 @@ class Run:
             plan,
             options.kills,
             hold_s_max=options.hold_s_max,
-            without=options.without,
+            without=options.without if options.mirror else options.without | {WIPE},
         )
 
     def _disturbed(self) -> int:
