@@ -29,7 +29,7 @@ from tickwheel.persistence.redis import RedisStore, options_from
 from tickwheel.persistence.redis.driver import SCHEMES
 from tickwheel.persistence.redis.opening import lay_out, look
 from tickwheel.persistence.redis.store import RedisElection
-from tickwheel.persistence.redis.writer import History
+from tickwheel.persistence.redis.writer import APART_BYTES_MIN, Apart, History
 
 Make = Callable[..., Subject]
 PATIENCE_S = 20.0
@@ -163,11 +163,13 @@ class TestCameBackOlder:
         self, pair: tuple[Subject, Subject], redis_server: RedisServer
     ) -> None:
         before = redis_server.snapshot()
-        await _both(pair, tasks(range(2_000, 2_100)))
+        rows = {i: TaskRow(i, i, "t", bytes(200)) for i in range(2_000, 3_000)}
+        assert len(rows) * 200 > APART_BYTES_MIN, "kept apart"
+        await _both(pair, Effects(enqueued=rows))
         await _both(pair, ended(range(1_000, 1_100)))
         await _both(pair, Effects(progress={(2_000, "g"): in_flight(2_000, "g")}))
         redis_server.restart_from(before)
-        await _both(pair, tasks([2_500]))
+        await _both(pair, tasks([3_500]))
         await _compare(pair)
         assert (_redis(pair[0]).replays, _redis(pair[0]).rewrites) == (1, 0)
         await pair[0].reopen()
@@ -235,6 +237,11 @@ async def _verified(subject: Subject) -> bool:
     except StoreError:
         return False
     return True
+
+
+def test_records_apart_are_what_they_were() -> None:
+    records = [b"a" * size for size in (0, 1, 70_000, 3)] + [b"last"]
+    assert list(Apart(records, sum(map(len, records)))) == records
 
 
 def test_kept_batches_are_bounded_by_bytes_and_age() -> None:

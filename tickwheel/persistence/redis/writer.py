@@ -11,7 +11,8 @@ batch is known. It is also where a Redis that came back empty or older shows. In
 The batches applied last are kept for a Redis that comes back without them: one that syncs its log
 once a second may lose the last two seconds of what it confirmed, a stale replica somewhat more.
 They are bounded by time and by bytes, whichever comes first. Of new tasks only the records are
-kept, which the mirror holds anyway: their rows would take as much memory again.
+kept, which the mirror holds anyway: their rows would take as much memory again. Without a mirror
+they have memory of their own.
 
 ``Sender`` brings one batch to Redis: a script, or parts that are staged, sealed and applied.
 ``Claimant`` claims a shard for a connection, and sets the frame around writing it anew: one script
@@ -25,9 +26,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections import deque
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from mmap import mmap
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tickwheel.model.effects import Effects
@@ -70,7 +73,7 @@ from tickwheel.persistence.redis.layout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
     from tickwheel.model.effects import Effects
     from tickwheel.persistence.redis.connection import Connection
@@ -271,6 +274,27 @@ class Tally:
     """How often everything was written anew from memory."""
 
 
+APART_BYTES_MIN = 64 << 10
+"""Records of a batch that have memory of their own: a page or two more is little beside them."""
+
+
+class Apart:
+    """Some records in memory of their own, which the system has again when they are let go of. As
+    single objects, here for a while among others that stay, they would leave it full of holes."""
+
+    def __init__(self, records: Sequence[bytes], size_bytes: int) -> None:
+        """``size_bytes``: that of all records, above 0."""
+        self._sizes = array("I", map(len, records))
+        self._memory = mmap(-1, size_bytes)
+        self._memory.write(b"".join(records))
+
+    def __iter__(self) -> Iterator[bytes]:
+        start = 0
+        for size in self._sizes:
+            yield self._memory[start : start + size]
+            start += size
+
+
 @dataclass(slots=True)
 class _Kept:
     """One applied batch that is kept to be replayed."""
@@ -278,7 +302,7 @@ class _Kept:
     n: int
     rest: Effects
     """The effects of the batch without its new tasks."""
-    enqueued: Sequence[bytes]
+    enqueued: Iterable[bytes]
     """The records of its new tasks."""
     size_bytes: int
     at_s: float
@@ -299,7 +323,7 @@ class History:
         self._bytes = 0
 
     def add(
-        self, n: int, effects: Effects, enqueued: Sequence[bytes], size_bytes: int, now_s: float
+        self, n: int, effects: Effects, enqueued: Iterable[bytes], size_bytes: int, now_s: float
     ) -> None:
         """Batch ``n`` was applied; the one before it is the newest here, or none is.
 
@@ -472,7 +496,10 @@ class Writer:
         sender.id_mark = max(sender.id_mark, effects.id_mark)
         self._unreplicated = bool(self._options.wait_replicas)
         loop, records = asyncio.get_running_loop(), prepared.records
-        self._history.add(n, effects, records.enqueued, prepared.size_bytes, loop.time())
+        enqueued: Iterable[bytes] = records.enqueued
+        if not self._mirror.keeps_records and records.enqueued_bytes >= APART_BYTES_MIN:
+            enqueued = Apart(records.enqueued, records.enqueued_bytes)
+        self._history.add(n, effects, enqueued, prepared.size_bytes, loop.time())
         if self.rewriting:
             return
         self.position_ms = effects.position_ms
