@@ -34,7 +34,7 @@ export async function open(main, query, signal) {
     fill(node, section(`Node ${status.node}`, facts([
       ["Role", state(status.role)], ["State", h("span", null, state(status.state), status.detail ? ` ${status.detail}` : "")],
       ["Version", status.version], ["Epoch", status.epoch ? count(status.epoch) : "–"], ["Address", status.address ?? "–"], ["In this role since", time(status.since_ms)], ["Up for", duration(status.uptime_s * 1000)],
-      ["Store", h("span", { class: "mono" }, status.store ?? "–")], ["Its server now", status.store_at ?? "–"], ["Durability", status.durability ?? "–"], ["Store works", status.store_ok ? "yes" : h("b", { class: "bad" }, "no")],
+      ["Store", h("span", { class: "mono" }, status.store ?? "–")], ["Its server now", status.store_at ?? "–"], ["Durability", status.durability ?? "–"], ["All of it in memory too", status.mirror === true ? "yes" : status.mirror === false ? "no (mirror=no)" : "–"], ["Store works", status.store_ok ? "yes" : h("b", { class: "bad" }, "no")],
       ["Memory", bytes(status.memory_bytes)], ["Disk of the store", status.disk_used === null || status.disk_used === undefined ? "–" : `${Math.round(status.disk_used * 100)} % used, ${bytes(status.disk_free_bytes)} free`],
       ["Loaded at the start", count(status.loaded)],
     ])));
