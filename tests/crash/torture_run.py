@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from crash import groups, resources
 from crash.checker import Verdict, check
 from crash.clocks import Clocked, ClockFaults
+from crash.emptied import emptied
 from crash.failover import Failover
 from crash.fair_clients import FairConsumer, FairProducer
 from crash.groups import GroupFaults
@@ -584,6 +585,9 @@ class Run:
                 self.problems.append(f"SIGTERM at the end: exit code {code}")
         if self.redis is not None:
             self.problems += [f"left in Redis: {name}" for name in await self.redis.left()]
+        if isinstance(self.redis, RedisRig) and not self.options.mirror:
+            rnd = self.plan.rnd("emptied")
+            self.problems += await emptied(self.daemons[0], self.redis, rnd, self._folder)
         store = self.daemons[0].store
         if not store.startswith("sqlite:"):
             return
