@@ -94,6 +94,7 @@ def test_one_that_came_back_empty_stops_the_daemon_and_is_restored(
     assert len(lines) == 1, daemon.log_text()
     assert "came back empty" in lines[0]
     assert "`tickwheel restore`" in lines[0]
+    assert "next start recovers" not in lines[0]
     assert "Traceback" not in daemon.log_text()
     with pytest.raises(DaemonFailed, match=r"(?s)ended with 1.*mirror=no"):
         daemon.start()

@@ -125,8 +125,11 @@ async def _is_unconfirmed(subject: Subject) -> bool:
     return "only 0 of 1 replicas" in str(error.value)
 
 
-async def test_what_the_promoted_one_lacks_is_replayed(cluster: Cluster, make: Make) -> None:
-    subject = make()
+@pytest.mark.parametrize("mirror", ["yes", "no"])
+async def test_what_the_promoted_one_lacks_is_replayed(
+    cluster: Cluster, make: Make, mirror: str
+) -> None:
+    subject = make(f"mirror={mirror}")
     await subject.open()
     await commit(subject, 0)
     before = owner(cluster)

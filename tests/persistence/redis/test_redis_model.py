@@ -17,7 +17,8 @@ from tickwheel.persistence.redis import RedisStore, options_from
 
 
 class RedisMachine(StoreMachine):
-    """Memory and both drivers, each driver with a shard of its own."""
+    """Memory and both drivers, each driver with a shard of its own; and one without a mirror, in
+    another database, which is never emptied."""
 
     server: ClassVar[RedisServer]
 
@@ -28,14 +29,16 @@ class RedisMachine(StoreMachine):
         for driver in ("redis", "asyncio-redis"):
             query = f"driver={driver}&namespace={driver}&endings_max={ENDINGS_MAX}"
             self.stores[driver] = RedisStore(options_from(self.server.url(query)))
+        url = self.server.url(f"mirror=no&endings_max={ENDINGS_MAX}").replace("/0?", "/1?")
+        self.stores["without a mirror"] = RedisStore(options_from(url))
 
     @rule()
     def redis_forgets_everything(self) -> None:
         """What every daemon knows once it has recovered is written back, by each for itself."""
         self.recover(5)
-        self.server.call("FLUSHALL")
+        self.server.call("FLUSHDB")
         for store in self.stores.values():
-            if isinstance(store, RedisStore):
+            if isinstance(store, RedisStore) and store.mirror:
                 self.run(_whole_again(store))
 
 

@@ -99,9 +99,12 @@ async def test_a_failover_is_followed_and_nothing_is_lost(
     assert len(await subject.ids()) == 30
 
 
-async def test_what_the_promoted_one_lacks_is_replayed(group: SentinelGroup, make: Make) -> None:
+@pytest.mark.parametrize("mirror", ["yes", "no"])
+async def test_what_the_promoted_one_lacks_is_replayed(
+    group: SentinelGroup, make: Make, mirror: str
+) -> None:
     """Confirmed without ``wait_replicas``, and not replicated when the master died."""
-    subject = make()
+    subject = make(f"mirror={mirror}")
     await subject.open()
     await commit(subject, 0)
     before = group.master
