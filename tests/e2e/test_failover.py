@@ -30,6 +30,7 @@ from tickwheel.server.settings import Settings
 DAY_MS = 86_400_000
 TAKEOVER_S = 5.0
 """What is promised, with the default time to live of 3 s."""
+STANDBY_OK = ("", "?standby=no", "?standby=ok")
 
 
 @pytest.fixture
@@ -109,6 +110,8 @@ def test_a_standby_names_the_leaders_http_and_each_lists_both(
     assert active.http in problem["detail"]
     assert over_http(active, "/v1/topics")[0] == 200
     assert over_http(standby, "/readyz")[1]["active_http"] == active.http
+    answers = [over_http(one, f"/readyz{how}")[0] for one in pair for how in STANDBY_OK]
+    assert answers == [200, 200, 200, 503, 503, 200], "a standby is ready for who asks so, only"
     for daemon in pair:
         until(
             lambda daemon=daemon: bool(over_http(daemon, "/v1/status")[1]["standbys"]), TAKEOVER_S

@@ -363,7 +363,11 @@ class Http:
 
         async def readyz(request: Request) -> JSONResponse:
             ready, details = self._readiness()
-            return JSONResponse(details, status_code=200 if ready else 503)
+            # Who replaces daemons one by one would wait for ever for a standby to lead.
+            stands_by = (
+                details["status"] == "standby" and request.query_params.get("standby") == "ok"
+            )
+            return JSONResponse(details, status_code=200 if ready or stands_by else 503)
 
         async def metrics(request: Request) -> Response:
             if self._scrapes >= SCRAPES_MAX:
