@@ -1,0 +1,85 @@
+"""What the files of ``deploy/`` say, read for tests: objects of Kubernetes, services of compose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+WORKERS = KUBERNETES / "workers"
+COMPOSE = (
+    DEPLOY / "compose.yaml",
+    DEPLOY / "compose-cluster.yaml",
+    DEPLOY / "compose-sentinel.yaml",
+    ROOT / "grafana" / "compose.yaml",
+)
+MANIFESTS = tuple(
+    path
+    for path in sorted(KUBERNETES.rglob("*.yaml"))
+    if path.name != "kustomization.yaml"
+)  # fmt: skip
+
+
+def objects(kind: str) -> list[dict[str, Any]]:
+    """Every object of this kind in the manifests."""
+    found = (one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text()))
+    return [one for one in found if one["kind"] == kind]
+
+
+def the(kind: str, name: str = "") -> dict[str, Any]:
+    """The one object of this kind, or the one of this name."""
+    [found] = [one for one in objects(kind) if not name or one["metadata"]["name"] == name]
+    return found
+
+
+def pod(workload: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what a pod of it is, its one container)"""
+    spec = workload["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    return spec, container
+
+
+def environment(container: dict[str, Any]) -> dict[str, str]:
+    """What Kubernetes would set, as far as the manifests say it: what comes from a Secret, or from
+    the pod itself, is ``<its name>``; ``$(NAME)`` stands for what was set before."""
+    values: dict[str, str] = {}
+    for one in container["env"]:
+        value = one.get("value", f"<{one['name']}>")
+        for name, earlier in values.items():
+            value = value.replace(f"$({name})", earlier)
+        values[one["name"]] = value
+    return values
+
+
+def services(path: Path) -> dict[str, dict[str, Any]]:
+    """The services of a compose file; one that extends another has what that one has, too."""
+    return {name: _whole(path, one) for name, one in _read(path)["services"].items()}
+
+
+def _whole(path: Path, service: dict[str, Any]) -> dict[str, Any]:
+    above = service.get("extends")
+    if above is None:
+        return service
+    extended = services(path.parent / above["file"])[above["service"]]
+    whole = {**extended, **{name: value for name, value in service.items() if name != "extends"}}
+    # What stands at one place in a container is what was said last.
+    mounted = [*extended.get("volumes", ()), *service.get("volumes", ())]
+    whole["volumes"] = list({one.split(":")[1]: one for one in mounted}.values())
+    return whole
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(path.read_text())
+    return found
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """(name below the root, text) of every file of ``deploy/`` that is written by hand."""
+    for path in sorted(DEPLOY.rglob("*")):
+        if path.is_file() and path.name != "tickwheel.toml" and "__pycache__" not in path.parts:
+            yield str(path.relative_to(ROOT)), path.read_text()
