@@ -16,6 +16,7 @@ import yaml
 
 from scripts import settings_page
 from support.daemon import Daemon
+from support.deployed import COMPOSE
 from tickwheel.server.settings import Settings, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,7 +171,7 @@ EXPOSED = set(
 )
 
 
-@pytest.mark.parametrize("name", ["deploy/compose.yaml", "grafana/compose.yaml"])
+@pytest.mark.parametrize("name", [str(path.relative_to(ROOT)) for path in COMPOSE])
 def test_a_compose_file_names_what_is_there(name: str) -> None:
     path = ROOT / name
     services = yaml.safe_load(path.read_text())["services"]
