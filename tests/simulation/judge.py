@@ -1,0 +1,53 @@
+"""The verdict on a run: the judge of the torture on what clients saw, and what only somebody can
+see who knows all hosts and the true time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from crash.checker import check
+from crash.ordered import judge_order
+from simulation.workload import GROUPS
+
+if TYPE_CHECKING:
+    from crash.clocks import Clocks
+    from simulation.store import Server
+    from simulation.workload import Records
+
+PLANNED_GROUPS = "planned"
+
+
+def judge(records: Records, server: Server, clocks: Clocks) -> list[str]:
+    """What is wrong."""
+    owed = {topic: groups for topic, groups in GROUPS.items() if topic != PLANNED_GROUPS}
+    wrong = list(check([records.journal], owed, clocks=clocks).violations)
+    wrong += judge_order(records.seen, records.sent)
+    wrong += one_owner_an_epoch(server)
+    wrong += once_an_occurrence(records)
+    return wrong
+
+
+def one_owner_an_epoch(server: Server) -> list[str]:
+    """No two daemons write in one epoch, and no batch is written after a later epoch began."""
+    wrong = []
+    owners: dict[int, str] = {}
+    for at_s, epoch, owner in server.opened:
+        if owners.setdefault(epoch, owner) != owner:
+            wrong.append(f"epoch {epoch} was begun twice, by {owners[epoch]} and {owner}: {at_s}")
+    for _, epoch, owner, n in server.applied:
+        if owners.get(epoch) != owner:
+            wrong.append(f"two write: batch {n} of {owner} in epoch {epoch} of {owners.get(epoch)}")
+    for before, after in pairwise(server.applied):
+        if after[1] < before[1]:
+            wrong.append(f"two write: batch {after[3]} of epoch {after[1]} after epoch {before[1]}")
+    return wrong
+
+
+def once_an_occurrence(records: Records) -> list[str]:
+    """A schedule's occurrence is one task."""
+    return [
+        f"the occurrence {moment_ms} of the schedule came as {sorted(ids)}"
+        for moment_ms, ids in sorted(records.runs.items())
+        if len(ids) > 1
+    ]

@@ -1,0 +1,128 @@
+"""Many runs, one after the other: what failed with its seed, and what all of them have seen."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from simulation.world import Outcome, simulate
+
+COLLECT_RUNS = 25
+"""Garbage is collected after so many runs: when it is decides nothing in one."""
+SHOWN_MAX = 20
+
+
+class Report(NamedTuple):
+    """What came of some runs."""
+
+    failed: list[Outcome]
+    runs: int
+    wall_s: float
+    virtual_s: float
+    faults: Counter[str]
+    events: Counter[str]
+    counts: Counter[str]
+
+    def text(self) -> str:
+        rate = self.runs / max(self.wall_s, 1e-9) * 60
+        return "\n".join((
+            f"{self.runs} runs, {len(self.failed)} failed; {self.wall_s:.1f} s, {rate:,.0f} a"
+            f" minute, {self.virtual_s:,.0f} s of their own time",
+            f"  seen: {_listed(self.counts)}",
+            f"  faults: {_listed(self.faults)}",
+            f"  logged: {_listed(self.events)}",
+        ))  # fmt: skip
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
+
+
+def command(seed: int) -> str:
+    """What repeats a run."""
+    return f"make simulate SEED={seed}"
+
+
+def run_all(first: int, count: int, *, seconds: float = 0.0, stop_at: int = 0) -> Report:
+    """Runs from seed ``first`` on: ``count`` of them, for at most ``seconds`` (0: as long as it
+    takes), until so many have failed (0: all)."""
+    failed: list[Outcome] = []
+    faults, events, counts = Counter[str](), Counter[str](), Counter[str]()
+    began_s, virtual_s, runs = time.perf_counter(), 0.0, 0
+    logging.getLogger("tickwheel").setLevel(logging.CRITICAL)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        for seed in range(first, first + count):
+            outcome = simulate(seed)
+            runs += 1
+            virtual_s += outcome.virtual_s
+            faults += outcome.faults
+            events += outcome.events
+            counts += outcome.counts
+            if outcome.problems:
+                failed.append(outcome)
+                print(failure(outcome), flush=True)
+            if runs % COLLECT_RUNS == 0:
+                gc.collect()
+            if (stop_at and len(failed) >= stop_at) or (
+                seconds and time.perf_counter() - began_s > seconds
+            ):
+                break
+    finally:
+        gc.collect()
+        sys.unraisablehook = hook
+        gc.enable()
+        gc.unfreeze()
+    wall_s = time.perf_counter() - began_s
+    return Report(failed, runs, wall_s, virtual_s, faults, events, counts)
+
+
+def failure(outcome: Outcome) -> str:
+    """What is wrong with a run, and how to see it again."""
+    lines = [f"FAILED seed {outcome.seed} (trace {outcome.trace_hash}): {command(outcome.seed)}"]
+    lines += [f"  {text}" for text in outcome.problems[:SHOWN_MAX]]
+    return "\n".join(lines)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """0: all runs held."""
+    parser = argparse.ArgumentParser(prog="simulate", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1_000, help="how many runs")
+    parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser.add_argument("--seed", type=int, help="this run alone, with its trace")
+    parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long")
+    parser.add_argument("--stop-at", type=int, default=0, help="stop after so many failures")
+    args = parser.parse_args(given)
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # Sets of text are gone through in an order that this seed decides.
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    if args.seed is not None:
+        return _one(args.seed)
+    report = run_all(args.first, args.seeds, seconds=args.seconds, stop_at=args.stop_at)
+    print(report.text())
+    return 1 if report.failed else 0
+
+
+def _one(seed: int) -> int:
+    sys.unraisablehook = lambda _: None
+    logging.getLogger("tickwheel").setLevel(logging.CRITICAL)
+    gc.disable()
+    lines: list[tuple[Any, ...]] = []
+    outcome = simulate(seed, lines=lines)
+    for at_s, *what in lines:
+        print(f"{at_s:9.4f} {' '.join(map(str, what))}")
+    print(f"seed {seed}: trace {outcome.trace_hash}, {outcome.lines} lines")
+    if outcome.problems:
+        print(failure(outcome))
+    return 1 if outcome.problems else 0

@@ -1,0 +1,333 @@
+"""Who uses the daemons in a run: producers, consumers and workers, by the real client; and the
+journal of what each of them saw, as the judge of the torture reads it.
+
+A program is a host of its own, which may be killed, frozen or cut off; the next one of its name
+begins anew, as a process that is started again. What was confirmed to one that died counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from crash.ordered import Seen, Sent
+from crash.records import (
+    NO_CONNECTION,
+    Accepted,
+    Delivered,
+    Finished,
+    Journal,
+    Looked,
+    Refused,
+)
+from simulation.loop import EPOCH_MS, Host
+from tickwheel import errors
+from tickwheel.client import Client, Delivery
+from tickwheel.client.worker import Worker
+from tickwheel.errors import TickwheelError
+
+if TYPE_CHECKING:
+    from simulation.loop import SimLoop
+    from simulation.network import Network, Trace
+
+WORK, ORDERED, PLANNED = "work", "ordered", "planned"
+GROUPS = {WORK: ("one", "two"), ORDERED: ("line",), PLANNED: ("clock",)}
+KEYS = ("a", "b")
+DELAY_MS_MAX = 2_000
+LEASE_S = 1.0
+RETRY_S = 0.2
+"""A pause after an error that may pass."""
+EVERY_S = 1.0
+NAME = "each-second"
+LEGAL = frozenset(("stale", "cancelled", "dead"))
+"""Words for an ack that came too late; ``gone`` and ``unknown`` would mean that a task is lost."""
+
+
+class SimClient(Client):
+    """The product's client, whose connections are those of the simulated network."""
+
+    def __init__(self, net: Network, host: Host, url: str, **options: Any) -> None:
+        super().__init__(url, send_timeout=1.0, retries=3, heartbeat=0.5, **options)
+        self._open_to = partial(net.open_to, here=host)
+
+
+class Records:
+    """What all programs of a run have seen."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+        self._orders = count(1)
+        self.journal = Journal("all")
+        self.seen: list[Seen] = []
+        self.sent: list[Sent] = []
+        self.runs: dict[int, set[int]] = {}
+        """Moment of a schedule → the ids of the tasks that came for it."""
+        self.acked: set[tuple[int, str]] = set()
+        self.over: set[int] = set()
+        """Tasks that were cancelled."""
+        self.is_ready = asyncio.Event()
+        """The groups are there."""
+        self.tried = 0
+        """Tokens that were given out."""
+
+    @property
+    def now_ms(self) -> int:
+        """The true time, which no program knows."""
+        return EPOCH_MS + int(self._loop.time() * 1000)
+
+    def order(self) -> int:
+        return next(self._orders)
+
+    def open_tasks(self) -> list[str]:
+        """The tasks that were confirmed and have not ended, as far as was confirmed."""
+        return [
+            f"{token} for {group}"
+            for one in self.journal.accepted
+            for token, task_id in zip(one.tokens, one.ids, strict=True)
+            for group in GROUPS[one.topic]
+            if task_id not in self.over and (task_id, group) not in self.acked
+        ]
+
+    def delivered(self, one: Delivery) -> None:
+        if one.topic == PLANNED:
+            assert one.planned is not None
+            self.runs.setdefault(int(one.planned.timestamp() * 1000), set()).add(one.id)
+            return
+        order = self.order()
+        self.journal.delivered.append(
+            Delivered(
+                one.id, one.group, one.body.decode(), one.epoch, one.attempt, one.due_ms,
+                one.delivered_ms, self.now_ms, NO_CONNECTION, order,
+            )
+        )  # fmt: skip
+        if one.topic == ORDERED:
+            self.seen.append(
+                Seen(one.id, one.group, one.order_key or "", "", one.due_ms, one.epoch,
+                     one.attempt, order, one.delivered_ms, 0)
+            )  # fmt: skip
+
+    def sends(self, one: Delivery, kind: str) -> None:
+        """Note that an end is about to be sent."""
+        self.sent.append(Sent(one.id, one.group, one.epoch, one.attempt, self.order(), kind))
+
+    def ended(self, one: Delivery, word: str, epoch: int) -> None:
+        """Note what an ack was answered with."""
+        if word in ("acked", "done"):
+            self.acked.add((one.id, one.group))
+            end = (one.id, one.group, "acked", epoch, self.now_ms, NO_CONNECTION, self.order())
+            self.journal.finished.append(Finished(*end))
+        elif word not in LEGAL:
+            self.journal.odd.append(f"ack of {one.id} for {one.group} answered {word!r}")
+
+    def cancelled(self, task_id: int, word: str, epoch: int) -> None:
+        if word in ("cancelled", "already_cancelled"):
+            self.over.add(task_id)
+            end = (task_id, None, "cancelled", epoch, self.now_ms, NO_CONNECTION, self.order())
+            self.journal.finished.append(Finished(*end))
+        elif word not in ("in_flight", "acked"):
+            self.journal.odd.append(f"cancel of {task_id} answered {word!r}")
+
+
+class Program:
+    """A client's process, which is started again when it was killed."""
+
+    def __init__(
+        self,
+        name: str,
+        loop: SimLoop,
+        net: Network,
+        url: str,
+        records: Records,
+        rnd: random.Random,
+        trace: Trace,
+        work: Callable[[Program, SimClient], Coroutine[Any, Any, None]],
+    ) -> None:
+        self.name, self._loop, self._net, self._url = name, loop, net, url
+        self.records, self.rnd, self._trace, self._work = records, rnd, trace, work
+        self.host = Host(loop, name)
+        self.life: asyncio.Task[None]
+        self.is_calm = False
+        """Whether it behaves well from now on, because no more faults come."""
+        self.failed: list[str] = []
+        self._tokens = count(1)
+
+    def start(self) -> None:
+        self.host = Host(self._loop, self.name)
+        self.life = self.host.spawn(self._life())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its work is over."""
+        return self.life.done()
+
+    def kill(self) -> None:
+        self.host.kill()
+        self._net.died(self.host, silently=False)
+
+    async def _life(self) -> None:
+        client = SimClient(self._net, self.host, self._url, name=self.name)
+        while True:
+            try:
+                await client.connect()
+                break
+            except (errors.Unreachable, errors.NotActive):
+                await asyncio.sleep(RETRY_S)
+        try:
+            await self._work(self, client)
+        except Exception as error:
+            self.failed.append(f"{self.name}: {type(error).__name__}: {error}")
+
+    def token(self) -> str:
+        self.records.tried += 1
+        return f"{self.name}/{next(self._tokens)}"
+
+    def trace(self, *what: object) -> None:
+        self._trace("program", self.host, *what)
+
+
+def epoch_of(client: Client) -> int:
+    """That of the daemon that answered, or of a later one."""
+    return int(client.server_info["epoch"])
+
+
+# --- producers -----------------------------------------------------------------------------------
+
+
+async def produce(tasks: int, span_s: float, program: Program, client: SimClient) -> None:
+    """Enqueue so many tasks over so long a time; some with an order key, some cancelled."""
+    await program.records.is_ready.wait()
+    for _ in range(tasks):
+        await asyncio.sleep(program.rnd.uniform(0, 2 * span_s / tasks))
+        draw = program.rnd.random()
+        if draw < 0.3:
+            await _enqueue(program, client, ORDERED, program.rnd.choice(KEYS))
+            continue
+        task_id = await _enqueue(program, client, WORK, None)
+        if task_id is not None and draw > 0.85:
+            await _cancel(program, client, task_id)
+
+
+async def _enqueue(program: Program, client: SimClient, topic: str, key: str | None) -> int | None:
+    """The id of a task that was confirmed; None: it was not, and it may be there or not."""
+    records, token = program.records, program.token()
+    delay_ms = program.rnd.choice((0, program.rnd.randint(1, DELAY_MS_MAX)))
+    sent = records.order()
+    try:
+        receipt = await client.enqueue(topic, token.encode(), delay=delay_ms / 1000, order_key=key)
+    except errors.Refused as error:
+        records.journal.refused.append(Refused((token,), error.code))
+        return None
+    except (errors.OutcomeUnknown, errors.Unreachable) as error:
+        program.trace("unknown", token, error.code)
+        return None
+    named = (token,), (receipt.id,), (receipt.due_ms,)
+    records.journal.accepted.append(Accepted(topic, *named, sent, records.order()))
+    program.trace("accepted", token, receipt.id)
+    return receipt.id
+
+
+async def _cancel(program: Program, client: SimClient, task_id: int) -> None:
+    try:
+        word = await client.cancel(task_id)
+    except TickwheelError as error:
+        if not error.retryable:
+            raise
+        return
+    program.records.cancelled(task_id, word, epoch_of(client))
+    program.trace("cancel", task_id, word)
+
+
+async def plan(program: Program, client: SimClient) -> None:
+    """Make the groups, so that they are owed every task, and the schedule."""
+    while True:
+        try:
+            for topic, groups in GROUPS.items():
+                for group in groups:
+                    await client.create_group(topic, group)
+            program.records.is_ready.set()
+            await client.put_schedule(NAME, topic=PLANNED, body=b"tick", every=EVERY_S)
+            return
+        except TickwheelError as error:
+            if not error.retryable:
+                raise
+            await asyncio.sleep(RETRY_S)
+
+
+# --- consumers -----------------------------------------------------------------------------------
+
+
+async def consume(topic: str, group: str, program: Program, client: SimClient) -> None:
+    """Take deliveries for ever, and end them in one way or another."""
+    while True:
+        try:
+            async with client.subscribe(
+                topic, group=group, prefetch=4, lease=LEASE_S
+            ) as deliveries:
+                async for delivery in deliveries:
+                    await _treat(program, client, delivery)
+        except TickwheelError as error:
+            if not error.retryable:
+                raise
+        await asyncio.sleep(RETRY_S)
+
+
+async def _treat(program: Program, client: SimClient, one: Delivery) -> None:
+    records = program.records
+    records.delivered(one)
+    program.trace("delivered", one.topic, one.group, one.id, one.epoch, one.attempt)
+    draw = 1.0 if program.is_calm else program.rnd.random()
+    try:
+        if draw < 0.06:
+            return  # its lease lapses
+        if draw < 0.15:
+            await _nack(program, client, one)
+        elif draw < 0.2:
+            await one.release()
+        else:
+            records.sends(one, "ack")
+            records.ended(one, await one.ack(), epoch_of(client))
+            program.trace("acked", one.id)
+    except TickwheelError as error:
+        if not error.retryable:
+            raise
+
+
+async def _nack(program: Program, client: SimClient, one: Delivery) -> None:
+    delay_ms = program.rnd.randint(50, 500)
+    word = await one.nack(delay=delay_ms / 1000)
+    if word == "retrying":
+        program.trace("nacked", one.id, delay_ms)
+
+
+async def work(program: Program, client: SimClient) -> None:
+    """The real worker, on tasks with order keys."""
+    while True:
+        worker = Worker(client, grace=1.0, signals=False)
+
+        @worker.on(ORDERED, group=GROUPS[ORDERED][0], concurrency=4, lease=LEASE_S)
+        async def handle(one: Delivery) -> None:
+            program.records.delivered(one)
+            program.trace("delivered", one.topic, one.group, one.id, one.epoch, one.attempt)
+            await asyncio.sleep(program.rnd.uniform(0, 0.05))
+            program.records.sends(one, "ack")
+            program.records.ended(one, await one.ack(), epoch_of(client))
+            program.trace("acked", one.id)
+
+        try:
+            await worker.run()
+        except TickwheelError as error:
+            if not error.retryable:
+                raise
+        await asyncio.sleep(RETRY_S)
+
+
+async def look(program: Program, client: SimClient) -> None:
+    """Ask what became of every confirmed task, when all is over."""
+    journal = program.records.journal
+    ids = [task_id for one in journal.accepted for task_id in one.ids]
+    for info in await client.lookup_many(ids) if ids else ():
+        journal.looked.append(Looked(info.id, info.state, program.records.now_ms))

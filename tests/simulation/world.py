@@ -1,0 +1,381 @@
+"""One run of the simulation: daemons, store, clients and faults, all from a seed, and its verdict.
+
+A run has faults for some seconds of its own time, then everything is mended. From there on every
+confirmed task must be delivered and acked within ``BOUND_S``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, cast
+from unittest import mock
+
+from crash.clocks import Clocks, Piece
+from simulation import judge
+from simulation.loop import EPOCH_MS, Host, SimLoop, host_here, simulated
+from simulation.network import Network
+from simulation.store import STORE, Line, NodeElection, NodeStore, Server
+from simulation.workload import (
+    GROUPS,
+    ORDERED,
+    PLANNED,
+    WORK,
+    Program,
+    Records,
+    consume,
+    look,
+    plan,
+    produce,
+    work,
+)
+from tickwheel.server import roles
+from tickwheel.server.daemon import Daemon
+from tickwheel.server.settings import Settings
+from tickwheel.server.shard.shard import Delivering
+
+if TYPE_CHECKING:
+    from tickwheel.engine.topics import Dispatch
+
+PORT = 7355
+TTL_S = 1.2
+"""The leader's lease."""
+FAULTS_S = 4.0
+"""How long a run has faults, in seconds of its own."""
+BOUND_S = 20.0
+"""Within so many seconds after the last fault everything is delivered."""
+LOOK_S = 0.25
+RESTART_S = (0.1, 1.5)
+JUMP_MS = (-3_000, 3_000)
+TASKS = 10
+"""Tasks of each producer."""
+
+
+@cache
+def settings_of(name: str) -> Settings:
+    return Settings(
+        store="memory:",
+        node=name,
+        advertise=f"tcp://{name}:{PORT}",
+        leader_ttl_s=TTL_S,
+        reconnect_grace_s=1.0,
+        deaths_max=1_000,
+        death_retry_base_s=0.1,
+        death_retry_cap_s=0.5,
+        retry_base_s=0.2,
+        retry_cap_s=1.0,
+        retry_max=1_000,
+        drain_timeout_s=2.0,
+        heartbeat_interval_s=1.0,
+        heartbeat_timeout_s=3.0,
+        outcome_timeout_s=1.5,
+    )
+
+
+class Node:
+    """A machine with a daemon on it, which a supervisor starts again."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.host = Host(world.loop, name)
+        self.daemon: Daemon | None = None
+        self.offset_ms = 0
+        self.is_wanted = True
+        """Whether it is to run: False between a kill and the next start."""
+
+    def start(self) -> None:
+        world = self.world
+        self.is_wanted = True
+        self.host = host = Host(world.loop, self.name)
+        host.offset_ms = self.offset_ms
+        host.context.copy().run(self._make)
+        assert self.daemon is not None
+        world.net.listening[self.name] = host, self.daemon.listener
+        world.net.is_back(self.name)
+        host.spawn(self._life(self.daemon))
+
+    def _make(self) -> None:
+        """Make the daemon, with the store of the simulation where it would open its own."""
+        world, host = self.world, self.host
+        store = NodeStore(Line(world.server, host, world.trace))
+        election = NodeElection(Line(world.server, host, world.trace), int(TTL_S * 1000))
+        with (
+            mock.patch.object(roles, "open_store", lambda given: (store, given.engine())),
+            mock.patch.object(roles, "open_election", return_value=election),
+        ):
+            log = cast(Any, _Log(world, host))
+            settings = settings_of(self.name)
+            self.daemon = Daemon(settings, log, is_inside=True, sources=host)
+
+    async def _life(self, daemon: Daemon) -> None:
+        host = self.host
+        try:
+            await daemon.start()
+            await daemon.wait()
+        except Exception as error:
+            self.world.problems.append(
+                f"the daemon of {self.name} ended: {type(error).__name__}: {error}"
+            )
+        try:
+            await daemon.stop()
+        except Exception as error:
+            # The store did not take the last batch, or could not be asked: the next start recovers.
+            self.world.trace("stop", host, type(error).__name__)
+        self.world.trace("stopped", host)
+        self.world.net.died(host, silently=False)
+        host.kill()
+        self._start_later()
+
+    def _start_later(self) -> None:
+        self.is_wanted = False
+        loop = self.world.loop
+        loop.call_later(self.world.rnd.uniform(*RESTART_S), self.restart)
+
+    def restart(self) -> None:
+        """Start it, unless it runs."""
+        if not self.is_wanted:
+            self.start()
+
+    def kill(self, *, silently: bool) -> None:
+        if not self.host.is_alive:
+            return
+        self.host.kill()
+        self.world.net.died(self.host, silently=silently)
+        self._start_later()
+
+    def drain(self) -> None:
+        """SIGTERM."""
+        if self.host.is_alive and self.daemon is not None:
+            self.host.context.copy().run(self.daemon.ask_to_stop)
+
+    def jump(self, offset_ms: int) -> None:
+        self.world.clock_changed(self, offset_ms)
+        self.offset_ms = self.host.offset_ms = offset_ms
+
+
+class _Log:
+    """What a daemon logs goes into the trace."""
+
+    def __init__(self, world: World, host: Host) -> None:
+        self._world, self._host = world, host
+
+    def __getattr__(self, level: str) -> Any:
+        def write(event: str, **fields: Any) -> None:
+            self._world.trace("log", self._host, level, event)
+            self._world.events[event] += 1
+            if event == "internal_error":
+                self._world.problems.append(f"{self._host}: {event}: {fields}")
+
+        return write
+
+
+@dataclass
+class Outcome:
+    """What came of one run."""
+
+    seed: int
+    problems: list[str]
+    """What is wrong; empty: nothing."""
+    trace_hash: str
+    lines: int
+    """Of the trace."""
+    virtual_s: float
+    faults: Counter[str] = field(default_factory=Counter)
+    events: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class World:
+    """Everything of one run. ``nodes``: how many daemons; 0 lets the seed choose two or three."""
+
+    def __init__(self, seed: int, loop: SimLoop, *, nodes: int = 0, faults: bool = True) -> None:
+        self.seed, self.loop = seed, loop
+        self.rnd = random.Random(f"{seed}/world")
+        self.lines: list[tuple[Any, ...]] = []
+        self.problems: list[str] = []
+        self.events: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.net = Network(loop, random.Random(f"{seed}/network"), self.trace)
+        store_host = Host(loop, STORE)
+        self.server = Server(loop, store_host, self.net, random.Random(f"{seed}/store"))
+        self.records = Records(loop)
+        self._pieces: list[Piece] = []
+        names = [f"node-{letter}" for letter in "abc"[: nodes or self.rnd.choice((2, 2, 3))]]
+        self.nodes = [Node(self, name) for name in names]
+        self.url = ",".join(f"tcp://{name}:{PORT}" for name in names)
+        self.programs = list(self._make_programs())
+        self._has_faults = faults
+        self.last_epochs: list[tuple[float, str, int]] = []
+        """(when, node, epoch) of each write of deliveries."""
+
+    def _make_programs(self) -> Iterator[Program]:
+        def program(name: str, act: Any) -> Program:
+            rnd = random.Random(f"{self.seed}/{name}")
+            return Program(name, self.loop, self.net, self.url, self.records, rnd, self.trace, act)
+
+        for number in (1, 2):
+            yield program(f"producer-{number}", partial(produce, TASKS, FAULTS_S))
+        yield program("planner", plan)
+        for topic in (WORK, PLANNED):
+            for group in GROUPS[topic]:
+                yield program(f"consumer-{topic}-{group}", partial(consume, topic, group))
+        yield program("consumer-ordered", partial(consume, ORDERED, GROUPS[ORDERED][0]))
+        yield program("worker", work)
+
+    def trace(self, *what: object) -> None:
+        """A line of the trace: two runs of one seed have the same ones."""
+        self.lines.append((self.loop.time(), *what))
+
+    # --- clocks ---------------------------------------------------------------------------------
+
+    def clock_changed(self, node: Node, offset_ms: int) -> None:
+        """Write down what the clocks show from now on, for the judge."""
+        index, now_ms = self.nodes.index(node), EPOCH_MS + int(self.loop.time() * 1000)
+        if not self._pieces:
+            self._pieces = [Piece(n, EPOCH_MS, 0, 1.0, 2) for n in range(len(self.nodes))]
+        for piece in self._pieces:
+            if piece.daemon == index and piece.until_ms is None:
+                piece.until_ms = now_ms
+        self._pieces.append(Piece(index, now_ms, offset_ms, 1.0, 2))
+
+    def clocks(self) -> Clocks:
+        now_ms = EPOCH_MS + int(self.loop.time() * 1000)
+        for piece in self._pieces:
+            piece.until_ms = now_ms if piece.until_ms is None else piece.until_ms
+        return Clocks(self._pieces)
+
+    # --- the run --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        with self._watched():
+            for node in self.nodes:
+                self.loop.call_later(self.rnd.uniform(0, 0.05), node.start)
+            for program in self.programs:
+                self.loop.call_later(self.rnd.uniform(0.05, 0.2), program.start)
+            if self._has_faults:
+                await self._fault()
+            else:
+                await asyncio.sleep(FAULTS_S)
+            self.mend()
+            await self._until_over()
+
+    def _watched(self) -> ExitStack:
+        """Note who writes deliveries, where the product writes them."""
+        world, write = self, Delivering.write
+
+        def noting(self: Delivering, dispatch: Dispatch, now_ms: int) -> None:
+            host = host_here()
+            assert host is not None
+            world.delivers(host, self._core.epoch)
+            write(self, dispatch, now_ms)
+
+        stack = ExitStack()
+        stack.enter_context(mock.patch.object(Delivering, "write", noting))
+        return stack
+
+    def delivers(self, host: Host, epoch: int) -> None:
+        """A daemon writes deliveries: nobody else may have begun to lead."""
+        if epoch != self.server.epoch:
+            self.problems.append(
+                f"two lead: {host} delivers in epoch {epoch} at {self.loop.time():.3f} s, and epoch"
+                f" {self.server.epoch} has begun"
+            )
+
+    async def _fault(self) -> None:
+        """Let things go wrong, several at a time perhaps."""
+        from simulation.faults import FAULTS
+
+        await asyncio.sleep(self.rnd.uniform(0.2, 1.0))
+        while self.loop.time() < FAULTS_S:
+            name = self.rnd.choice(list(FAULTS))
+            self.faults[name] += 1
+            self.trace("fault", name)
+            FAULTS[name](self)
+            await asyncio.sleep(self.rnd.uniform(0.05, 1.2))
+
+    def mend(self) -> None:
+        """End all faults."""
+        self.trace("mended")
+        self.net.gone.clear()
+        self.net.heal()
+        server = self.server
+        server.is_slow, server.refuses = False, ""
+        server.host.thaw()
+        server.arrive_late()
+        for node in self.nodes:
+            node.host.thaw()
+            if node.offset_ms:
+                node.jump(0)
+            node.restart()
+        for program in self.programs:
+            program.is_calm = True
+            if program.host.is_alive:
+                program.host.thaw()
+            else:
+                program.start()
+
+    async def _until_over(self) -> None:
+        """Wait until everything has ended. It must, within the bound."""
+        until_s = self.loop.time() + BOUND_S
+        while True:
+            await asyncio.sleep(LOOK_S)
+            producing = any(
+                program.name.startswith("producer") and not program.is_done
+                for program in self.programs
+            )
+            left = self.records.open_tasks()
+            if not producing and not left:
+                break
+            if self.loop.time() > until_s:
+                what = "; ".join(left[:5]) or "a producer"
+                self.problems.append(f"after {BOUND_S:g} s still open: {what}")
+                return
+        looker = Program(
+            "looker", self.loop, self.net, self.url, self.records, self.rnd, self.trace, look
+        )
+        self.programs.append(looker)
+        looker.start()
+        await asyncio.wait({looker.life}, timeout=BOUND_S)
+
+    def outcome(self) -> Outcome:
+        problems = [*self.problems, *self.loop.errors]
+        problems += [text for program in self.programs for text in program.failed]
+        problems += judge.judge(self.records, self.server, self.clocks())
+        journal = self.records.journal
+        counts = Counter(
+            tasks=len(journal.accepted),
+            deliveries=len(journal.delivered),
+            acked=len(self.records.acked),
+            runs=len(self.records.runs),
+            epochs=len(self.server.opened),
+            batches=len(self.server.applied),
+            fenced=self.server.fenced,
+        )
+        digest = hashlib.blake2b(digest_size=12)
+        for line in self.lines:
+            digest.update(f"{line}\n".encode())
+        return Outcome(
+            self.seed, problems, digest.hexdigest(), len(self.lines), self.loop.time(),
+            self.faults, self.events, counts,
+        )  # fmt: skip
+
+
+def simulate(
+    seed: int, *, nodes: int = 0, faults: bool = True, lines: list[tuple[Any, ...]] | None = None
+) -> Outcome:
+    """One run; ``lines`` gets its trace."""
+    with simulated(seed) as loop:
+        world = World(seed, loop, nodes=nodes, faults=faults)
+        try:
+            loop.run_until_complete(world.run())
+        except Exception as error:
+            world.problems.append(f"the run broke: {type(error).__name__}: {error}")
+        if lines is not None:
+            lines += world.lines
+        return world.outcome()
