@@ -22,7 +22,12 @@ def judge(records: Records, server: Server, clocks: Clocks) -> list[str]:
     """What is wrong."""
     owed = {topic: groups for topic, groups in GROUPS.items() if topic != PLANNED_GROUPS}
     wrong = list(check([records.journal], owed, clocks=clocks).violations)
-    wrong += judge_order(records.seen, records.sent)
+    wrong += [
+        text
+        for text in judge_order(records.seen, records.sent)
+        # Where a clock went back, what is enqueued later may be due before what has come.
+        if clocks.are_true or not text.startswith("out of order")
+    ]
     wrong += one_owner_an_epoch(server)
     wrong += once_an_occurrence(records)
     return wrong

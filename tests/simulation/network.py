@@ -106,6 +106,7 @@ class End(asyncio.Transport):
         """The handshake has come to this end: the program gets its connection."""
         self.protocol = self._make()
         self.protocol.connection_made(self)
+        self._read()
 
     def _push(self) -> None:
         """Send what waits, if the way is free."""
@@ -153,7 +154,7 @@ class End(asyncio.Transport):
         self._read()
 
     def _read(self) -> None:
-        while self._arrived and self._is_reading and not self.is_over:
+        while self._arrived and self._is_reading and self.protocol and not self.is_over:
             self.protocol.data_received(self._arrived.pop(0))
 
     def _lost(self, error: Exception | None) -> None:
@@ -271,4 +272,6 @@ class Network:
             first.is_over = True
             first.reset_peer()
             raise
+        if first.is_over:
+            raise ConnectionResetError(f"{name} has closed the connection at once")
         first.begin()
