@@ -41,12 +41,26 @@ def freeze(world: World) -> None:
     node = _node(world)
     host = node.host
     host.freeze()
-    _for_s(world, 0.1, 3.0, host.thaw)
+    _for_s(world, *_spell_s(world), host.thaw)
 
 
 def drain(world: World) -> None:
     """A daemon is asked to stop."""
     _node(world).drain()
+
+
+def hand_over(world: World) -> None:
+    """The daemon that leads is asked to stop, while another one stands by."""
+    leading = [node for node in world.nodes if node.daemon and node.daemon.roles.shard]
+    others = [
+        node
+        for node in world.nodes
+        if node not in leading and node.host.is_alive and node.daemon
+        and not node.daemon.draining and node.daemon.roles.role == "standby"
+    ]  # fmt: skip
+    if others:
+        for node in leading:
+            node.drain()
 
 
 def cut(world: World) -> None:
@@ -55,7 +69,7 @@ def cut(world: World) -> None:
 
 
 def cut_off_from_store(world: World) -> None:
-    """A daemon does not reach the store, or does not hear its answers."""
+    """A daemon does not reach the store, or does not hear its answers. Its clients reach it."""
     name = _node(world).name
     ways = world.rnd.choice(("both", "to", "from"))
     if ways == "both":
@@ -68,7 +82,7 @@ def cut_off_from_store(world: World) -> None:
         world.net.unblock(name, STORE)
         world.server.arrive_late()
 
-    _for_s(world, 0.1, 3.0, end)
+    _for_s(world, *_spell_s(world), end)
 
 
 def cut_off_from_client(world: World) -> None:
@@ -137,10 +151,18 @@ def freeze_client(world: World) -> None:
     _for_s(world, 0.1, 2.5, host.thaw)
 
 
+LONG_S = (1.5, 3.5)
+"""Longer than a lease, so that another daemon leads meanwhile."""
+
+
+def _spell_s(world: World) -> tuple[float, float]:
+    return LONG_S if world.rnd.random() < 0.5 else (0.1, 1.0)
+
+
 FAULTS: dict[str, Callable[[World], None]] = {
     fault.__name__: fault
     for fault in (
-        kill, power_cut, freeze, drain, cut, cut_off_from_store, cut_off_from_client, slow_network,
+        kill, power_cut, freeze, drain, hand_over, cut, cut_off_from_store, cut_off_from_client, slow_network,
         slow_store, standing_store, refusing_store, jump, kill_client, freeze_client,
     )
 }  # fmt: skip

@@ -3,6 +3,7 @@ see who knows all hosts and the true time."""
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,16 @@ def one_owner_an_epoch(server: Server) -> list[str]:
         if after[1] < before[1]:
             wrong.append(f"two write: batch {after[3]} of epoch {after[1]} after epoch {before[1]}")
     return wrong
+
+
+def nothing_twice(records: Records) -> list[str]:
+    """Of a run in which daemons were only stopped in order: leases last over that."""
+    came = Counter((one.token, one.group) for one in records.journal.delivered)
+    return [
+        f"{token} came {times} times to {group}, and nothing had happened but hand-overs"
+        for (token, group), times in came.items()
+        if times > 1
+    ]
 
 
 def once_an_occurrence(records: Records) -> list[str]:

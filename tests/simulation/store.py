@@ -345,7 +345,7 @@ class NodeStore:
                 "open", lambda: server.open(owner, now_ms, epoch_min, may_create)
             )
         except Unanswered:
-            raise StoreUnusable("the store does not answer") from None
+            raise StoreUnreachable("the store does not answer") from None
         self._epoch, self._owner, self._last = opened.epoch, owner, opened.last_batch
         self._kept.clear()
         self._is_open = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,8 @@ GROUPS = {WORK: ("one", "two"), ORDERED: ("line",), PLANNED: ("clock",)}
 KEYS = ("a", "b")
 DELAY_MS_MAX = 2_000
 LEASE_S = 1.0
+GENTLE_LEASE_S = 5.0
+"""Where nothing happens but hand-overs: longer than all of them."""
 RETRY_S = 0.2
 """A pause after an error that may pass."""
 EVERY_S = 1.0
@@ -67,6 +69,8 @@ class Records:
         self.runs: dict[int, set[int]] = {}
         """Moment of a schedule → the ids of the tasks that came for it."""
         self.acked: set[tuple[int, str]] = set()
+        self._asked: set[tuple[int, str]] = set()
+        """What an ack was sent for."""
         self.over: set[int] = set()
         """Tasks that were cancelled."""
         self.is_ready = asyncio.Event()
@@ -82,14 +86,16 @@ class Records:
     def order(self) -> int:
         return next(self._orders)
 
-    def open_tasks(self) -> list[str]:
-        """The tasks that were confirmed and have not ended, as far as was confirmed."""
+    def open_tasks(self, *, sure: bool = True) -> list[str]:
+        """The tasks that were confirmed and have not ended. ``sure`` False: without those of which
+        an ack was sent and not confirmed."""
         return [
             f"{token} for {group}"
             for one in self.journal.accepted
             for token, task_id in zip(one.tokens, one.ids, strict=True)
             for group in GROUPS[one.topic]
             if task_id not in self.over and (task_id, group) not in self.acked
+            if sure or (task_id, group) not in self._asked
         ]
 
     def delivered(self, one: Delivery) -> None:
@@ -112,16 +118,25 @@ class Records:
 
     def sends(self, one: Delivery, kind: str) -> None:
         """Note that an end is about to be sent."""
+        if kind == "ack":
+            self._asked.add((one.id, one.group))
         self.sent.append(Sent(one.id, one.group, one.epoch, one.attempt, self.order(), kind))
 
     def ended(self, one: Delivery, word: str, epoch: int) -> None:
         """Note what an ack was answered with."""
         if word in ("acked", "done"):
-            self.acked.add((one.id, one.group))
-            end = (one.id, one.group, "acked", epoch, self.now_ms, NO_CONNECTION, self.order())
-            self.journal.finished.append(Finished(*end))
+            self.confirmed(one.id, one.group, epoch)
         elif word not in LEGAL:
             self.journal.odd.append(f"ack of {one.id} for {one.group} answered {word!r}")
+
+    def confirmed(self, task_id: int, group: str, epoch: int) -> None:
+        self.acked.add((task_id, group))
+        end = (task_id, group, "acked", epoch, self.now_ms, NO_CONNECTION, self.order())
+        self.journal.finished.append(Finished(*end))
+
+    def is_unconfirmed(self, task_id: int, group: str) -> bool:
+        """Whether an ack was sent, and nobody has seen an answer that it counts."""
+        return (task_id, group) in self._asked - self.acked
 
     def cancelled(self, task_id: int, word: str, epoch: int) -> None:
         if word in ("cancelled", "already_cancelled"):
@@ -158,6 +173,11 @@ class Program:
     def start(self) -> None:
         self.host = Host(self._loop, self.name)
         self.life = self.host.spawn(self._life())
+
+    @property
+    def lease_s(self) -> float:
+        """How long its deliveries are its own."""
+        return GENTLE_LEASE_S if self.is_calm else LEASE_S
 
     @property
     def is_done(self) -> bool:
@@ -248,8 +268,8 @@ async def plan(program: Program, client: SimClient) -> None:
             for topic, groups in GROUPS.items():
                 for group in groups:
                     await client.create_group(topic, group)
-            program.records.is_ready.set()
             await client.put_schedule(NAME, topic=PLANNED, body=b"tick", every=EVERY_S)
+            program.records.is_ready.set()
             return
         except TickwheelError as error:
             if not error.retryable:
@@ -260,12 +280,18 @@ async def plan(program: Program, client: SimClient) -> None:
 # --- consumers -----------------------------------------------------------------------------------
 
 
-async def consume(topic: str, group: str, program: Program, client: SimClient) -> None:
-    """Take deliveries for ever, and end them in one way or another."""
+async def consume(places: Sequence[tuple[str, str]], program: Program, client: SimClient) -> None:
+    """Take deliveries of several groups for ever, and end them in one way or another."""
+    if not program.records.is_ready.is_set():
+        await plan(program, client)
+    await asyncio.gather(*(_consume(*place, program, client) for place in places))
+
+
+async def _consume(topic: str, group: str, program: Program, client: SimClient) -> None:
     while True:
         try:
             async with client.subscribe(
-                topic, group=group, prefetch=4, lease=LEASE_S
+                topic, group=group, prefetch=4, lease=program.lease_s
             ) as deliveries:
                 async for delivery in deliveries:
                     await _treat(program, client, delivery)
@@ -308,7 +334,7 @@ async def work(program: Program, client: SimClient) -> None:
     while True:
         worker = Worker(client, grace=1.0, signals=False)
 
-        @worker.on(ORDERED, group=GROUPS[ORDERED][0], concurrency=4, lease=LEASE_S)
+        @worker.on(ORDERED, group=GROUPS[ORDERED][0], concurrency=4, lease=program.lease_s)
         async def handle(one: Delivery) -> None:
             program.records.delivered(one)
             program.trace("delivered", one.topic, one.group, one.id, one.epoch, one.attempt)
@@ -326,8 +352,13 @@ async def work(program: Program, client: SimClient) -> None:
 
 
 async def look(program: Program, client: SimClient) -> None:
-    """Ask what became of every confirmed task, when all is over."""
-    journal = program.records.journal
-    ids = [task_id for one in journal.accepted for task_id in one.ids]
-    for info in await client.lookup_many(ids) if ids else ():
-        journal.looked.append(Looked(info.id, info.state, program.records.now_ms))
+    """Ask what became of every confirmed task. An ack whose answer was lost, or came to a handler
+    that was cancelled meanwhile, is confirmed by what is said of its task."""
+    records, journal = program.records, program.records.journal
+    topics = {task_id: one.topic for one in journal.accepted for task_id in one.ids}
+    journal.looked.clear()
+    for info in await client.lookup_many(list(topics)) if topics else ():
+        journal.looked.append(Looked(info.id, info.state, records.now_ms))
+        for group in GROUPS[topics[info.id]] if info.state == "acked" else ():
+            if records.is_unconfirmed(info.id, group):
+                records.confirmed(info.id, group, epoch_of(client))
