@@ -1,14 +1,16 @@
 # `make` or `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full coverage check bench torture observe report docs
+.PHONY: help setup demo test test-full coverage check bench torture simulate observe report docs
 
 # Not PYTHON: that is the interpreter that scripts/setup is to use.
 VENV_PYTHON := .venv/bin/python
 KILLS ?= 200
 SEED ?=
+SEEDS ?= 1000
 STORE ?= sqlite
 PEERS ?= usual
 FAULTS ?=
+FIRST ?=
 DAEMONS ?= 1
 MIRROR ?= yes
 NEMESIS ?= kills
@@ -42,6 +44,10 @@ torture: setup ## kill -9 a real daemon at random: KILLS=200 SEED=1 STORE=redis|
 	@$(VENV_PYTHON) -m tests.crash.torture --kills $(KILLS) --store $(STORE) --daemons $(DAEMONS) --mirror $(MIRROR) \
 		--nemesis $(NEMESIS) --minutes $(MINUTES) \
 		$(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+simulate: setup ## daemons, store, network and clients in one process, from a seed: SEEDS=1000 [FIRST=1], or SEED=7 for the trace of one run
+	@PYTHONPATH=.:tests $(VENV_PYTHON) -m simulation --seeds $(SEEDS) \
+		$(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 observe: setup ## a daemon, load and a Prometheus with our rules, until Ctrl-C; prints the addresses
 	@scripts/observe $(ARGS)

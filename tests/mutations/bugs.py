@@ -33,6 +33,7 @@ COMMITTER = "tests/server/shard/test_committer.py::test_"
 PROMISES = "tests/crash/test_promises.py::test_"
 SYNC = "tests/crash/test_sync.py::test_"
 TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[12]"
+SIMULATION = "tests/simulation/test_simulation.py::test_every_run_holds"
 ORDERING = "tests/engine/test_engine_ordering.py::test_"
 KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
@@ -56,7 +57,7 @@ LOST = (
         {
             "Committer.reply": (condition("is_empty", "isinstance(sink, _Turn)"),),
         },
-        (SYNC + "every_reply_waits_for_a_sync_of_what_it_claims",),
+        (SYNC + "every_reply_waits_for_a_sync_of_what_it_claims", SIMULATION),
     ),
     Bug(
         "dedupe-mark-survives-a-refusal",
@@ -233,6 +234,18 @@ DELIVERED = (
 
 # Only one writes, and only whoever has a receipt settles.
 FENCED = (
+    Bug(
+        "leader-delivers-without-a-lease",
+        "one whose lease may be over delivers on, beside the next leader",
+        {"Leadership.may_deliver": (returning("True"),)},
+        (SIMULATION,),
+    ),
+    Bug(
+        "hand-over-without-a-drain",
+        "the store is closed as clean, and what was under way was not written",
+        {"Shard.stop": (dropped("committer.stop"),)},
+        (SIMULATION,),
+    ),
     Bug(
         "late-batch-applied-again",
         "the store takes whatever batch comes: one that it had, and one of a former epoch",

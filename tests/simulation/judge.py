@@ -3,7 +3,7 @@ see who knows all hosts and the true time."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from simulation.workload import GROUPS
 
 if TYPE_CHECKING:
     from crash.clocks import Clocks
+    from crash.ordered import Seen
     from simulation.store import Server
     from simulation.workload import Records
 
@@ -26,11 +27,28 @@ def judge(records: Records, server: Server, clocks: Clocks) -> list[str]:
     wrong += [
         text
         for text in judge_order(records.seen, records.sent)
-        # Where a clock went back, what is enqueued later may be due before what has come.
-        if clocks.are_true or not text.startswith("out of order")
+        if not text.startswith("out of order")  # it takes all tasks for enqueued before they come
     ]
+    wrong += in_order(records) if clocks.are_true else ()
     wrong += one_owner_an_epoch(server)
     wrong += once_an_occurrence(records)
+    return wrong
+
+
+def in_order(records: Records) -> list[str]:
+    """Of the tasks of a key, none comes before one that is due earlier and was there already."""
+    wrong: list[str] = []
+    came: dict[str, list[Seen]] = defaultdict(list)
+    for one in records.seen:
+        others = came[one.key]
+        if all(one.id != before.id for before in others):
+            wrong += [
+                f"out of order: {one} came after {before}"
+                for before in others
+                if (before.due_ms, before.id) > (one.due_ms, one.id)
+                if records.there_ms.get(one.id, before.delivered_ms) < before.delivered_ms
+            ]
+            others.append(one)
     return wrong
 
 

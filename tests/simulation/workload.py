@@ -68,6 +68,8 @@ class Records:
         self.sent: list[Sent] = []
         self.runs: dict[int, set[int]] = {}
         """Moment of a schedule → the ids of the tasks that came for it."""
+        self.there_ms: dict[int, int] = {}
+        """Id → when a task's enqueue was confirmed."""
         self.acked: set[tuple[int, str]] = set()
         self._asked: set[tuple[int, str]] = set()
         """What an ack was sent for."""
@@ -167,6 +169,8 @@ class Program:
         self.life: asyncio.Task[None]
         self.is_calm = False
         """Whether it behaves well from now on, because no more faults come."""
+        self.holds_s = 0.0
+        """How long it works on a delivery, at most."""
         self.failed: list[str] = []
         self._tokens = count(1)
 
@@ -246,6 +250,7 @@ async def _enqueue(program: Program, client: SimClient, topic: str, key: str | N
         return None
     named = (token,), (receipt.id,), (receipt.due_ms,)
     records.journal.accepted.append(Accepted(topic, *named, sent, records.order()))
+    records.there_ms[receipt.id] = records.now_ms
     program.trace("accepted", token, receipt.id)
     return receipt.id
 
@@ -306,6 +311,8 @@ async def _treat(program: Program, client: SimClient, one: Delivery) -> None:
     records.delivered(one)
     program.trace("delivered", one.topic, one.group, one.id, one.epoch, one.attempt)
     draw = 1.0 if program.is_calm else program.rnd.random()
+    if program.holds_s:
+        await asyncio.sleep(program.rnd.uniform(0, program.holds_s))
     try:
         if draw < 0.06:
             return  # its lease lapses

@@ -54,6 +54,8 @@ RESTART_S = (0.1, 1.5)
 JUMP_MS = (-3_000, 3_000)
 GENTLE_EACH = 4
 """Each so many-th seed is a run without violence."""
+GENTLE_HOLD_S = 0.3
+"""There consumers work so long on a delivery: some are under way at each hand-over."""
 TASKS = 10
 """Tasks of each producer."""
 
@@ -216,6 +218,7 @@ class World:
         """Daemons are stopped in order and nothing else happens: then nothing comes twice."""
         for program in self.programs:
             program.is_calm = self.is_gentle
+            program.holds_s = GENTLE_HOLD_S if self.is_gentle else 0.0
 
     def _make_programs(self) -> Iterator[Program]:
         def program(name: str, act: Any) -> Program:
