@@ -44,6 +44,52 @@ def refusal(error: InvalidValue) -> BadRequest:
     return (LimitExceeded if error.is_too_long else BadRequest)(error.message(shown))
 
 
+# --- checks that need no declaration: the kinds below, and frames that are read by hand -----------
+
+
+def integer(value: object, field: str, low: int, high: int) -> int:
+    """A checked whole number from ``low`` to ``high``. Raises BadRequest."""
+    if type(value) is not int or not low <= value <= high:
+        raise BadRequest(f"{field} must be an integer of {low} to {high}, not {shown(value)}")
+    return value
+
+
+def text(value: object, field: str, length_max: int, limit: str = "") -> str:
+    """A string of at most so many characters, all of which UTF-8 can say. ``limit``: the name of
+    that limit, if it has one. Raises BadRequest, LimitExceeded."""
+    if type(value) is str and len(value) <= length_max and value.isascii():
+        return value
+    try:
+        return values.check_text(value, field, length_max, limit)
+    except InvalidValue as error:
+        raise refusal(error) from None
+
+
+def name(value: object, field: str) -> str:
+    """A checked name of a topic, a group, a schedule and the like. Raises BadRequest."""
+    if type(value) is not str or not _NAME.fullmatch(value):
+        wrong(field, "1 to 255 of A-Z a-z 0-9 . _ : / -", value)
+    return value
+
+
+def array(value: object, field: str, length_max: int) -> Sequence[Any]:
+    """A checked array of at most ``length_max`` elements. Raises BadRequest, LimitExceeded."""
+    if type(value) is not tuple:
+        raise BadRequest(f"{field} must be an array, not {shown(value)}")
+    if len(value) > length_max:
+        raise LimitExceeded(f"{field} has {len(value)} elements; the limit is {length_max}")
+    return value
+
+
+def task_ids(value: object, field: str, limits: Limits) -> Sequence[int]:
+    """Checked ids of tasks, as many as a frame may have. Raises BadRequest, LimitExceeded."""
+    ids = array(value, field, limits.ids_per_frame_max)
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > ID_MAX):
+        odd = next(i for i in ids if type(i) is not int or not 0 <= i <= ID_MAX)
+        raise BadRequest(f"{field} must be integers of 0 to {ID_MAX}, not {shown(odd)}")
+    return ids
+
+
 class Kind:
     """One kind of value. The base takes anything."""
 
@@ -101,14 +147,7 @@ class Text(Kind):
         self._limit = limit
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
-        most = self.length_max
-        length_max: int = getattr(limits, most) if isinstance(most, str) else most
-        if type(value) is str and len(value) <= length_max and value.isascii():
-            return value
-        try:
-            return values.check_text(value, field, *self._most(limits))
-        except InvalidValue as error:
-            raise refusal(error) from None
+        return text(value, field, *self._most(limits))
 
     of_task = check
 
@@ -137,12 +176,10 @@ class Name(Kind):
     word, python, json = "str", "str", str
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
-        if type(value) is not str or not _NAME.fullmatch(value):
-            wrong(field, "1 to 255 of A-Z a-z 0-9 . _ : / -", value)
-        return value
+        return name(value, field)
 
     def of_python(self, value: Any, field: str) -> Any:
-        return self.check(value, field, _DEFAULT_LIMITS)
+        return name(value, field)
 
     def schema(self) -> dict[str, Any]:
         return {"pattern": NAME_PATTERN}
@@ -254,11 +291,7 @@ class Whole(Kind):
 
     def check(self, value: Any, field: str, limits: Limits) -> int:
         high = getattr(limits, self._limit) if self._limit else self.high
-        if type(value) is not int or not self.low <= value <= high:
-            raise BadRequest(
-                f"{field} must be an integer of {self.low} to {high}, not {shown(value)}"
-            )
-        return value
+        return integer(value, field, self.low, high)
 
     def of_task(self, value: Any, field: str, limits: Limits) -> Any:
         return self.check(value, field, limits)
@@ -373,11 +406,7 @@ class Ids(Kind):
     word, python, json = "array of int", "Iterable[int]", list[str]
 
     def check(self, value: Any, field: str, limits: Limits) -> Sequence[int]:
-        ids = array(value, field, limits.ids_per_frame_max)
-        if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > ID_MAX):
-            odd = next(i for i in ids if type(i) is not int or not 0 <= i <= ID_MAX)
-            raise BadRequest(f"{field} must be integers of 0 to {ID_MAX}, not {shown(odd)}")
-        return ids
+        return task_ids(value, field, limits)
 
     def of_python(self, value: Any, field: str) -> list[int]:
         return [_one_id(one) for one in value]
@@ -409,23 +438,6 @@ class Letters(Kind):
         if not isinstance(value, (tuple, list)) or len(value) != 2 or not isinstance(value[1], str):
             raise BadRequest(f"a dead letter is (id, group), not {shown(value)}")
         return _one_id(value[0]), value[1]
-
-
-class Names(Kind):
-    """Several names."""
-
-    word, python, json = "array of str", "Iterable[str]", list[str]
-
-    def __init__(self, count_max: int) -> None:
-        self.count_max = count_max
-
-    def check(self, value: Any, field: str, limits: Limits) -> Sequence[str]:
-        names = array(value, field, self.count_max)
-        return [NAME.check(name, f"{field}[{at}]", limits) for at, name in enumerate(names)]
-
-    @property
-    def bounds(self) -> str:
-        return f"up to {self.count_max:,}"
 
 
 class Body(Kind):
@@ -525,19 +537,8 @@ class Since(Kind):
         return ", ".join(f"`{word}`" for word in self.words) + ", or milliseconds since 1970"
 
 
-def array(value: Any, field: str, length_max: int) -> Sequence[Any]:
-    """A checked array of at most ``length_max`` elements. Raises BadRequest, LimitExceeded."""
-    if type(value) is not tuple:
-        raise BadRequest(f"{field} must be an array, not {shown(value)}")
-    if len(value) > length_max:
-        raise LimitExceeded(f"{field} has {len(value)} elements; the limit is {length_max}")
-    return value
-
-
 def _one_id(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= ID_MAX:
-        raise BadRequest(f"id must be an integer of 0 to {ID_MAX}, not {shown(value)}")
-    return value
+    return integer(value, "id", 0, ID_MAX)
 
 
 ANY, NAME, FLAG, ID, IDS, LETTERS, BODY = Kind(), Name(), Flag(), Id(), Ids(), Letters(), Body()

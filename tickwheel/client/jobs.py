@@ -28,6 +28,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Unpack, cast
 
 from tickwheel.api.groups import GroupFields
+from tickwheel.api.kinds import integer
 from tickwheel.api.policies import Retry, policy_wire
 from tickwheel.api.times import Duration, duration_ms
 from tickwheel.client.delivery import Delivery
@@ -130,7 +131,7 @@ def route(handler: Handler, topic: str, **said: Unpack[HandlerKeywords]) -> Rout
     concurrency = checked_concurrency(said.get("concurrency", CONCURRENCY_DEFAULT))
     prefetch, retry, timeout = said.get("prefetch"), said.get("retry"), said.get("timeout")
     if prefetch is not None:
-        _integer(prefetch, "prefetch", 1, checker.limits.prefetch_max)
+        integer(prefetch, "prefetch", 1, checker.limits.prefetch_max)
     if retry is not None:
         policy_wire(retry, "retry")
     lease = said.get("lease")
@@ -220,7 +221,7 @@ def _is_async(handler: Handler) -> bool:
 
 
 def checked_concurrency(value: Any) -> int:
-    return _integer(value, "concurrency", 1, CONCURRENCY_MAX)
+    return integer(value, "concurrency", 1, CONCURRENCY_MAX)
 
 
 def seconds(value: Any, field: str, *, zero: bool = False) -> float:
@@ -229,12 +230,6 @@ def seconds(value: Any, field: str, *, zero: bool = False) -> float:
     if found_ms <= 0 and not zero:
         raise BadRequest(f"{field} must be more than 0 s, not {shown(value)}")
     return found_ms / 1000
-
-
-def _integer(value: Any, field: str, low: int, high: int) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise BadRequest(f"{field} must be an integer of {low} to {high}, not {shown(value)}")
-    return value
 
 
 LOGGER = logging.getLogger("tickwheel.worker")

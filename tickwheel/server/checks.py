@@ -10,19 +10,16 @@ nothing but names, bounded whole numbers and bodies needs no such proof: its che
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 
-from tickwheel import errors
-from tickwheel.api.kinds import refusal
+from tickwheel.api.kinds import array, integer, name, refusal, task_ids, text, wrong
 from tickwheel.api.tasks import MOVES
-from tickwheel.errors import BadRequest, DueTooFar, LimitExceeded
-from tickwheel.limits import ID_MAX, Limits
-from tickwheel.model import values
+from tickwheel.errors import BadRequest, DueTooFar, shown
+from tickwheel.limits import Limits
 from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, Bulk, BulkRow, Kind, Schedule, ScheduleRow
 from tickwheel.model.records import DEFAULT_GROUP, MOMENT_MS_MAX, GroupRow
 from tickwheel.model.values import INTEGER_MIN, InvalidValue
@@ -31,8 +28,11 @@ from tickwheel.persistence import codec
 if TYPE_CHECKING:
     from tickwheel.model.records import GroupSettings, TaskOptions
 
-shown = errors.shown
-_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
+__all__ = [
+    "array", "due", "group_name", "integer", "moment", "moved", "name", "numbers", "options",
+    "refused", "shown", "storable_bulk", "storable_options", "storable_schedule",
+    "storable_settings", "task_ids", "text", "wrong",
+]  # fmt: skip
 
 
 @contextmanager
@@ -44,32 +44,9 @@ def refused() -> Iterator[None]:
         raise refusal(error) from None
 
 
-def integer(value: object, field: str, low: int, high: int) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise BadRequest(f"{field} must be an integer of {low} to {high}, not {shown(value)}")
-    return value
-
-
 def moment(value: object, field: str, low_ms: int = 0) -> int:
     """A checked moment, in ms, at most the last one that an id can say."""
     return integer(value, field, low_ms, MOMENT_MS_MAX)
-
-
-def text(value: object, field: str, length_max: int, limit: str = "") -> str:
-    """A string of at most so many characters, all of which UTF-8 can say. ``limit``: the name of
-    that limit, if it has one."""
-    if type(value) is str and len(value) <= length_max and value.isascii():
-        return value
-    try:
-        return values.check_text(value, field, length_max, limit)
-    except InvalidValue as error:
-        raise refusal(error) from None
-
-
-def name(value: object, field: str) -> str:
-    if type(value) is not str or not _NAME.fullmatch(value):
-        raise BadRequest(f"{field} must be 1 to 255 of A-Z a-z 0-9 . _ : / -, not {shown(value)}")
-    return value
 
 
 def group_name(value: object) -> str:
@@ -88,25 +65,9 @@ def options(value: object, allowed: Sequence[str], field: str = "options") -> di
     return value
 
 
-def sequence(value: object, field: str, length_max: int) -> Sequence[Any]:
-    if type(value) is not tuple:
-        raise BadRequest(f"{field} must be an array, not {shown(value)}")
-    if len(value) > length_max:
-        raise LimitExceeded(f"{field} has {len(value)} elements; the limit is {length_max}")
-    return value
-
-
-def task_ids(value: object, limits: Limits) -> Sequence[int]:
-    ids = sequence(value, "ids", limits.ids_per_frame_max)
-    if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > ID_MAX):
-        wrong = next(i for i in ids if type(i) is not int or not 0 <= i <= ID_MAX)
-        raise BadRequest(f"ids must be integers of 0 to {ID_MAX}, not {shown(wrong)}")
-    return ids
-
-
 def numbers(value: object, field: str, count: int) -> Sequence[int]:
     """Checked non-negative integers, as many as there are ids."""
-    found = sequence(value, field, count)
+    found = array(value, field, count)
     if len(found) != count:
         raise BadRequest(f"{field} has {len(found)} elements, but there are {count} ids")
     if found and (set(map(type, found)) != {int} or min(found) < 0):
@@ -152,10 +113,6 @@ def moved(command: str, asked: Any, now_ms: int, limits: Limits) -> dict[str, in
     if due_ms is not None:
         due(None, due_ms, command, now_ms, limits)
     return said
-
-
-def wrong(field: str, expected: str, value: object) -> NoReturn:
-    raise BadRequest(f"{field} must be {expected}, not {shown(value)}")
 
 
 # --- what can be stored --------------------------------------------------------------------------

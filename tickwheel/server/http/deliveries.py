@@ -434,7 +434,7 @@ class Settling:
 
     async def _settle(self, call: Call, given: types.AckIn, ask: Ask, usual: str) -> None:
         limit = call.operations.limits.ids_per_frame_max
-        texts = checks.sequence(tuple(given.receipts), "receipts", limit)
+        texts = checks.array(tuple(given.receipts), "receipts", limit)
         if not texts:
             raise BadRequest("receipts has 0 elements; at least 1 is needed")
         receipts = [read_receipt(text, f"receipts[{i}]") for i, text in enumerate(texts)]

@@ -323,7 +323,7 @@ class Producing:
     def checked(self, tasks: object, field: str = "tasks") -> Sequence[Any]:
         """The tasks, if one request may have so many. Raises BadRequest, LimitExceeded."""
         if type(tasks) is not tuple or not 0 < len(tasks) <= self._tasks_max:
-            found = checks.sequence(tasks, field, self._tasks_max)
+            found = checks.array(tasks, field, self._tasks_max)
             raise BadRequest(f"{field} has {len(found)} elements; at least 1 is needed")
         return tasks
 

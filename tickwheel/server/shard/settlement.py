@@ -150,7 +150,7 @@ class Settling:
     ) -> None:
         """Check every item, and then settle each of them."""
         group = self._group(topic, group_name)
-        given = checks.sequence(items, "items", self._parts.limits.ids_per_frame_max)
+        given = checks.array(items, "items", self._parts.limits.ids_per_frame_max)
         for index, item in enumerate(given):
             field = f"items[{index}]"
             if type(item) is not tuple or len(item) != fields:
@@ -261,7 +261,7 @@ class Settling:
 
     def _check_receipts(self, epoch: object, ids: object, attempts: object) -> None:
         checks.integer(epoch, "epoch", 0, EPOCH_MAX)
-        checked = checks.task_ids(ids, self._parts.limits)
+        checked = checks.task_ids(ids, "ids", self._parts.limits)
         checks.numbers(attempts, "attempts", len(checked))
 
     def _group(self, topic: object, group: object) -> Group | None:

@@ -281,7 +281,7 @@ class Transacting:
         LimitExceeded."""
         names = [
             checks.name(group, f"groups[{index}]")
-            for index, group in enumerate(checks.sequence(groups, "groups", CHECKED_GROUPS_MAX))
+            for index, group in enumerate(checks.array(groups, "groups", CHECKED_GROUPS_MAX))
         ]
         transactions = self._parts.border.act().transactions
         self._checkbacks.register(caller, names, sink, only)
