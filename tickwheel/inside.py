@@ -29,7 +29,6 @@ from tickwheel.server.settings import Settings
 
 if TYPE_CHECKING:
     import ssl
-    from types import TracebackType
 
     from tickwheel.client.connection import Address, Connection
     from tickwheel.clock import Sources
@@ -303,12 +302,7 @@ class Embedded:
         await self._inside.begin()  # raises what connecting would only be told
         return await client.connect()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._close()
 
     async def _close(self) -> None:
@@ -326,12 +320,7 @@ class Embedded:
             blocking.close()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._blocking is not None, "entered"
         blocking = self._blocking
 

@@ -43,7 +43,6 @@ from tickwheel.errors import BadRequest, Conflict, Unreachable, shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
-    from types import TracebackType
 
 SIZE = 100_000
 TTL_S = 86_400.0
@@ -128,12 +127,7 @@ class Once:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

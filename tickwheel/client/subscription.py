@@ -50,7 +50,6 @@ from tickwheel.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-    from types import TracebackType
 
     from tickwheel.client.delivery import Acks
     from tickwheel.client.reconnector import Reconnector
@@ -298,12 +297,7 @@ class Subscription:
     async def __aenter__(self) -> Self:
         return await self.start()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if self._auto is not None:
                 await self._auto.left(error)

@@ -18,7 +18,6 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from tickwheel.api.policies import Retry
@@ -112,12 +111,7 @@ class Transaction(generated.Transaction):
         self._runtime.call(lambda _: self._inner.__aenter__())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._runtime.call(lambda _: self._inner.__aexit__(kind, error, trace))
 
 
@@ -150,12 +144,7 @@ class Subscription:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         with suppress(ClientClosed):
             self._finish(error)
             self.close()
@@ -284,12 +273,7 @@ class Client(generated.Client):
     def __enter__(self) -> Self:
         return self.connect()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _runtime(self) -> Runtime:

@@ -11,8 +11,6 @@ from tickwheel.sync import Client
 from tickwheel.testing.wheel import TestWheel
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from tickwheel.api.dead import DeadLetter
     from tickwheel.api.tasks import TaskInfo
     from tickwheel.api.times import Duration
@@ -35,12 +33,7 @@ class SyncTestWheel:
         self.client.connect()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

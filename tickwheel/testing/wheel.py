@@ -31,8 +31,6 @@ from tickwheel.protocol import Decoder
 from tickwheel.server.settings import Settings
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from tickwheel.api.dead import DeadLetter
     from tickwheel.api.tasks import TaskInfo
     from tickwheel.api.times import Duration
@@ -99,12 +97,7 @@ class TestWheel:
         await self.client.connect()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
