@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Annotated, Any, Final
 
 from tickwheel.api import dead, tasks
@@ -20,9 +19,8 @@ from tickwheel.api.kinds import (
     Number,
     Text,
 )
-from tickwheel.api.shapes import Answer, Request
+from tickwheel.api.shapes import Answer, Request, maybe_when, when
 from tickwheel.api.tasks import MOVES, PAGE, STATES, AnyMoveFields
-from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 
 EXAMPLES_MAX: Final = 10
@@ -147,15 +145,8 @@ class BulkInfo(Answer):
         """Whether it changes nothing more."""
         return self.state != "running"
 
-    @property
-    def made(self) -> datetime:
-        """When it was made."""
-        return moment(self.made_ms)
-
-    @property
-    def ended(self) -> datetime | None:
-        """When it was over."""
-        return None if self.ended_ms is None else moment(self.ended_ms)
+    made = when("made_ms", "When it was made.")
+    ended = maybe_when("ended_ms", "When it was over.")
 
 
 class BulkList(Answer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Annotated, Any, Final
 
 from tickwheel.api.frames import FrameType
@@ -25,9 +24,8 @@ from tickwheel.api.kinds import (
 )
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import NamesPage
-from tickwheel.api.shapes import Answer, Request, called
+from tickwheel.api.shapes import Answer, Request, called, when
 from tickwheel.api.tasks import PAGE, ListedOptions
-from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 from tickwheel.limits import ID_MAX
 
@@ -280,10 +278,7 @@ class Status(Answer):
     disk_used: float | None = None
     disk_free_bytes: int | None = None
 
-    @property
-    def since(self) -> datetime:
-        """When its role began."""
-        return moment(self.since_ms)
+    since = when("since_ms", "When its role began.")
 
     @property
     def serves(self) -> bool:
@@ -308,10 +303,7 @@ class ConsumerInfo(Answer):
     version: str | None
     token: str | None
 
-    @property
-    def since(self) -> datetime:
-        """When the connection came."""
-        return moment(self.since_ms)
+    since = when("since_ms", "When the connection came.")
 
 
 class Consumers(Answer):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Final
 
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import ID, LETTERS, NAME, Kind, Moment, Text, array, wrong
-from tickwheel.api.shapes import Answer, Request
+from tickwheel.api.shapes import Answer, Request, when
 from tickwheel.api.tasks import PAGE, Failure
-from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 from tickwheel.limits import Limits
 
@@ -61,10 +59,7 @@ class DeadLetter(Answer):
     failed: Annotated[int, "How many attempts failed."] = 0
     deaths: Annotated[int, "How many consumers have died while they had it."] = 0
 
-    @property
-    def died(self) -> datetime:
-        """When it died."""
-        return moment(self.died_ms)
+    died = when("died_ms", "When it died.")
 
 
 class DeadLetters(Answer):

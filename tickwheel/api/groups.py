@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Final
 
 from tickwheel.api.bulk import RATE_OF_CHANGES, SAME, BulkInfo
@@ -26,9 +25,8 @@ from tickwheel.api.kinds import (
     Whole,
 )
 from tickwheel.api.policies import IfPending, Retry
-from tickwheel.api.shapes import REQUIRED, Answer, Request, called, place
+from tickwheel.api.shapes import REQUIRED, Answer, Request, called, maybe_when, place, when
 from tickwheel.api.tasks import TaskOutcome, Value
-from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 from tickwheel.model.values import FILTER_LENGTH_MAX
 
@@ -297,10 +295,7 @@ class HeldKey(Answer):
     reason: Annotated[str, "Why the last attempt failed."]
     subscriber: Annotated[str, "Who had it."]
 
-    @property
-    def since(self) -> datetime:
-        """When it was held."""
-        return moment(self.since_ms)
+    since = when("since_ms", "When it was held.")
 
 
 class PausedKey(Answer):
@@ -312,10 +307,7 @@ class PausedKey(Answer):
     by: Annotated[str, "Who paused it."]
     waiting: Annotated[int, "Due tasks of it that wait."]
 
-    @property
-    def since(self) -> datetime:
-        """When it was paused."""
-        return moment(self.since_ms)
+    since = when("since_ms", "When it was paused.")
 
 
 class HeldKeys(Answer):
@@ -336,10 +328,7 @@ class KeyPause(Answer):
     ] = None
     by: Annotated[str | None, "Who paused it."] = None
 
-    @property
-    def since(self) -> datetime | None:
-        """Since when it is paused, or was."""
-        return None if self.since_ms is None else moment(self.since_ms)
+    since = maybe_when("since_ms", "Since when it is paused, or was.")
 
 
 class KeyLine(Answer):
@@ -378,15 +367,8 @@ class ResetPreview(Answer):
     from_ms: Annotated[int, Moment(), "The beginning of that time."]
     until_ms: Annotated[int, Moment(), "Its end."]
 
-    @property
-    def first(self) -> datetime | None:
-        """When the first of them was due."""
-        return None if self.first_ms is None else moment(self.first_ms)
-
-    @property
-    def last(self) -> datetime | None:
-        """When the last of them was due."""
-        return None if self.last_ms is None else moment(self.last_ms)
+    first = maybe_when("first_ms", "When the first of them was due.")
+    last = maybe_when("last_ms", "When the last of them was due.")
 
 
 class Replay(Answer):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import BODY, ID, KEY, NAME, Choice, Moment, Span, Text, Whole
-from tickwheel.api.shapes import REQUIRED, Answer, Block, Request, called
+from tickwheel.api.shapes import REQUIRED, Answer, Block, Request, called, maybe_when, when
 from tickwheel.api.tasks import PAGE, AcceptedIds, ScheduledTaskFields
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
@@ -110,15 +110,8 @@ class ScheduleRun(Answer):
         """The id of its task."""
         return self.id
 
-    @property
-    def planned(self) -> datetime:
-        """When it was planned."""
-        return moment(self.planned_ms)
-
-    @property
-    def at(self) -> datetime:
-        """When that was decided."""
-        return moment(self.at_ms)
+    planned = when("planned_ms", "When it was planned.")
+    at = when("at_ms", "When that was decided.")
 
 
 class ScheduleInfo(Answer):
@@ -149,10 +142,7 @@ class ScheduleInfo(Answer):
     planned_ms: Annotated[list[int] | None, "Of a show: the next planned times."] = None
     recent: Annotated[tuple[ScheduleRun, ...], "Of a show: the newest runs, oldest first."] = ()
 
-    @property
-    def next(self) -> datetime | None:
-        """The next planned time; None: there will be none."""
-        return None if self.next_ms is None else moment(self.next_ms)
+    next = maybe_when("next_ms", "The next planned time; None: there will be none.")
 
     @property
     def planned(self) -> tuple[datetime, ...]:

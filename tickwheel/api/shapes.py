@@ -12,12 +12,14 @@ does not pay for them. Invariant: a request that exists was checked whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
     Final,
+    Generic,
     NamedTuple,
     Self,
     TypeVar,
@@ -28,12 +30,14 @@ from typing import (
 )
 
 from tickwheel.api.kinds import Kind
+from tickwheel.api.times import moment
 from tickwheel.errors import BadRequest, ProtocolError, shown
 
 if TYPE_CHECKING:
     from tickwheel.limits import Limits
 
 T = TypeVar("T")
+M = TypeVar("M", datetime, datetime | None)
 
 
 class _Required:
@@ -343,6 +347,34 @@ class Answer(Shape):
                 f" {type(problem).__name__}: {problem!s:.200}"
             ) from None
         return cls(**found, raw=raw)
+
+
+if TYPE_CHECKING:
+
+    class _When(Generic[M]):
+        """A property that type checkers know to be a datetime, or to be one or None."""
+
+        def __init__(self, read: Callable[[Any], M], *, doc: str) -> None: ...
+
+        def __get__(self, answer: object, owner: type | None = None, /) -> M: ...
+
+else:
+    _When = property
+
+
+def when(field: str, text: str) -> _When[datetime]:
+    """The property of an answer that has a field of milliseconds as a datetime."""
+    return _When(lambda answer: moment(getattr(answer, field)), doc=text)
+
+
+def maybe_when(field: str, text: str) -> _When[datetime | None]:
+    """``when`` of a field that may be None."""
+
+    def read(answer: object) -> datetime | None:
+        ms: int | None = getattr(answer, field)
+        return None if ms is None else moment(ms)
+
+    return _When(read, doc=text)
 
 
 def _read(field: Field, value: Any) -> Any:

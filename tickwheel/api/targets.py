@@ -11,15 +11,13 @@ import base64
 import binascii
 import re
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Annotated, Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import OfGroup
 from tickwheel.api.kinds import ID, NAME, Choice, Kind, Moment, Span, Text, Whole, array, wrong
-from tickwheel.api.shapes import Answer, Request, place
-from tickwheel.api.times import moment
+from tickwheel.api.shapes import Answer, Request, place, when
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
@@ -287,10 +285,7 @@ class TargetInfo(Answer):
     )
     reason: Annotated[str | None, "How it said that."] = None
 
-    @property
-    def since(self) -> datetime:
-        """When it was set."""
-        return moment(self.since_ms)
+    since = when("since_ms", "When it was set.")
 
 
 class Targets(Answer):
@@ -319,10 +314,7 @@ class PushSent(Answer):
     attempt: Annotated[int | None, "Which delivery of the task it was."] = None
     again: Annotated[bool, "Whether an operator has sent it again."] = False
 
-    @property
-    def at(self) -> datetime:
-        """When it began."""
-        return moment(self.at_ms)
+    at = when("at_ms", "When it began.")
 
 
 class PushLog(Answer):

@@ -27,7 +27,7 @@ from tickwheel.api.kinds import (
     Whole,
     Window,
 )
-from tickwheel.api.shapes import Answer, Field, Request, called, place
+from tickwheel.api.shapes import Answer, Field, Request, called, maybe_when, place
 from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 from tickwheel.errors import BadRequest
@@ -405,10 +405,7 @@ class TaskInfo(ListedOptions, TaskState):
     ] = None
     replay_to: Annotated[str | None, NAME] = None
 
-    @property
-    def due(self) -> datetime | None:
-        """When it is due."""
-        return None if self.due_ms is None else moment(self.due_ms)
+    due = maybe_when("due_ms", "When it is due.")
 
 
 class Tasks(Answer):

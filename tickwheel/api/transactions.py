@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Final
 
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import ID, NAME, Choice, Moment
-from tickwheel.api.shapes import Answer, Request
+from tickwheel.api.shapes import Answer, Request, maybe_when, when
 from tickwheel.api.tasks import PAGE, AcceptedIds
-from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
 
 
@@ -61,15 +59,8 @@ class TransactionInfo(Answer):
     first_id: Annotated[int | None, ID, "Of a committed one: the first of its tasks."]
     halves: Annotated[list[HalfTask] | None, "Of a show: its half tasks, without bodies."] = None
 
-    @property
-    def began(self) -> datetime:
-        """When its first half tasks came."""
-        return moment(self.began_ms)
-
-    @property
-    def decided(self) -> datetime | None:
-        """When it was decided."""
-        return None if self.decided_ms is None else moment(self.decided_ms)
+    began = when("began_ms", "When its first half tasks came.")
+    decided = maybe_when("decided_ms", "When it was decided.")
 
 
 class TransactionList(Answer):
