@@ -43,6 +43,7 @@ from tickwheel.errors import (
     Overloaded,
     RequestTimeout,
     SendTimeout,
+    SlowReader,
     StoreFull,
     TickwheelError,
     Unauthorized,
@@ -83,11 +84,6 @@ RETRY_AFTER_FULL_S = 5
 _OF_CLIENTS = (Unreachable, ConnectionLost, SendTimeout)
 
 Headers = list[tuple[bytes, bytes]]
-
-
-def status_of(code: str) -> int:
-    """The HTTP status of an error's code."""
-    return BY_CODE[code].http_status
 
 
 def problem(
@@ -737,6 +733,17 @@ class Call:
 
     async def piece(self, data: bytes, *, more: bool = True) -> None:
         await self.client.piece(data, more=more)
+
+    async def piece_in_time(self, data: bytes) -> None:
+        """Send a piece. Raises SlowReader when the client does not read it in time."""
+        timeout_s = self.operations.settings.slow_reader_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.piece(data)
+        except TimeoutError:
+            raise SlowReader(
+                f"it read too little for {timeout_s} s (slow_reader_timeout_s)"
+            ) from None
 
     @property
     def takes_gzip(self) -> bool:

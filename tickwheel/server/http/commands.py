@@ -236,7 +236,7 @@ class Watching:
         gone.add_done_callback(lambda _: over.set())
         try:
             while not gone.done():
-                await _write(call, b"event: overview\ndata: %b\n\n" % said)
+                await call.piece_in_time(b"event: overview\ndata: %b\n\n" % said)
                 await self._pause(call, over, every_ms / 1000)
                 if not gone.done():
                     said = await _overview(call)
@@ -255,7 +255,7 @@ class Watching:
                     await over.wait()
             left_s -= self._keep_alive_s
             if left_s > 0 and not over.is_set():
-                await _write(call, b": still here\n\n")
+                await call.piece_in_time(b": still here\n\n")
 
     async def last_report(self, call: Call) -> None:
         """Answer the last report's page, as ``tickwheel report`` wrote it."""
@@ -266,12 +266,3 @@ class Watching:
 async def _overview(call: Call) -> bytes:
     said: bytes = await call.ask("overview", {}, as_json)
     return said
-
-
-async def _write(call: Call, data: bytes) -> None:
-    timeout_s = call.operations.settings.slow_reader_timeout_s
-    try:
-        async with asyncio.timeout(timeout_s):
-            await call.piece(data)
-    except TimeoutError:
-        raise SlowReader(f"it read too little for {timeout_s} s (slow_reader_timeout_s)") from None

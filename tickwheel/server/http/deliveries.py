@@ -9,7 +9,7 @@ import base64
 import binascii
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,6 @@ from tickwheel.errors import (
     ConnectionLost,
     InternalError,
     NotFound,
-    SlowReader,
     TickwheelError,
     shown,
 )
@@ -34,7 +33,6 @@ from tickwheel.server.shard.delivered import delivered
 from tickwheel.server.shard.groups import OF_GROUPS
 
 if TYPE_CHECKING:
-    from tickwheel.engine.topics import Item
     from tickwheel.server.http.call import Call, Exchange
     from tickwheel.server.shard.access import Principal
 
@@ -254,7 +252,7 @@ class Stream:
                     async with asyncio.timeout(keep_alive_s):
                         await self._wake.wait()
                 except TimeoutError:
-                    await self._write(self._idle())
+                    await call.piece_in_time(self._idle())
             self._wake.clear()
             await self._flush()
             if self._end is not None:
@@ -314,22 +312,12 @@ class Stream:
         while self._pieces:
             pieces, self._pieces = self._pieces, []
             data = b"".join(pieces)
-            await self._write(data)
+            await self._call.piece_in_time(data)
             self._bytes -= len(data)
             if self._blocked and not self._pieces:
                 self._blocked = False
                 if self._end is None:
                     self._call.operations.unblocked(self._call.exchange.caller)
-
-    async def _write(self, data: bytes) -> None:
-        timeout_s = self._settings.slow_reader_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._call.piece(data)
-        except TimeoutError:
-            raise SlowReader(
-                f"it read too little for {timeout_s} s (slow_reader_timeout_s)"
-            ) from None
 
     def _piece(self, item: Item, epoch: int, now_ms: int) -> bytes:
         view = as_json(delivery_view(item, self._topic, self._group, epoch, now_ms, self._number))
@@ -348,8 +336,7 @@ class Stream:
 # --- ends of deliveries --------------------------------------------------------------------------
 
 
-T = TypeVar("T", bound=types.AckIn)
-Ask = Callable[[int, Sequence[Receipt]], None]
+Ask = Callable[[Sequence[Receipt], int], None]
 
 _ack = msgspec.json.Decoder(types.AckIn)
 _nack = msgspec.json.Decoder(types.NackIn)
@@ -367,38 +354,19 @@ class Settling:
 
     async def ack(self, call: Call) -> None:
         """Ack deliveries."""
-        given, caller = await call.json(_ack), call.exchange.caller
-        operation = call.operations.ack
-
-        def ask(number: int, some: Sequence[Receipt]) -> None:
-            one = some[0]
-            operation(caller, number, one.topic, one.group, one.epoch, *_columns(some))
-
-        await self._settle(call, given, ask, "acked")
+        given = await call.json(_ack)
+        await self._columns(call, given, call.operations.ack, (), "acked")
 
     async def release(self, call: Call) -> None:
         """Give tasks back unstarted."""
-        given, caller, now = await call.json(_ack), call.exchange.caller, call.now
-        operation = call.operations.release
-
-        def ask(number: int, some: Sequence[Receipt]) -> None:
-            one = some[0]
-            operation(caller, number, one.topic, one.group, one.epoch, *_columns(some), now)
-
-        await self._settle(call, given, ask, "released")
+        given = await call.json(_ack)
+        await self._columns(call, given, call.operations.release, (call.now,), "released")
 
     async def extend(self, call: Call) -> None:
         """Extend leases."""
-        given, caller, now = await call.json(_extend), call.exchange.caller, call.now
-        operation = call.operations.extend
-
-        def ask(number: int, some: Sequence[Receipt]) -> None:
-            one, columns = some[0], _columns(some)
-            operation(
-                caller, number, one.topic, one.group, one.epoch, *columns, given.lease_ms, now
-            )
-
-        await self._settle(call, given, ask, "extended")
+        given = await call.json(_extend)
+        rest = (given.lease_ms, call.now)
+        await self._columns(call, given, call.operations.extend, rest, "extended")
 
     async def nack(self, call: Call) -> None:
         """Nack deliveries: attempts failed."""
@@ -416,6 +384,24 @@ class Settling:
         given = await call.json(_snooze)
         await self._each(call, given, call.operations.snooze, (given.delay_ms,), "snoozed")
 
+    async def _columns(
+        self,
+        call: Call,
+        given: types.AckIn,
+        operation: Callable[..., None],
+        rest: tuple[Any, ...],
+        usual: str,
+    ) -> None:
+        """Ask an operation that takes ids and attempts apart, and then ``rest``."""
+        caller = call.exchange.caller
+
+        def ask(some: Sequence[Receipt], number: int) -> None:
+            one, ids = some[0], tuple(one.id for one in some)
+            attempts = tuple(one.attempt for one in some)
+            operation(caller, number, one.topic, one.group, one.epoch, ids, attempts, *rest)
+
+        await self._settle(call, given, ask, usual)
+
     async def _each(
         self,
         call: Call,
@@ -424,9 +410,10 @@ class Settling:
         rest: tuple[Any, ...],
         usual: str,
     ) -> None:
+        """Ask an operation that takes an item for each receipt, which ends with ``rest``."""
         caller, now = call.exchange.caller, call.now
 
-        def ask(number: int, some: Sequence[Receipt]) -> None:
+        def ask(some: Sequence[Receipt], number: int) -> None:
             items = tuple((one.id, one.epoch, one.attempt, *rest) for one in some)
             operation(caller, number, some[0].topic, some[0].group, items, now)
 
@@ -449,7 +436,7 @@ class Settling:
         answers = []
         for indexes in groups.values():
             some = [receipts[index] for index in indexes]
-            answers.append(call.exchange.ask(partial(_swapped, ask, some)))
+            answers.append(call.exchange.ask(partial(ask, some)))
         # A receipt is text that anybody can write: it shows the life of a stream behind the check
         # of rights, and of the caller's own.
         for number in {receipt.stream for receipt in receipts} - {0}:
@@ -465,12 +452,3 @@ class Settling:
 
 GROUPS_MAX = 100
 """Groups whose deliveries one request may settle."""
-
-
-def _swapped(ask: Ask, some: Sequence[Receipt], number: int) -> None:
-    ask(number, some)
-
-
-def _columns(some: Sequence[Receipt]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(ids, attempts) of the receipts."""
-    return tuple(one.id for one in some), tuple(one.attempt for one in some)

@@ -6,7 +6,6 @@ import base64
 import binascii
 import hashlib
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
@@ -16,6 +15,7 @@ import msgspec
 from tickwheel.api.frames import REQUEST_MAX, SESSION_BYTES
 from tickwheel.api.kinds import POLICY, RULE, Kind, Policy, Rule, Whole
 from tickwheel.api.tasks import TaskFields, kept_options
+from tickwheel.api.times import moment_ms
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import delay_of_level
 from tickwheel.model.records import ID_STEP
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from tickwheel.server.http.call import Call
     from tickwheel.server.shard.access import Principal
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND = timedelta(milliseconds=1)
 HEADER = b"tickwheel-"
 PROPERTY_HEADER = b"tickwheel-property-"
 IDEMPOTENCY_KEY_LENGTH_MAX = 255
@@ -90,11 +88,6 @@ def kept(answer: tuple[Any, ...], given: Sequence[Given]) -> Kept:
     return Kept(ids, [one.due(accepted_ms) for one in given])
 
 
-def moment_ms(at: datetime) -> int:
-    """Milliseconds since 1970, rounded up, so that nothing is early."""
-    return -(-(at - _EPOCH) // _MILLISECOND)
-
-
 def body_of(given: types.TaskFields, field: str) -> bytes:
     """The body of a task, as text or from base64. Raises BadRequest."""
     if given.body is not None:
@@ -113,7 +106,7 @@ def due_of(given: types.When, field: str) -> tuple[int | None, int | None]:
         return delay_ms, given.due_ms
     if given.due_ms is not None:
         raise BadRequest(f"{field} must have one of delay_ms, due_ms and at")
-    return delay_ms, moment_ms(given.at)
+    return delay_ms, moment_ms(given.at, "at")
 
 
 def span_ms(written: str | float, ms: int | None, name: str, field: str) -> int:

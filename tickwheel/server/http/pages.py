@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route as PageRoute
 
+from tickwheel.api.kinds import NAME_PATTERN
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BY_CODE
 from tickwheel.server.http import new_tasks, types
@@ -281,7 +282,7 @@ def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
         elif name == "key":
             schema["maxLength"] = 255
         else:
-            schema["pattern"] = types.NAME_PATTERN
+            schema["pattern"] = NAME_PATTERN
         yield {"name": name, "in": "path", "required": True, "schema": schema}
 
 

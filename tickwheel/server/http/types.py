@@ -15,13 +15,12 @@ from msgspec import Meta, Struct, defstruct
 
 from tickwheel.api import tasks
 from tickwheel.api.groups import GroupFields
-from tickwheel.api.kinds import POLICY, RULE, Kind
+from tickwheel.api.kinds import NAME_PATTERN, POLICY, RULE, Kind
 from tickwheel.api.shapes import Field
 from tickwheel.model.kinds import PART_MAX
 from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
 
 _S = TypeVar("_S", bound=Struct)
-NAME_PATTERN = "^[A-Za-z0-9._:/-]{1,255}$"
 
 
 def _shape(description: str, **schema: Any) -> Meta:
