@@ -125,5 +125,11 @@ class Verb:
     """and of its answer; also where a declared one has more to say than its type."""
 
     @property
+    def asked(self) -> type[Request]:
+        """What a verb that is declared whole is asked with."""
+        assert self.request is not None, self.name
+        return self.request
+
+    @property
     def is_by_hand(self) -> bool:
         return self.request is None

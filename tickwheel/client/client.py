@@ -19,7 +19,7 @@ from tickwheel.api.tasks import TaskInfo
 from tickwheel.api.times import Duration, duration_ms, seconds
 from tickwheel.api.words import AckMode
 from tickwheel.client.connection import DEFAULT_URL, Open, Trust, connect, is_secure, parse_url
-from tickwheel.client.delivery import Acks, Delivery
+from tickwheel.client.delivery import Acks, Delivery, seen
 from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Codec, Compression, body_of
 from tickwheel.client.keywords import GroupKeywords, TaskKeywords
 from tickwheel.client.new_task import Task
@@ -190,7 +190,7 @@ class Client(WrittenVerbs):
         reconnector.sources += [self._acks, self._producer, self._calls, self._subscriptions]
         reconnector.sources.append(self._checks)
         self._connecting = reconnector.loop.create_task(self._connect(reconnector))
-        self._connecting.add_done_callback(_seen)
+        self._connecting.add_done_callback(seen)
 
     async def _connect(self, reconnector: Reconnector) -> None:
         try:
@@ -576,9 +576,3 @@ class Client(WrittenVerbs):
     def connected(self) -> bool:
         """Whether a connection stands right now; calls wait for the next one anyway."""
         return self._state != "new" and self._reconnector.connection is not None
-
-
-def _seen(connecting: asyncio.Task[None]) -> None:
-    """Look at why a connection failed, which whoever waited for it has been told."""
-    if not connecting.cancelled():
-        connecting.exception()

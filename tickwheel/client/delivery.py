@@ -229,7 +229,7 @@ class Delivery(Delivered):
         answer = self.ack_nowait()
         done, _ = await asyncio.wait((answer,), timeout=time_s)
         if not done:
-            answer.add_done_callback(_seen)
+            answer.add_done_callback(seen)
             raise SendTimeout(f"ACK was not answered within {time_s:g} s; it is still being sent")
         return answer.result()
 
@@ -320,8 +320,8 @@ def _until_s(timeout: Duration | None) -> float | None:
     return asyncio.get_running_loop().time() + _timeout_s(timeout)
 
 
-def _seen(answer: asyncio.Future[AckWord]) -> None:
-    """Look at an answer that nobody waits for: an error was logged already."""
+def seen(answer: asyncio.Future[Any]) -> None:
+    """Look at an error that whoever waited was told, or that was logged; perhaps nobody waits."""
     if not answer.cancelled():
         answer.exception()
 

@@ -375,8 +375,8 @@ class Verbs:
     ) -> Any:
         """The answer of a verb that is asked with these keywords, or its field ``gives``."""
         verb, until_s = VERBS[name], self._until(timeout)
-        values = request_of(verb).of_keywords(keywords)
-        raw = await self._call(verb, request_of(verb).to_frame(values), until_s)
+        values = verb.asked.of_keywords(keywords)
+        raw = await self._call(verb, verb.asked.to_frame(values), until_s)
         if verb.answer in (None, tuple):
             return raw
         answer = read(shapes.reader_of(verb.answer), raw)
@@ -410,7 +410,7 @@ class Verbs:
         """The answers of a verb for each item, asked in as many frames as there must be; all of
         them have these keywords."""
         verb, until_s = VERBS[name], self._until(timeout)
-        request, field = request_of(verb), request_of(verb).places()[0]
+        request, field = verb.asked, verb.asked.places()[0]
         values: Sequence[Any] = field.kind.of_python(items, field.python)
         same = request.of_keywords(keywords)
         found: list[Any] = []
@@ -464,7 +464,7 @@ class Verbs:
         if limit is not None and (type(limit) is not int or limit < 1):
             raise BadRequest(f"limit must be an integer of 1 or more, not {shown(limit)}")
         verb = VERBS[name]
-        asked, left = request_of(verb).of_keywords(keywords), limit
+        asked, left = verb.asked.of_keywords(keywords), limit
         while left is None or left > 0:
             asked["limit"] = PAGE if left is None else min(left, PAGE)
             raw = await self._call(verb, (asked,), self._until(timeout))
@@ -480,12 +480,6 @@ class Verbs:
                 left -= len(items)
 
 
-def request_of(verb: Verb) -> type[shapes.Request]:
-    """What a verb that is declared whole is asked with."""
-    assert verb.request is not None, verb.name
-    return verb.request
-
-
 def _has_options(frame: FrameType) -> bool:
     """Whether a frame that several verbs share has a place for options."""
-    return any(request_of(verb).options() for verb in VERBS.values() if verb.frame is frame)
+    return any(verb.asked.options() for verb in VERBS.values() if verb.frame is frame)

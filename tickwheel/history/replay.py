@@ -33,7 +33,6 @@ class Seen:
     events: int = 0
     first_event_ms: int | None = None
     last_event_ms: int | None = None
-    last_epoch: int = 0
     missing_events: int = 0
     """Numbers of events that are in no file."""
     dropped_events: int = 0
@@ -112,17 +111,16 @@ class Replay:
                         continue
                     self.seen.missing_events += seq - last - 1
                 last = expected = seq
-                self._look(event, epoch)
+                self._look(event)
                 yield event
 
-    def _look(self, event: Event, epoch: int) -> None:
+    def _look(self, event: Event) -> None:
         seen = self.seen
         time_ms = event["time_ms"]
         seen.events += 1
         first_ms, last_ms = seen.first_event_ms, seen.last_event_ms
         seen.first_event_ms = time_ms if first_ms is None else min(first_ms, time_ms)
         seen.last_event_ms = time_ms if last_ms is None else max(last_ms, time_ms)
-        seen.last_epoch = epoch
         seen.clean_stop = event.get("event") == "stopped" and event.get("clean") is True
         if event.get("event") == "started" and time_ms > self._backup_ms:
             seen.crashes += event.get("clean") is False

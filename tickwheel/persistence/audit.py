@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tickwheel.model.kinds import GROUP, SESSION, TRANSACTION, Halves, TransactionRow
-from tickwheel.model.records import TaskRow
+from tickwheel.model.records import order_of
 from tickwheel.persistence import parse
 from tickwheel.persistence.codec import RecordUnreadable, decode_endings, key_text
 from tickwheel.persistence.contract import Audit, Small, StoreUnusable
@@ -174,8 +174,8 @@ def _packs(connection: sqlite3.Connection, audit: Audit) -> None:
     for values in connection.execute("SELECT * FROM task WHERE extras IS NOT NULL"):
         with contextlib.suppress(RecordUnreadable):
             row = rows.task_row(*values)
-            if _place(row) != row.id:
-                found = (_place(row), row.id)
+            if order_of(row) != row.id:
+                found = (order_of(row), row.id)
                 connection.execute("UPDATE every SET place = ? WHERE id = ?", found)
     moves = sql.read_moves(connection)
     for values in connection.execute(sql.ALL_PACKS):
@@ -185,7 +185,7 @@ def _packs(connection: sqlite3.Connection, audit: Audit) -> None:
             continue
         try:
             keys = [
-                (row.id, moves.get(row.id, row.due_ms), row.topic, _place(row))
+                (row.id, moves.get(row.id, row.due_ms), row.topic, order_of(row))
                 for row in packs.Pack(*values).rows()
             ]
         except RecordUnreadable as error:
@@ -221,13 +221,6 @@ def _keys(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | st
     for task_id in sorted(wanted.keys() | found.keys()):
         if wanted.get(task_id) != found.get(task_id):
             _add(audit, f"the hash beside task {task_id} is not that of its topic and key")
-
-
-def _place(row: TaskRow) -> int:
-    """The task's place in the order of ids."""
-    if row.options is None or row.options.order_id is None:
-        return row.id
-    return row.options.order_id
 
 
 def _relations(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | str]) -> None:

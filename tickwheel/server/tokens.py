@@ -103,11 +103,12 @@ def find(tokens: Tokens, text: str) -> Token | None:
     token_id, _, secret = rest.partition("_")
     found = tokens.get(token_id) if prefix == PREFIX else None
     wanted = _NO_HASH if found is None else found.sha256
-    is_right = hmac.compare_digest(_hash(secret), wanted)
+    is_right = hmac.compare_digest(hash_of(secret), wanted)
     return found if is_right else None
 
 
-def _hash(secret: str) -> str:
+def hash_of(secret: str) -> str:
+    """What is kept in place of a secret, and compared."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -282,7 +283,7 @@ def create(
             raise LimitExceeded(f"{path} has {len(tokens)} tokens; the limit is {TOKENS_MAX}")
         token_id = next(i for i in iter(_new_id, None) if i not in tokens)
         token = Token(
-            token_id, name, _hash(secret), grants, now_ms, expires_ms, certificate, quotas
+            token_id, name, hash_of(secret), grants, now_ms, expires_ms, certificate, quotas
         )
         _write(path, {**tokens, token_id: token})
     return token, f"{PREFIX}_{token_id}_{secret}" if certificate is None else ""

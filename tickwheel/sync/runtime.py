@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from tickwheel.api.times import seconds
 from tickwheel.client import Client
+from tickwheel.client.delivery import seen
 from tickwheel.errors import BadRequest, ClientClosed
 
 T = TypeVar("T")
@@ -155,7 +156,7 @@ class Runtime:
         """The connected client. Raises as ``Client.connect``, and after ``timeout_s``."""
         if self._connecting is None or self._connecting.done():
             self._connecting = self._loop.create_task(self._connect())
-            self._connecting.add_done_callback(_seen)
+            self._connecting.add_done_callback(seen)
         done, _ = await asyncio.wait((self._connecting,), timeout=timeout_s)
         if not done:
             assert timeout_s is not None and self._attempt is not None
@@ -204,12 +205,6 @@ class Blocking:
     ) -> Iterator[T]:
         """Its items."""
         raise NotImplementedError
-
-
-def _seen(task: asyncio.Task[Any]) -> None:
-    """Look at an error that those who waited have got; perhaps nobody waits any more."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _give(unused: Callable[[T], None]) -> Callable[[Future[T]], None]:

@@ -688,10 +688,8 @@ class Call:
         """What a declared verb answers to values in the form of the wire; ``render`` makes JSON of
         it in the same step. Raises what the values' kinds and the operation do."""
         exchange, now, operations = self.exchange, self.now, self.operations
-        request = VERBS[verb].request
-        assert request is not None, verb
         try:
-            asked = request.checked(said, operations.limits)
+            asked = VERBS[verb].asked.checked(said, operations.limits)
         except TickwheelError as error:
             operations.unreadable(exchange.caller, verb, error)
             raise

@@ -275,9 +275,7 @@ def _ids_type() -> type[msgspec.Struct]:
 
 def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
     """The handler of a verb whose path names ``left_out``."""
-    request = verb.request
-    assert request is not None, verb.name
-    method = verb.path.partition(" ")[0]
+    request, method = verb.asked, verb.path.partition(" ")[0]
     given_type = request_type(request, left_out)
     decoder = msgspec.json.Decoder(given_type)
     has_fields = bool(given_type.__struct_fields__)

@@ -12,13 +12,13 @@ Invariants:
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tickwheel.api.verb import Right
 from tickwheel.errors import Overloaded, Unauthorized
 from tickwheel.server.shard.access import ALL_TOPICS, NOBODY
+from tickwheel.server.tokens import hash_of
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
@@ -70,13 +70,13 @@ class Sessions:
 
     def find(self, text: str | None) -> Session | None:
         """The session of a cookie's text; None: there is none, or it is over."""
-        found = self._sessions.get(_hash(text)) if text else None
+        found = self._sessions.get(hash_of(text)) if text else None
         return found if found is not None and self._lasts(found) else None
 
     def end(self, text: str | None) -> None:
         """End the session of this text, if there is one."""
         if text:
-            self._sessions.pop(_hash(text), None)
+            self._sessions.pop(hash_of(text), None)
 
     def note(self, caller: Caller, operation: str) -> None:
         """Note an operation in the log of what operators did."""
@@ -90,7 +90,7 @@ class Sessions:
 
     def redeem(self, code: str) -> Principal:
         """The principal of a login link, which is used up by that. Raises Unauthorized."""
-        found = self._links.pop(_hash(code), None)
+        found = self._links.pop(hash_of(code), None)
         if found is None or not self._lasts(found):
             self._logins.failed()
             raise Unauthorized("the link was used before, or is too old: make another one")
@@ -116,7 +116,7 @@ class Sessions:
             raise Overloaded(f"{len(among)} logins are open; the limit is {all_max}")
         text = prefix + secrets.token_urlsafe(SECRET_BYTES)
         made = Session(principal, self._clock.read().now_ms + lasts_s * 1000)
-        among[_hash(text)] = made
+        among[hash_of(text)] = made
         return text, made
 
     def _lasts(self, session: Session) -> bool:
@@ -138,10 +138,6 @@ def cookie_of(headers: dict[bytes, bytes]) -> str | None:
         if name == wanted:
             return value
     return None
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 # --- logging a browser in and out ----------------------------------------------------------------

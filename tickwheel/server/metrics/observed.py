@@ -55,7 +55,6 @@ class Observed:
         """How many tasks bulk operations of each kind have changed."""
         self.election_trouble = False
         self.failovers = 0
-        self.pushes_ended = 0
         self.deposed = 0
         self.namesakes = 0
         self.recovery_s = 0.0

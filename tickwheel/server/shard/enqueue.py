@@ -38,7 +38,7 @@ from tickwheel.model.coalescing import DUE, Merged, Merging
 from tickwheel.model.records import ID_STEP, size_of
 from tickwheel.server import checks
 from tickwheel.server.shard.committer import STALLED
-from tickwheel.server.shard.reads import NO_LIMIT
+from tickwheel.server.shard.reads import IDS_PER_READ_MAX, NO_LIMIT
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -414,7 +414,6 @@ def _has_window(task: Any) -> bool:
 
 # --- with rules for pending keys -----------------------------------------------------------------
 
-IDS_PER_READ_MAX = 16_384
 REQUESTS_PER_READ_MAX = 1_024
 TRIES_MAX = 64
 """How often one request with rules reads, or waits for a batch, before it is refused."""

@@ -110,7 +110,7 @@ class Grouping:
             )
         self._parts.border.act()
         self._upkeep.end_group(found)
-        self._targets_changed()
+        targets_changed(self._parts)
         self._parts.committer.answer(ask, held)
         self._parts.wake()
 
@@ -147,12 +147,8 @@ class Grouping:
         for group in closing.close(topic, now.now_ms):
             self._upkeep.drain(group)
         self._upkeep.withdraw(topic)
-        self._targets_changed()
+        targets_changed(self._parts)
         return held
-
-    def _targets_changed(self) -> None:
-        if self._parts.outbound is not None:
-            self._parts.outbound.changed()
 
     def _check_unscheduled(self, topic: str) -> None:
         """Raises Conflict if schedules enqueue to the topic: the next run would make it anew."""
@@ -220,6 +216,12 @@ class Grouping:
                 f" {FORMER_FILTERS_MAX} (FORMER_FILTERS_MAX)"
             )
         return after
+
+
+def targets_changed(parts: Parts) -> None:
+    """Tell what sends tasks to targets that some were set, or have gone."""
+    if parts.outbound is not None:
+        parts.outbound.changed()
 
 
 def found_group(core: Core, topic: str, name: str) -> Group:

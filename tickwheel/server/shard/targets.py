@@ -29,7 +29,7 @@ from tickwheel.model.kinds import TargetRow
 from tickwheel.server import checks
 from tickwheel.server.shard.access import OUTBOUND
 from tickwheel.server.shard.callers import Caller
-from tickwheel.server.shard.groups import begin_group, find_room, found_group
+from tickwheel.server.shard.groups import begin_group, find_room, found_group, targets_changed
 from tickwheel.signing import PRIVATE, read_token
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Targeting:
             begin_group(grouping, found, row.group, None, ask.now.now_ms)
         created = (row.topic, row.group) not in self._core.targets
         grouping.set_target(row)
-        self._changed()
+        targets_changed(self._parts)
         answer = target_map(row, self._state(row)) | {"created": created}
         self._parts.committer.answer(ask, answer)
         self._parts.wake()
@@ -190,7 +190,7 @@ class Targeting:
         """Take the target of a group away. Raises NotFound."""
         row = self._row(ask.request.topic, ask.request.group)
         self._parts.border.act().grouping.drop_target(row.topic, row.group)
-        self._changed()
+        targets_changed(self._parts)
         self._parts.committer.answer(ask, {"kind": row.kind, "url": shown_url(row.url)})
 
     def end(self, topic: str, group: str, reason: str, since_ms: int) -> None:
@@ -204,16 +204,11 @@ class Targeting:
         ended = row._replace(ended_ms=now_ms, reason=reason)
         parts.border.act().grouping.set_target(ended)
         parts.committer.begin()
-        parts.observed.pushes_ended += 1
         parts.on_event(
             "push_ended",
             f"group {group} of topic {topic}: {reason}; it is sent nothing more until it is set"
             " again",
         )
-
-    def _changed(self) -> None:
-        if self._parts.outbound is not None:
-            self._parts.outbound.changed()
 
     # --- shown -----------------------------------------------------------------------------------
 

@@ -28,7 +28,6 @@ from tickwheel.server.tcp.tasks import Consuming, Producing, Settling, Transacti
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tickwheel.api.shapes import Request
     from tickwheel.clock import Now
     from tickwheel.protocol import Frame
     from tickwheel.server.logins import Logins
@@ -201,7 +200,7 @@ def declared(
 
 
 def _handler(operations: Operations | StandbyOperations, verb: Verb) -> Handler:
-    request, operation = _request(verb), getattr(operations, verb.name)
+    request, operation = verb.asked, getattr(operations, verb.name)
     limits = operations.limits
 
     def handle(peer: Peer, frame: Frame, now: Now) -> None:
@@ -218,9 +217,9 @@ def _handler(operations: Operations | StandbyOperations, verb: Verb) -> Handler:
 
 def _by_word(operations: Operations | StandbyOperations, verbs: Mapping[str, Verb]) -> Handler:
     """The handler of a frame that several verbs share: the second place says which it is."""
-    most = 2 + any(_request(verb).options() for verb in verbs.values())
+    most = 2 + any(verb.asked.options() for verb in verbs.values())
     places = ("name", "verb", "options")[:most]
-    handlers = {word: (_request(v), _handler(operations, v)) for word, v in verbs.items()}
+    handlers = {word: (v.asked, _handler(operations, v)) for word, v in verbs.items()}
 
     def handle(peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, most, ", ".join(places))
@@ -235,8 +234,3 @@ def _by_word(operations: Operations | StandbyOperations, verbs: Mapping[str, Ver
         handler(peer, (*frame[:3], *rest), now)
 
     return handle
-
-
-def _request(verb: Verb) -> type[Request]:
-    assert verb.request is not None, verb.name
-    return verb.request

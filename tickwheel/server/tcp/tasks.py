@@ -22,8 +22,9 @@ from tickwheel.server.shard.transactions import PREPARE_OPTIONS
 from tickwheel.server.tcp import shared
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tickwheel.clock import Now
-    from tickwheel.engine.topics import Item
     from tickwheel.model.kinds import TransactionRow
     from tickwheel.model.records import NewTask
     from tickwheel.protocol import Frame
@@ -147,22 +148,21 @@ class Settling:
         )
 
     def nack(self, peer: Peer, frame: Frame, now: Now) -> None:
-        shared.arity(frame, 3, "topic, group, items")
-        _, request, topic, group, items = frame
-        shared.request_number(request)
-        self._operations.nack(peer.caller, request, topic, group, items, now)
+        self._each(self._operations.nack, peer, frame, now)
 
     def reject(self, peer: Peer, frame: Frame, now: Now) -> None:
-        shared.arity(frame, 3, "topic, group, items")
-        _, request, topic, group, items = frame
-        shared.request_number(request)
-        self._operations.reject(peer.caller, request, topic, group, items, now)
+        self._each(self._operations.reject, peer, frame, now)
 
     def snooze(self, peer: Peer, frame: Frame, now: Now) -> None:
+        self._each(self._operations.snooze, peer, frame, now)
+
+    @staticmethod
+    def _each(operation: Callable[..., None], peer: Peer, frame: Frame, now: Now) -> None:
+        """A frame with an item for each delivery."""
         shared.arity(frame, 3, "topic, group, items")
         _, request, topic, group, items = frame
         shared.request_number(request)
-        self._operations.snooze(peer.caller, request, topic, group, items, now)
+        operation(peer.caller, request, topic, group, items, now)
 
     def extend(self, peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, 6, "topic, group, epoch, ids, attempts, lease_ms")
