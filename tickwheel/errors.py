@@ -8,6 +8,8 @@ their meaning; new ones may be added. ``docs/protocol.md`` lists them (a test co
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 SHOWN_LENGTH_MAX = 60
@@ -423,3 +425,21 @@ def from_wire(code: str, message: str) -> TickwheelError:
     if kind is None:
         return InternalError(f"{code}: {message}")
     return kind(message)
+
+
+# --- what is not installed -----------------------------------------------------------------------
+
+
+def lacks_extra(what: str, extra: str, missing: str | None) -> BadRequest:
+    """The error for something that needs an extra whose module ``missing`` is not installed."""
+    install = f"pip install 'tickwheel[{extra}]'"
+    return BadRequest(f"{what} needs the extra {extra}: {install} (missing: {missing})")
+
+
+@contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Around the import of what an extra brings: its lack is a BadRequest that names both."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise lacks_extra(what, extra, error.name) from None

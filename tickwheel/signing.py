@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from tickwheel.errors import BadRequest, NotFound
+from tickwheel.errors import NotFound, needs_extra
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -58,14 +58,14 @@ def _of_private(key: Ed25519PrivateKey) -> Sign:
     return sign
 
 
+NEEDS_EXTRA = f"a secret {PRIVATE}…", "encryption"
+"""What needs an extra here, and which."""
+
+
 def private_key(secret: str) -> Ed25519PrivateKey:
     """The key of a secret ``whsk_…``. Raises BadRequest without the package for it."""
-    try:
+    with needs_extra(*NEEDS_EXTRA):
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    except ImportError:
-        raise BadRequest(
-            f"a secret {PRIVATE}… needs the package cryptography: install tickwheel[encryption]"
-        ) from None
     seed = base64.b64decode(secret.removeprefix(PRIVATE))[:SEED_BYTES]
     return Ed25519PrivateKey.from_private_bytes(seed)
 

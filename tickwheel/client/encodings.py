@@ -26,7 +26,7 @@ from typing import Any, Final, Literal, NamedTuple
 from tickwheel.api.kinds import Whole
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
-from tickwheel.errors import BadBody, BadRequest, Undecodable, shown
+from tickwheel.errors import BadBody, BadRequest, Undecodable, needs_extra, shown
 from tickwheel.limits import Limits
 
 Compression = Literal["zlib", "zstd"]
@@ -259,11 +259,9 @@ def _unpack_zlib(body: bytes, bytes_max: int) -> bytes:
 
 def _unpack_zstd(body: bytes, bytes_max: int) -> bytes:
     try:
-        zstandard = import_module("zstandard")
-    except ModuleNotFoundError as error:
-        raise Undecodable(
-            f"the body is compressed by zstd, which needs: {_install('zstd', error.name)}"
-        ) from None
+        zstandard = extra("zstd", "zstandard", "the body is compressed by zstd, which")
+    except BadRequest as error:
+        raise Undecodable(error.message) from None
     size = 0
     try:
         size = zstandard.frame_content_size(body)  # -1: it does not say
@@ -342,11 +340,5 @@ def _ciphers(keys: Any) -> dict[str, Any]:
 
 def extra(name: str, module: str, option: str) -> Any:
     """A module of an extra. Raises BadRequest, which names both."""
-    try:
+    with needs_extra(option, name):
         return import_module(module)
-    except ModuleNotFoundError as error:
-        raise BadRequest(f"{option} needs {_install(name, error.name)}") from None
-
-
-def _install(extra: str, missing: str | None) -> str:
-    return f"the extra {extra}: pip install 'tickwheel[{extra}]' (missing: {missing})"

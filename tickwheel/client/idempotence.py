@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from tickwheel.api.times import Duration, duration_ms
 from tickwheel.client.connection import LOGGER
 from tickwheel.client.delivery import Delivery
-from tickwheel.errors import BadRequest, Conflict, Unreachable, shown
+from tickwheel.errors import BadRequest, Conflict, Unreachable, needs_extra, shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -252,14 +252,9 @@ class RedisDedupStore:
     """Marks in a Redis, of all processes that use it."""
 
     def __init__(self, url: str, ttl_ms: int, claim_ms: int) -> None:
-        try:
+        with needs_extra(f"Once({url.partition('://')[0]}://…)", "redis"):
             # By name: the client's modules import no extra, and linters hold them to it.
             redis = import_module("redis.asyncio")
-        except ModuleNotFoundError as error:
-            raise BadRequest(
-                f"Once({url.partition('://')[0]}://…) needs the package redis:"
-                f" pip install 'tickwheel[redis]' (missing: {error.name})"
-            ) from None
         self._errors: tuple[type[Exception], ...] = (import_module("redis").RedisError, OSError)
         self._redis: Any = redis.from_url(
             url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S

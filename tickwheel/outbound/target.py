@@ -10,8 +10,8 @@ that nobody reads is refused. Knows nothing of subscriptions, and of no target's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Final, NamedTuple, Protocol
@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tickwheel.api.tasks import Value
 from tickwheel.client.delivery import Delivery
-from tickwheel.errors import BadRequest, shown
+from tickwheel.errors import BadRequest, needs_extra, shown
 from tickwheel.model.records import id_time_ms
 
 
@@ -93,16 +93,9 @@ def _factory(scheme: str) -> Factory:
     raise BadRequest(f"url must begin with one of {known}, not {shown(f'{scheme}://')}")
 
 
-@contextmanager
-def needs(extra: str) -> Iterator[None]:
+def needs(extra: str) -> AbstractContextManager[None]:
     """Around the import of a target's library: its lack is a BadRequest that names the extra."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise BadRequest(
-            f"this target needs the extra {extra}: pip install 'tickwheel[{extra}]'"
-            f" (missing: {error.name})"
-        ) from None
+    return needs_extra("this target", extra)
 
 
 class TargetUrl:

@@ -24,13 +24,20 @@ from tickwheel.api.targets import (
     SettleCallback,
     shown_url,
 )
-from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, TickwheelError
+from tickwheel.errors import (
+    BadRequest,
+    Conflict,
+    LimitExceeded,
+    NotFound,
+    TickwheelError,
+    lacks_extra,
+)
 from tickwheel.model.kinds import TargetRow
 from tickwheel.server import checks
 from tickwheel.server.shard.access import OUTBOUND
 from tickwheel.server.shard.callers import Caller
 from tickwheel.server.shard.groups import begin_group, find_room, found_group, targets_changed
-from tickwheel.signing import PRIVATE, read_token
+from tickwheel.signing import NEEDS_EXTRA, PRIVATE, read_token
 
 if TYPE_CHECKING:
     from tickwheel.api.groups import OfGroup
@@ -67,7 +74,7 @@ class Targeting:
         """Make a URL the consumer of a group. Raises BadRequest, Conflict, LimitExceeded."""
         request = ask.request
         if find_spec("aiohttp") is None:
-            raise BadRequest("push needs the package aiohttp: install tickwheel[push]")
+            raise lacks_extra("push", "push", "aiohttp")
         before = self._core.targets.get((request.topic, request.group))
         secrets = request.secrets
         if secrets is None and before is not None and before.kind == PUSH:
@@ -75,9 +82,7 @@ class Targeting:
         if not secrets:
             raise BadRequest("secrets must name what the requests are signed with")
         if any(one.startswith(PRIVATE) for one in secrets) and find_spec("cryptography") is None:
-            raise BadRequest(
-                f"a secret {PRIVATE}… needs the package cryptography: install tickwheel[encryption]"
-            )
+            raise lacks_extra(*NEEDS_EXTRA, "cryptography")
         sender = self._parts.outbound
         if request.callback_lease_ms is not None and sender is not None and not sender.callbacks:
             raise BadRequest("callback_lease_ms needs a daemon that serves HTTP: setting http")
