@@ -28,7 +28,9 @@ SECRETS_MAX: Final = 8
 SECRET_BYTES_MIN: Final = 24
 SECRET_BYTES_MAX: Final = 64
 PASSWORD_LENGTH_MAX: Final = 4096
+BATCH: Final = 512
 BATCH_MAX: Final = 4096
+"""Tasks that a forwarder sends together at most: by default, and at all."""
 CONCURRENCY_MAX: Final = 1024
 TOKEN_LENGTH_MAX: Final = 2048
 LOG_MAX: Final = 200
@@ -194,7 +196,7 @@ class SetForward(OfGroup):
 
     url: Annotated[str, FORWARD_URL, "redis://, amqp://, kafka:// or what an extension takes."]
     secret: Annotated[str | None, Password(), "Its password; the user stands in the URL."] = None
-    batch: Annotated[int, Whole(1, BATCH_MAX), "Tasks that are sent together, at most."] = 512
+    batch: Annotated[int, Whole(1, BATCH_MAX), "Tasks that are sent together, at most."] = BATCH
     concurrency: Annotated[int, Whole(1, 64), "Batches at a time, at most."] = 1
 
 

@@ -18,6 +18,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from tickwheel.api.targets import BATCH
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import BadRequest
 from tickwheel.outbound.target import (
@@ -34,8 +35,6 @@ from tickwheel.outbound.target import (
 if TYPE_CHECKING:
     from tickwheel.api.tasks import Value
 
-BATCH: Final = 256
-BATCH_MAX: Final = 4096
 ANSWER_S: Final = 10.0
 """How long, in seconds, the broker may take to confirm a batch."""
 PORT: Final = 5672
@@ -65,7 +64,7 @@ def amqp_target(url: str, secret: str | None) -> AmqpTarget:
         virtualhost=found.path or "/",
         ssl=is_tls,
         ssl_context=ssl.create_default_context() if is_tls else None,
-        batch_max=found.number("batch", BATCH, 1, BATCH_MAX),
+        batch_max=found.batch_max(),
     )
     found.done()
     return made

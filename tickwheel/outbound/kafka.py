@@ -17,11 +17,10 @@ import ssl
 from collections.abc import Sequence
 from typing import Any, Final
 
+from tickwheel.api.targets import BATCH
 from tickwheel.client.delivery import Delivery
 from tickwheel.outbound.target import ACK, Outcome, TargetUrl, as_text, message, needs, why
 
-BATCH: Final = 512
-BATCH_MAX: Final = 4096
 ANSWER_S: Final = 15.0
 """How long, in seconds, the brokers may take for a batch."""
 REQUEST_MS: Final = 10_000
@@ -46,7 +45,7 @@ def kafka_target(url: str, secret: str | None) -> KafkaTarget:
         options |= {"sasl_mechanism": mechanism.upper(), "sasl_plain_username": found.user}
         options["sasl_plain_password"] = secret or ""
     options["security_protocol"] = protocol
-    batch = found.number("batch", BATCH, 1, BATCH_MAX)
+    batch = found.batch_max()
     made = KafkaTarget(found.option("topic"), options, batch_max=batch)
     found.done()
     return made

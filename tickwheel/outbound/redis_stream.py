@@ -21,12 +21,11 @@ import ssl
 from collections.abc import Sequence
 from typing import Any, Final
 
+from tickwheel.api.targets import BATCH
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import BadRequest
 from tickwheel.outbound.target import ACK, Message, Outcome, TargetUrl, as_text, message, needs
 
-BATCH: Final = 512
-BATCH_MAX: Final = 4096
 ANSWER_S: Final = 10.0
 """How long, in seconds, the server may take for a batch."""
 PORT: Final = 6379
@@ -47,7 +46,7 @@ def redis_target(url: str, secret: str | None) -> RedisTarget:
     database = found.path or "0"
     if not database.isascii() or not database.isdigit():
         raise BadRequest(f"url must end with the number of a database, not with {found.path!r:.60}")
-    batch = found.number("batch", BATCH, 1, BATCH_MAX)
+    batch = found.batch_max()
     if found.has("stream") == found.has("list"):
         raise BadRequest("url must have stream=NAME or list=NAME, and not both")
     make: Maker

@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tickwheel.api.targets import BATCH, BATCH_MAX
 from tickwheel.api.tasks import Value
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import BadRequest, needs_extra, shown
@@ -153,6 +154,10 @@ class TargetUrl:
         if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
             raise BadRequest(f"{name} of url must be {low} to {high}, not {shown(text)}")
         return int(text)
+
+    def batch_max(self) -> int:
+        """How many deliveries one ``send`` takes: the option ``batch``."""
+        return self.number("batch", BATCH, 1, BATCH_MAX)
 
     def choice(self, name: str, *words: str) -> str:
         """An option that is one of these words; the first is the default."""
