@@ -1,4 +1,5 @@
-"""How much of a disk is used: what the store and the history go by, each with limits of its own."""
+"""How much of a disk is used, which the store and the history go by, each with limits of its own;
+and what makes a file durable."""
 
 from __future__ import annotations
 
@@ -29,3 +30,12 @@ def measure(folder: str | Path) -> Use:
     disk = os.statvfs(folder)
     used = disk.f_blocks - disk.f_bfree
     return Use(used * disk.f_frsize, (used + disk.f_bavail) * disk.f_frsize)
+
+
+def sync(path: str | Path) -> None:
+    """Make what a file holds durable, or the names of the files in a folder. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -190,14 +190,19 @@ class Grouping:
             topic.bucket = changed(topic.bucket, settings.rate, settings.burst, mono_ms)
             for group in topic.groups.values():
                 core.throttled.pop(group, None)
+        self.note_settings(topic, settings)
+        for group in topic.groups.values():
+            core.ledger.changed[group] = None
+            core.wake(group)
+
+    def note_settings(self, topic: Topic, settings: GroupSettings) -> None:
+        """Set a topic's settings, durably with the open batch."""
+        core = self._core
         self.set_settings(topic, settings)
         core.open.effects.change(GROUP, {(topic.name, TOPIC_ITSELF): topic.row()})
         if core.recorder is not None:
             core.recorder.configured(topic, None)
         core.lost_task(topic)
-        for group in topic.groups.values():
-            core.ledger.changed[group] = None
-            core.wake(group)
 
     def set_settings(self, topic: Topic, settings: GroupSettings) -> None:
         """Set a topic's settings in memory alone, with the sets of topics that enqueues look at."""
@@ -464,15 +469,10 @@ class TopicClosing:
 
     def _set(self, topic: Topic, closed_ms: int | None) -> None:
         """Mark the topic as being deleted since ``closed_ms``; None: remove all of its settings."""
-        core = self._core
         settings = NOTHING_SET
         if closed_ms is not None:
             settings = topic.settings._replace(closed_ms=closed_ms)
-        self._grouping.set_settings(topic, settings)
-        core.open.effects.change(GROUP, {(topic.name, TOPIC_ITSELF): topic.row()})
-        if core.recorder is not None:
-            core.recorder.configured(topic, None)
-        core.lost_task(topic)
+        self._grouping.note_settings(topic, settings)
 
 
 GIVEN, NO_BODY = "given", "no_body"

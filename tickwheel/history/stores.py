@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tickwheel import disk
 from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
 from tickwheel.model.effects import Effects, RecordKey, keyed
 from tickwheel.model.kinds import GROUP
@@ -294,14 +295,6 @@ async def _sqlite(url: str, owner: str, epoch_min: int, now_ms: int) -> AsyncIte
             os.link(part, path)
         except FileExistsError:
             raise Conflict(f"{path} exists already; a restore goes into a new store") from None
-        _sync_folder(os.path.dirname(path))
+        disk.sync(os.path.dirname(path) or ".")
     finally:
         _remove_part(part)
-
-
-def _sync_folder(folder: str) -> None:
-    fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -535,7 +535,7 @@ def begin_epoch(
         room.give_up()
         before = _begin_epoch(connection, path, layout, owner, now_ms, epoch_min)
     if not layout:
-        _sync_folder(path)
+        disk.sync(os.path.dirname(path) or ".")
     return Opened(
         epoch=_next_epoch(before, epoch_min),
         last_batch=int(before["last_batch"]),
@@ -574,12 +574,3 @@ def _begin_epoch(
     connection.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
     connection.execute("COMMIT")
     return before
-
-
-def _sync_folder(path: str) -> None:
-    """Make the names of files that were made in the folder of ``path`` durable."""
-    fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

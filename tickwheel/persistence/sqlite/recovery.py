@@ -23,6 +23,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tickwheel import disk
 from tickwheel.model.records import ID_STEP, Outcome
 from tickwheel.persistence.codec import decode_endings
 from tickwheel.persistence.contract import Handles, Small, StoreError
@@ -320,18 +321,10 @@ def _copy(
             source.backup(target, pages=PAGES_A_STEP, progress=progress, sleep=0)
         finally:
             target.close()
-    fd = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    disk.sync(part)
 
 
 def _publish(part: str, path: str) -> None:
     """Give the copy its name, unless that exists by now; the name is durable on return."""
     os.link(part, path)
-    fd = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    disk.sync(os.path.dirname(path) or ".")

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from tickwheel.api.bulk import BulkName, BulkPage, BulkTrial, NewBulk
     from tickwheel.clock import Now
+    from tickwheel.engine.state import Core
     from tickwheel.model.kinds import BulkRow
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.access import Only
@@ -471,27 +472,13 @@ class Bulks:
         wanted = wanted._replace(by=_who(ask.caller), until_id=until_id)
         checks.storable_bulk(wanted)
 
-        def done() -> None:
-            parts, found = self._parts, self._bulks.known.get(wanted.id)
-            if found is not None and not found.bulk.is_same(wanted):
-                raise Conflict(f"there is a bulk operation {wanted.id} that does something else")
-            if found is None:
-                self._check_room(wanted)
-                found = parts.border.act().bulks.make(wanted)
-                self._runner.begin(wanted.id)
-            parts.committer.answer(ask, bulk_map(found))
+        def make() -> BulkRow:
+            if wanted.topic not in core.topics:
+                raise NotFound(f"there is no topic {wanted.topic}")
+            check_room(core)
+            return self._parts.border.act().bulks.make(wanted)
 
-        self._parts.commands.put_last(ask, done)
-
-    def _check_room(self, bulk: Bulk) -> None:
-        core = self._parts.core
-        if bulk.topic not in core.topics:
-            raise NotFound(f"there is no topic {bulk.topic}")
-        if core.bulk_running >= core.config.bulk_max:
-            raise Overloaded(
-                f"{core.bulk_running} bulk operations are running; the limit is"
-                f" {core.config.bulk_max} (bulk_max)"
-            )
+        begin(self._parts, self._runner, ask, wanted, make)
 
     def preview_bulk(self, ask: Ask[BulkTrial]) -> None:
         """What a bulk operation would do now, without doing it: the part of the answer behind
@@ -587,6 +574,33 @@ class Bulks:
             made_ms=now.now_ms,
             until_id=0,
         )
+
+
+def check_room(core: Core) -> None:
+    """Raises Overloaded when no further bulk operation may run."""
+    if core.bulk_running >= core.config.bulk_max:
+        raise Overloaded(
+            f"{core.bulk_running} bulk operations are running; the limit is"
+            f" {core.config.bulk_max} (bulk_max)"
+        )
+
+
+def begin(
+    parts: Parts, runner: Runner, ask: Ask[Any], wanted: Bulk, make: Callable[[], BulkRow]
+) -> None:
+    """Once its turn has come, ``make`` the bulk operation and let it run, unless it is known by its
+    id; then answer it. Raises Conflict, and what ``make`` raises."""
+
+    def done() -> None:
+        found = parts.engine.bulks.known.get(wanted.id)
+        if found is not None and not found.bulk.is_same(wanted):
+            raise Conflict(f"there is a bulk operation {wanted.id} that does something else")
+        if found is None:
+            found = make()
+            runner.begin(wanted.id)
+        parts.committer.answer(ask, bulk_map(found))
+
+    parts.commands.put_last(ask, done)
 
 
 def bulk_map(row: BulkRow) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -356,34 +356,26 @@ class Watching:
 
     def task_history(self, ask: Ask[OfTask]) -> None:
         """Answer the events of a task in their order. Raises Overloaded."""
-        self._lookups.answer(ask, partial(self._history, ask.request.id, ask.only))
-
-    async def _history(self, task_id: int, only: Only | None) -> dict[str, Any]:
-        stories = self._stories
-        if not stories.is_kept:
-            return {"events": [], "is_kept": False, "complete": True}
         # Its last events may be on their way to the files, and are not waited for.
-        events, is_whole = await stories.of(task_id)
-        seen = [one for one in events if only is None or only(str(one.get("topic", "")))]
-        return {"events": seen, "is_kept": True, "complete": is_whole}
+        look = partial(self._stories.of, ask.request.id)
+        self._lookups.answer(ask, partial(self._found, "events", look, ask.only))
 
-    # --- tasks of the history --------------------------------------------------------------------
+    async def _found(
+        self, name: str, look: Callable[[], Awaitable[Answer]], only: Only | None
+    ) -> dict[str, Any]:
+        """What a look into the history finds, as the answer has it under ``name``."""
+        if not self._stories.is_kept:
+            return {name: [], "is_kept": False, "complete": True}
+        found, is_whole = await look()
+        seen = [one for one in found if only is None or only(str(one.get("topic", "")))]
+        return {name: seen, "is_kept": True, "complete": is_whole}
 
     def history_tasks(self, ask: Ask[HistoryPage]) -> None:
         """Answer what tasks were and what became of them, newest first. Raises Overloaded."""
         asked = ask.request
         wanted = read.TaskQuery(asked.key, asked.topic, asked.since_ms, asked.until_ms)
-        self._lookups.answer(ask, partial(self._tasks_of, wanted, asked.limit, ask.only))
-
-    async def _tasks_of(
-        self, wanted: read.TaskQuery, limit: int, only: Only | None
-    ) -> dict[str, Any]:
-        stories = self._stories
-        if not stories.is_kept:
-            return {"tasks": [], "is_kept": False, "complete": True}
-        found, is_whole = await stories.tasks(wanted, limit)
-        seen = [one for one in found if only is None or only(str(one.get("topic", "")))]
-        return {"tasks": seen, "is_kept": True, "complete": is_whole}
+        look = partial(self._stories.tasks, wanted, asked.limit)
+        self._lookups.answer(ask, partial(self._found, "tasks", look, ask.only))
 
     # --- the last report -------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from tickwheel.history.segments import STATE, safe_node
 from tickwheel.model.kinds import Bulk, BulkState, Selection
 from tickwheel.persistence.contract import StoreAway
 from tickwheel.server import checks
-from tickwheel.server.shard.bulk import AWAY_RETRY_S, PAGE, SLICE, bulk_map
+from tickwheel.server.shard.bulk import AWAY_RETRY_S, PAGE, SLICE, begin, check_room
 from tickwheel.server.shard.groups import found_group
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.tasks import Step
     from tickwheel.engine.topics import Group
     from tickwheel.history.past import Count, Kept
-    from tickwheel.model.kinds import Place
+    from tickwheel.model.kinds import BulkRow, Place
     from tickwheel.model.records import TaskRow
     from tickwheel.server.shard.bulk import Runner, Work
     from tickwheel.server.shard.callers import Ask
@@ -371,19 +371,13 @@ class Resetting:
         wanted = wanted._replace(by=ask.caller.principal.name or "anonymous")
         checks.storable_bulk(wanted)
 
-        def done() -> None:
-            parts, found = self._parts, self._bulks.known.get(wanted.id)
-            if found is not None and not found.bulk.is_same(wanted):
-                raise Conflict(f"there is a bulk operation {wanted.id} that does something else")
-            if found is None:
-                known = self._found(wanted)
-                self._check_room(wanted)
-                bulk = wanted._replace(until_id=parts.core.ids.last)
-                found = parts.border.act().resets.begin(known, bulk, from_ms_of(bulk))
-                self._runner.begin(bulk.id)
-            parts.committer.answer(ask, bulk_map(found))
+        def make() -> BulkRow:
+            parts, known = self._parts, self._found(wanted)
+            self._check_room(wanted)
+            bulk = wanted._replace(until_id=parts.core.ids.last)
+            return parts.border.act().resets.begin(known, bulk, from_ms_of(bulk))
 
-        self._parts.commands.put_last(ask, done)
+        begin(self._parts, self._runner, ask, wanted, make)
 
     def preview_reset(self, ask: Ask[ResetTrial]) -> None:
         """What a reset would give now, without giving it: how many tasks, and the due times of the
@@ -437,12 +431,8 @@ class Resetting:
         return found_group(self._parts.core, bulk.topic, str(bulk.argument("group")))
 
     def _check_room(self, bulk: Bulk) -> None:
-        core, resets = self._parts.core, 0
-        if core.bulk_running >= core.config.bulk_max:
-            raise Overloaded(
-                f"{core.bulk_running} bulk operations are running; the limit is"
-                f" {core.config.bulk_max} (bulk_max)"
-            )
+        check_room(self._parts.core)
+        resets = 0
         for name, row in self._bulks.known.items():
             if row.state.is_over or row.bulk.kind != RESET:
                 continue
