@@ -197,7 +197,6 @@ def _too_large(size: int, limit: int) -> FrameTooLarge:
 
 
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
-_pack_array_header = msgpack.Packer(autoreset=True).pack_array_header
 
 
 def encode(frame: Iterable[Any]) -> bytes:
@@ -213,8 +212,3 @@ def encode_all(frames: Sequence[Any]) -> bytes:
     """Frames put end to end in one call: an array of them without its header."""
     size = len(frames)
     return encode(frames)[1 if size < 16 else 3 if size < 65_536 else 5 :]
-
-
-def encode_array_header(length: int) -> bytes:
-    """The bytes that announce an array of ``length`` values, for joining encoded parts."""
-    return _pack_array_header(length)  # type: ignore[no-any-return]  # as above

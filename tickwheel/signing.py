@@ -20,7 +20,7 @@ from tickwheel.errors import NotFound, needs_extra
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-SYMMETRIC, PRIVATE, PUBLIC = "whsec_", "whsk_", "whpk_"
+SYMMETRIC, PRIVATE = "whsec_", "whsk_"
 SEED_BYTES = 32
 Sign = Callable[[bytes], str]
 
@@ -68,14 +68,6 @@ def private_key(secret: str) -> Ed25519PrivateKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     seed = base64.b64decode(secret.removeprefix(PRIVATE))[:SEED_BYTES]
     return Ed25519PrivateKey.from_private_bytes(seed)
-
-
-def public_text(secret: str) -> str:
-    """The text ``whpk_…`` with which receivers check what a secret ``whsk_…`` has signed."""
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    data = private_key(secret).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-    return PUBLIC + base64.b64encode(data).decode()
 
 
 # --- callbacks -----------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from tickwheel.protocol import (
     Decoder,
     check_nesting,
     encode,
-    encode_array_header,
 )
 
 LIMIT = 4096
@@ -90,12 +89,6 @@ def test_all_frames_in_one_piece_and_in_two() -> None:
     for cut in range(len(data)):
         decoder = Decoder(LIMIT)
         assert decoder.feed(data[:cut]) + decoder.feed(data[cut:]) == frames
-
-
-def test_the_array_header_joins_parts_that_were_encoded_before() -> None:
-    for count in (0, 1, 15, 16, 65_535, 65_536):
-        data = encode_array_header(count) + encode(5) * count
-        assert Decoder(1 << 20).feed(b"\x92\x01" + data) == [(1, (5,) * count)]
 
 
 # --- what is no frame ------------------------------------------------------------------------
