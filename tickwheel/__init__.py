@@ -6,64 +6,14 @@ package too, and start without the client. Every name here is described in docs/
 is not named here, in ``tickwheel.client`` or in ``tickwheel.sync`` is private.
 """
 
+# ruff: noqa: F403, F405  # type checkers see whether each name is there
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.version import __version__
 
-if TYPE_CHECKING:
-    from tickwheel.client import (
-        Active,
-        AnyMoveKeywords,
-        AnySelectionKeywords,
-        Backup,
-        BulkInfo,
-        BulkPreview,
-        Check,
-        Client,
-        ConsumerInfo,
-        DeadLetter,
-        DeadSelectionKeywords,
-        Delivery,
-        GroupHeld,
-        GroupInfo,
-        GroupKeywords,
-        GroupSettings,
-        GroupStats,
-        HeldKey,
-        IfPending,
-        KeyLine,
-        KeyPause,
-        Load,
-        NewGroupKeywords,
-        Partly,
-        PausedKey,
-        PushSent,
-        Receipt,
-        Receipts,
-        ResetPreview,
-        Retry,
-        ScheduledTaskKeywords,
-        ScheduleInfo,
-        ScheduleRun,
-        SettingsKeywords,
-        Stats,
-        Status,
-        Subscription,
-        TargetInfo,
-        TargetRemoved,
-        Task,
-        TaskInfo,
-        TaskKeywords,
-        TaskOutcome,
-        TaskSelectionKeywords,
-        TopicHeld,
-        TopicStats,
-        Transaction,
-        TransactionInfo,
-        status_at,
-        statuses,
-    )
+if TYPE_CHECKING:  # __all__ below says which of these are public
+    from tickwheel.client import *
     from tickwheel.client.idempotence import Once
     from tickwheel.client.jobs import HandlerKeywords
     from tickwheel.client.typed import (
@@ -74,54 +24,7 @@ if TYPE_CHECKING:
         task,
     )
     from tickwheel.client.worker import Reject, RetryLater, Snooze, Worker
-    from tickwheel.errors import (
-        BacklogFull,
-        BadBody,
-        BadRequest,
-        BodyTooLarge,
-        ClientClosed,
-        Conflict,
-        ConnectionLost,
-        Draining,
-        DueTooFar,
-        Forbidden,
-        FrameTooLarge,
-        HelloRequired,
-        IdempotencyKeyReused,
-        InternalError,
-        LimitExceeded,
-        MethodNotAllowed,
-        NotActive,
-        NotFound,
-        OutcomeUnknown,
-        Overloaded,
-        PeerSilent,
-        ProtocolError,
-        Refused,
-        RequestForgotten,
-        RequestTimeout,
-        RowMissing,
-        SendTimeout,
-        SlowReader,
-        StaleReceipt,
-        StoreFull,
-        TaskGone,
-        TickwheelError,
-        TlsFailed,
-        TlsRequired,
-        TooManyConnections,
-        TooManySessions,
-        TransactionCommitted,
-        TransactionRolledBack,
-        Unauthorized,
-        Undecodable,
-        UnknownTransaction,
-        UnknownType,
-        Unreachable,
-        UnsupportedMediaType,
-        VersionUnsupported,
-        WindowFull,
-    )
+    from tickwheel.errors import *
     from tickwheel.inside import Embedded, embedded
     from tickwheel.persistence.contract import StoreBroken
 
