@@ -16,6 +16,7 @@ import json
 import secrets
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
+from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -79,8 +80,10 @@ class Outbound:
         self._states: dict[tuple[str, str], dict[str, Any]] = {}
         self._asked: dict[int, tuple[Mapping[str, Any], asyncio.Future[dict[str, Any]]]] = {}
         """Questions that have no answer yet, and whom it is for."""
-        self._before = dict.fromkeys(TOTALS, 0)
-        """Counts of targets that are gone, and of processes before this one."""
+        self._totals = dict.fromkeys(TOTALS, 0)
+        """What all targets have counted, also those that are gone, and processes before this."""
+        self._in_state: Counter[str] = Counter()
+        """How many targets are in each state."""
         self.restarts = 0
 
     # --- tenures ---------------------------------------------------------------------------------
@@ -146,9 +149,16 @@ class Outbound:
 
     def _forget(self, place: tuple[str, str]) -> None:
         self._told.pop(place, None)
-        state = self._states.pop(place, {})
+        self._in_state[self._states.pop(place, {}).get("state", "")] -= 1
+
+    def _note(self, place: tuple[str, str], state: dict[str, Any]) -> None:
+        """Keep the state of a target, and count it."""
+        before = self._states.get(place, {})
         for name in TOTALS:
-            self._before[name] += state.get(name, 0)
+            self._totals[name] += state.get(name, 0) - before.get(name, 0)
+        self._in_state[before.get("state", "")] -= 1
+        self._in_state[state.get("state", "")] += 1
+        self._states[place] = state
 
     def state(self, topic: str, group: str) -> Mapping[str, Any]:
         """How a target goes."""
@@ -175,8 +185,7 @@ class Outbound:
 
     def total(self, name: str) -> int:
         """Attempts of all targets since the daemon began: ``sent``, ``acked`` or ``failed``."""
-        now: int = sum(one.get(name, 0) for one in self._states.values())
-        return self._before[name] + now
+        return self._totals[name]
 
     def count(self, word: str) -> int:
         """How many targets are in a state; "": how many there are."""
@@ -186,7 +195,7 @@ class Outbound:
             return len(rows)
         if word == "ended":
             return sum(row.ended_ms is not None for row in rows.values())
-        return sum(one.get("state") == word for one in self._states.values())
+        return self._in_state[word]
 
     # --- the process -----------------------------------------------------------------------------
 
@@ -259,7 +268,7 @@ class Outbound:
         if "state" in line:
             topic, group, state = line["state"]
             if (topic, group) in self._told:
-                self._states[topic, group] = state
+                self._note((topic, group), state)
         elif "ended" in line:
             if self._operations is not None:
                 self._operations.targeting.end(*line["ended"])
