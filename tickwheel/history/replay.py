@@ -27,8 +27,8 @@ from tickwheel.history.spool import SpoolName
 
 
 @dataclass(slots=True)
-class Seen:
-    """What the replay has found so far; most of it stands in a restore's report, by these names."""
+class Replayed:
+    """What a replay finds, and a restore's report says."""
 
     events: int = 0
     first_event_ms: int | None = None
@@ -37,8 +37,6 @@ class Seen:
     """Numbers of events that are in no file."""
     dropped_events: int = 0
     """Events that the daemon says it could not keep."""
-    spool_ms: int | None = None
-    """When something was appended to a spool last, by its file."""
     spool_events: int = 0
     """Events read from a spool, because no writer had turned them into files."""
     lost_bytes: int = 0
@@ -46,9 +44,18 @@ class Seen:
     drops: int = 0
     """How often an unknown number of events is missing."""
     crashes: int = 0
-    """Starts since the backup that found the store not closed in order."""
+    """Starts since the backup that found the store not closed in order; each crash may have lost
+    the batch that was being appended."""
     clean_stop: bool = False
-    """Whether the newest event is a daemon's clean stop."""
+    """Whether the newest event is a daemon's clean stop, after which nothing can have happened."""
+
+
+@dataclass(slots=True)
+class Seen(Replayed):
+    """What the replay has found so far."""
+
+    spool_ms: int | None = None
+    """When something was appended to a spool last, by its file."""
     tally: Tally = field(default_factory=Tally)
 
 

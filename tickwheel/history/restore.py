@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from typing import Any
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.history import segments
 from tickwheel.history.fold import ENDINGS_MAX, Fold, Owners, Task, is_done
-from tickwheel.history.replay import Replay
+from tickwheel.history.replay import Replay, Replayed
 from tickwheel.history.segments import HOUR_MS, STATE, Event
 from tickwheel.history.stores import Backup, Filler, check_empty, filling, open_backup, shard_of
 from tickwheel.model.effects import keyed
@@ -45,11 +45,6 @@ EPOCHS_AFTER_CRASH = 16
 """Starts that may have left no event."""
 LISTED_MAX = 100
 """Ids of a kind that are listed; all are counted."""
-REPLAYED = (
-    "events", "first_event_ms", "last_event_ms", "spool_events", "missing_events",
-    "dropped_events", "drops", "lost_bytes", "clean_stop", "crashes",
-)  # fmt: skip
-"""What the report has from the replay."""
 TASKS_AT_ONCE = 1_000
 """Tasks that are looked at, or written, between two reports of how far the restore is."""
 
@@ -152,8 +147,8 @@ class _Run:
 
     def _report_events(self) -> None:
         seen, report = self._replay.seen, self._report
-        for name in REPLAYED:
-            setattr(report, name, getattr(seen, name))
+        for one in fields(Replayed):
+            setattr(report, one.name, getattr(seen, one.name))
         report.torn_lines, report.unusable_events = seen.tally.torn, self._fold.unusable
         position_ms = self._backup.position_ms
         report.reaches_back = not position_ms or self._replay.reaches_back(position_ms)
@@ -339,7 +334,7 @@ class Listed:
 
 
 @dataclass(slots=True)
-class Report:
+class Report(Replayed):
     """The result of a restore. Times are ms since 1970; tasks are counts."""
 
     dry_run: bool = False
@@ -349,23 +344,10 @@ class Report:
     shard: int = 0
     # the history
     history: bool = False
-    events: int = 0
-    first_event_ms: int | None = None
-    last_event_ms: int | None = None
-    spool_events: int = 0
-    """Events found in a spool that no writer had turned into files."""
     reaches_back: bool = True
     """Whether the history begins before the backup was made."""
-    missing_events: int = 0
-    dropped_events: int = 0
-    drops: int = 0
-    lost_bytes: int = 0
     torn_lines: int = 0
     unusable_events: int = 0
-    crashes: int = 0
-    """Crashes since the backup; each may have lost the batch that was being appended."""
-    clean_stop: bool = False
-    """Whether the newest event is a clean stop, after which nothing can have happened."""
     tail_ms: int | None = None
     """The time from the newest event to the last append to a spool, in ms."""
     # the tasks
