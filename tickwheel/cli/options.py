@@ -25,6 +25,7 @@ from tickwheel.cli.call import Default
 from tickwheel.cli.output import ROWS_SHOWN
 from tickwheel.client import GroupKeywords, IfPending, Retry
 from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.limits import ID_MAX
 from tickwheel.model.coalescing import ACTIONS, DUES, REPLACES, UNTIL
 from tickwheel.model.records import PropertyValue
 from tickwheel.model.retry import (
@@ -40,8 +41,6 @@ from tickwheel.model.retry import (
 T = TypeVar("T")
 
 # --- values --------------------------------------------------------------------------------------
-
-ID_MAX = 2**63 - 1
 
 
 def parse_at(text: str) -> datetime:

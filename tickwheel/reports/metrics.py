@@ -285,14 +285,11 @@ def schedules(occurrences: DataFrame, cube: Cube) -> DataFrame:
     """By schedule: decided occurrences, how many became a task and how late, how many were skipped
     and why. What an operator wanted (a run on demand, a backfill) was not planned."""
     planned = F.col("outcome").isin("fired", "missed", "overlap")
-    late = F.when(F.col("outcome") == "fired", F.col("value_ms"))
-    spread = F.percentile(late, list(PERCENTILES.values()), F.col("n"))
     values = [
         _count(planned).alias("planned"),
         *(_of(outcome).alias(name) for outcome, name in _NAMES.items()),
-        F.when(_count(planned) > 0, _of("fired") / _count(planned)).alias("fired_share"),
-        *(spread[i].alias(f"late_{name}_ms") for i, name in enumerate(PERCENTILES)),
-        F.max(late).alias("late_max_ms"),
+        _share(_of("fired"), _count(planned)).alias("fired_share"),
+        *_spread(F.col("outcome") == "fired", "late"),
     ]
     return cube.aggregate(occurrences, ("schedule", "topic"), values)
 
@@ -356,7 +353,7 @@ def subscribers(parties: DataFrame, top: int) -> DataFrame:
             F.sum("n").alias("delivered"),
             F.sum("acked").alias("acked"),
             F.sum("failed").alias("failed"),
-            F.when(F.sum("acked") > 0, F.sum("took_sum_ms") / F.sum("acked")).alias("ack_mean_ms"),
+            _share(F.sum("took_sum_ms"), F.sum("acked")).alias("ack_mean_ms"),
             F.max("took_max_ms").alias("ack_max_ms"),
         )
         .orderBy(F.desc_nulls_last("ack_mean_ms"), "topic", "group", "name")
