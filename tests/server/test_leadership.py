@@ -54,7 +54,7 @@ class TableElection:
         self.owner = ""
         self.clean = True
         self.up_s = 3_600
-        self.rewriting = ""
+        self.rewriting = self.lost_by = ""
         self.is_replica = False
         self.away = False
         self.unreachable = 0
@@ -91,6 +91,7 @@ class TableElection:
             self.up_s,
             self.rewriting,
             self.is_replica,
+            self.lost_by,
         )
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
@@ -326,6 +327,20 @@ async def test_a_start_on_a_store_in_part_ends_when_its_owner_does_not_come(rig:
     with pytest.raises(StoreUnusable, match=f"{OTHER.owner}.*tickwheel init --force"):
         await rig.leadership.first_campaign(ME, ADDRESS)
     assert rig.table.leader is None, "its lease was never asked for"
+
+
+async def test_a_store_whose_owner_has_no_copy_waits_for_an_operator(rig: Rig) -> None:
+    """There is nobody to wait for, so that is said at once, and it lasts until it is restored."""
+    rig.table.lost_by = OTHER.owner
+    for _ in range(10):
+        assert not await rig.leadership.look()
+        assert rig.events == ["store_is_partial"]
+        rig.sources.mono += TTL_MS
+    with pytest.raises(StoreUnusable, match=f"lacks what {OTHER.owner} had.*tickwheel restore"):
+        await rig.leadership.first_campaign(ME, ADDRESS)
+    assert rig.table.leader is None, "its lease was never asked for"
+    rig.table.lost_by = ""
+    assert await rig.leadership.look()
 
 
 async def test_a_store_that_was_closed_is_anybodys(rig: Rig) -> None:

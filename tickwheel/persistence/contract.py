@@ -405,10 +405,10 @@ class Seen:
     """How long the store's server has surely had the store, in seconds, rounded down."""
     rewriting: str = ""
     """The owner who was writing the data anew from memory and is not done; empty: nobody."""
-    lost_by: str = ""
-    """The owner who had confirmed more than there is, and has it no more; empty: nobody."""
     is_replica: bool = False
     """Whether the server is a replica: it takes no writes, and may lack the newest ones later."""
+    lost_by: str = ""
+    """The owner who had confirmed more than there is, and has it no more; empty: nobody."""
 
     @property
     def known_leader(self) -> Leader | None:
