@@ -193,7 +193,8 @@ class Composed:
         address = self.here(service["networks"]["default"]["ipv4_address"])
         port = self._ports[str(SENTINEL_PORT if "sentinel" in name else PORT)]
         # The image lets other machines in, Redis by itself does not.
-        more = ["--bind", address, "--port", port, "--protected-mode", "no"]
+        more = ["--bind", address, "--bind-source-addr", address, "--port", port]
+        more += ["--protected-mode", "no"]
         command = [self.here(word) for word in service["command"]]
         if command[0] == "sh":
             command[-1] = f"{command[-1]} {shlex.join(more)}"
@@ -217,7 +218,9 @@ class Composed:
         # redis-cli asks the usual port unless it is told another one.
         port = self._ports[str(PORT)]
         script = self.here(script).replace("redis-cli -h", f"redis-cli -p {port} -h")
-        done = subprocess.run([shell, how, script], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [shell, how, script], capture_output=True, text=True, check=False, timeout=60
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
     def named(self, kind: str) -> list[str]:
