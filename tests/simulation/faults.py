@@ -129,6 +129,12 @@ def refusing_store(world: World) -> None:
     _for_s(world, 0.1, 1.0, end)
 
 
+def fail_over(world: World) -> None:
+    """Another server stands in for the store, and lacks what was confirmed last."""
+    lost = world.server.fail_over(world.rnd.randint(0, LOST_MAX))
+    world.trace("lost", lost)
+
+
 def jump(world: World) -> None:
     """A daemon's clock jumps, and comes back."""
     node = _node(world)
@@ -162,7 +168,13 @@ def _spell_s(world: World) -> tuple[float, float]:
 FAULTS: dict[str, Callable[[World], None]] = {
     fault.__name__: fault
     for fault in (
-        kill, power_cut, freeze, drain, hand_over, cut, cut_off_from_store, cut_off_from_client, slow_network,
-        slow_store, standing_store, refusing_store, jump, kill_client, freeze_client,
+        kill, power_cut, freeze, drain, hand_over, cut, cut_off_from_store, cut_off_from_client,
+        slow_network, slow_store, standing_store, refusing_store, jump, kill_client, freeze_client,
     )
 }  # fmt: skip
+FAILING_OVER: dict[str, Callable[[World], None]] = {
+    fault.__name__: fault
+    for fault in (fail_over, slow_network, slow_store, refusing_store, kill_client, freeze_client)
+}
+"""For runs whose store loses what it had confirmed: only a leader that lives on has it still."""
+GENTLE: dict[str, Callable[[World], None]] = {hand_over.__name__: hand_over}

@@ -204,6 +204,11 @@ class SimLoop(asyncio.BaseEventLoop):
         """Do nothing: nothing else can wake this loop, and nothing sleeps."""
 
 
+async def passes(seconds: float) -> None:
+    """Return when so much time of the simulation has passed."""
+    await asyncio.sleep(seconds)  # real time: none, this loop's time is a number
+
+
 def host_here() -> Host | None:
     """The host whose code runs at the moment."""
     return _HOST.get(None)

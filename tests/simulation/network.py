@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from simulation.loop import passes
 from tickwheel.client.connection import Address, Connection
 
 if TYPE_CHECKING:
@@ -254,12 +255,12 @@ class Network:
     ) -> None:
         """Connect a client of ``here``; see ``Client``. Raises OSError."""
         name = address[0]
-        await asyncio.sleep(self.latency_s())
+        await passes(self.latency_s())
         while self.is_blocked(here.name, name) or self.is_blocked(name, here.name):
-            await asyncio.sleep(0.2)  # SYN is sent again; who waits has a time-out
+            await passes(0.2)  # SYN is sent again; who waits has a time-out
         there = self.listening.get(name)
         if there is None:
-            await asyncio.sleep(self.latency_s())
+            await passes(self.latency_s())
             raise ConnectionRefusedError(f"nobody listens at {name}")
         first = End(self, here, lambda: connection, name)
         second = End(self, there[0], there[1], here.name)
@@ -267,7 +268,7 @@ class Network:
         self.ends += first, second
         second.arrives(second.begin)
         try:
-            await asyncio.sleep(self.latency_s())
+            await passes(self.latency_s())
         except BaseException:
             first.is_over = True
             first.reset_peer()

@@ -72,7 +72,7 @@ def run_all(first: int, count: int, *, seconds: float = 0.0, stop_at: int = 0) -
             counts += outcome.counts
             if outcome.problems:
                 failed.append(outcome)
-                print(failure(outcome), flush=True)
+                print(failure(outcome), flush=True)  # noqa: T201  # its output
             if runs % COLLECT_RUNS == 0:
                 gc.collect()
             if (stop_at and len(failed) >= stop_at) or (
@@ -107,11 +107,11 @@ def main(given: Sequence[str] | None = None) -> int:
     if os.environ.get("PYTHONHASHSEED") != "0":
         # Sets of text are gone through in an order that this seed decides.
         os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # itself
     if args.seed is not None:
         return _one(args.seed)
     report = run_all(args.first, args.seeds, seconds=args.seconds, stop_at=args.stop_at)
-    print(report.text())
+    print(report.text())  # noqa: T201  # its output
     return 1 if report.failed else 0
 
 
@@ -122,8 +122,8 @@ def _one(seed: int) -> int:
     lines: list[tuple[Any, ...]] = []
     outcome = simulate(seed, lines=lines)
     for at_s, *what in lines:
-        print(f"{at_s:9.4f} {' '.join(map(str, what))}")
-    print(f"seed {seed}: trace {outcome.trace_hash}, {outcome.lines} lines")
+        print(f"{at_s:9.4f} {' '.join(map(str, what))}")  # noqa: T201  # its output
+    print(f"seed {seed}: trace {outcome.trace_hash}, {outcome.lines} lines")  # noqa: T201  # its output
     if outcome.problems:
-        print(failure(outcome))
+        print(failure(outcome))  # noqa: T201  # its output
     return 1 if outcome.problems else 0

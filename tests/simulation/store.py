@@ -104,6 +104,9 @@ class Server:
         self.applied: list[tuple[float, int, str, int]] = []
         """(when, epoch, owner, n) of each batch."""
         self.fenced = 0
+        """How often somebody wrote whose epoch was over."""
+        self.replays = 0
+        """How often lost batches were written again."""
 
     @property
     def epoch(self) -> int:
@@ -168,6 +171,7 @@ class Server:
         if not self.epoch and not may_create:
             raise StoreUnusable("the store is empty, and another daemon may hold what was in it")
         opened = at_once(self.data.open(owner, now_ms, epoch_min=epoch_min))
+        self._copies.clear()  # what is lost is kept by its writer, and that is this one
         self.opened.append((self.loop.time(), opened.epoch, owner))
         return opened
 
@@ -210,8 +214,11 @@ class Server:
         return self.data
 
     def fail_over(self, lost: int) -> int:
-        """Another server stands in, which lacks the newest batches; returns how many."""
+        """Another server stands in, which lacks the newest batches, and perhaps the lease; returns
+        how many."""
         gone = 0
+        if self.rnd.random() < 0.5:
+            self.leader, self._lease_until_s = None, 0.0
         while self._copies and gone < lost:
             self.data = self._copies.pop()
             self.data._is_open = True
@@ -334,7 +341,6 @@ class NodeStore:
         self._kept: deque[tuple[int, Effects]] = deque(maxlen=KEPT_MAX)
         self._lock = asyncio.Lock()
         self._is_open = False
-        self.replays = 0
 
     async def open(
         self, owner: str, now_ms: int, *, epoch_min: int = 1, may_create: bool = True
@@ -377,7 +383,7 @@ class NodeStore:
         lost = [(n, effects) for n, effects in self._kept if n > last_seen]
         if not lost or lost[0][0] != last_seen + 1:
             raise StoreBroken(f"the store lost batches after {last_seen} that are not kept")
-        self.replays += 1
+        self._server.replays += 1
         for n, effects in lost:
             await self._commit(self._epoch, self._owner, n, effects)
 

@@ -24,7 +24,7 @@ from crash.records import (
     Looked,
     Refused,
 )
-from simulation.loop import EPOCH_MS, Host
+from simulation.loop import EPOCH_MS, Host, passes
 from tickwheel import errors
 from tickwheel.client import Client, Delivery
 from tickwheel.client.worker import Worker
@@ -199,7 +199,7 @@ class Program:
                 await client.connect()
                 break
             except (errors.Unreachable, errors.NotActive):
-                await asyncio.sleep(RETRY_S)
+                await passes(RETRY_S)
         try:
             await self._work(self, client)
         except Exception as error:
@@ -225,7 +225,7 @@ async def produce(tasks: int, span_s: float, program: Program, client: SimClient
     """Enqueue so many tasks over so long a time; some with an order key, some cancelled."""
     await program.records.is_ready.wait()
     for _ in range(tasks):
-        await asyncio.sleep(program.rnd.uniform(0, 2 * span_s / tasks))
+        await passes(program.rnd.uniform(0, 2 * span_s / tasks))
         draw = program.rnd.random()
         if draw < 0.3:
             await _enqueue(program, client, ORDERED, program.rnd.choice(KEYS))
@@ -279,7 +279,7 @@ async def plan(program: Program, client: SimClient) -> None:
         except TickwheelError as error:
             if not error.retryable:
                 raise
-            await asyncio.sleep(RETRY_S)
+            await passes(RETRY_S)
 
 
 # --- consumers -----------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ async def _consume(topic: str, group: str, program: Program, client: SimClient) 
         except TickwheelError as error:
             if not error.retryable:
                 raise
-        await asyncio.sleep(RETRY_S)
+        await passes(RETRY_S)
 
 
 async def _treat(program: Program, client: SimClient, one: Delivery) -> None:
@@ -312,7 +312,7 @@ async def _treat(program: Program, client: SimClient, one: Delivery) -> None:
     program.trace("delivered", one.topic, one.group, one.id, one.epoch, one.attempt)
     draw = 1.0 if program.is_calm else program.rnd.random()
     if program.holds_s:
-        await asyncio.sleep(program.rnd.uniform(0, program.holds_s))
+        await passes(program.rnd.uniform(0, program.holds_s))
     try:
         if draw < 0.06:
             return  # its lease lapses
@@ -345,7 +345,7 @@ async def work(program: Program, client: SimClient) -> None:
         async def handle(one: Delivery) -> None:
             program.records.delivered(one)
             program.trace("delivered", one.topic, one.group, one.id, one.epoch, one.attempt)
-            await asyncio.sleep(program.rnd.uniform(0, 0.05))
+            await passes(program.rnd.uniform(0, 0.05))
             program.records.sends(one, "ack")
             program.records.ended(one, await one.ack(), epoch_of(client))
             program.trace("acked", one.id)
@@ -355,7 +355,7 @@ async def work(program: Program, client: SimClient) -> None:
         except TickwheelError as error:
             if not error.retryable:
                 raise
-        await asyncio.sleep(RETRY_S)
+        await passes(RETRY_S)
 
 
 async def look(program: Program, client: SimClient) -> None:

@@ -19,7 +19,7 @@ from unittest import mock
 
 from crash.clocks import Clocks, Piece
 from simulation import judge
-from simulation.loop import EPOCH_MS, Host, SimLoop, host_here, simulated
+from simulation.loop import EPOCH_MS, Host, SimLoop, host_here, passes, simulated
 from simulation.network import Network
 from simulation.store import STORE, Line, NodeElection, NodeStore, Server
 from simulation.workload import (
@@ -54,6 +54,8 @@ RESTART_S = (0.1, 1.5)
 JUMP_MS = (-3_000, 3_000)
 GENTLE_EACH = 4
 """Each so many-th seed is a run without violence."""
+FAILING_OVER_EACH = 8
+"""Of so many seeds the last is a run whose store loses what it has confirmed."""
 GENTLE_HOLD_S = 0.3
 """There consumers work so long on a delivery: some are under way at each hand-over."""
 TASKS = 10
@@ -216,6 +218,7 @@ class World:
         self._has_faults = faults
         self.is_gentle = seed % GENTLE_EACH == 0
         """Daemons are stopped in order and nothing else happens: then nothing comes twice."""
+        self.server.keeps_copies = seed % FAILING_OVER_EACH == FAILING_OVER_EACH - 1
         for program in self.programs:
             program.is_calm = self.is_gentle
             program.holds_s = GENTLE_HOLD_S if self.is_gentle else 0.0
@@ -265,7 +268,7 @@ class World:
             if self._has_faults:
                 await self._fault()
             else:
-                await asyncio.sleep(FAULTS_S)
+                await passes(FAULTS_S)
             self.mend()
             await self._until_over()
 
@@ -293,16 +296,21 @@ class World:
 
     async def _fault(self) -> None:
         """Let things go wrong, several at a time perhaps."""
-        from simulation.faults import FAULTS
+        from simulation.faults import FAILING_OVER, FAULTS, GENTLE
 
-        await asyncio.sleep(self.rnd.uniform(0.4, 1.0))
-        names, low_s = (["hand_over"], 1.0) if self.is_gentle else (list(FAULTS), 0.05)
+        await passes(self.rnd.uniform(0.4, 1.0))
+        low_s = 1.0 if self.is_gentle else 0.05
+        choices = FAULTS
+        if self.is_gentle:
+            choices = GENTLE
+        elif self.server.keeps_copies:
+            choices = FAILING_OVER
         while self.loop.time() < FAULTS_S:
-            name = self.rnd.choice(names)
+            name = self.rnd.choice(list(choices))
             self.faults[name] += 1
             self.trace("fault", name)
-            FAULTS[name](self)
-            await asyncio.sleep(self.rnd.uniform(low_s, 1.2))
+            choices[name](self)
+            await passes(self.rnd.uniform(low_s, 1.2))
 
     def mend(self) -> None:
         """End all faults."""
@@ -329,7 +337,7 @@ class World:
         """Wait until everything has ended. It must, within the bound."""
         until_s = self.loop.time() + BOUND_S
         while True:
-            await asyncio.sleep(LOOK_S)
+            await passes(LOOK_S)
             producing = any(
                 program.name.startswith("producer") and not program.is_done
                 for program in self.programs
@@ -369,6 +377,7 @@ class World:
             epochs=len(self.server.opened),
             batches=len(self.server.applied),
             fenced=self.server.fenced,
+            replays=self.server.replays,
         )
         digest = hashlib.blake2b(digest_size=12)
         for line in self.lines:
