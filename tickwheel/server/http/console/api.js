@@ -42,6 +42,15 @@ export async function request(method, path, { body, query, signal, token, once }
 }
 
 export const get = (path, query, signal) => request("GET", path, { query, signal });
+// What there is, or null and why not: that it is not there is no failure.
+export async function lookUp(path, query, signal) {
+  try {
+    return [await get(path, query, signal), null];
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    return [null, error.message];
+  }
+}
 export const post = (path, body) => request("POST", path, { body });
 export const part = (text) => encodeURIComponent(text);
 

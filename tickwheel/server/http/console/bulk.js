@@ -1,7 +1,7 @@
 // Bulk operations: what the daemon does to everything of a topic that fits. The view of them, and how one is
 // asked for: counted first, so that the question says how many.
 
-import { get, may, part, post, request } from "./api.js";
+import { get, lookUp, may, part, post, request } from "./api.js";
 import { ask, choice, count, empty, facts, field, fill, h, link, many as manyOf, progress, rate, section, shown, state, time, toast } from "./dom.js";
 import { List, searchBox } from "./list.js";
 
@@ -40,14 +40,8 @@ export async function open(main, query, signal) {
 }
 
 async function showOne(id, box, signal, onDone) {
-  let one;
-  try {
-    one = await get(`/v1/bulk/${part(id)}`, {}, signal);
-  } catch (error) {
-    if (error.status !== 404) throw error;
-    fill(box, h("p", { class: "problem" }, error.message));
-    return;
-  }
+  const [one, why] = await lookUp(`/v1/bulk/${part(id)}`, {}, signal);
+  if (one === null) return fill(box, h("p", { class: "problem" }, why));
   const pairs = (found) => Object.entries(found).map(([name, value]) => [words(name), name.endsWith("_ms") && name.startsWith("due") ? time(value) : h("span", { class: "mono" }, String(value))]);
   const isRunning = one.state === "running", can = may("operate", one.topic);
   fill(box, section(`Bulk operation ${one.id}`, facts([

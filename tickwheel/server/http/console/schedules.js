@@ -1,7 +1,7 @@
 // Recurring schedules: when they run next, what became of the last runs; one is made, set, paused,
 // run now, deleted.
 
-import { get, may, part, request } from "./api.js";
+import { get, lookUp, may, part, request } from "./api.js";
 import { content, packed } from "./bodies.js";
 import { ask, choice, commands, count, duration, empty, facts, field, fill, h, head, link, many, named, newId, section, shown, state, time, toast } from "./dom.js";
 import { bodyFields, line, orNull, spanField, taskFields } from "./forms.js";
@@ -43,14 +43,8 @@ export async function open(main, query, signal) {
   }
 
   async function showOne() {
-    let one;
-    try {
-      one = await get(`/v1/schedules/${part(wanted)}`, { next: NEXT }, signal);
-    } catch (error) {
-      if (error.status !== 404) throw error;
-      fill(detail, h("p", { class: "problem" }, error.message));
-      return;
-    }
+    const [one, why] = await lookUp(`/v1/schedules/${part(wanted)}`, { next: NEXT }, signal);
+    if (one === null) return fill(detail, h("p", { class: "problem" }, why));
     fill(detail, section(`Schedule ${one.name}`, facts([
       ["When", h("span", { class: "mono" }, when(one))], ["Topic", link(`#/groups?topic=${part(one.topic)}`, one.topic)],
       ["Runs", `${count(one.runs)}${one.runs_max ? ` of ${count(one.runs_max)}` : ""}`], ["When the last is unfinished", one.overlap],
@@ -138,15 +132,7 @@ async function put(name, settings, { isNew, wasPaused, paused }) {
   return found;
 }
 
-async function isThere(path) {
-  try {
-    await get(path);
-    return true;
-  } catch (error) {
-    if (error.status !== 404) throw error;
-    return false;
-  }
-}
+const isThere = async (path) => (await lookUp(path))[0] !== null;
 
 // What the dialog does not show stays as it is.
 const present = (values) => Object.fromEntries(Object.entries(values).filter(([, value]) => value !== null && value !== undefined));

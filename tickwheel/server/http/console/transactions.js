@@ -1,6 +1,6 @@
 // Transactions: which nobody has decided, how often was asked about them; commit and roll back.
 
-import { get, may, part, post } from "./api.js";
+import { get, lookUp, may, part, post } from "./api.js";
 import { ask, bytes, choice, count, daemonNow, duration, empty, facts, fill, h, link, many as counted, section, shown, state, time, toast } from "./dom.js";
 import { List, searchBox } from "./list.js";
 import { Table } from "./table.js";
@@ -58,12 +58,9 @@ function detailOf(name, signal, onDone) {
   let shownHalves = "";
 
   async function refresh() {
-    let one;
-    try {
-      one = await get(`/v1/transactions/${part(name)}`, {}, signal);
-    } catch (error) {
-      if (error.status !== 404) throw error;
-      fill(top, h("p", { class: "problem" }, error.message));
+    const [one, why] = await lookUp(`/v1/transactions/${part(name)}`, {}, signal);
+    if (one === null) {
+      fill(top, h("p", { class: "problem" }, why));
       fill(below);
       return;
     }
