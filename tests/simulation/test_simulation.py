@@ -36,7 +36,7 @@ def test_every_run_holds() -> None:
     assert not report.failed, runs.failure(report.failed[0])
     assert report.runs == SEEDS
     assert {*FAULTS, *FAILING_OVER} <= set(report.faults), "each fault happens"
-    for seen in ("deposed", "takeover_failed", "store_trouble", "clock_jumped"):
+    for seen in ("deposed", "recovered_after_unclean_stop", "store_trouble", "clock_jumped"):
         assert report.events[seen], f"no run has seen {seen}"
     counts = report.counts
     assert counts["epochs"] > SEEDS and counts["fenced"], "leaders change, and old ones write on"
