@@ -47,7 +47,7 @@ LONG = (
     "e2e/test_docs.py", "crash/test_torture.py", "e2e/test_following.py",
     "e2e/test_redis_mirror_daemon.py", "history/test_history_daemon.py",
     "e2e/test_groups_daemon.py", "wheel/test_timing_model.py", "upgrade/test_upgrade.py",
-    "history/test_writer_process.py", "outbound/test_kills.py",
+    "history/test_writer_process.py", "outbound/test_kills.py", "simulation/test_simulation.py",
 )  # fmt: skip
 """Begun first, so that no process is left with one of them at the end."""
 
