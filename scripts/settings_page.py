@@ -43,6 +43,8 @@ def kind_of(name: str) -> str:
     shown = str(field.annotation).replace("typing.", "").replace("<class '", "").replace("'>", "")
     words = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
     plain = shown.replace(" | None", "")
+    if plain == "int | Literal['auto']":
+        return "whole number or `auto`"
     if plain.startswith("Literal"):
         return " or ".join(re.findall(r"'(\w+)'", plain))
     return words.get(plain, "table")
@@ -122,7 +124,7 @@ def sample() -> str:
     ]
     for name in Settings.model_fields:
         value = default_of(name)
-        more = [kind_of(name), *filter(None, [range_of(name)])]
+        more = [kind_of(name).replace("`", ""), *filter(None, [range_of(name)])]
         lines += ["", *wrapped(f"{plain(means[name])} ({'; '.join(more)})")]
         if name == "retry_policies":
             lines.append(

@@ -21,6 +21,7 @@ class Raw:
         self._frames: list[Frame] = []
         self.request = 0
         self.limits: dict[str, int] = {}
+        self.hello_answer: dict[str, Any] = {}
         if hello:
             try:
                 answer = self.hello(**options)
@@ -28,6 +29,7 @@ class Raw:
             except BaseException:
                 self.socket.close()
                 raise
+            self.hello_answer = answer[2]
             self.limits = answer[2]["limits"]
 
     def hello(self, **options: Any) -> Frame:

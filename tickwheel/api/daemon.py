@@ -274,6 +274,7 @@ class Status(Answer):
     loaded: Annotated[int, "Tasks in memory again after a start."] = 0
     to_load: Annotated[int | None, "How many there are; None: that is not known yet."] = None
     http: Annotated[str | None, "The URL of its HTTP API."] = None
+    pid: Annotated[int | None, "Its process, on its machine."] = None
     memory_bytes: int | None = None
     disk_used: float | None = None
     disk_free_bytes: int | None = None

@@ -65,6 +65,14 @@ class SettingsOptions(TypedDict, total=False):
     listen: Annotated[
         str | None, option("Default: tcp://127.0.0.1:7355. Port 0: any free one.", "URL")
     ]
+    processes: Annotated[
+        str | None,
+        option(
+            "A daemon for each of so many shards, with --store sqlite:///DIR/; auto: for each"
+            " processor. Default: 1.",
+            "N|auto",
+        ),
+    ]
     http: Annotated[
         str | None,
         option("Serve the HTTP API, /healthz and /metrics there. Default: off.", "HOST:PORT"),
@@ -139,9 +147,15 @@ def serve(
         raise BadRequest("--token is what a client shows; the daemon's own is --serve-token")
     settings = _load_settings(config, {**_assignments(set_ or []), **options})
     _import_parts(settings)
-    from tickwheel.server.daemon import run
+    from tickwheel.persistence import shard_folder
 
-    return run(settings)
+    if settings.processes == 1 and shard_folder(settings.store) is None:
+        from tickwheel.server.daemon import run
+
+        return run(settings)
+    from tickwheel.server import processes
+
+    return processes.run(settings)
 
 
 def _import_parts(settings: Settings) -> None:
@@ -228,19 +242,29 @@ def init(
     ] = False,
     yes: YesOption = False,
     allow_volatile_store: VolatileOption = False,
+    processes: Annotated[
+        str | None, option("How many shards a folder (sqlite:///DIR/) gets.", "N|auto")
+    ] = None,
     config: ConfigOption = None,
 ) -> int:
-    """Lay a store out without serving: a new SQLite file, or an empty shard in Redis.
+    """Lay a store out without serving: a new SQLite file, a folder of several (--processes), or an
+    empty shard in Redis.
 
     What is there already is refused, with exit code 1. With --force a shard in Redis is laid
     out anew: everything in it is removed, and no daemon that used it before can write to it any
     more. That is for a shard that came back empty, damaged, or half written. Never done while
     a daemon leads the shard.
     """
-    overrides = given({"store": store, "allow_volatile_store": allow_volatile_store})
-    settings = _load_settings(config, overrides)
-    from tickwheel.persistence import parse, with_setting
+    overrides = {"store": store, "allow_volatile_store": allow_volatile_store}
+    settings = _load_settings(config, given({**overrides, "processes": processes}))
+    from tickwheel.persistence import parse, shard_folder, with_setting
 
+    if settings.processes != 1 or shard_folder(settings.store) is not None:
+        from tickwheel.server import processes as folders
+
+        shards = folders.init(settings)
+        _show_laid_out(call, settings.store, f"was laid out with {shards} shards", shards=shards)
+        return 0
     url, kind = settings.store, parse(settings.store).kind
     if kind == "memory":
         raise BadRequest("store memory: is empty at every start; there is nothing to lay out")
@@ -382,6 +406,39 @@ def _since(answer: Status) -> str:
         return "-"
     lasting = format_duration((answer.now_ms - answer.since_ms) / 1000)
     return f"{format_time(answer.since_ms)[:-4]} ({lasting})"
+
+
+_SHARD_COLUMNS = ("shard", "address", "pid", "state", "epoch", "since", "store")
+
+
+async def shards(call: Call) -> int:
+    """The shards that the daemon of --url is one of: address, process and state of each.
+
+    Exit code 0 when all of them serve, 1 when one does not, 3 when --url cannot be reached.
+    """
+    async with call.client() as client:
+        route = client.server_info.get("shards")
+    found = await statuses(
+        ",".join(route) if route else call.url, token=call.token, name="tickwheel-cli"
+    )
+    grid = Grid(_SHARD_COLUMNS, right=("shard", "pid", "epoch"))
+    Listing(call.out, grid, _shard_row, _shard_fields).show(enumerate(found.items()))
+    all_serve = all(isinstance(answer, Status) and answer.serves for answer in found.values())
+    return 0 if all_serve else EXIT_FAILED
+
+
+def _shard_fields(one: tuple[int, Answer]) -> dict[str, Any]:
+    shard, answer = one
+    return {"shard": shard, **_status_fields(answer)}
+
+
+def _shard_row(one: tuple[int, Answer]) -> tuple[str, ...]:
+    shard, (url, answer) = one
+    address, _, role, state, epoch, since, store = _status_row((url, answer))
+    if not isinstance(answer, Status):
+        return str(shard), address, "-", role, epoch, since, store
+    pid = "-" if answer.pid is None else str(answer.pid)
+    return str(shard), address, pid, state, epoch, since, store
 
 
 # --- backup and bench ----------------------------------------------------------------------------

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tickwheel.persistence.contract import Election
 
 KNOWN = (
-    "memory:, sqlite:///relative.db, sqlite:////absolute.db,"
+    "memory:, sqlite:///relative.db, sqlite:////absolute.db, sqlite:///DIR/ with processes,"
     " redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/DB?master=NAME and"
     " redis+cluster://HOST:PORT,…/ (rediss…:// with TLS)"
 )
@@ -37,6 +37,33 @@ class StoreUrl:
     path: str = ""
     settings: tuple[tuple[str, int], ...] = ()
     """Names and values, each a whole number, as in the store's options."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFolder:
+    """A folder with a SQLite database for each shard: ``sqlite:///DIR/``."""
+
+    path: str
+    query: str = ""
+    """Settings of each of the databases."""
+
+    def database(self, shard: int) -> str:
+        """The path of the database of a shard."""
+        return f"{self.path}shard-{shard}.db"
+
+    def url(self, shard: int) -> str:
+        """The URL of the database of a shard, a store of its own."""
+        query = f"?{self.query}" if self.query else ""
+        return f"sqlite:///{quote(self.database(shard))}{query}"
+
+
+def shard_folder(url: str) -> ShardFolder | None:
+    """The folder that ``url`` names; None: it names another store, or none that there can be."""
+    scheme, _, rest = url.partition(":///")
+    path, _, query = rest.partition("?")
+    if scheme != "sqlite" or not path.endswith("/") or "#" in rest:
+        return None
+    return ShardFolder(unquote(path), query)
 
 
 def parse(url: str) -> StoreUrl:
@@ -57,7 +84,12 @@ def parse(url: str) -> StoreUrl:
     if parts.netloc or parts.fragment:
         raise StoreUnusable(f"store {url!r}: write three slashes before the path ({KNOWN})")
     path = unquote(parts.path[1:])
-    if not path or path.endswith("/") or path == ":memory:":
+    if path.endswith("/"):
+        raise StoreUnusable(
+            f"store {url!r}: the path names no file, but the folder of several shards; name the"
+            f" database of one, for example {ShardFolder(path).url(0)}"
+        )
+    if not path or path == ":memory:":
         raise StoreUnusable(f"store {url!r}: the path names no file ({KNOWN})")
     return StoreUrl("sqlite", path, tuple(_settings(url, parts.query)))
 

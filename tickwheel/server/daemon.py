@@ -436,9 +436,9 @@ def url_of(listener: socket.socket, scheme: str) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def write_ready_file(path: Path, url: str, http: str | None) -> None:
+def write_ready_file(path: Path, url: str, http: str | None, **more: object) -> None:
     """Write the ready file at once or not at all, for whoever waits for it."""
-    fields = {"url": url, "http": http, "pid": os.getpid()}
+    fields = {"url": url, "http": http, "pid": os.getpid(), **more}
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     fresh.write_text(json.dumps(fields) + "\n")
     fresh.replace(path)
@@ -455,18 +455,19 @@ HTTP_FILES_EXTRA = 16
 """Descriptors among these for health checks while all other connections are busy."""
 
 
-def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT. 0 after a clean stop, 1 when it could not go on."""
+def run(settings: Settings, on_start: Callable[[], None] = lambda: None) -> int:
+    """Serve until SIGTERM or SIGINT. 0 after a clean stop, 1 when it could not go on. ``on_start``
+    is called once it serves, or stands by."""
     log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(100_000, 50, 1_000)
     use_one_arena()
     settings = within_file_limit(settings, log)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, log))
+        return runner.run(_serve(settings, log, on_start))
 
 
-async def _serve(settings: Settings, log: Log) -> int:
+async def _serve(settings: Settings, log: Log, on_start: Callable[[], None]) -> int:
     daemon: Daemon | None = None
     code = 0
     try:
@@ -477,6 +478,7 @@ async def _serve(settings: Settings, log: Log) -> int:
             loop.add_signal_handler(number, daemon.ask_to_stop)
         loop.add_signal_handler(signal.SIGUSR1, daemon.accept_clock)
         await daemon.start()
+        on_start()
         await daemon.wait()
         log.info("stopping")
     except Exception as error:

@@ -67,7 +67,8 @@ def configure(log_format: Literal["console", "json"], level: str) -> Log:
     structlog.configure(
         processors=[*before, *after],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # A line in one piece: the daemons of several shards may write to the same file.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
     log: Log = structlog.get_logger()

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import gc
 import mmap
+import os
 import time
 import uuid
 from dataclasses import replace
@@ -564,6 +565,7 @@ def status_map(daemon: Running) -> dict[str, Any]:
         "uptime_s": round(time.monotonic() - daemon.started_mono_s, 3),
         "loaded": daemon.roles.loaded,
         "http": daemon.roles.http_url,
+        "pid": os.getpid(),
         "memory_bytes": memory_bytes(),
         **_disk(daemon.settings.store),
     }

@@ -33,6 +33,7 @@ from tickwheel.model.records import TRACE_LENGTH_MAX
 from tickwheel.model.retry import InvalidPolicy, RetryPolicy, named_policies
 from tickwheel.server.shard.access import TOKEN_TEXT
 
+PROCESSES_MAX = 64
 TASK_EXTRAS_BYTES = 64 * 1024
 """What a task may have beside the largest body, unless ``task_bytes_max`` says otherwise."""
 FRAME_BYTES = 1024 * 1024
@@ -54,6 +55,10 @@ class Settings(BaseSettings):
     store: str = "sqlite:///tickwheel.db"
     listen: str = "tcp://127.0.0.1:7355"
     http: str | None = None
+    processes: int | Literal["auto"] = 1
+    """A daemon for each shard of a store that is a folder; "auto": one for each processor."""
+    route: str = ""
+    """Of a daemon that ``processes`` has started: the addresses of all shards, in their order."""
     node: str = Field(default_factory=socket.gethostname)
     serve_token: str | None = Field(default=None, repr=False)
     """Whoever shows it may do all. Not ``token``: ``TICKWHEEL_TOKEN`` is what a client shows."""
@@ -258,6 +263,14 @@ class Settings(BaseSettings):
     outcome_timeout_s: float = Field(default=2.5, gt=0)
     drain_timeout_s: float = Field(default=10.0, gt=0)
 
+    @field_validator("processes", mode="before")
+    @classmethod
+    def _processes(cls, value: Any) -> Any:
+        is_number = type(value) is int or (type(value) is str and value.isdecimal())
+        if value != "auto" and not (is_number and 1 <= int(value) <= PROCESSES_MAX):
+            raise ValueError(f"must be auto, or a whole number of 1 to {PROCESSES_MAX}")
+        return value if value == "auto" else int(value)
+
     @field_validator("listen")
     @classmethod
     def _listen(cls, value: str) -> str:
@@ -364,6 +377,11 @@ class Settings(BaseSettings):
         if not given and not _is_local(host):
             return None
         return frozenset(given | {host.lower()})
+
+    @property
+    def shard_urls(self) -> tuple[str, ...]:
+        """``route``, one by one; empty: this daemon has the only shard."""
+        return tuple(filter(None, self.route.split(",")))
 
     @property
     def push_networks(self) -> tuple[str, ...]:

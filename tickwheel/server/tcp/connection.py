@@ -43,7 +43,7 @@ from tickwheel.protocol import Decoder, Frame, check_nesting, encode, encode_all
 from tickwheel.server import checks
 from tickwheel.server.logins import Logins
 from tickwheel.server.settings import Settings
-from tickwheel.server.shard.access import NOBODY, Principal
+from tickwheel.server.shard.access import NOBODY, OUTBOUND, Principal
 from tickwheel.server.shard.callers import Caller, Process
 from tickwheel.server.tcp import shared
 from tickwheel.server.tcp.shared import FRAME_STEPS, PLAIN_RUN_MAX, PLAIN_RUN_MIN
@@ -405,9 +405,8 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         self._decoder.frame_bytes_max = self._operations.frame_bytes_max
         # It says nothing of any task, so it does not wait for the store.
-        answer = hello_answer(
-            self._settings, self._operations.limits, now.now_ms, self._operations.greeting()
-        )
+        greeting = {**self._operations.greeting(), **_route(self._settings, hello.principal)}
+        answer = hello_answer(self._settings, self._operations.limits, now.now_ms, greeting)
         self.send(encode((_OK, hello.request, answer)))
 
     def _promised_heartbeats(self, promised: bool) -> None:
@@ -639,10 +638,18 @@ def _own(principal: Principal, session: bytes) -> bytes:
     return hashlib.blake2b(named, digest_size=SESSION_BYTES, person=b"tw-tcp-session").digest()
 
 
+def _route(settings: Settings, principal: Principal) -> dict[str, Any]:
+    """Which shard this daemon has, and where all of them are; empty where there is only one. The
+    process that sends to targets is one for each shard, and is not told of others."""
+    if not settings.shard_urls or principal == OUTBOUND:
+        return {}
+    return {"shard": settings.shard, "shards": settings.shard_urls}
+
+
 def hello_answer(
     settings: Settings, limits: Limits, now_ms: int, greeting: dict[str, Any]
 ) -> dict[str, Any]:
-    """The answer to HELLO; ``greeting`` has the daemon's part in the cluster."""
+    """The answer to HELLO; ``greeting`` has the daemon's part among others."""
     return {
         "v": PROTOCOL_VERSION,
         "node": settings.node,

@@ -1,0 +1,476 @@
+"""Several shards on one machine: a daemon in a process of its own for each database of a folder.
+
+``run`` is what ``tickwheel serve --processes N`` does. The parent lays the folder out or checks it,
+chooses all addresses before it starts anybody, and then only watches: it starts daemons again that
+have died, drains all of them at a signal, and ends when all have ended. It serves nobody, has no
+event loop and no thread, so a daemon is a fork of it, which shares the program's memory with it.
+
+Invariants: a folder is served with the number of shards that it was laid out with. A daemon does
+not outlive the parent: it reads from a pipe that only the parent could write to, and ends at the
+pipe's end, which comes however the parent has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import structlog
+
+from tickwheel.clock import sources
+from tickwheel.errors import BadRequest, Conflict
+from tickwheel.persistence import ShardFolder, open_url, shard_folder
+from tickwheel.persistence.contract import StoreUnusable
+from tickwheel.server import daemon
+from tickwheel.server.logs import Log, configure
+from tickwheel.server.settings import EVERY_ADDRESS, PROCESSES_MAX, Settings, split_address
+
+COUNT_FILE: Final = "shards.json"
+FORMAT: Final = 1
+"""Of ``COUNT_FILE``."""
+RESTART_S: Final = 0.2
+RESTART_MAX_S: Final = 5.0
+"""Seconds before a daemon is started again, doubled up to the most while it dies at once."""
+LASTS_S: Final = 10.0
+"""A daemon that has lived so long, in seconds, was well."""
+PORT_MAX: Final = 65_535
+_STOP: Final = frozenset((signal.SIGTERM, signal.SIGINT))
+_HANDLED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD)
+
+
+def run(settings: Settings) -> int:
+    """Serve all shards of the store's folder until SIGTERM or SIGINT. 0 after a clean stop, 1 when
+    they could not go on; a daemon that ends before it has served decides it by its own exit code.
+
+    Returns in each of the processes. Raises BadRequest and StoreUnusable for what cannot be served.
+    """
+    folder, count = _folder_of(settings), count_of(settings)
+    is_laid_out = os.path.exists(_count_path(folder))
+    if is_laid_out:
+        _check(folder, count)
+    log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
+    try:
+        places = _places(settings, count)
+    except OSError as error:
+        log.error("failed", detail=daemon.explain(error))
+        return 1
+    if not is_laid_out:
+        lay_out(folder, count)
+    if count == 1:
+        return daemon.run(settings.model_copy(update={"store": folder.url(0), "processes": 1}))
+    log.info("starting", detail=f"{count} shards in {folder.path}", pid=os.getpid())
+    processes = [
+        _Process(shard, _settings_of(settings, folder, shard, places)) for shard in range(count)
+    ]
+    with _Parent(settings, processes, log) as parent:
+        mine = parent.watch()
+    if mine is None:
+        return parent.code
+    return _serve(mine, parent.lifeline, parent.ready)
+
+
+def init(settings: Settings) -> int:
+    """Lay the folder of the store out and serve nothing; returns the number of shards."""
+    count = count_of(settings)
+    lay_out(_folder_of(settings), count)
+    return count
+
+
+def count_of(settings: Settings) -> int:
+    """How many shards are asked for. "auto": as many as the folder has; as the process may use
+    processors, when it is not laid out."""
+    if settings.processes != "auto":
+        return settings.processes
+    folder = _folder_of(settings)
+    if os.path.exists(_count_path(folder)):
+        return _read_count(folder)
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux
+    usable = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return min(usable, PROCESSES_MAX)
+
+
+# --- the folder ----------------------------------------------------------------------------------
+
+
+def _folder_of(settings: Settings) -> ShardFolder:
+    """The folder of the store. Raises BadRequest when the store is no folder."""
+    folder = shard_folder(settings.store)
+    if folder is None:
+        raise BadRequest(
+            f"processes ({settings.processes}) needs a store that is a folder, sqlite:///DIR/"
+            f" with the slash at its end, not {settings.store!r}"
+        )
+    return folder
+
+
+def _count_path(folder: ShardFolder) -> str:
+    return f"{folder.path}{COUNT_FILE}"
+
+
+def _read_count(folder: ShardFolder) -> int:
+    path = _count_path(folder)
+    try:
+        found = json.loads(Path(path).read_text())
+        shape, count = found["format"], found["shards"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise StoreUnusable(f"{path} cannot be read: {error}") from None
+    if shape != FORMAT:
+        raise StoreUnusable(f"{path} has the format {shape}; known is {FORMAT}")
+    if type(count) is not int or not 1 <= count <= PROCESSES_MAX:
+        raise StoreUnusable(f"{path}: shards must be 1 to {PROCESSES_MAX}, not {count!r}")
+    return count
+
+
+def _check(folder: ShardFolder, count: int) -> None:
+    """Raises StoreUnusable unless the folder has so many shards, and all their databases."""
+    laid_out = _read_count(folder)
+    if count != laid_out:
+        raise StoreUnusable(
+            f"store {folder.path}: it was laid out with {laid_out} shards ({COUNT_FILE}), and"
+            f" processes is {count}; the number of shards cannot be changed"
+        )
+    for shard in range(count):
+        if not os.path.exists(folder.database(shard)):
+            raise StoreUnusable(
+                f"{folder.database(shard)} is missing: a new one would hide what it held. Restore"
+                f" it: tickwheel restore --into {folder.url(shard)}"
+            )
+
+
+def lay_out(folder: ShardFolder, count: int) -> None:
+    """Make the databases of ``count`` shards, and last the file that says how many they are.
+    Raises Conflict or StoreUnusable when there is one of them already."""
+    try:
+        Path(folder.path).mkdir(exist_ok=True)
+    except OSError as error:
+        raise StoreUnusable(f"store {folder.path}: {error.strerror}") from None
+    if os.path.exists(_count_path(folder)):
+        raise Conflict(f"{_count_path(folder)} exists already")
+    for path in filter(os.path.exists, map(folder.database, range(PROCESSES_MAX))):
+        raise StoreUnusable(
+            f"{path} exists already, and {COUNT_FILE} beside it does not: take another folder, or"
+            " move away what is there"
+        )
+
+    async def make(url: str) -> None:
+        store = open_url(url)
+        await store.open("init", sources().wall_ms())
+        await store.close(clean=True)
+
+    for shard in range(count):
+        asyncio.run(make(folder.url(shard)))
+    fresh = f"{_count_path(folder)}.new"
+    with open(fresh, "w", encoding="utf-8") as file:
+        file.write(json.dumps({"format": FORMAT, "shards": count}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, _count_path(folder))
+    fd = os.open(folder.path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# --- addresses -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The addresses of all shards, each list in the order of the shards."""
+
+    listen: list[str]
+    http: list[str]
+    """Empty: HTTP is off."""
+    route: list[str]
+    """Where clients are told to find them."""
+
+
+def _places(settings: Settings, count: int) -> _Places:
+    """The addresses: that of ``listen`` and those after it; each is free now. Raises OSError."""
+    if count == 1:
+        return _Places([], [], [])
+    if settings.shard != 0:
+        raise BadRequest(
+            f"shard ({settings.shard}) cannot be set with processes ({count}): they have 0 to"
+            f" {count - 1}"
+        )
+    host, port = split_address(settings.listen, "listen")
+    if settings.advertise is None and host in EVERY_ADDRESS:
+        raise BadRequest(
+            f"listen ({settings.listen}) is every address of the machine: with processes ({count})"
+            " clients have to be told which, so advertise is needed"
+        )
+    if settings.http is not None:
+        http_port = split_address(settings.http, "http")[1]
+        if port and http_port and abs(port - http_port) < count:
+            raise BadRequest(
+                f"listen ({settings.listen}) and http ({settings.http}) need {count} ports each"
+                f" with processes ({count}), and these overlap"
+            )
+    with contextlib.ExitStack() as stack:  # all at once: what is free is not found twice
+        listen = _free(settings.listen, "listen", count, stack)
+        http = [] if settings.http is None else _free(settings.http, "http", count, stack)
+    if settings.advertise is not None:
+        return _Places(listen, http, _following(settings.advertise, "advertise", count))
+    return _Places(listen, http, [one if "://" in one else f"tcp://{one}" for one in listen])
+
+
+def _free(address: str, field: str, count: int, stack: contextlib.ExitStack) -> list[str]:
+    """``count`` addresses that nobody listens at; they are taken until ``stack`` is closed."""
+    found = []
+    for one in _following(address, field, count):
+        taken = stack.enter_context(daemon.bind(one))
+        found.append(_with_port(one, taken.getsockname()[1]))
+    return found
+
+
+def _following(address: str, field: str, count: int) -> list[str]:
+    """``address`` and those with the ports after its own; port 0 stays."""
+    port = split_address(address, field)[1]
+    if port + count - 1 > PORT_MAX:
+        raise BadRequest(
+            f"{field} ({address}) with processes ({count}) needs ports up to {port + count - 1};"
+            f" the last one is {PORT_MAX}"
+        )
+    return [_with_port(address, port + shard if port else 0) for shard in range(count)]
+
+
+def _with_port(address: str, port: int) -> str:
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def _settings_of(settings: Settings, folder: ShardFolder, shard: int, places: _Places) -> Settings:
+    """The settings of the daemon of a shard: its own store, addresses, files and folders."""
+    changes: dict[str, Any] = {
+        "store": folder.url(shard), "shard": shard, "processes": 1, "ready_file": None,
+        "listen": places.listen[shard], "route": ",".join(places.route),
+        "advertise": places.route[shard], "http": places.http[shard] if places.http else None,
+    }  # fmt: skip
+    if settings.http_advertise is not None:
+        following = _following(settings.http_advertise, "http_advertise", len(places.listen))
+        changes["http_advertise"] = following[shard]
+    if settings.audit_file is not None:
+        changes["audit_file"] = f"{settings.audit_file}.shard-{shard}"
+    if settings.backup_dir is not None or settings.backup_daily_hour is not None:
+        backups = Path(settings.backup_dir or folder.path) / f"shard-{shard}"
+        backups.mkdir(parents=True, exist_ok=True)
+        changes["backup_dir"] = str(backups)
+    return settings.model_copy(update=changes)
+
+
+# --- the parent ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Process:
+    """The daemon of a shard, over any number of starts."""
+
+    shard: int
+    settings: Settings
+    pid: int | None = None
+    """None: it does not run."""
+    due_s: float = 0.0
+    """When it is started, on the steady clock."""
+    began_s: float = 0.0
+    pause_s: float = RESTART_S
+    serves: bool = False
+    has_served: bool = False
+
+
+class _Parent:
+    """Watches the processes; a context, in which the process's signals come here."""
+
+    def __init__(self, settings: Settings, processes: list[_Process], log: Log) -> None:
+        self._settings = settings
+        self._processes = processes
+        self._log = log
+        self._is_ending = False
+        self.code = 0
+        """The exit code, once all have ended."""
+        self.lifeline = -1
+        """Read by a daemon: its end says that the parent has ended."""
+        self.ready = -1
+        """A daemon writes the number of its shard there once it serves."""
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self.lifeline, kept = os.pipe()
+        heard, self.ready = os.pipe()
+        os.set_blocking(heard, False)
+        self._stack.callback(os.close, kept)
+        self._stack.callback(os.close, heard)
+        self._heard = heard
+        self._signals, woken = socket.socketpair()
+        for one in (self._signals, woken):
+            self._stack.enter_context(one)
+            one.setblocking(False)
+        self._selector = self._stack.enter_context(selectors.DefaultSelector())
+        self._selector.register(heard, selectors.EVENT_READ)
+        self._selector.register(self._signals, selectors.EVENT_READ)
+        self._stack.enter_context(_signals_to(woken))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # In a daemon, too: what is the parent's alone ends here, and signals are a daemon's again.
+        self._stack.close()
+
+    def watch(self) -> _Process | None:
+        """Watch until all have ended. In a new process: the daemon that it is to be."""
+        gc.freeze()  # what daemons share with this process is not written to by their collections
+        while True:
+            now_s = time.monotonic()
+            for process in self._processes:
+                is_due = process.pid is None and process.due_s <= now_s
+                if is_due and not self._is_ending and self._start(process):
+                    return process
+            if self._is_ending and all(process.pid is None for process in self._processes):
+                if self.code == 0:
+                    self._log.info("stopped")
+                return None
+            self._wait(now_s)
+
+    def _start(self, process: _Process) -> bool:
+        """Whether this is the new process."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        # Until it has handlers of its own, a signal to the new process must not wake this one.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
+            process.pid = os.fork()
+            if process.pid == 0:
+                return True
+        except OSError as error:
+            self._died(process, f"cannot be started: {error.strerror}")
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        process.began_s = time.monotonic()
+        return False
+
+    def _wait(self, now_s: float) -> None:
+        """Wait for a signal, a word of a daemon, or the next start."""
+        dues_s = [process.due_s for process in self._processes if process.pid is None]
+        wait_s = None if self._is_ending or not dues_s else max(0.0, min(dues_s) - now_s)
+        self._selector.select(wait_s)
+        with contextlib.suppress(BlockingIOError):
+            self._note_ready(os.read(self._heard, 4_096))
+        with contextlib.suppress(BlockingIOError):
+            for number in self._signals.recv(4_096):
+                self._note_signal(number)
+        for process in self._processes:
+            if process.pid is not None and (ended := os.waitpid(process.pid, os.WNOHANG))[0]:
+                self._note_end(process, os.waitstatus_to_exitcode(ended[1]))
+
+    def _note_signal(self, number: int) -> None:
+        if number == signal.SIGUSR1:
+            self._send(signal.SIGUSR1)
+        elif number in _STOP:
+            if not self._is_ending:
+                self._log.info("stopping")
+            self._send(signal.SIGKILL if self._is_ending else signal.SIGTERM)
+            self._is_ending = True
+
+    def _send(self, number: int) -> None:
+        for process in self._processes:
+            if process.pid is not None:
+                os.kill(process.pid, number)  # it is there until it was waited for
+
+    def _note_end(self, process: _Process, code: int) -> None:
+        process.pid = None
+        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        if self._is_ending:
+            process.serves = False
+            if code != 0:
+                self._log.error("shard_ended", shard=process.shard, detail=f"{how}, in the end")
+                self.code = self.code or max(1, code)
+        elif code > 0 and not process.has_served:
+            # It has said itself what it objects to, and would again.
+            detail = f"{how} before it served: all are stopped"
+            self._log.error("shard_ended", shard=process.shard, detail=detail)
+            self.code, self._is_ending = code, True
+            self._send(signal.SIGTERM)
+        else:
+            self._died(process, how)
+
+    def _died(self, process: _Process, how: str) -> None:
+        now_s = time.monotonic()
+        process.pid, process.serves = None, False
+        if now_s - process.began_s > LASTS_S:
+            process.pause_s = RESTART_S
+        process.due_s = now_s + process.pause_s
+        detail = f"{how}; it is started again in {process.pause_s:g} s"
+        self._log.warning("shard_ended", shard=process.shard, detail=detail)
+        process.pause_s = min(RESTART_MAX_S, 2 * process.pause_s)
+
+    def _note_ready(self, shards: bytes) -> None:
+        for shard in shards:
+            self._processes[shard].serves = self._processes[shard].has_served = True
+        if all(process.serves for process in self._processes):
+            self._log.info("all_shards_serve", url=self._processes[0].settings.route)
+            self._write_ready_file()
+
+    def _write_ready_file(self) -> None:
+        if self._settings.ready_file is None:
+            return
+        shards = [
+            {"url": process.settings.advertise, "http": _http_url(process), "pid": process.pid}
+            for process in self._processes
+        ]
+        first = shards[0]
+        daemon.write_ready_file(
+            Path(self._settings.ready_file), str(first["url"]), first["http"], shards=shards
+        )
+
+
+def _http_url(process: _Process) -> str | None:
+    address = process.settings.http
+    return address if address is None or "://" in address else f"http://{address}"
+
+
+@contextlib.contextmanager
+def _signals_to(woken: socket.socket) -> Iterator[None]:
+    """A block in which the numbers of signals are written to a socket."""
+    before = {number: signal.signal(number, lambda *_: None) for number in _HANDLED}
+    signal.set_wakeup_fd(woken.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(-1)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+
+
+# --- a daemon ------------------------------------------------------------------------------------
+
+
+def _serve(process: _Process, lifeline: int, ready: int) -> int:
+    """Be the daemon of a shard; its exit code."""
+    structlog.contextvars.bind_contextvars(shard=process.shard)
+    threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
+    return daemon.run(process.settings, lambda: _say_ready(ready, process.shard))
+
+
+def _say_ready(ready: int, shard: int) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(ready, bytes([shard]))
+
+
+def _end_with_parent(lifeline: int) -> None:
+    """Wait for the parent's end, in a thread: the event loop may be busy, or not there yet. A drain
+    may take longer than the next parent waits for this daemon's port and database; what a crash
+    leaves is what every start can recover from."""
+    os.read(lifeline, 1)
+    os._exit(1)
