@@ -262,6 +262,17 @@ def test_the_page_of_filters_works_as_it_stands(tmp_path: Path, shell: dict[str,
     assert "large: sale 9" not in shown and "large: sale 10" not in shown
 
 
+def test_the_page_of_scaling_works_as_it_stands(
+    tmp_path: Path, forked_shell: dict[str, str]
+) -> None:
+    shown = run_as_it_stands("docs/scaling.md", tmp_path, forked_shell)
+    rows = re.findall(
+        r"^ +([01]) +127\.0\.0\.1:\d+ +\d+ +ready .*/shard-\1\.db$", shown, re.MULTILINE
+    )
+    assert rows == ["0", "1"], shown
+    assert "order 1" in shown
+
+
 def test_the_examples_of_operations_work_as_they_stand(
     tmp_path: Path, shell: dict[str, str]
 ) -> None:

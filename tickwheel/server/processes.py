@@ -26,13 +26,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import structlog
 
 from tickwheel.clock import sources
 from tickwheel.errors import BadRequest, Conflict
-from tickwheel.persistence import ShardFolder, open_url, shard_folder
+from tickwheel.persistence import ShardFolder, open_url, shard_folder, without_secrets
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.server import daemon
 from tickwheel.server.logs import Log, configure
@@ -63,18 +63,18 @@ def run(settings: Settings) -> int:
         _check(folder, count)
     log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
     try:
-        places = _places(settings, count)
+        of_all = settings_of_all(settings, count)
     except OSError as error:
         log.error("failed", detail=daemon.explain(error))
         return 1
     if not is_laid_out:
         lay_out(folder, count)
     if count == 1:
-        return daemon.run(settings.model_copy(update={"store": folder.url(0), "processes": 1}))
+        return daemon.run(of_all[0])
+    for one in of_all:
+        Path(str(one.backup_dir)).mkdir(parents=True, exist_ok=True)
     log.info("starting", detail=f"{count} shards in {folder.path}", pid=os.getpid())
-    processes = [
-        _Process(shard, _settings_of(settings, folder, shard, places)) for shard in range(count)
-    ]
+    processes = [_Process(one.shard, one) for one in of_all]
     with _Parent(settings, processes, log) as parent:
         mine = parent.watch()
     if mine is None:
@@ -111,8 +111,9 @@ def _folder_of(settings: Settings) -> ShardFolder:
     if folder is None:
         raise BadRequest(
             f"processes ({settings.processes}) needs a store that is a folder, sqlite:///DIR/"
-            f" with the slash at its end, not {settings.store!r}"
+            f" with the slash at its end, not {without_secrets(settings.store)!r}"
         )
+    open_url(folder.url(0))  # raises for settings of the URL that there are not
     return folder
 
 
@@ -201,13 +202,6 @@ class _Places:
 
 def _places(settings: Settings, count: int) -> _Places:
     """The addresses: that of ``listen`` and those after it; each is free now. Raises OSError."""
-    if count == 1:
-        return _Places([], [], [])
-    if settings.shard != 0:
-        raise BadRequest(
-            f"shard ({settings.shard}) cannot be set with processes ({count}): they have 0 to"
-            f" {count - 1}"
-        )
     host, port = split_address(settings.listen, "listen")
     if settings.advertise is None and host in EVERY_ADDRESS:
         raise BadRequest(
@@ -221,12 +215,15 @@ def _places(settings: Settings, count: int) -> _Places:
                 f"listen ({settings.listen}) and http ({settings.http}) need {count} ports each"
                 f" with processes ({count}), and these overlap"
             )
+    route: list[str] = []
+    if settings.advertise is not None:
+        route = _following(settings.advertise, "advertise", count)
     with contextlib.ExitStack() as stack:  # all at once: what is free is not found twice
         listen = _free(settings.listen, "listen", count, stack)
         http = [] if settings.http is None else _free(settings.http, "http", count, stack)
-    if settings.advertise is not None:
-        return _Places(listen, http, _following(settings.advertise, "advertise", count))
-    return _Places(listen, http, [one if "://" in one else f"tcp://{one}" for one in listen])
+    return _Places(
+        listen, http, route or [one if "://" in one else f"tcp://{one}" for one in listen]
+    )
 
 
 def _free(address: str, field: str, count: int, stack: contextlib.ExitStack) -> list[str]:
@@ -253,23 +250,39 @@ def _with_port(address: str, port: int) -> str:
     return f"{address.rpartition(':')[0]}:{port}"
 
 
-def _settings_of(settings: Settings, folder: ShardFolder, shard: int, places: _Places) -> Settings:
-    """The settings of the daemon of a shard: its own store, addresses, files and folders."""
-    changes: dict[str, Any] = {
-        "store": folder.url(shard), "shard": shard, "processes": 1, "ready_file": None,
-        "listen": places.listen[shard], "route": ",".join(places.route),
-        "advertise": places.route[shard], "http": places.http[shard] if places.http else None,
-    }  # fmt: skip
+def settings_of_all(settings: Settings, count: int) -> list[Settings]:
+    """The settings of the daemon of each shard: its own store, addresses, files and folders. Raises
+    OSError when an address is taken, BadRequest for what cannot be of several."""
+    folder = _folder_of(settings)
+    if count == 1:
+        return [settings.model_copy(update={"store": folder.url(0), "processes": 1})]
+    if settings.shard != 0:
+        raise BadRequest(
+            f"shard ({settings.shard}) cannot be set with processes ({count}): they have 0 to"
+            f" {count - 1}"
+        )
+    http_advertise: list[str] = []
     if settings.http_advertise is not None:
-        following = _following(settings.http_advertise, "http_advertise", len(places.listen))
-        changes["http_advertise"] = following[shard]
-    if settings.audit_file is not None:
-        changes["audit_file"] = f"{settings.audit_file}.shard-{shard}"
-    if settings.backup_dir is not None or settings.backup_daily_hour is not None:
-        backups = Path(settings.backup_dir or folder.path) / f"shard-{shard}"
-        backups.mkdir(parents=True, exist_ok=True)
-        changes["backup_dir"] = str(backups)
-    return settings.model_copy(update=changes)
+        http_advertise = _following(settings.http_advertise, "http_advertise", count)
+    places = _places(settings, count)
+    return [
+        settings.model_copy(
+            update={
+                "store": folder.url(shard),
+                "shard": shard,
+                "processes": 1,
+                "listen": places.listen[shard],
+                "route": ",".join(places.route),
+                "advertise": places.route[shard],
+                "http": places.http[shard] if places.http else None,
+                "http_advertise": http_advertise[shard] if http_advertise else None,
+                "audit_file": settings.audit_file and f"{settings.audit_file}.shard-{shard}",
+                "backup_dir": str(Path(settings.backup_dir or folder.path) / f"shard-{shard}"),
+                "ready_file": None,
+            }
+        )
+        for shard in range(count)
+    ]
 
 
 # --- the parent ----------------------------------------------------------------------------------

@@ -1,0 +1,144 @@
+"""What ``serve --processes`` refuses before it starts anybody, and the settings of each shard; the
+processes themselves: ``e2e/test_processes.py``."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.ports import free_port
+from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.persistence import ShardFolder, parse, shard_folder
+from tickwheel.persistence.contract import StoreUnusable
+from tickwheel.server import processes
+from tickwheel.server.settings import PROCESSES_MAX, Settings, load
+
+
+def settings(folder: Path, **more: Any) -> Settings:
+    said = {"store": f"sqlite:///{folder}/d/", "processes": 2, "listen": "tcp://127.0.0.1:0"}
+    return load(overrides=said | more)
+
+
+@pytest.mark.parametrize("value", ["0", "65", "-1", "two", "", "1.5", 0, 65, True, 2.0])
+def test_a_number_that_cannot_be(value: Any) -> None:
+    with pytest.raises(BadRequest) as error:
+        load(overrides={"processes": value})
+    assert "setting processes: must be auto, or a whole number of 1 to 64" in error.value.message
+    assert f"got {value!r}" in error.value.message
+
+
+@pytest.mark.parametrize(("value", "read"), [("1", 1), ("64", 64), ("auto", "auto"), (2, 2)])
+def test_a_number_that_can_be(value: Any, read: object) -> None:
+    assert load(overrides={"processes": value}).processes == read
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"store": "memory:"}, r"^processes \(2\) needs a store that is a folder.*not 'memory:'$"),
+        ({"store": "sqlite:///x.db"}, r"needs a store that is a folder.*not 'sqlite:///x.db'$"),
+        ({"store": "redis://a:1/0"}, "needs a store that is a folder"),
+        ({"store": "sqlite:///d/?nonsense=1"}, "nonsense"),
+        ({"shard": 3}, r"^shard \(3\) cannot be set with processes \(2\): they have 0 to 1$"),
+        (
+            {"listen": "tcp://0.0.0.0:7355", "insecure": True},
+            r"^listen \(tcp://0.0.0.0:7355\) is every address .*advertise is needed$",
+        ),
+        (
+            {"http": "127.0.0.1:7356", "listen": "tcp://127.0.0.1:7355"},
+            r"^listen \(tcp://127.0.0.1:7355\) and http \(127.0.0.1:7356\) need 2 ports each",
+        ),
+        (
+            {"listen": "tcp://127.0.0.1:65535"},
+            r"^listen \(tcp://127.0.0.1:65535\) with processes \(2\) needs ports up to 65536;",
+        ),
+        ({"advertise": "tcp://wheel:65535"}, r"^advertise \(tcp://wheel:65535\).* up to 65536;"),
+    ],
+)
+def test_what_cannot_be_served_is_said_and_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TickwheelError, match=message):
+        processes.run(settings(tmp_path, **wrong))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+        ('{"format": 2, "shards": 2}', "has the format 2; known is 1"),
+        ('{"format": 1, "shards": 65}', "shards must be 1 to 64, not 65"),
+        ('{"format": 1, "shards": true}', "shards must be 1 to 64, not True"),
+        ('{"format": 1, "shards": 4}', r"laid out with 4 shards \(shards.json\), and processes is"),
+    ],
+)
+def test_a_folder_that_says_something_else(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "shards.json").write_text(content)
+    with pytest.raises(StoreUnusable, match=message):
+        processes.run(settings(tmp_path))
+
+
+def test_databases_without_their_number_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "shard-5.db").write_text("somebody's")
+    with pytest.raises(StoreUnusable, match=r"shard-5.db exists already, and shards.json"):
+        processes.run(settings(tmp_path))
+    assert [path.name for path in (tmp_path / "d").iterdir()] == ["shard-5.db"]
+
+
+def test_a_folder_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnusable, match="missing/d/: No such file or directory"):
+        processes.run(settings(tmp_path / "missing"))
+
+
+def test_auto_is_what_the_folder_has(tmp_path: Path) -> None:
+    auto = settings(tmp_path, processes="auto")
+    assert processes.count_of(auto) == min(PROCESSES_MAX, len(os.sched_getaffinity(0)))
+    assert processes.init(settings(tmp_path, processes=5)) == 5
+    assert processes.count_of(auto) == 5
+    names = sorted(path.name for path in (tmp_path / "d").glob("*.db"))
+    assert names == [f"shard-{shard}.db" for shard in range(5)]
+    said = json.loads((tmp_path / "d" / "shards.json").read_text())
+    assert said == {"format": 1, "shards": 5}
+
+
+def test_urls_of_folders(tmp_path: Path) -> None:
+    assert shard_folder("sqlite:///a%20b/?wal_bytes=9") == ShardFolder("a b/", "wal_bytes=9")
+    assert shard_folder("sqlite:////abs/d/") == ShardFolder("/abs/d/")
+    for other in ("sqlite:///x.db", "memory:", "redis://a/0", "sqlite:///", "sqlite:///x.db?a=b/"):
+        assert shard_folder(other) is None
+    one = parse(ShardFolder("/a b?/", "wal_bytes=9").url(3))
+    assert (one.path, one.settings) == ("/a b?/shard-3.db", (("wal_bytes", 9),))
+
+
+def test_each_shard_has_addresses_and_files_of_its_own(tmp_path: Path) -> None:
+    port = free_port()
+    given = settings(
+        tmp_path,
+        listen=f"tcp://127.0.0.1:{port}",
+        advertise="tcp://wheel.example:7000",
+        http="127.0.0.1:0",
+        http_advertise="https://wheel.example:8000",
+        audit_file="audit.log",
+        ready_file="ready.json",
+    )
+    first, second = processes.settings_of_all(given, 2)
+    assert (first.shard, second.shard) == (0, 1)
+    assert second.store == f"sqlite:///{tmp_path}/d/shard-1.db"
+    assert first.listen == f"tcp://127.0.0.1:{port}"
+    assert second.listen == f"tcp://127.0.0.1:{port + 1}"
+    assert first.route == second.route == "tcp://wheel.example:7000,tcp://wheel.example:7001"
+    assert second.shard_urls[second.shard] == second.advertise == "tcp://wheel.example:7001"
+    assert second.http_advertise == "https://wheel.example:8001"
+    assert first.http != second.http
+    assert (second.audit_file, second.ready_file) == ("audit.log.shard-1", None)
+    assert second.backup_dir == str(tmp_path / "d" / "shard-1")
+    assert (first.processes, second.processes) == (1, 1)
