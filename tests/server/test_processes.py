@@ -11,11 +11,16 @@ from typing import Any
 import pytest
 
 from support.ports import free_port
+from support.shard_rig import ShardRig, started
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.persistence import ShardFolder, parse, shard_folder
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.server import processes
 from tickwheel.server.settings import PROCESSES_MAX, Settings, load
+
+
+ROUTE = ("tcp://wheel.example:7355", "tcp://wheel.example:7356")
+rig = started(lambda: ShardRig(shard=1, route=",".join(ROUTE)))
 
 
 def settings(folder: Path, **more: Any) -> Settings:
@@ -142,3 +147,11 @@ def test_each_shard_has_addresses_and_files_of_its_own(tmp_path: Path) -> None:
     assert (second.audit_file, second.ready_file) == ("audit.log.shard-1", None)
     assert second.backup_dir == str(tmp_path / "d" / "shard-1")
     assert (first.processes, second.processes) == (1, 1)
+
+
+async def test_the_process_that_sends_is_not_told_of_other_shards(rig: ShardRig) -> None:
+    rig.logins.own = b"secret of the moment"
+    own = await rig.stranger().hello(token="secret of the moment")
+    assert {"shard", "shards"}.isdisjoint(own[2])
+    other = await rig.stranger().hello()
+    assert (other[2]["shard"], other[2]["shards"]) == (1, ROUTE)

@@ -404,8 +404,7 @@ class _Parent:
         process.pid = None
         how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         if self._is_ending:
-            process.serves = False
-            if code != 0:
+            if code not in (0, -signal.SIGTERM):  # that of one that had not begun yet is clean
                 self._log.error("shard_ended", shard=process.shard, detail=f"{how}, in the end")
                 self.code = self.code or max(1, code)
         elif code > 0 and not process.has_served:
