@@ -18,7 +18,6 @@ from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.server import processes
 from tickwheel.server.settings import PROCESSES_MAX, Settings, load
 
-
 ROUTE = ("tcp://wheel.example:7355", "tcp://wheel.example:7356")
 rig = started(lambda: ShardRig(shard=1, route=",".join(ROUTE)))
 
