@@ -338,7 +338,8 @@ def test_commands_on_one_store_name_the_database_of_a_shard(
     cli, store = Cli(NOWHERE), shards.parent.store
     cli.run("init", "--store", store, "--processes", "2")
     one = f"{store}shard-0.db"
-    for command in (("check", "--store", store), ("restore", "--into", store, "--history", "x")):
+    restore = ("restore", "--into", store, "--history", str(tmp_path))
+    for command in (("check", "--store", store), restore):
         assert f"name the database of one, for example {one}" in cli.fails(1, *command)
     assert b"all rows agree" in cli.run("check", "--store", one).stdout
 

@@ -436,14 +436,10 @@ class _Parent:
     def _write_ready_file(self) -> None:
         if self._settings.ready_file is None:
             return
-        shards = [
-            {"url": process.settings.advertise, "http": _http_url(process), "pid": process.pid}
-            for process in self._processes
-        ]
-        first = shards[0]
-        daemon.write_ready_file(
-            Path(self._settings.ready_file), str(first["url"]), first["http"], shards=shards
-        )
+        places = [(str(one.settings.advertise), _http_url(one), one.pid) for one in self._processes]
+        shards = [{"url": url, "http": http, "pid": pid} for url, http, pid in places]
+        url, http, _ = places[0]
+        daemon.write_ready_file(Path(self._settings.ready_file), url, http, shards=shards)
 
 
 def _http_url(process: _Process) -> str | None:
