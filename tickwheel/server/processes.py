@@ -147,7 +147,7 @@ def _check(folder: ShardFolder, count: int) -> None:
         if not os.path.exists(folder.database(shard)):
             raise StoreUnusable(
                 f"{folder.database(shard)} is missing: a new one would hide what it held. Restore"
-                f" it: tickwheel restore --into {folder.url(shard)}"
+                f" it: tickwheel restore --shard {shard} --into {folder.url(shard)} …"
             )
 
 
