@@ -21,7 +21,7 @@ from tickwheel.api.kinds import (
 )
 from tickwheel.api.shapes import Answer, Request, maybe_when, when
 from tickwheel.api.tasks import MOVES, PAGE, STATES, AnyMoveFields
-from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
 
 EXAMPLES_MAX: Final = 10
 TIME_MS_MAX: Final = 2**53 - 1
@@ -192,16 +192,18 @@ VERBS: Final = (
     Verb("make_bulk", NewBulk, BulkInfo, Need(Right.OPERATE, Of.NAMED),
          "Do something to everything of a topic that matches", "", FrameType.BULK_MAKE,
          path="POST /v1/bulk", tag=_TAG, status=201,
-         errors=(*_UNKNOWN, "conflict", "due_too_far"), audit=Audit.ALWAYS, changes=True),
+         errors=(*_UNKNOWN, "conflict", "due_too_far"), audit=Audit.ALWAYS, changes=True,
+         over=Over.TURN),
     Verb("preview_bulk", BulkTrial, BulkPreview, Need(Right.READ, Of.NAMED),
          "What a bulk operation would do; changes nothing", "", FrameType.BULK_PREVIEW,
          path="POST /v1/bulk-previews", tag=_TAG, errors=(*_UNKNOWN, "due_too_far"),
-         prompt=False),
+         prompt=False, over=Over.EACH),
     Verb(
         "list_bulk", BulkPage, BulkList, Need(Right.READ, Of.FOUND),
         "List bulk operations, the newest first", "Bulk operations, the newest first.",
         FrameType.BULK_LIST, path="GET /v1/bulk", tag=_TAG, errors=_UNKNOWN, prompt=False,
         pages="bulk", methods=(Method("list_bulk"),),
+        over=Over.PAGES,
     ),
     Verb(
         "show_bulk", BulkName, BulkInfo, Need(Right.READ, Of.FOUND),
@@ -209,6 +211,7 @@ VERBS: Final = (
         "One bulk operation, and how far it is. Raises NotFound.",
         FrameType.BULK, "show", path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
         methods=(Method("show_bulk"),),
+        over=Over.ALL,
     ),
     Verb(
         "cancel_bulk", BulkName, BulkInfo, Need(Right.OPERATE, Of.FOUND),
@@ -217,5 +220,6 @@ VERBS: Final = (
         " NotFound.",
         FrameType.BULK, "cancel", path=f"DELETE {_PATH}", tag=_TAG, errors=_UNKNOWN,
         audit=Audit.ALWAYS, changes=True, methods=(Method("cancel_bulk"),),
+        over=Over.TURN,
     ),
 )  # fmt: skip

@@ -26,7 +26,7 @@ from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import NamesPage
 from tickwheel.api.shapes import Answer, Request, called, when
 from tickwheel.api.tasks import PAGE, ListedOptions
-from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
 from tickwheel.limits import ID_MAX
 
 LOAD_STEPS_MAX: Final = 1_440
@@ -456,18 +456,21 @@ BACKUP_S: Final = 600.0
 """How much longer than other answers that of a backup may take, in seconds."""
 
 VERBS: Final = (
-    Verb("ping", Nothing, None, None, "Is the daemon there", frame=FrameType.PING, standby=True),
+    Verb("ping", Nothing, None, None, "Is the daemon there", frame=FrameType.PING, standby=True,
+         over=Over.ONE),
     Verb("status", Nothing, Status, None, "Role, state, store",
          "How the daemon is: its role and state, and since when. For one that is not active see"
          " ``status_at``.",
          FrameType.STATUS, path="GET /v1/status", tag=_DAEMON, standby=True,
-         methods=(Method("status"),)),
+         methods=(Method("status"),), over=Over.ONE),
     Verb("stats", Nothing, Stats, _FOUND, "Counts", "The daemon's counts at this moment.",
-         FrameType.STATS, path="GET /v1/stats", tag=_DAEMON, methods=(Method("stats"),)),
+         FrameType.STATS, path="GET /v1/stats", tag=_DAEMON, methods=(Method("stats"),),
+         over=Over.ALL),
     Verb("load", LoadSpans, Load, _ANY, "How many tasks are due when",
          "How many tasks the wheel has for each of ``steps`` spans of ``step``, from ``since`` on,"
          " which is rounded down to a whole ``step``. Raises BadRequest.",
-         FrameType.LOAD, path="GET /v1/load", tag=_DAEMON, methods=(Method("load"),)),
+         FrameType.LOAD, path="GET /v1/load", tag=_DAEMON, methods=(Method("load"),),
+         over=Over.ALL),
     Verb("list_topics", NamesPage, TopicList, _FOUND, "List topics with their counts",
          path="GET /v1/topics", tag=_TOPICS),
     Verb("show_topic", OfTopic, TopicStats, _NAMED, "One topic",
@@ -476,7 +479,7 @@ VERBS: Final = (
          "Who is connected and takes tasks: each subscription, and each pull that waits, in the"
          " order in which their connections came; of a topic, of a group.",
          FrameType.CONSUMER_LIST, path="GET /v1/consumers", tag=_CONSOLE, prompt=False,
-         pages="consumers", methods=(Method("list_consumers"),)),
+         pages="consumers", methods=(Method("list_consumers"),), over=Over.PAGES),
     Verb("overview", Nothing, Overview, _ANY, "The wheel, counts and what is wrong right now",
          path="GET /v1/overview", tag=_CONSOLE),
     Verb("group_lag", OfGroup, GroupLag, _NAMED, "How far a group was behind in the last hour",
@@ -491,7 +494,7 @@ VERBS: Final = (
          "Copy the store to a new file ``name`` in the daemon's backup folder, while it works.",
          FrameType.BACKUP, path="POST /v1/backups", tag=_DAEMON, status=201,
          errors=("conflict",), audit=Audit.ALWAYS, prompt=False, repeat=False, extra_s=BACKUP_S,
-         methods=(Method("backup"),)),
+         methods=(Method("backup"),), over=Over.TURN),
     Verb("restore", NewRestore, Restore, _ADMIN,
          "Restore a backup and the history since into a new file", path="POST /v1/restores",
          tag=_DAEMON, status=202, errors=("not_found", "conflict"), audit=Audit.ALWAYS),

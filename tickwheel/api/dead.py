@@ -8,7 +8,7 @@ from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import ID, LETTERS, NAME, Kind, Moment, Text, array, wrong
 from tickwheel.api.shapes import Answer, Request, when
 from tickwheel.api.tasks import PAGE, Failure
-from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
 from tickwheel.limits import Limits
 
 
@@ -77,13 +77,14 @@ VERBS: Final = (
         "Dead letters in the order of their ids.",
         FrameType.DEAD_LIST, path="GET /v1/dead-letters", tag=_TAG, prompt=False, pages="dead",
         methods=(Method("dead_list"),),
+        over=Over.PAGES,
     ),
     Verb("requeue_dead", Letters, list[str], _OPERATE, "Requeue dead letters",
          'Deliver dead letters again, failures counted anew: "requeued" or "unknown".',
          FrameType.DEAD_REQUEUE, audit=Audit.ALWAYS, changes=True, bulk="requeue",
-         methods=(Method("dead_requeue", word="RequeueWord"),)),
+         methods=(Method("dead_requeue", word="RequeueWord"),), over=Over.IDS),
     Verb("delete_dead", Letters, list[str], _OPERATE, "Delete dead letters",
          'Delete dead letters for good: "deleted" or "unknown".',
          FrameType.DEAD_DELETE, audit=Audit.ALWAYS, changes=True, bulk="delete",
-         methods=(Method("dead_delete", word="DeleteWord"),)),
+         methods=(Method("dead_delete", word="DeleteWord"),), over=Over.IDS),
 )  # fmt: skip

@@ -27,7 +27,7 @@ from tickwheel.api.kinds import (
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.shapes import REQUIRED, Answer, Request, called, maybe_when, place, when
 from tickwheel.api.tasks import TaskOutcome, Value
-from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
 from tickwheel.model.values import FILTER_LENGTH_MAX
 
 ORDER_ATTEMPTS_MAX: Final = 1_000_000
@@ -392,6 +392,7 @@ VERBS: Final = (
         FrameType.GROUP_CREATE, path=f"PUT {_GROUP}", tag=_TOPICS, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("create_group"),),
+        over=Over.TURN,
     ),
     Verb(
         "configure", Settings, GroupSettings, _OPERATE,
@@ -401,6 +402,7 @@ VERBS: Final = (
         " Raises NotFound for a group, Conflict for ``broadcast_only`` of a topic with groups.",
         FrameType.CONFIGURE, path=f"PATCH {_GROUP}", tag=_TOPICS, errors=("not_found", "conflict"),
         audit=Audit.ALWAYS, changes=True, methods=(Method("configure"),),
+        over=Over.TURN,
     ),
     Verb(
         "delete_group", GroupDeletion, GroupHeld, _OPERATE, "Delete a group",
@@ -409,6 +411,7 @@ VERBS: Final = (
         FrameType.GROUP_DELETE, path=f"DELETE {_GROUP}", tag=_TOPICS,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True, repeat=False,
         methods=(Method("delete_group"),),
+        over=Over.TURN,
     ),
     Verb(
         "delete_topic", Deletion, TopicHeld, _OPERATE, "Delete a topic with all that it holds",
@@ -419,6 +422,7 @@ VERBS: Final = (
         FrameType.TOPIC_DELETE, path="DELETE /v1/topics/{topic}", tag=_TOPICS,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True, repeat=False,
         methods=(Method("delete_topic"),),
+        over=Over.TURN,
     ),
     Verb(
         "reset_group", Reset, BulkInfo, _OPERATE,
@@ -431,6 +435,7 @@ VERBS: Final = (
         FrameType.GROUP_RESET, path=f"POST {_GROUP}/reset", tag=_TOPICS, status=201,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
         methods=(Method("reset_group"),),
+        over=Over.TURN,
     ),
     Verb(
         "preview_reset", ResetTrial, ResetPreview, _READ,
@@ -439,6 +444,7 @@ VERBS: Final = (
         " through. Raises NotFound, Overloaded.",
         FrameType.GROUP_RESET_PREVIEW, path=f"POST {_GROUP}/reset-preview", tag=_TOPICS,
         errors=("not_found",), prompt=False, methods=(Method("preview_reset"),),
+        over=Over.ALL,
     ),
     Verb(
         "held_keys", KeysPage, HeldKeys, _READ, "Keys that wait for an operator",
@@ -452,6 +458,7 @@ VERBS: Final = (
                 " oldest first. Raises NotFound.",
             ),
         ),
+        over=Over.ALL,
     ),
     Verb(
         "key_lines", KeysPage, KeyLines, _READ, "Who waits for whom",
@@ -459,6 +466,7 @@ VERBS: Final = (
         " NotFound.",
         FrameType.KEY_LINES, path=f"GET {_GROUP}/lines", tag=_ORDER, errors=("not_found",),
         methods=(Method("key_lines", gives="lines"),),
+        over=Over.ALL,
     ),
     Verb(
         "release_key", HeldTasks, list[TaskOutcome], _OPERATE, "Try the task of a held key again",
@@ -467,6 +475,7 @@ VERBS: Final = (
         FrameType.RELEASE_KEY, path=f"POST {_GROUP}/held-keys/release", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("release_key", word="ReleaseKeyWord"),),
+        over=Over.IDS,
     ),
     Verb(
         "skip_key", HeldTasks, list[TaskOutcome], _OPERATE,
@@ -476,6 +485,7 @@ VERBS: Final = (
         FrameType.SKIP_KEY, path=f"POST {_GROUP}/held-keys/skip", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("skip_key", word="SkipKeyWord"),),
+        over=Over.IDS,
     ),
     Verb(
         "pause_key", OneKey, KeyPause, _OPERATE, "Hand out no task of one key until it is resumed",
@@ -486,6 +496,7 @@ VERBS: Final = (
         FrameType.PAUSE_KEY, path=f"POST {_GROUP}/held-keys/pause", tag=_ORDER,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
         methods=(Method("pause_key"),),
+        over=Over.TURN,
     ),
     Verb(
         "resume_key", OneKey, KeyPause, _OPERATE, "Hand out the tasks of a paused key again",
@@ -494,5 +505,6 @@ VERBS: Final = (
         FrameType.RESUME_KEY, path=f"POST {_GROUP}/held-keys/resume", tag=_ORDER,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
         methods=(Method("resume_key"),),
+        over=Over.TURN,
     ),
 )  # fmt: skip

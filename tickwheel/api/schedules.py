@@ -11,7 +11,7 @@ from tickwheel.api.kinds import BODY, ID, KEY, NAME, Choice, Moment, Span, Text,
 from tickwheel.api.shapes import REQUIRED, Answer, Block, Request, called, maybe_when, when
 from tickwheel.api.tasks import PAGE, AcceptedIds, ScheduledTaskFields
 from tickwheel.api.times import moment
-from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
 
 CRON_LENGTH_MAX: Final = 255
 RUNS_MAX: Final = 2**53 - 1
@@ -167,6 +167,7 @@ def _on_one(name: str, word: str, summary: str, text: str, method: str, **more: 
     return Verb(
         name=name, need=_OPERATE, summary=summary, text=text, frame=FrameType.SCHEDULE, word=word,
         tag=_TAG, audit=Audit.ALWAYS, changes=True, methods=(Method(method),) * bool(method),
+        over=Over.NAME,
         **(said | more),
     )  # fmt: skip
 
@@ -174,15 +175,15 @@ def _on_one(name: str, word: str, summary: str, text: str, method: str, **more: 
 VERBS: Final = (
     Verb("put_schedule", NewSchedule, ScheduleInfo, _OPERATE, "Make a schedule, or make it so",
          "", FrameType.SCHEDULE_PUT, path=f"PUT {_PATH}", tag=_TAG, status=201,
-         audit=Audit.ALWAYS, changes=True),
+         audit=Audit.ALWAYS, changes=True, over=Over.BASIS),
     Verb("list_schedules", NamesPage, ScheduleList, _READ, "List schedules",
          "All schedules, by name.", FrameType.SCHEDULE_LIST, path="GET /v1/schedules", tag=_TAG,
-         pages="schedules", methods=(Method("list_schedules"),)),
+         pages="schedules", methods=(Method("list_schedules"),), over=Over.PAGES),
     Verb("show_schedule", ScheduleLook, ScheduleInfo, _READ,
          "One schedule, its next times and newest runs",
          "One, with its next ``planned`` times and its newest runs. Raises NotFound.",
          FrameType.SCHEDULE, "show", path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
-         methods=(Method("show_schedule"),)),
+         methods=(Method("show_schedule"),), over=Over.NAME),
     _on_one("pause_schedule", "pause", "Pause",
             "Nothing of it fires until it is resumed. Raises NotFound.", "pause_schedule",
             path=f"POST {_PATH}/pause"),

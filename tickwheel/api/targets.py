@@ -18,7 +18,7 @@ from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import OfGroup
 from tickwheel.api.kinds import ID, NAME, Choice, Kind, Moment, Span, Text, Whole, array, wrong
 from tickwheel.api.shapes import Answer, Request, place, when
-from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
 
@@ -356,6 +356,7 @@ VERBS: Final = (
         " address that may not be asked (push_allow), Conflict while somebody is subscribed.",
         FrameType.PUSH_SET, path=f"PUT {_GROUP}/push", tag=_TAG, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True, methods=(Method("set_push"),),
+        over=Over.TURN,
     ),
     Verb(
         "set_forward", SetForward, TargetInfo, _ADMIN,
@@ -364,6 +365,7 @@ VERBS: Final = (
         " place of the target that was there. Raises as ``set_push``.",
         FrameType.FORWARD_SET, path=f"PUT {_GROUP}/forward", tag=_TAG, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True, methods=(Method("set_forward"),),
+        over=Over.TURN,
     ),
     Verb(
         "remove_target", OfGroup, TargetRemoved, _ADMIN, "Take the target of a group away",
@@ -371,12 +373,14 @@ VERBS: Final = (
         " and takes subscribers again. Raises NotFound.",
         FrameType.TARGET_REMOVE, path=f"DELETE {_GROUP}/target", tag=_TAG, errors=("not_found",),
         audit=Audit.ALWAYS, changes=True, methods=(Method("remove_target"),),
+        over=Over.TURN,
     ),
     Verb(
         "targets", OfTargets, Targets, Need(Right.READ, Of.FOUND), "Where groups are sent to",
         "The targets of all groups, or of those of a topic, and how they go.",
         FrameType.TARGET_LIST, path="GET /v1/targets", tag=_TAG,
         methods=(Method("targets", gives="targets"),),
+        over=Over.ALL,
     ),
     Verb(
         "test_push", TestPush, PushSent, Need(Right.ADMIN, Of.ANY), "Try a URL",
@@ -385,6 +389,7 @@ VERBS: Final = (
         FrameType.PUSH_TEST, path="POST /v1/push-test", tag=_TAG, errors=("conflict",),
         audit=Audit.ALWAYS, repeat=False, prompt=False, extra_s=ANSWER_S,
         methods=(Method("test_push"),),
+        over=Over.ONE,
     ),
     Verb(
         "push_log", PushLogPage, PushLog, _READ, "The last requests of a push",
@@ -392,6 +397,7 @@ VERBS: Final = (
         " NotFound, Conflict where no process sends.",
         FrameType.PUSH_LOG, path=f"GET {_GROUP}/push/log", tag=_TAG,
         errors=("not_found", "conflict"), methods=(Method("push_log", gives="requests"),),
+        over=Over.ALL,
     ),
     Verb(
         "resend", Resend, PushSent, Need(Right.OPERATE, Of.NAMED), "Send a request once more",
@@ -400,6 +406,7 @@ VERBS: Final = (
         FrameType.PUSH_RESEND, path=f"POST {_GROUP}/push/resend", tag=_TAG,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, repeat=False, prompt=False,
         extra_s=ANSWER_S, methods=(Method("resend"),),
+        over=Over.ONE,
     ),
     Verb(
         "settle_callback", SettleCallback, CallbackSettled, None, "Settle a task after 202",

@@ -29,7 +29,7 @@ from tickwheel.api.kinds import (
 )
 from tickwheel.api.shapes import Answer, Field, Request, called, maybe_when, place
 from tickwheel.api.times import moment
-from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
 from tickwheel.errors import BadRequest
 from tickwheel.model.values import INTEGER_MIN
 
@@ -423,22 +423,25 @@ VERBS: Final = (
          'Cancel tasks that are not being worked on: "cancelled", "already_cancelled", or what is'
          ' too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", …',
          FrameType.CANCEL, path="POST /v1/cancellations", tag=_TAG, audit=Audit.ALWAYS,
-         changes=True, bulk="cancel", methods=(Method("cancel", word="CancelWord"),)),
+         changes=True, bulk="cancel", methods=(Method("cancel", word="CancelWord"),),
+         over=Over.IDS),
     Verb("reschedule", Move, list[TaskOutcome], _CHANGE, "Reschedule tasks",
          "Give tasks another due time, by one of ``delay`` (by the daemon's clock), ``at`` and"
          " ``shift``.",
          FrameType.RESCHEDULE, audit=Audit.ALWAYS, changes=True, bulk="reschedule",
-         methods=(Method("reschedule"),)),
+         methods=(Method("reschedule"),), over=Over.IDS),
     Verb("spread", Spread, list[TaskOutcome], _CHANGE, "Spread tasks over a due window",
          "Give scheduled tasks a due window: each is moved to one of its emptiest ticks, which"
          " replaces its due time. What is not scheduled stays, with its state for an outcome.",
          FrameType.SPREAD, path="POST /v1/spreads", tag=_TAG, errors=("due_too_far",),
-         audit=Audit.ALWAYS, changes=True, bulk="spread", methods=(Method("spread"),)),
+         audit=Audit.ALWAYS, changes=True, bulk="spread", methods=(Method("spread"),),
+         over=Over.IDS),
     Verb("run_now", Selection, list[TaskOutcome], _CHANGE, "Run tasks now",
          "Make tasks due at once.",
          FrameType.RUN_NOW, path="POST /v1/runs", tag=_TAG, audit=Audit.ALWAYS, changes=True,
-         bulk="run_now", methods=(Method("run_now"),)),
-    Verb("look_up", LookUp, list[TaskInfo], _READ, "Look tasks up", frame=FrameType.LOOKUP),
+         bulk="run_now", methods=(Method("run_now"),), over=Over.IDS),
+    Verb("look_up", LookUp, list[TaskInfo], _READ, "Look tasks up", frame=FrameType.LOOKUP,
+         over=Over.IDS),
     Verb(
         "list_tasks", TasksPage, Tasks, Need(Right.READ, Of.FOUND),
         "List tasks that have not ended",
@@ -446,5 +449,6 @@ VERBS: Final = (
         " without its topic has no index: the tasks are looked through.",
         FrameType.LIST, path="GET /v1/tasks", tag=_TAG, prompt=False, pages="tasks",
         methods=(Method("list_tasks"),),
+        over=Over.PAGES,
     ),
 )  # fmt: skip

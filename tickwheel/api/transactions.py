@@ -8,7 +8,7 @@ from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import ID, NAME, Choice, Moment
 from tickwheel.api.shapes import Answer, Request, maybe_when, when
 from tickwheel.api.tasks import PAGE, AcceptedIds
-from tickwheel.api.verb import Audit, Method, Need, Of, Right, Verb
+from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
 
 
 class TransactionName(Request):
@@ -78,31 +78,31 @@ VERBS: Final[tuple[Any, ...]] = (
          "Keep half tasks of a transaction", frame=FrameType.PREPARE, changes=True,
          fields="transaction: str, group: str, part: int, array of task, options: map "
                 "{`from`: `enqueue` or `commit`} or nil",
-         result="[accepted_ms, empty array]"),
+         result="[accepted_ms, empty array]", over=Over.BASIS),
     Verb("commit_transaction", TransactionName, AcceptedIds, _PRODUCE,
          "Commit: its half tasks are tasks", "", FrameType.COMMIT, path=f"POST {_PATH}/commit",
          tag=_TAG,
          errors=(*_UNKNOWN, "transaction_rolled_back", "store_full"),
          audit=Audit.OF_OTHERS, changes=True,
-         result="as ENQUEUE"),
+         result="as ENQUEUE", over=Over.NAME),
     Verb("rollback_transaction", TransactionName, AcceptedIds, _PRODUCE,
          "Roll back: none of its tasks ever was", "", FrameType.ROLLBACK,
          path=f"POST {_PATH}/rollback", tag=_TAG, errors=(*_UNKNOWN, "transaction_committed"),
          audit=Audit.OF_OTHERS, changes=True,
-         result="[decided_ms, empty array]"),
+         result="[decided_ms, empty array]", over=Over.NAME),
     Verb("answer_checks", None, None, _PRODUCE, "Answer for producer groups",
          frame=FrameType.CHECKS,
          fields="groups: array of str, up to 1,000",
-         result="nil"),
+         result="nil", over=Over.EACH),
     Verb("list_transactions", TransactionsPage, TransactionList, _READ,
          "List transactions that are not decided",
          "Those that are not decided, or those in ``state``, by name.",
          FrameType.TRANSACTION_LIST, path="GET /v1/transactions", tag=_TAG, prompt=False,
-         pages="transactions", methods=(Method("list_transactions"),)),
+         pages="transactions", methods=(Method("list_transactions"),), over=Over.PAGES),
     Verb("show_transaction", TransactionName, TransactionInfo, _READ,
          "One transaction and its half tasks",
          "One, with its half tasks. Raises UnknownTransaction.",
          FrameType.TRANSACTION_SHOW, path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
          result="transaction map and `halves`",
-         methods=(Method("show_transaction"),)),
+         methods=(Method("show_transaction"),), over=Over.NAME),
 )  # fmt: skip

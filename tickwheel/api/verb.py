@@ -37,6 +37,19 @@ class Of(StrEnum):
     ANY = "all topics"
 
 
+class Over(StrEnum):
+    """Which shards a client asks a verb, where there are several."""
+
+    ONE = "the shard that the client is connected to"
+    IDS = "the shards of the ids that are named; all, where a key is named instead"
+    BASIS = "the shard where what is made has its home"
+    NAME = "all: the one that has what is named answers"
+    ALL = "all at once; their answers are made one"
+    TURN = "all, one after the other, up to the first error; their answers are made one"
+    PAGES = "all, page by page, in the order of the list"
+    EACH = "each has its own, which the client makes one"
+
+
 class Need(NamedTuple):
     """The right that a verb needs, and for which topics."""
 
@@ -113,6 +126,8 @@ class Verb:
     """Whether silence after it means a dead connection."""
     extra_s: float = 0.0
     """How much longer than usual an answer may take."""
+    over: Over | None = None
+    """Which shards are asked; None: over HTTP only, where each shard is by itself."""
     bulk: str = ""
     """The kind of bulk operation that does the same to all of a topic that matches; its method
     takes the one or the other."""

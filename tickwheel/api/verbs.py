@@ -9,7 +9,7 @@ from typing import Final
 
 from tickwheel.api import bulk, daemon, dead, groups, schedules, targets, tasks, transactions
 from tickwheel.api.frames import FrameType
-from tickwheel.api.verb import Need, Of, Right, Verb
+from tickwheel.api.verb import Need, Of, Over, Right, Verb
 
 _EACH, _CONSUME = Need(Right.PRODUCE, Of.EACH_TASK), Need(Right.CONSUME, Of.NAMED)
 
@@ -18,7 +18,8 @@ BY_HAND: Final = (
     Verb("enqueue", None, tuple, _EACH, "Store tasks", frame=FrameType.ENQUEUE, changes=True,
          fields="floor: int, tasks: array of task",
          result="[accepted_ms: int, ids: array of int, in the order of the tasks], and "
-                "where tasks have due windows or rules for pending keys: a map with more"),
+                "where tasks have due windows or rules for pending keys: a map with more",
+         over=Over.BASIS),
     Verb("enqueue_once", None, tuple, _EACH, "Store tasks, once for an Idempotency-Key",
          changes=True),
     Verb("enqueue_plain", None, tuple, _EACH, "Store a run of plain tasks", changes=True),
@@ -26,55 +27,55 @@ BY_HAND: Final = (
          "Store tasks of one topic", frame=FrameType.ENQUEUE_COLUMNS, changes=True,
          fields="floor: int, topic: str, bodies: array of bin, delays_ms: int for all, or"
                 " array of int, one for each body",
-         result="as ENQUEUE"),
+         result="as ENQUEUE", over=Over.BASIS),
     Verb("enqueue_unanswered", None, None, _EACH, "Store tasks, without an answer",
          frame=FrameType.ONEWAY, changes=True,
          fields="tasks: array of task",
-         result="none; request is 0"),
+         result="none; request is 0", over=Over.BASIS),
     Verb("subscribe", None, None, _CONSUME, "Get deliveries as they come due",
          frame=FrameType.SUBSCRIBE, changes=True,
          fields="sub: int, topic: str, group: str?, prefetch: int, options: map {`lease_ms`: int,"
                 " `retry`: policy, `ack`: str, `broadcast`: bool, GROUP FIELDS}, all optional, or"
                 " nil",
-         result="map {`lease_ms`: int}"),
+         result="map {`lease_ms`: int}", over=Over.EACH),
     Verb("set_prefetch", None, None, None, "Another prefetch", frame=FrameType.PREFETCH,
          fields="sub: int, prefetch: int",
-         result="nil"),
+         result="nil", over=Over.EACH),
     Verb("unsubscribe", None, None, None, "No more deliveries", frame=FrameType.UNSUBSCRIBE,
          fields="sub: int",
-         result="nil"),
+         result="nil", over=Over.EACH),
     Verb("pull", None, tuple, _CONSUME, "Get deliveries, waiting for them if need be",
          frame=FrameType.PULL, changes=True,
          fields="topic: str, group: str?, max: int, wait_ms: int, options: map {`lease_ms`: int,"
                 " GROUP FIELDS}, all optional, or nil",
-         result="[epoch: int, delivered_ms: int, array of delivery]"),
+         result="[epoch: int, delivered_ms: int, array of delivery]", over=Over.EACH),
     Verb("ack", None, tuple, _CONSUME, "Done", frame=FrameType.ACK, changes=True,
          fields="topic: str, group: str?, epoch: int, ids: array of int, attempts: array "
                 "of int, may_gather: bool (optional)",
-         result="nil, or an array of words"),
+         result="nil, or an array of words", over=Over.IDS),
     Verb("nack", None, tuple, _CONSUME, "Failed, try again", frame=FrameType.NACK, changes=True,
          fields="topic: str, group: str?, array of [id, epoch, attempt, delay_ms?, "
                 "reason?]",
-         result="array of words"),
+         result="array of words", over=Over.IDS),
     Verb("reject", None, tuple, _CONSUME, "Never again", frame=FrameType.REJECT, changes=True,
          fields="topic: str, group: str?, array of [id, epoch, attempt, reason?]",
-         result="array of words"),
+         result="array of words", over=Over.IDS),
     Verb("extend", None, tuple, _CONSUME, "A longer lease", frame=FrameType.EXTEND, changes=True,
          fields="topic: str, group: str?, epoch: int, ids: array of int, attempts: array "
                 "of int, lease_ms: int",
-         result="nil, or an array of words"),
+         result="nil, or an array of words", over=Over.IDS),
     Verb("snooze", None, tuple, _CONSUME, "Later, and no failure", frame=FrameType.SNOOZE,
          changes=True,
          fields="topic: str, group: str?, array of [id, epoch, attempt, delay_ms]",
-         result="array of words"),
+         result="array of words", over=Over.IDS),
     Verb("release", None, tuple, _CONSUME, "Give back what was not started",
          frame=FrameType.RELEASE, changes=True,
          fields="topic: str, group: str?, epoch: int, ids: array of int, attempts: array "
                 "of int",
-         result="nil, or an array of words"),
+         result="nil, or an array of words", over=Over.IDS),
     Verb("leave", None, None, None, "Goodbye", frame=FrameType.BYE,
          fields="none",
-         result="nil"),
+         result="nil", over=Over.EACH),
 )  # fmt: skip
 """Verbs whose frames are read by hand, for speed, or because they carry tasks or deliveries."""
 

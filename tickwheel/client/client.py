@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from datetime import datetime
 from functools import partial
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from tickwheel.api.frames import SESSION_BYTES, FrameType
 from tickwheel.api.groups import GroupFields
@@ -42,12 +43,16 @@ from tickwheel.client.verbs import WrittenVerbs
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
+    ConnectionLost,
     TickwheelError,
     shown,
 )
 from tickwheel.limits import Limits
 from tickwheel.protocol import encode
 from tickwheel.version import __version__
+
+if TYPE_CHECKING:
+    from tickwheel.client.shards import Shards, SpreadAcks, SpreadProducer
 
 FRAMES_AHEAD = 8
 """Frames of one ``enqueue_many`` that may be on their way at a time."""
@@ -56,7 +61,8 @@ T = TypeVar("T")
 
 
 class Client(WrittenVerbs):
-    """A connection to a Tickwheel daemon that mends itself; every method may be used at once.
+    """A connection to a Tickwheel daemon that mends itself; every method may be used at once. Where
+    the daemon is one of several shards, there is one to each (docs/sharded-clients.md).
 
     It connects with its first call, or ``connect``; ``close``, or ``async with``, ends it.
 
@@ -129,6 +135,9 @@ class Client(WrittenVerbs):
         self._use(packing)
         self._checks = Checks(self)
         self._state = "new"
+        self._shards: Shards | None = None
+        self._place: tuple[int, int] | None = None
+        """Which shard is connected to, and how many there are; None: no daemon has said it."""
 
     def _use(self, codec: Codec) -> None:
         """Pack and unpack bodies by this codec from now on; what has come keeps its own."""
@@ -178,16 +187,20 @@ class Client(WrittenVerbs):
             deliver=self._deliver,
             ended=self._ended,
             asked=self._checks.asked,
-            greeted=self._checker.set_limits,
+            greeted=self._greeted,
             tls=self._tls,
             open_to=self._open_to,
         )
-        self._producer = Producer(reconnector, self._total_s, self._retries)
-        self._acks = Acks(reconnector, self._total_s)
+        producer = Producer(reconnector, self._total_s, self._retries)
+        self._producer: Producer | SpreadProducer = producer
+        acks = Acks(reconnector, self._total_s)
+        self._acks: Acks | SpreadAcks = acks
         self._calls = Calls(reconnector, self._total_s, self._retries)
-        self._subscriptions = Subscriptions(reconnector, self._calls, self._acks, self._codec)
+        self._subscriptions = Subscriptions(
+            reconnector, self._calls, acks, self._codec, self._know_shards
+        )
         # In the order of their frames: acks first, they set credit free; then what calls ask.
-        reconnector.sources += [self._acks, self._producer, self._calls, self._subscriptions]
+        reconnector.sources += [acks, producer, self._calls, self._subscriptions]
         reconnector.sources.append(self._checks)
         self._connecting = reconnector.loop.create_task(self._connect(reconnector))
         self._connecting.add_done_callback(seen)
@@ -202,7 +215,69 @@ class Client(WrittenVerbs):
                 error if isinstance(error, TickwheelError) else ClientClosed("it did not connect")
             )
             await reconnector.stop(told)
+            if self._shards is not None:
+                await self._shards.close(0.0)
+                self._shards = self._place = None
             raise
+
+    # --- shards ---------------------------------------------------------------------------------
+
+    def _greeted(self, limits: Limits) -> None:
+        """Take what a daemon says of itself in HELLO. Raises ConnectionLost for one that is not
+        the shard that this client has begun with."""
+        self._checker.set_limits(limits)
+        urls: Sequence[str] = self._reconnector.info.get("shards") or ("",)
+        place = (self._reconnector.info.get("shard", 0), len(urls))
+        if self._place is None and len(urls) > 1:
+            self._spread(urls, place)
+        elif self._place not in (None, place):
+            raise ConnectionLost(
+                "shard {} of {} answers here; this client has begun with shard {} of {}".format(
+                    *place, *self._place
+                )
+            )
+        self._place = place
+
+    def _spread(self, urls: Iterable[str], place: tuple[int, int]) -> None:
+        """Have a client for each shard, of which the one of this connection is itself; enqueues
+        that wait go where they belong."""
+        from tickwheel.client.shards import Shards  # for whoever has several
+
+        self._place = place
+        members = [
+            copy(self) if shard == place[0] else self._sibling(url, (shard, place[1]))
+            for shard, url in enumerate(urls)
+        ]
+        self._shards = shards = Shards(members, place[0], self._reconnector)
+        assert isinstance(self._producer, Producer), "not spread yet"
+        waiting = self._producer.withdraw()
+        self._producer, self._acks = shards.producer, shards.acks
+        shards.producer.take_over(waiting)
+        shards.answer_checks()
+
+    def _sibling(self, url: str, place: tuple[int, int]) -> Client:
+        """A client of another shard alone, with the same options. Raises ConnectionLost where it
+        would speak with TLS and this one does not, or the other way round."""
+        if is_secure(url) != (self._tls is not None):
+            raise ConnectionLost(f"shard {place[0]} is at {url:.200}: all or none must have TLS")
+        made = copy(self)
+        made._addresses, made._place, made._state = parse_url(url), place, "new"
+        made._checks = Checks(made)
+        made._checks.handlers = self._checks.handlers
+        made._checks.under_way = self._checks.under_way
+        return made
+
+    async def _know_shards(self, until_s: float | None = None) -> Shards | None:
+        self._ready()
+        if self._place is None:
+            now_s = self._reconnector.loop.time()
+            time_s = self._total_s if until_s is None else max(until_s - now_s, 0.0)
+            await asyncio.wait((self._connecting,), timeout=time_s)
+            if not self._connecting.done() and not self._reconnector.info:
+                raise self._reconnector.unreachable(round(time_s, 1))
+        return self._shards
+
+    # --- the end --------------------------------------------------------------------------------
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush acks and enqueues, give back what was not handed out, and say goodbye.
@@ -219,6 +294,8 @@ class Client(WrittenVerbs):
                 async with asyncio.timeout(limit_s):
                     await self._finish()
         finally:
+            if self._shards is not None:
+                await self._shards.close(0.0)
             self._connecting.cancel()
             await asyncio.wait((self._connecting,))
             await self._reconnector.stop(ClientClosed("the client was closed"))
@@ -228,6 +305,8 @@ class Client(WrittenVerbs):
         await asyncio.gather(*(s.close() for s in subscriptions), return_exceptions=True)
         await self._acks.wait_idle()
         await self._producer.wait_idle()
+        if self._shards is not None:
+            await self._shards.close(self._send_timeout_s)
         if self._reconnector.connection is not None and not self._reconnector.connection.leaving:
             with suppress(TickwheelError):
                 await self._calls.call(FrameType.BYE, repeat=False)
@@ -332,7 +411,8 @@ class Client(WrittenVerbs):
         What fits one frame (``limits.tasks_per_frame_max`` tasks and ``frame_bytes_max`` bytes)
         is stored as a whole or not at all. More goes out in several; when some of them were
         stored and others not, Partly says which. With tasks that have ``if_pending`` a frame has
-        ``limits.coalesced_tasks_max`` tasks.
+        ``limits.coalesced_tasks_max`` tasks. Over several shards that is so for each shard's
+        tasks of a frame; those without a key go together.
         """
         until_s = self._until(timeout)
         wires, sizes = self._checker.check_all(tasks)
@@ -429,11 +509,16 @@ class Client(WrittenVerbs):
         """
         checked = self._check("Client.oneway", topic, body, delay, at, options)
         time_s = self._send_timeout_s if timeout is None else seconds(timeout, "timeout")
-        connection = await self._reconnector.wait_up(time_s)
+        reconnector = self._reconnector
+        if self._place is None:
+            await reconnector.wait_up(time_s)
+        if self._shards is not None:
+            reconnector = self._shards.home_of(checked[0])._reconnector
+        connection = await reconnector.wait_up(time_s)
         if not connection.has_room:
             await connection.wait_room(time_s)
         connection.put(encode((int(FrameType.ONEWAY), 0, (checked[0],))))
-        self._reconnector.wake()
+        reconnector.wake()
 
     def _check(
         self,
@@ -524,10 +609,24 @@ class Client(WrittenVerbs):
         options: dict[str, Any] = {} if lease_ms is None else {"lease_ms": lease_ms}
         options |= GroupFields.of_keywords(settings)
         names = (self._checker.name(topic, "topic"), self._checker.name(group, "group"))
+        shards = await self._know_shards(until_s)
+        if shards is not None:
+            return await shards.pull(names, max, wait_ms, options, until_s)
+        return await self._pull(names, max, wait_ms, options, until_s)
+
+    async def _pull(
+        self,
+        names: tuple[str, str],
+        count: int,
+        wait_ms: int,
+        options: dict[str, Any],
+        until_s: float | None,
+    ) -> list[Delivery]:
+        """Up to ``count`` deliveries of the topic and group ``names``, of one shard."""
         answer = await self._calls.call(
             FrameType.PULL,
             *names,
-            max,
+            count,
             wait_ms,
             options,
             extra_s=wait_ms / 1000,

@@ -107,6 +107,11 @@ class Producer:
             or size_bytes * 2 >= self.bytes_max
         )
 
+    @property
+    def has_open(self) -> bool:
+        """Whether a frame is being filled."""
+        return self._open is not None or self._timed is not None
+
     def add(self, checked: CheckedTask) -> asyncio.Future[Any]:
         """Add one task; returns the future of its Receipt. Raises Overloaded."""
         batch = self._open
@@ -197,6 +202,24 @@ class Producer:
                 f" {limit_s:g} s; the limit is"
                 f" {self.reconnector.limits.window_max} (window_max)"
             ) from None
+
+    def withdraw(self) -> list[Batch]:
+        """Remove and return what was never sent, a batch for each caller: it goes elsewhere."""
+        self._close_open()
+        found: list[Batch] = []
+        waiting, self._queue = self._queue, deque()
+        for batch in waiting:
+            found += (batch,) if isinstance(batch, ColumnBatch) else split(batch, FRAME_BYTES)
+            self.finish(batch)
+            batch.done = False
+        return found
+
+    def adopt(self, batch: Batch) -> None:
+        """Send a batch that was another producer's, until its deadline."""
+        batch.producer = self
+        self._wait_for(batch)
+        self._time(batch)
+        self.reconnector.wake()
 
     async def wait_idle(self) -> None:
         """Wait until every enqueue has its outcome."""
@@ -637,13 +660,30 @@ async def gather_receipts(
         if index >= len(futures):
             found += [Unreachable(f"not sent: {errors[-1].message}")] * count
             continue
-        error = _error_of(futures[index])
-        found += futures[index].result() if error is None else [error] * count
+        found += outcomes_of(futures[index], count)
+    raise failure(found, errors)
+
+
+def outcomes_of(future: asyncio.Future[Any], count: int) -> Sequence[Receipt | TickwheelError]:
+    """The receipt, or the error, of each of the ``count`` tasks of a frame that is over."""
+    error = _error_of(future)
+    if isinstance(error, Partly):
+        return error.receipts
+    if error is not None:
+        return [error] * count
+    receipts: Sequence[Receipt] = future.result()
+    return receipts
+
+
+def failure(
+    found: list[Receipt | TickwheelError], errors: Sequence[TickwheelError]
+) -> TickwheelError:
+    """The error for tasks of which not all were stored."""
     stored = sum(isinstance(item, Receipt) for item in found)
     if not stored:
         # The error that promises least.
-        raise next((error for error in errors if not is_certain(error)), errors[0])
-    raise Partly(
+        return next((error for error in errors if not is_certain(error)), errors[0])
+    return Partly(
         f"{stored} of {len(found)} tasks were stored; the first other one: {errors[0].code}:"
         f" {errors[0].message}",
         found,

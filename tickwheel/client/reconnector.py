@@ -260,6 +260,8 @@ class Reconnector:
         while True:
             connection = await self._search.find()
             began_s = self.loop.time()
+            if len(self.info.get("shards") or ()) > 1:
+                self._search.stay()
             LOGGER.info("connected to %s", connection.peer)
             self._stand(connection)
             self.trouble = await asyncio.shield(connection.closed)
@@ -525,6 +527,11 @@ class Search:
             if not self._found_once and not any(error.retryable for error in said):
                 raise said[-1]
             await self.pause()
+
+    def stay(self) -> None:
+        """Try no other address than that of the found connection: the others are other shards."""
+        if self._at is not None:
+            self._addresses, self._first = [self._at], 0
 
     def ended(self, error: TickwheelError, *, silent: bool, steady: bool) -> None:
         """Note that the found connection has ended, so that another address comes first."""

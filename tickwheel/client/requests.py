@@ -13,8 +13,8 @@ import asyncio
 import os
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tickwheel.api import shapes
 from tickwheel.api.tasks import MOVES, check_selection
@@ -351,6 +351,30 @@ def own_name(kind: str) -> str:
     return f"{kind}-{os.urandom(6).hex()}"
 
 
+class Routes(Protocol):
+    """All shards of a client, as its verbs see them."""
+
+    members: Sequence[Any]
+    """A client for each."""
+
+    async def call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
+        """The answer to a verb, in the form of the wire."""
+
+    def pages(
+        self, verb: Verb, keywords: Mapping[str, Any], limit: int | None, timeout: Duration | None
+    ) -> AsyncGenerator[Any, None]:
+        """The items of a listing of all shards, in its order."""
+
+    def home_of_transaction(self, home: Verbs | None, name: str, wires: Iterable[Any]) -> Verbs:
+        """The client of the shard of a transaction with these half tasks. Raises BadRequest."""
+
+    def answer_checks(self) -> None:
+        """Answer at all shards for the producer groups that the client answers for."""
+
+    def parts(self, front: Any) -> Any:
+        """A subscription on each shard, for this one."""
+
+
 class Verbs:
     """A client as its verbs see it. ``Client`` fills in what is only declared here."""
 
@@ -358,9 +382,15 @@ class Verbs:
     _checker: TaskChecker
     _reconnector: Reconnector
     _state: str
+    _shards: Routes | None
+    """All shards, once it is known that there are several; None: this client has the only one."""
 
     def _ready(self) -> None:
         """Let a new client begin to connect. Raises ClientClosed."""
+        raise NotImplementedError
+
+    async def _know_shards(self, until_s: float | None = None) -> Routes | None:
+        """All shards, when it is known whether there are several. Raises why it is not."""
         raise NotImplementedError
 
     def _until(self, timeout: Duration | None) -> float | None:
@@ -390,8 +420,12 @@ class Verbs:
         return read(lambda found: str(found[0].status), outcomes)
 
     async def _call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        """The daemon's answer, as it comes, to the frame of a verb."""
+        """The daemon's answer, as it comes, to the frame of a verb; over several shards one answer
+        that is made of theirs."""
         assert verb.frame is not None, verb.name
+        shards = await self._know_shards(until_s)
+        if shards is not None:
+            return await shards.call(verb, fields, until_s)
         if verb.word:
             place, *rest = fields
             fields = (place, verb.word, *(rest or [None] * _has_options(verb.frame)))
@@ -458,12 +492,17 @@ class Verbs:
         keywords: Mapping[str, Any],
         limit: int | None,
         timeout: Duration | None,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """The items of a listing, page by page; ``timeout`` is for each page."""
         self._ready()
         if limit is not None and (type(limit) is not int or limit < 1):
             raise BadRequest(f"limit must be an integer of 1 or more, not {shown(limit)}")
         verb = VERBS[name]
+        shards = await self._know_shards(self._until(timeout))
+        if shards is not None:
+            async for item in shards.pages(verb, keywords, limit, timeout):
+                yield item
+            return
         asked, left = verb.asked.of_keywords(keywords), limit
         while left is None or left > 0:
             asked["limit"] = PAGE if left is None else min(left, PAGE)

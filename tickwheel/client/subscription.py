@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import FilterFields, GroupFields
@@ -34,7 +34,7 @@ from tickwheel.client.delivery import FINISHED, Delivered, Delivery, DeliveryBat
 from tickwheel.client.encodings import PLAIN, Codec
 from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.leases import EXTENDED, SURE, Extender, InHand, Leases, Lot
-from tickwheel.client.requests import Calls, retry_pause_s
+from tickwheel.client.requests import Calls, Routes, retry_pause_s
 from tickwheel.errors import (
     BadBody,
     BadRequest,
@@ -49,7 +49,15 @@ from tickwheel.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Iterable,
+        Iterator,
+        Sequence,
+    )
 
     from tickwheel.client.delivery import Acks
     from tickwheel.client.reconnector import Reconnector
@@ -197,6 +205,23 @@ STREAK_MAX = 128
 in, while a fast consumer works."""
 
 
+class Spread(Protocol):
+    """A subscription on each of several shards, as the one that is in front of them sees them."""
+
+    buffer: Buffer
+    """What has come from all of them."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def set_prefetch(self, prefetch: int) -> None: ...
+
+    async def give_back(self) -> None: ...
+
+    def keep_leases(self, in_hand: Callable[[], Iterable[InHand]]) -> Leases: ...
+
+
 class Subscription:
     """``async with client.subscribe(…) as deliveries: async for delivery in deliveries: …``
 
@@ -245,16 +270,28 @@ class Subscription:
         """The prefetch that the daemon was asked for; smaller while an old buffer drains."""
         self._streak = 0
         self._resuming: asyncio.Task[None] | None = None
+        self._parts: Spread | None = None
+        """Over several shards: a subscription on each, of which this one is the front."""
+        self._front: Subscription | None = None
+        """Of such a part: the front,"""
+        self._shard = 0
+        """and which shard it is of."""
 
     # --- life -----------------------------------------------------------------------------------
 
     async def start(self) -> Self:
         """Subscribe. Raises what the daemon objects to. Harmless when it is started."""
         async with self._starting:
+            shards = await self._all.know_shards() if self._front is None else None
             if not self._on and not self._closed:
                 self._all.add(self._number, self)
                 try:
-                    await self._subscribe()
+                    if shards is not None:
+                        self._parts = shards.parts(self)
+                        self._buffer = self._parts.buffer
+                        await self._parts.start()
+                    else:
+                        await self._subscribe()
                 except BaseException:
                     # The daemon may have done it all the same, or be about to.
                     self._end()
@@ -273,7 +310,9 @@ class Subscription:
         if self._resuming is not None:
             self._resuming.cancel()  # a SUBSCRIBE after the UNSUBSCRIBE would stay for ever
         try:
-            if self._reconnector.connection is not None:
+            if self._parts is not None:
+                await self._parts.close()
+            elif self._reconnector.connection is not None:
                 with suppress(TickwheelError):
                     await self._call(FrameType.UNSUBSCRIBE, self._number, repeat=False)
                 if self.leased:
@@ -285,13 +324,18 @@ class Subscription:
         """Set how many unsettled deliveries the daemon may have out here; 0 pauses."""
         self._all.check_prefetch(prefetch)
         self._prefetch = prefetch
-        if self._on:
+        if self._parts is not None:
+            self._credit = prefetch
+            await self._parts.set_prefetch(prefetch)
+        elif self._on:
             self._credit = prefetch
             await self._call(FrameType.PREFETCH, self._number, prefetch)
 
     async def give_back(self) -> None:
         """Give back deliveries that were not handed out, without counting a failure."""
-        if self.leased and self._reconnector.connection is not None:
+        if self._parts is not None:
+            await self._parts.give_back()
+        elif self.leased and self._reconnector.connection is not None:
             await self._release()
 
     async def __aenter__(self) -> Self:
@@ -311,6 +355,8 @@ class Subscription:
 
     def fail(self, error: TickwheelError) -> None:
         """End the subscription with an error, which those who iterate are told."""
+        if self._front is not None:
+            self._front.fail(error)
         if not self._closed:
             self._error = error
             self._end()
@@ -319,7 +365,8 @@ class Subscription:
         """End a subscription that the daemon does not have, or does not want, any more."""
         LOGGER.error("subscription to %s ended: %s: %s", self.topic, error.code, error.message)
         self.fail(error)
-        self._reconnector.spawn(self._leave())
+        front = self._front or self
+        front._reconnector.spawn(front._leave())
 
     # --- handing out ----------------------------------------------------------------------------
 
@@ -421,20 +468,28 @@ class Subscription:
             with suppress(TickwheelError):
                 await self._call(FrameType.RELEASE, *fields, repeat=False)
 
+    def refill(self) -> None:
+        """Ask for the whole prefetch, if less was asked for and all that came is handed out."""
+        if self._credit != self._prefetch and not self._subscribing and not self._buffer:
+            self._credit = self._prefetch
+            self._reconnector.spawn(self._send_credit())
+
     def keep_leases(self, in_hand: Callable[[], Iterable[InHand]] = tuple) -> Leases:
         """Keeps up the leases of handed-out deliveries, those it is given and those ``in_hand``. To
         be closed; only after ``start``, which says how long leases are."""
+        if self._parts is not None:
+            return self._parts.keep_leases(in_hand)
         return Leases(self._all.calls, self.topic, self.group, self.lease_s, in_hand)
 
     # --- over reconnects ------------------------------------------------------------------------
 
     def connection_lost(self) -> None:
-        if self.leased:
+        if self.leased and self._parts is None:
             self._buffer.connection_lost()
 
     def connection_up(self) -> None:
         """Subscribe again on a new connection, and keep what was delivered before."""
-        if self._closed or not self._on:
+        if self._closed or not self._on or self._parts is not None:
             return
         if self._resuming is None or self._resuming.done():
             self._resuming = self._reconnector.spawn(self._resume())
@@ -528,12 +583,19 @@ class Subscriptions:
     """All subscriptions of a client: passes deliveries and reconnects on to each."""
 
     def __init__(
-        self, reconnector: Reconnector, calls: Calls, acks: Acks, codec: Codec = PLAIN
+        self,
+        reconnector: Reconnector,
+        calls: Calls,
+        acks: Acks,
+        codec: Codec = PLAIN,
+        know_shards: Callable[[], Awaitable[Routes | None]] | None = None,
     ) -> None:
+        """``know_shards`` says all shards, where there are several; None: there is one."""
         self._codec = codec
         self.reconnector = reconnector
         self.calls = calls
         self.acks = acks
+        self._know_shards = know_shards
         self._open: dict[int, Subscription] = {}
         self._last_number = 0
 
@@ -542,6 +604,10 @@ class Subscriptions:
         self.check_prefetch(prefetch)
         self._last_number += 1
         return Subscription(self, self._last_number, subscribe_options, prefetch)
+
+    async def know_shards(self) -> Routes | None:
+        """All shards, if there are several. Raises why that is not known."""
+        return None if self._know_shards is None else await self._know_shards()
 
     def check_prefetch(self, prefetch: Any) -> None:
         limit = self.reconnector.limits.prefetch_max

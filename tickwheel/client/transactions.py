@@ -98,6 +98,8 @@ class Transaction:
         self._doubt: BaseException | None = None
         """The error after which nobody knows whether some half task is kept."""
         self._over = ""
+        self._home: Verbs | None = None
+        """Over several shards: the client of the one that has its tasks, once that is known."""
 
     # --- half tasks -----------------------------------------------------------------------------
 
@@ -125,6 +127,9 @@ class Transaction:
         until_s = client._until(timeout)
         wires, sizes = client._checker.check_all(tasks)
         _refuse_rules(wires)
+        shards = await client._know_shards(until_s)
+        if shards is not None:
+            self._home = shards.home_of_transaction(self._home, self.id, wires)
         limits = client._reconnector.limits
         parts = []
         for start, end in frame_slices(sizes, limits, limits.tasks_per_frame_max):
@@ -137,7 +142,7 @@ class Transaction:
         options = {"from": "commit"} if self._from_commit else None
         fields = (self.id, self.group, part, wires, options)
         try:
-            answer = await self._client._calls.call(FrameType.PREPARE, *fields, until_s=until_s)
+            answer = await self._call(FrameType.PREPARE, *fields, until_s=until_s)
         except BaseException as error:
             if not isinstance(error, TickwheelError) or not _is_refusal(error):
                 self._doubt = error
@@ -161,8 +166,7 @@ class Transaction:
             )
         until_s = self._client._until(timeout)
         if self._prepared and self._over != "committed":
-            call = self._client._calls.call
-            answer = await call(FrameType.COMMIT, self.id, until_s=until_s)
+            answer = await self._call(FrameType.COMMIT, self.id, until_s=until_s)
             self.receipts = read(self._receipts_of, answer)
         self._end("committed")
         return self.receipts
@@ -174,8 +178,13 @@ class Transaction:
             raise TransactionCommitted(f"transaction {self.id} was committed")
         until_s = self._client._until(timeout)
         if self._over != "rolled back" and (self._prepared or self._doubt is not None):
-            await self._client._calls.call(FrameType.ROLLBACK, self.id, until_s=until_s)
+            await self._call(FrameType.ROLLBACK, self.id, until_s=until_s)
         self._end("rolled back")
+
+    async def _call(self, kind: FrameType, *fields: Any, until_s: float | None) -> Any:
+        client = self._client if self._home is None else self._home
+        client._ready()
+        return await client._calls.call(kind, *fields, until_s=until_s)
 
     def _end(self, how: str) -> None:
         self._over = how
@@ -256,6 +265,8 @@ class Checks:
         self.handlers[group] = handler
         if self._client._state == "open" and self._client._reconnector.connection is not None:
             self.up()
+        if self._client._shards is not None:
+            self._client._shards.answer_checks()
 
     def asked(self, group: str, items: Iterable[Any]) -> None:
         """Take a CHECK of the daemon."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
+from functools import reduce
 from typing import Any, TypeVar, Unpack, overload
 
 from tickwheel.api.bulk import BulkInfo, BulkPreview, BulkTrial
@@ -164,6 +165,16 @@ class WrittenVerbs(GeneratedVerbs):
         refuse_unknown(moves, AnyMoveKeywords, "Client.preview_bulk")
         check_filter(filter, AnySelectionKeywords, "preview_bulk")
         asked = BulkTrial.of_keywords({"topic": topic, "kind": kind, **moves, **filter})
+        shards = await self._know_shards(self._until(timeout))
+        if shards is None:
+            return await self._preview(asked, timeout)
+        parts: list[BulkPreview] = [
+            await one._preview({**asked}, timeout) for one in shards.members
+        ]
+        return reduce(BulkPreview.and_then, parts)
+
+    async def _preview(self, asked: dict[str, Any], timeout: Duration | None) -> BulkPreview:
+        """The parts of one shard, together."""
         verb, found = VERBS["preview_bulk"], None
         while True:
             raw = await self._call(verb, BulkTrial.to_frame(asked), self._until(timeout))

@@ -127,7 +127,8 @@ class Client(Blocking):
         What fits one frame (``limits.tasks_per_frame_max`` tasks and ``frame_bytes_max`` bytes)
         is stored as a whole or not at all. More goes out in several; when some of them were
         stored and others not, Partly says which. With tasks that have ``if_pending`` a frame has
-        ``limits.coalesced_tasks_max`` tasks."""
+        ``limits.coalesced_tasks_max`` tasks. Over several shards that is so for each shard's
+        tasks of a frame; those without a key go together."""
         return self._call(AsyncClient.enqueue_many, tasks, timeout=timeout)
 
     def enqueue_columns(

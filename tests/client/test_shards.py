@@ -1,0 +1,367 @@
+"""A client of several shards: where tasks go, what is merged, and what goes on without a shard."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from support.shards import Shards, key_in
+from support.waiting import comes, soon
+from tickwheel import Client, Delivery, Task, Worker, errors
+from tickwheel.client import Check, Partly
+from tickwheel.client.shards import SHARD_BITS, shard_of
+from tickwheel.model import records
+
+COUNT = 3
+HOUR = timedelta(hours=1)
+
+
+def shards_of(receipts: Any) -> list[int]:
+    """The shards that tasks are in, by their ids."""
+    return [one.id % (1 << SHARD_BITS) for one in receipts]
+
+
+def impatient(shards: Shards, shard: int = 0) -> Client:
+    """A client that gives up soon."""
+    return shards.client(shard, send_timeout=0.3, connect_timeout=0.3, retries=0)
+
+
+def test_ids_have_as_many_bits_for_the_shard_as_the_daemon_gives_them() -> None:
+    assert SHARD_BITS == records.SHARD_BITS
+
+
+def test_the_shard_of_a_key_is_what_the_protocol_says() -> None:
+    assert [shard_of(key, 3) for key in ("", "a", "order-17", "Straße")] == [0, 0, 2, 2]
+
+
+def test_a_program_that_knows_no_shards_does_not_load_what_they_need() -> None:
+    code = "import sys, tickwheel.client.worker; print('tickwheel.client.shards' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout.strip() == b"False"
+
+
+# --- producing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("connects", [True, False])
+async def test_tasks_go_to_the_shard_of_their_key(*, connects: bool) -> None:
+    async with Shards(COUNT) as shards:
+        client = shards.client(1)
+        if connects:
+            await client.connect()
+        keys = [f"k{n}" for n in range(12)]
+        single = [client.enqueue_nowait("t", b"", key=key, delay=HOUR) for key in keys]
+        ordered = [client.enqueue("t", b"", key="x", order_key=key, delay=HOUR) for key in keys]
+        many = client.enqueue_many([Task("t", b"", key=key, delay=HOUR) for key in keys])
+        ruled = client.enqueue_many(
+            [Task("u", b"", key=key, delay=HOUR, if_pending="keep") for key in keys]
+        )
+        timed = client.enqueue("t", b"", key=keys[0], delay=HOUR, timeout=9)
+        columns = client.enqueue_columns("t", [b"a", b"b"], delay=HOUR)
+        ends = await soon(asyncio.gather(*single, *ordered, many, ruled, timed, columns))
+        wanted = [shard_of(key, COUNT) for key in keys]
+        assert set(wanted) == set(range(COUNT))
+        assert shards_of(ends[:12]) == shards_of(ends[12:24]) == wanted
+        assert shards_of(ends[24]) == shards_of(ends[25]) == wanted
+        assert shards_of([ends[26]]) == wanted[:1]
+        assert len(set(shards_of(ends[27]))) == 1
+        stored = [one.key async for one in client.list_tasks(topic="t")]
+        assert len(stored) == 12 * 3 + 1 + 2
+
+
+async def test_tasks_without_a_key_go_round_a_frame_at_a_time() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        await client.stats()  # all are connected
+        found = []
+        for _ in range(2 * COUNT):
+            frame = [client.enqueue_nowait("t", b"") for _ in range(5)]
+            found.append(set(shards_of(await soon(asyncio.gather(*frame)))))
+        assert all(len(frame) == 1 for frame in found)
+        assert [sorted(frame) for frame in found[:COUNT]] == [[1], [2], [0]]
+        assert found[:COUNT] == found[COUNT:]
+
+
+async def test_oneway_goes_where_the_key_belongs() -> None:
+    async with Shards(COUNT) as shards:
+        client = shards.client()
+        keys = [key_in(shard, COUNT) for shard in range(COUNT)]
+        for key in keys:
+            await soon(client.oneway("t", b"", key=key, delay=HOUR))
+        await comes(lambda: _has(client, COUNT))
+        assert shards_of([one async for one in client.list_tasks()]) == [0, 1, 2]
+
+
+async def _has(client: Client, count: int) -> bool:
+    try:
+        return (await client.stats()).pending == count
+    except errors.TickwheelError:
+        return False
+
+
+async def test_a_rule_about_a_key_goes_with_that_key_alone() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        with pytest.raises(errors.BadRequest, match="if_pending"):
+            await client.enqueue("t", b"", key="a", order_key="b", if_pending="keep")
+        first = await client.enqueue("t", b"", key="a", if_pending="keep", delay=HOUR)
+        again = await client.enqueue("t", b"", key="a", if_pending="keep", delay=HOUR)
+        assert (again.id, again.outcome) == (first.id, "kept")
+
+
+async def test_a_shard_that_is_away_takes_nothing_and_the_others_do() -> None:
+    async with Shards(COUNT) as shards:
+        client = impatient(shards)
+        await client.stats()
+        shards.lose(1)
+        tasks = [Task("t", b"", key=key_in(shard, COUNT), delay=HOUR) for shard in (0, 1, 2, 1)]
+        with pytest.raises(Partly) as partly:
+            await soon(client.enqueue_many(tasks))
+        ends = partly.value.receipts
+        assert [isinstance(end, errors.Unreachable) for end in ends] == [False, True, False, True]
+        with pytest.raises(errors.Unreachable):
+            await soon(client.enqueue("t", b"", key=key_in(1, COUNT)))
+        for _ in range(COUNT):  # a task without a key is not held up
+            [shard] = shards_of([await soon(client.enqueue("t", b"", delay=HOUR))])
+            assert shard != 1
+        with pytest.raises((errors.Unreachable, errors.ConnectionLost)):
+            await soon(client.stats())
+        shards.away.clear()
+        await comes(lambda: _has(client, 2 + COUNT))
+
+
+async def test_the_own_shard_may_be_away_and_comes_back_at_its_own_address() -> None:
+    async with Shards(COUNT) as shards:
+        client = Client(",".join(shards.urls), send_timeout=0.3, retries=0)
+        client._open_to = shards._open_to
+        async with client:
+            await client.stats()
+            shards.lose(0)
+            with pytest.raises(errors.Unreachable):
+                await soon(client.enqueue("t", b"", key=key_in(0, COUNT)))
+            there = await soon(client.enqueue("t", b"", key=key_in(2, COUNT), delay=HOUR))
+            assert shards_of([there]) == [2]
+            assert (await soon(client.lookup(there.id))).state == "scheduled"
+            shards.away.clear()
+            await comes(lambda: client.connected)
+            assert client.server_info["shard"] == 0
+
+
+async def test_another_shard_at_an_address_is_not_taken_for_the_one_that_was_there() -> None:
+    async with Shards(2) as shards:
+        client = impatient(shards)
+        await client.connect()
+        shards.insides[0].daemon, other = shards.insides[1].daemon, shards.insides[0].daemon
+        for end in shards.insides[0].ends:
+            end.abort()
+        with pytest.raises(errors.Unreachable, match="shard 1 of 2 answers here"):
+            await soon(client.ping(timeout=1.0))
+        shards.insides[0].daemon = other
+
+
+# --- what is made in one shard -------------------------------------------------------------------
+
+
+async def test_a_transaction_has_the_tasks_of_one_shard() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        keys = [key_in(shard, COUNT) for shard in range(COUNT)]
+        transaction = client.transaction("p")
+        await transaction.enqueue("t", b"", key=keys[1], delay=HOUR)
+        await transaction.enqueue("t", b"", delay=HOUR)
+        with pytest.raises(errors.BadRequest, match="are of several"):
+            await transaction.enqueue("t", b"", key=keys[2])
+        assert shards_of(await transaction.commit()) == [1, 1]
+        other = client.transaction("p")
+        with pytest.raises(errors.BadRequest, match="are of several"):
+            await other.enqueue_many([Task("t", b"", key=key) for key in keys])
+
+
+async def test_whoever_is_asked_about_transactions_is_asked_by_all_shards() -> None:
+    async with Shards(COUNT, transaction_check_s=1) as shards:
+        maker = await shards.client().connect()
+        for n in range(COUNT):
+            transaction = maker.transaction("p", id=f"x{n}")
+            await transaction.enqueue("t", b"", key=key_in(n, COUNT), delay=HOUR)
+        await maker.close()
+        client, asked = await shards.client(2).connect(), set()
+
+        @client.on_check("p")
+        def decide(check: Check) -> str:
+            asked.add(check.transaction)
+            return "commit"
+
+        async def all_asked() -> bool:
+            shards.pass_time(5_000)
+            return asked == {"x0", "x1", "x2"}
+
+        await comes(all_asked)
+        await comes(lambda: _has(client, COUNT))
+
+
+async def test_a_schedule_stays_in_one_shard() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        await client.put_schedule("s", topic="t", every=HOUR, key=key_in(0, COUNT))
+        with pytest.raises(errors.Conflict, match="delete it first"):
+            await client.put_schedule("s", topic="t", every=HOUR, key=key_in(1, COUNT))
+        await client.delete_schedule("s")
+        made = await client.put_schedule("s", topic="t", every=HOUR, key=key_in(1, COUNT))
+        assert made.outcome == "created"
+        assert shards_of([await client.lookup(await client.run_schedule("s"))]) == [1]
+
+
+# --- consuming -----------------------------------------------------------------------------------
+
+
+async def test_order_keys_stay_in_order() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        await client.create_group("t", "g")
+        rounds, keys = 6, [f"o{n}" for n in range(7)]
+        for n in range(rounds):
+            await client.enqueue_many(
+                [Task("t", b"%d" % n, order_key=key, delay=1) for key in keys]
+            )
+        seen: dict[str, list[int]] = {key: [] for key in keys}
+        async with client.subscribe("t", group="g") as deliveries:
+            shards.pass_time(5_000)
+            for _ in range(rounds * len(keys)):
+                delivery = await soon(anext(deliveries))
+                seen[delivery.order_key or ""].append(int(delivery.body))
+                await delivery.ack()
+        assert all(numbers == list(range(rounds)) for numbers in seen.values())
+
+
+async def test_the_prefetch_is_divided_and_shards_take_turns() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+
+        async def prefetches() -> list[int]:
+            return [one.prefetch async for one in client.list_consumers()]
+
+        async with client.subscribe("t", prefetch=8) as deliveries:
+            assert sorted(await prefetches()) == [2, 3, 3]
+            await deliveries.set_prefetch(0)
+            assert await prefetches() == [0, 0, 0]
+            await deliveries.set_prefetch(1)
+            assert await prefetches() == [1, 1, 1]
+            await deliveries.set_prefetch(12)
+            keys = [key_in(shard, COUNT) for shard in range(COUNT)] * 4
+            await client.enqueue_many([Task("t", b"", key=key) for key in keys])
+            await comes(lambda: _is_in_flight(client, 12))
+            found = [await soon(anext(deliveries)) for _ in keys]
+            turns = [shards_of(found[start : start + COUNT]) for start in range(0, 12, COUNT)]
+            assert all(sorted(turn) == [0, 1, 2] for turn in turns)
+        assert await prefetches() == []
+
+
+async def _is_in_flight(client: Client, count: int) -> bool:
+    return (await client.stats()).in_flight == count
+
+
+async def test_what_was_not_handed_out_goes_back_to_its_shard() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        async with client.subscribe("t") as deliveries:
+            await client.enqueue_many([Task("t", b"", key=f"k{n}") for n in range(9)])
+            await comes(lambda: _is_in_flight(client, 9))
+            await (await soon(anext(deliveries))).ack()
+        states = [one.groups["default"] async for one in client.list_tasks()]
+        assert [(one.state, len(one.failures)) for one in states] == [("ready", 0)] * 8
+
+
+async def test_a_subscription_goes_on_without_a_shard_and_takes_it_in_later() -> None:
+    async with Shards(COUNT) as shards:
+        shards.away.add(2)
+        client = impatient(shards)
+        await client.connect()
+        subscription = client.subscribe("t", group="g")
+        await soon(subscription.start())
+        await client.enqueue("t", b"there", key=key_in(0, COUNT))
+        assert (await soon(anext(subscription))).body == b"there"
+        shards.away.clear()
+        await comes(lambda: _is_whole(client))
+        await client.enqueue("t", b"back", key=key_in(2, COUNT))
+        delivery = await soon(anext(subscription))
+        assert (delivery.body, await delivery.ack()) == (b"back", "acked")
+        shards.lose(1)
+        await client.enqueue("t", b"more", key=key_in(0, COUNT))
+        assert (await soon(anext(subscription))).body == b"more"
+        shards.away.clear()
+        await comes(lambda: _is_whole(client))
+        await client.enqueue("t", b"again", key=key_in(1, COUNT))
+        assert (await soon(anext(subscription))).body == b"again"
+        await subscription.close()
+
+
+async def _is_whole(client: Client) -> bool:
+    try:
+        return len([one async for one in client.list_consumers()]) == COUNT
+    except errors.TickwheelError:
+        return False
+
+
+async def test_a_subscription_ends_with_what_any_shard_objects_to() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        await client.create_group("t", "g", tags="a")
+        with pytest.raises(errors.Conflict):
+            await soon(client.subscribe("t", group="g", tags="b").start())
+        subscription = client.subscribe("t", group="g")
+        await soon(subscription.start())
+        waiting = asyncio.ensure_future(anext(subscription))
+        await client.delete_group("t", "g", force=True)
+        with pytest.raises(errors.NotFound):
+            await soon(waiting)
+
+
+async def test_what_comes_after_a_pull_has_ended_is_given_back() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        await client.create_group("t", "g")
+        pulling = asyncio.ensure_future(client.pull("t", group="g", max=1, wait=30))
+        await comes(lambda: _waits(client))
+        receipts = await client.enqueue_many(
+            [Task("t", b"", key=key_in(shard, COUNT)) for shard in range(COUNT)]
+        )
+        [first] = await soon(pulling)
+        others = {one.id for one in receipts} - {first.id}
+        found: set[int] = set()
+        while found != others:
+            found |= {one.id for one in await soon(client.pull("t", group="g", wait=1))}
+
+
+async def _waits(client: Client) -> bool:
+    return [one async for one in client.list_consumers()] != []
+
+
+async def test_a_worker_works_on_all_shards() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        worker, done = Worker(client, signals=False), []
+
+        @worker.on("t", group="g", concurrency=2)
+        async def handle(delivery: Delivery) -> None:
+            done.append(delivery.key)
+            if delivery.key == "k3" and delivery.attempt == 1:
+                raise ValueError("once more")
+
+        running = asyncio.ensure_future(worker.run())
+        await worker.started.wait()
+        keys = [f"k{n}" for n in range(30)]
+        await client.enqueue_many([Task("t", b"", key=key) for key in keys])
+
+        async def all_done() -> bool:
+            shards.pass_time(1_000)
+            return (await client.stats()).acked == 30
+
+        await comes(all_done)
+        worker.stop()
+        await soon(running)
+        assert sorted(done, key=str) == sorted([*keys, "k3"])

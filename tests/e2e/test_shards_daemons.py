@@ -1,0 +1,97 @@
+"""Real daemons as shards, of which one is killed while tasks come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from support.daemon import Daemon
+from support.ports import free_port
+from support.shards import key_in
+from support.waiting import comes
+from tickwheel import Client, Task, errors, sync
+
+COUNT = 3
+KILLS = 3
+
+
+@pytest.fixture
+def daemons(tmp_path: Path) -> Iterator[list[Daemon]]:
+    urls = [f"tcp://127.0.0.1:{free_port()}" for _ in range(COUNT)]
+    with ExitStack() as stack:
+        found = []
+        for shard, url in enumerate(urls):
+            daemon = Daemon(tmp_path / str(shard), shard=shard, route=",".join(urls))
+            daemon._listen = url
+            found.append(stack.enter_context(daemon))
+        yield found
+
+
+async def test_nothing_is_lost_and_keys_stay_in_order_when_a_shard_is_killed(
+    daemons: list[Daemon],
+) -> None:
+    keys = [f"o{n}" for n in range(20)]
+    confirmed: dict[str, list[int]] = {key: [] for key in keys}
+    first_seen: dict[str, list[int]] = {key: [] for key in keys}
+    is_over = asyncio.Event()
+
+    async def produce(client: Client) -> None:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            tasks = [Task("t", b"%d" % number, order_key=key) for key in keys]
+            await client.enqueue_many(tasks, timeout=30)
+            for key in keys:
+                confirmed[key].append(number)
+
+    async def consume(client: Client) -> None:
+        async for delivery in client.subscribe("t", group="g"):
+            seen = first_seen[delivery.order_key or ""]
+            if int(delivery.body) not in seen:
+                seen.append(int(delivery.body))
+            delivery.ack_nowait()
+
+    async with Client(daemons[0].url) as producer, Client(daemons[2].url) as consumer:
+        await producer.create_group("t", "g", order_failure="retry")
+        consuming = asyncio.ensure_future(consume(consumer))
+        producing = asyncio.ensure_future(produce(producer))
+        for kill in range(KILLS):
+            await comes(lambda least=kill * 20 + 5: len(confirmed["o0"]) >= least)
+            await daemons[1].arestart()
+        is_over.set()
+        await producing
+        await comes(lambda: first_seen == confirmed)
+        consuming.cancel()
+    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in first_seen.values())
+
+
+def test_programs_without_an_event_loop_have_all_shards(daemons: list[Daemon]) -> None:
+    with sync.Client(daemons[1].url) as client:
+        keys = [key_in(shard, COUNT) for shard in range(COUNT)]
+        made = client.enqueue_many([Task("t", b"", key=key) for key in keys])
+        assert [one.id % 1024 for one in made] == [0, 1, 2]
+        with client.subscribe("t") as deliveries:
+            found = [next(deliveries) for _ in keys]
+            assert [one.ack() for one in found] == ["acked"] * COUNT
+        assert client.stats().acked == COUNT
+        daemons[2].kill()
+        with pytest.raises((errors.Unreachable, errors.SendTimeout)):
+            client.enqueue("t", b"", key=keys[2], timeout=0.5)
+        assert client.enqueue("t", b"", key=keys[0]).id % 1024 == 0
+
+
+def test_the_page_of_sharded_clients_works_as_it_stands(daemons: list[Daemon]) -> None:
+    page = (Path(__file__).parents[2] / "docs/sharded-clients.md").read_text()
+    [program] = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    env = {**os.environ, "TICKWHEEL_URL": daemons[1].url}
+    subprocess.run([sys.executable, "-c", program], env=env, check=True)
+    with sync.Client(daemons[0].url) as client:
+        assert [one.key for one in client.list_tasks()] == ["order-42"]

@@ -1,0 +1,89 @@
+"""Several daemons that are the shards of one store, in this process, and clients of them.
+
+    async with Shards(3) as shards:
+        client = shards.client()                # finds all by the address of one
+        shards.pass_time(1_000)
+
+``Shards(1)`` is a daemon that says nothing of shards. The clock of all stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any, Self
+from zlib import crc32
+
+from tickwheel import Client
+from tickwheel.client.connection import Connection
+from tickwheel.clock import StandingSources
+from tickwheel.inside import Inside
+from tickwheel.server.settings import Settings
+
+NOW_MS = 1_800_000_000_000
+
+
+def key_in(shard: int, count: int, name: str = "k") -> str:
+    """A key whose tasks belong into this one of ``count`` shards."""
+    return next(
+        key for key in (f"{name}{n}" for n in range(10_000)) if crc32(key.encode()) % count == shard
+    )
+
+
+class Shards:
+    """The daemons of all shards. Those that are ``away`` let nobody connect."""
+
+    def __init__(self, count: int, **settings: Any) -> None:
+        self.count = count
+        self.sources = StandingSources(NOW_MS)
+        self.urls = [f"tcp://shard-{shard}:7355" for shard in range(count)]
+        route = ",".join(self.urls) if count > 1 else ""
+        self.insides = [
+            Inside(
+                Settings(store="memory:", node=f"n{shard}", shard=shard, route=route, **settings),
+                self.sources,
+            )
+            for shard in range(count)
+        ]
+        self.away: set[int] = set()
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        for inside in self.insides:
+            await inside.begin()
+            self._stack.push_async_callback(inside.stop)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def client(self, shard: int = 0, **options: Any) -> Client:
+        """A client that knows the address of one shard."""
+        client = Client(self.urls[shard], **options)
+        client._open_to = self._open_to
+        self._stack.push_async_callback(client.close)
+        return client
+
+    async def _open_to(self, connection: Connection, address: Any, tls: Any) -> None:
+        shard = int(str(address[0]).removeprefix("shard-"))
+        if shard in self.away:
+            raise ConnectionRefusedError(f"shard {shard} is away")
+        await self.insides[shard].open_to(connection, address, tls)
+
+    def lose(self, shard: int) -> None:
+        """Let a shard be away: its connections break, and nobody gets a new one."""
+        self.away.add(shard)
+        for end in self.insides[shard].ends:
+            end.abort()
+
+    def pass_time(self, ms: int) -> None:
+        self.sources.now_ms += ms
+        for inside in self.insides:
+            assert inside.daemon is not None
+            assert inside.daemon.roles.shard is not None
+            inside.daemon.roles.shard.wake()
+
+    async def settle(self) -> None:
+        """Until the daemons and clients have done what they can at once."""
+        for _ in range(50):
+            await asyncio.sleep(0)

@@ -1,0 +1,1004 @@
+"""A client over several shards: where everything goes, and how the answers of all become one.
+
+``Shards`` has a client for each shard, of which one is the outer client's own connection, and asks
+verbs as their declarations say (``Over``); ``SpreadProducer`` and ``SpreadAcks`` stand in the place
+of what enqueues and acks of one connection; ``Parts`` is a subscription on each shard behind one
+front; the rules by which answers are made one are at the end. Imported by a client that has learnt
+of several shards, and by no other. Invariants:
+
+* A task with a basis (its order key, else its key) goes to shard crc32(basis) mod the number of
+  shards, and nowhere else, also when that shard is away. One without a basis goes to any shard, and
+  is sent again to the same one only.
+* What a shard delivered is settled at that shard.
+* An answer is made of the answers of all shards that it is about, or is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from operator import attrgetter
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from zlib import crc32
+
+from tickwheel.api.schedules import NewSchedule
+from tickwheel.api.verb import Over
+from tickwheel.api.verbs import VERBS
+from tickwheel.client.connection import LOGGER, fail
+from tickwheel.client.leases import Leases
+from tickwheel.client.producer import Batch, ColumnBatch, Producer, failure, outcomes_of
+from tickwheel.client.requests import own_name, retry_pause_s
+from tickwheel.client.subscription import Buffer, Subscription
+from tickwheel.client.tasks import FRAME_BYTES, PLAIN_BYTES
+from tickwheel.errors import (
+    BadRequest,
+    Conflict,
+    NotFound,
+    ProtocolError,
+    TickwheelError,
+)
+from tickwheel.protocol import encode
+
+if TYPE_CHECKING:
+    from tickwheel.api.times import Duration
+    from tickwheel.api.verb import Verb
+    from tickwheel.client.delivery import Acks, Delivery
+    from tickwheel.client.leases import InHand
+    from tickwheel.client.reconnector import Reconnector
+    from tickwheel.client.requests import Calls, Verbs
+    from tickwheel.client.subscription import Subscriptions
+    from tickwheel.client.tasks import CheckedTask, Columns, Receipt, Receipts, WireTask
+    from tickwheel.client.transactions import Checks
+
+SHARD_BITS = 10
+"""The lowest bits of a task's id are the number of its shard."""
+JOIN_S = 2.0
+"""How long, in seconds, a subscription waits for shards that are away, when one is there."""
+WAIT_MS = 1_000
+"""How long a pull waits at a shard at a time: what comes there when it has ended is given back."""
+
+Raw = Mapping[str, Any]
+"""An answer of a daemon, or a part of one, as it came."""
+
+
+def shard_of(basis: str, count: int) -> int:
+    """Which of ``count`` shards the tasks of this order key, or key, belong into."""
+    return crc32(basis.encode()) % count
+
+
+def basis_of(options: Mapping[str, Any]) -> str | None:
+    """What says where a task with these options belongs; None: it may be anywhere. Raises
+    BadRequest for a rule about tasks with its key that may be in other shards."""
+    order_key, key = options.get("order_key"), options.get("key")
+    if order_key is not None and "if_pending" in options and order_key != key:
+        raise BadRequest(
+            "if_pending is about tasks with the same key, and order_key says in which of several"
+            " shards a task is: with if_pending they must be the same"
+        )
+    return order_key if order_key is not None else key
+
+
+class Member(Protocol):
+    """The client of one shard."""
+
+    _acks: Acks | SpreadAcks
+    _calls: Calls
+    _checks: Checks
+    _producer: Producer | SpreadProducer
+    _reconnector: Reconnector
+    _state: str
+    _subscriptions: Subscriptions
+
+    @property
+    def connected(self) -> bool: ...
+
+    def _ready(self) -> None: ...
+
+    async def connect(self) -> Any: ...
+
+    async def close(self, timeout: float | None = None) -> None: ...
+
+    async def _call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any: ...
+
+    def _pages(
+        self, name: str, keywords: Mapping[str, Any], limit: int | None, timeout: Duration | None
+    ) -> AsyncGenerator[Any, None]: ...
+
+    async def _pull(
+        self, names: tuple[str, str], count: int, wait_ms: int, options: dict[str, Any],
+        until_s: float | None,
+    ) -> list[Delivery]: ...  # fmt: skip
+
+
+class Shards:
+    """All shards of one client."""
+
+    def __init__(self, members: Sequence[Member], own: int, reconnector: Reconnector) -> None:
+        """``members``: a client for each shard; the ``own`` one's connection is there."""
+        self.members = members
+        self.own = members[own]
+        self._others = [member for member in members if member is not self.own]
+        self._reconnector = reconnector
+        self.producer = SpreadProducer(self)
+        self.acks = SpreadAcks(self)
+        self._next = own
+        """The shard that tasks without a basis go to."""
+
+    # --- where things go ------------------------------------------------------------------------
+
+    def of_basis(self, basis: str) -> Member:
+        """The client of the shard that has the tasks with this basis."""
+        return self._opened(self.members[shard_of(basis, len(self.members))])
+
+    def home_of(self, wire: WireTask) -> Member:
+        """The client of the shard that a task goes to. Raises BadRequest."""
+        basis = basis_of(wire[3]) if len(wire) == 4 else None
+        return self.any() if basis is None else self.of_basis(basis)
+
+    def any(self) -> Member:
+        """The client of the shard whose turn it is: the same one while its frame is open, else the
+        next one that is connected and has room."""
+        members, count = self.members, len(self.members)
+        present = members[self._next]
+        if present.connected and _producer(present).has_open:
+            return present
+        best = None
+        for step in range(1, count + 1):
+            index = (self._next + step) % count
+            member = self._opened(members[index])
+            if member.connected and (best is None or not _producer(member).is_full):
+                best = index
+                if not _producer(member).is_full:
+                    break
+        self._next = (self._next + 1) % count if best is None else best
+        return members[self._next]
+
+    def home_of_transaction(
+        self, home: Verbs | None, name: str, wires: Iterable[WireTask]
+    ) -> Verbs:
+        """The client of the shard of a transaction with these half tasks, which is ``home`` if it
+        has some already. Raises BadRequest when they belong into several."""
+        bases = {basis_of(wire[3]) for wire in wires if len(wire) == 4} - {None}
+        homes = {shard_of(basis, len(self.members)) for basis in bases if basis is not None}
+        members: Sequence[Any] = self.members
+        known = next((n for n, member in enumerate(members) if member is home), None)
+        if len(homes | ({known} - {None})) > 1:
+            raise BadRequest(
+                f"transaction {name} has tasks in one shard, and their keys are of several:"
+                f" {', '.join(sorted(map(str, bases)))}; a task without a key goes along with the"
+                " others, and the first ones say which shard it is"
+            )
+        if home is None:
+            first = self._opened(self.members[homes.pop()]) if homes else self.of_basis(name)
+            return cast("Verbs", first)
+        return home
+
+    def answer_checks(self) -> None:
+        """Answer at all shards for the producer groups that the client answers for."""
+        if self.own._checks.handlers:
+            for member in self._others:
+                self._opened(member)
+                if member.connected:
+                    member._checks.up()
+
+    @staticmethod
+    def _opened(member: Member) -> Member:
+        member._ready()
+        return member
+
+    async def close(self, timeout_s: float) -> None:
+        """Close the clients of all shards but the client's own."""
+        self.own._state = "closed"
+        closing = (member.close(timeout_s) for member in self._others)
+        await asyncio.gather(*closing, return_exceptions=True)
+
+    # --- verbs ----------------------------------------------------------------------------------
+
+    async def call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
+        """The answer to a verb, in the form of the wire."""
+        asks: Mapping[Over | None, Callable[..., Any]] = {
+            Over.ONE: self._ask_own, Over.IDS: self._ask_ids, Over.NAME: self._ask_name,
+            Over.ALL: self._ask_all, Over.TURN: self._ask_in_turn, Over.BASIS: self._put_schedule,
+        }  # fmt: skip
+        return await asks[verb.over](verb, fields, until_s)
+
+    async def _ask(
+        self, member: Member, verb: Verb, fields: tuple[Any, ...], until_s: float | None
+    ) -> Any:
+        return await self._opened(member)._call(verb, fields, until_s)
+
+    async def _ask_own(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
+        if verb.name == "resend":
+            *names, number = fields
+            count = len(self.members)
+            member = self.members[number % count]
+            return await self._ask(member, verb, (*names, number // count), until_s)
+        return await self._ask(self.own, verb, fields, until_s)
+
+    async def _ask_ids(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
+        names = [field.name for field in verb.asked.places()]
+        place = names.index("pairs" if "pairs" in names else "ids")
+        if fields[place] is None:
+            return await self._ask_all(verb, fields, until_s)
+        groups: dict[int, list[int]] = {}
+        for index, item in enumerate(fields[place]):
+            task_id = item if isinstance(item, int) else item[0]
+            shard = task_id & ((1 << SHARD_BITS) - 1)
+            groups.setdefault(shard if shard < len(self.members) else 0, []).append(index)
+
+        async def ask(shard: int, indexes: list[int]) -> None:
+            some = [fields[place][index] for index in indexes]
+            asked = (*fields[:place], some, *fields[place + 1 :])
+            answer = await self._ask(self.members[shard], verb, asked, until_s)
+            if not isinstance(answer, tuple) or len(answer) != len(some):
+                raise ProtocolError(f"the daemon's answer is no list of {len(some)}")
+            found.update(zip(indexes, answer, strict=True))
+
+        found: dict[int, Any] = {}
+        _raise_first(
+            await asyncio.gather(*(ask(*it) for it in groups.items()), return_exceptions=True)
+        )
+        return tuple(found[index] for index in range(len(fields[place])))
+
+    async def _ask_name(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
+        """The answer of the shard that has what is named; the others need not be there."""
+        asking = [
+            asyncio.ensure_future(self._ask(member, verb, fields, until_s))
+            for member in self.members
+        ]
+        errors: list[BaseException] = []
+        try:
+            for end in asyncio.as_completed(asking):
+                try:
+                    return await end
+                except TickwheelError as error:
+                    errors.append(error)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        raise next((error for error in errors if not isinstance(error, NotFound)), errors[0])
+
+    async def _ask_all(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
+        members, first = self.members, []
+        if verb.name == "load":
+            # The first one says when the spans begin.
+            first = [await self._ask(members[0], verb, fields, until_s)]
+            fields = ({**fields[0], "from_ms": first[0]["from_ms"]},)
+            members = members[1:]
+        asking = (self._ask(member, verb, fields, until_s) for member in members)
+        ends = await asyncio.gather(*asking, return_exceptions=True)
+        return self._merged(verb, [*first, *ends], fields)
+
+    async def _ask_in_turn(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
+        """What all shards are told; the first error ends it, and a repeat mends it. What one of
+        them has not is passed over, unless it is to be set."""
+        if verb.name in ("reset_group", "make_bulk") and fields[-1].get("id") is None:
+            # The same name in each, so that it is shown, and cancelled, as one.
+            fields = (*fields[:-1], {**fields[-1], "id": own_name("reset")})
+        ends: list[Any] = []
+        for shard, member in enumerate(self.members):
+            asked = (_file_of(fields[0], shard),) if verb.name == "backup" else fields
+            try:
+                ends.append(await self._ask(member, verb, asked, until_s))
+            except NotFound as error:
+                if verb.name == "configure":
+                    raise
+                ends.append(error)
+        return self._merged(verb, ends, fields)
+
+    def _merged(self, verb: Verb, ends: Sequence[Any], fields: tuple[Any, ...]) -> Any:
+        """One answer of those of all shards, of which some may have nothing of it."""
+        _raise_first([end for end in ends if not isinstance(end, NotFound)])
+        answers = [end for end in ends if not isinstance(end, NotFound)]
+        if not answers:
+            raise ends[0]
+        if verb.name == "push_log":
+            answers = [self._numbered(end, n) for n, end in enumerate(ends)
+                       if not isinstance(end, NotFound)]  # fmt: skip
+        options = fields[-1] if fields and isinstance(fields[-1], Mapping) else {}
+        return MERGED[verb.name](answers, options)
+
+    def _numbered(self, answer: Raw, shard: int) -> Raw:
+        """A log whose requests have numbers that say which shard has sent them."""
+        count = len(self.members)
+        requests = [{**one, "number": one["number"] and one["number"] * count + shard}
+                    for one in answer["requests"]]  # fmt: skip
+        return {**answer, "requests": requests}
+
+    async def _put_schedule(
+        self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
+    ) -> Any:
+        """Put a schedule where its tasks belong, or else where its name does. Raises Conflict where
+        another shard has one of that name."""
+        name, options = fields[0], fields[-1]
+        basis = basis_of(options.get(NewSchedule.field("task").name) or {})
+        home = self.of_basis(name if basis is None else basis)
+        show = VERBS["show_schedule"]
+        asked = show.asked.to_frame({"name": name, "next": 0})
+        rest = [member for member in self.members if member is not home]
+        looks = (self._ask(member, show, asked, until_s) for member in rest)
+        ends = await asyncio.gather(*looks, return_exceptions=True)
+        _raise_first([end for end in ends if not isinstance(end, NotFound)])
+        if not all(isinstance(end, NotFound) for end in ends):
+            raise Conflict(
+                f"schedule {name} is in the shard of another key; with the key that its tasks have"
+                " now it belongs into another shard: delete it first"
+            )
+        return await self._ask(home, verb, fields, until_s)
+
+    async def pages(
+        self, verb: Verb, keywords: Mapping[str, Any], limit: int | None, timeout: Duration | None
+    ) -> AsyncGenerator[Any, None]:
+        """The items of a listing of all shards, in its order."""
+        # The newest bulk operations of one shard need not be those of another.
+        most = None if verb.name == "list_bulk" else limit
+        lists = [
+            self._opened(member)._pages(verb.name, keywords, most, timeout)
+            for member in self.members
+        ]
+        key, reverse = ORDERS[verb.name], bool(keywords.get("newest_first"))
+        items = _bulks(lists) if verb.name == "list_bulk" else _in_order(lists, key, reverse)
+        left = limit
+        async with aclosing(items):
+            async for item in items:
+                yield item
+                if left is not None:
+                    left -= 1
+                    if not left:
+                        return
+
+    # --- consuming ------------------------------------------------------------------------------
+
+    def parts(self, front: Subscription) -> Parts:
+        """A subscription on each shard for this one."""
+        return Parts(self.members, front)
+
+    async def pull(
+        self,
+        names: tuple[str, str],
+        count: int,
+        wait_ms: int,
+        options: dict[str, Any],
+        until_s: float | None,
+    ) -> list[Delivery]:
+        """Up to ``count`` deliveries of all shards: what is there, or else what comes first."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + wait_ms / 1000
+        self._next = (self._next + 1) % len(self.members)
+        order = [*self.members[self._next :], *self.members[: self._next]]
+        found: list[Delivery] = []
+        errors: list[TickwheelError] = []
+        for member in order:
+            if len(found) < count or not count:
+                self._opened(member)
+                try:
+                    found += await member._pull(names, count - len(found), 0, options, until_s)
+                except TickwheelError as error:
+                    errors.append(error)
+        if errors and (len(errors) == len(order) or not errors[0].retryable):
+            raise errors[0]
+        while not found and (left_ms := int((end_s - loop.time()) * 1000)) > 0:
+            found = await self._wait(order, names, count, min(left_ms, WAIT_MS), options, until_s)
+        return found
+
+    async def _wait(
+        self, order: Sequence[Member], names: tuple[str, str], count: int, wait_ms: int,
+        options: dict[str, Any], until_s: float | None,
+    ) -> list[Delivery]:  # fmt: skip
+        """What comes first at any shard; what comes later, or is too much, is given back."""
+        each, extra = divmod(count, len(order))
+        shares = [max(1, each + (index < extra)) for index in range(len(order))]
+        pulls = [
+            asyncio.ensure_future(member._pull(names, share, wait_ms, options, until_s))
+            for member, share in zip(order, shares, strict=True)
+        ]
+        found: list[Delivery] = []
+        errors: list[BaseException] = []
+        try:
+            waiting = set(pulls)
+            while waiting and not found:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                errors += filter(None, (pull.exception() for pull in done))
+                found = [one for pull in done if not pull.exception() for one in pull.result()]
+        finally:
+            for pull in pulls:
+                pull.cancel()
+            await asyncio.gather(*pulls, return_exceptions=True)
+        if len(errors) == len(pulls):
+            raise errors[0]
+        with suppress(TickwheelError):
+            await asyncio.gather(*(one.release() for one in found[count:]))
+        return found[:count]
+
+
+def _producer(member: Member) -> Producer:
+    """The producer of one shard's client."""
+    assert isinstance(member._producer, Producer), "of one shard"
+    return member._producer
+
+
+def _raise_first(ends: Iterable[Any]) -> None:
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
+
+
+def _file_of(name: str, shard: int) -> str:
+    """The name of the file that one shard's backup goes to."""
+    path = PurePosixPath(name)
+    return f"{path.stem}-shard-{shard}{path.suffix}"
+
+
+async def _in_order(
+    lists: Sequence[AsyncGenerator[Any, None]], key: Callable[[Any], Any], reverse: bool
+) -> AsyncGenerator[Any, None]:
+    """The items of sorted lists, sorted; each list is read as far as it has to be."""
+    nothing = object()
+
+    async def push(index: int) -> None:
+        item = await anext(lists[index], nothing)
+        if item is not nothing:
+            rank = -key(item) if reverse else key(item)
+            heapq.heappush(heads, (rank, index, item))
+
+    heads: list[tuple[Any, int, Any]] = []
+    try:
+        _raise_first(await asyncio.gather(*map(push, range(len(lists))), return_exceptions=True))
+        while heads:
+            _, index, item = heapq.heappop(heads)
+            yield item
+            await push(index)
+    finally:
+        for one in lists:
+            await one.aclose()
+
+
+async def _bulks(lists: Sequence[AsyncGenerator[Any, None]]) -> AsyncGenerator[Any, None]:
+    """Bulk operations, the newest first, each made of its parts in all shards."""
+    parts: dict[str, list[Any]] = {}
+    for one in lists:
+        async for item in one:
+            parts.setdefault(item.id, []).append(item)
+    found = [type(some[0]).of(_bulk([one.raw for one in some], {})) for some in parts.values()]
+    for item in sorted(found, key=attrgetter("made_ms"), reverse=True):
+        yield item
+
+
+# --- producing -----------------------------------------------------------------------------------
+
+
+class SpreadProducer:
+    """What ``Producer`` is for one shard, for several: each task goes to the producer of its shard.
+    One that is away holds nobody else up."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+        self._full: Producer | None = None
+        """The one that had no room for a task when it was last asked."""
+        self._filling: Producer | None = None
+        """The one that got the last task that may be anywhere."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no shard that is connected has room."""
+        there = [_producer(one) for one in self._shards.members if one.connected]
+        return bool(there) and all(one.is_full for one in there)
+
+    def _home(self, wire: WireTask) -> Producer:
+        """The producer that a task goes to: the way of most tasks. Raises BadRequest."""
+        basis = basis_of(wire[3]) if len(wire) == 4 else None
+        if basis is not None:
+            return _producer(self._shards.of_basis(basis))
+        producer = self._filling
+        if producer is None or not producer.has_open or producer.reconnector.connection is None:
+            producer = self._filling = _producer(self._shards.any())
+        return producer
+
+    def add(self, checked: CheckedTask) -> asyncio.Future[Any]:
+        return self._home(checked[0]).add(checked)
+
+    def join(self, checked: CheckedTask) -> asyncio.Future[Any] | None:
+        producer = self._home(checked[0])
+        future = producer.join(checked)
+        if future is None:
+            self._full = producer
+        return future
+
+    def add_many(self, tasks: list[WireTask], size: int) -> asyncio.Future[list[Receipt]]:
+        return self._put(tasks, len(tasks), lambda to, some: to.add_many(some, _size(some)))
+
+    def add_ruled(
+        self, tasks: list[WireTask], count: int, size: int, time_s: float | None
+    ) -> asyncio.Future[Any]:
+        return self._put(
+            tasks, count, lambda to, some: to.add_ruled(some, count and len(some), _size(some),
+                                                        time_s),
+        )  # fmt: skip
+
+    def add_within(
+        self, time_s: float, tasks: list[WireTask], count: int, size: int
+    ) -> asyncio.Future[Any]:
+        return self._put(
+            tasks, count, lambda to, some: to.add_within(time_s, some, count and len(some),
+                                                         _size(some)),
+        )  # fmt: skip
+
+    def add_columns(
+        self, columns: Columns, time_s: float | None = None
+    ) -> asyncio.Future[Receipts]:
+        return _producer(self._shards.any()).add_columns(columns, time_s)
+
+    async def wait_room(self, time_s: float | None = None) -> None:
+        full, self._full = self._full, None
+        await (full or _producer(self._shards.any())).wait_room(time_s)
+
+    async def wait_idle(self) -> None:
+        await asyncio.gather(*(one.wait_idle() for one in _begun(self._shards, _producer)))
+
+    def take_over(self, batches: Iterable[Batch]) -> None:
+        """Send what was enqueued before it was known that there are several shards."""
+        for batch in batches:
+            [future] = batch.futures
+            if isinstance(batch, ColumnBatch):
+                _producer(self._shards.any()).adopt(batch)
+                continue
+            try:
+                self._put(batch.tasks, batch.counts[0], partial(_adopted, batch), future)
+            except TickwheelError as error:
+                fail(future, error)
+
+    def _put(
+        self,
+        tasks: list[WireTask],
+        count: int,
+        send: Callable[[Producer, list[WireTask]], asyncio.Future[Any]],
+        future: asyncio.Future[Any] | None = None,
+    ) -> asyncio.Future[Any]:
+        """Send tasks of one frame to their shards, a frame each; the future of what the caller gets
+        (``future``, if there is one already)."""
+        parts: dict[Producer, list[int]] = {}
+        free: Producer | None = None
+        for index, wire in enumerate(tasks):
+            basis = basis_of(wire[3]) if len(wire) == 4 else None
+            if basis is not None:
+                home = _producer(self._shards.of_basis(basis))
+            else:
+                home = free = free or _producer(self._shards.any())
+            parts.setdefault(home, []).append(index)
+        if len(parts) == 1 and future is None:
+            [home] = parts
+            return send(home, tasks)
+        sent: list[tuple[list[int], asyncio.Future[Any]]] = []
+        made = self._shards._reconnector.loop.create_future() if future is None else future
+        for home, indexes in parts.items():
+            try:
+                part = send(home, [tasks[index] for index in indexes])
+            except TickwheelError as error:
+                part = home.create_future()
+                fail(part, error)
+            sent.append((indexes, part))
+        _Joined(sent, count, made)
+        return made
+
+
+class _Joined:
+    """The parts of one caller's tasks, whose outcomes become one in ``future``."""
+
+    def __init__(
+        self, sent: Sequence[tuple[list[int], asyncio.Future[Any]]], count: int,
+        future: asyncio.Future[Any],
+    ) -> None:  # fmt: skip
+        self._sent, self._count, self._future = sent, count, future
+        self._left = len(sent)
+        for _, part in sent:
+            part.add_done_callback(self._one_done)
+
+    def _one_done(self, part: asyncio.Future[Any]) -> None:
+        self._left -= 1
+        if self._left or self._future.done():
+            if not part.cancelled():
+                part.exception()  # seen
+            return
+        found: dict[int, Receipt | TickwheelError] = {}
+        for indexes, one in self._sent:
+            is_single = not self._count and not one.cancelled() and one.exception() is None
+            outcomes = [one.result()] if is_single else outcomes_of(one, len(indexes))
+            found.update(zip(indexes, outcomes, strict=True))
+        ends = [found[index] for index in range(len(found))]
+        errors = [end for end in ends if isinstance(end, TickwheelError)]
+        if errors:
+            fail(self._future, failure(ends, errors) if self._count else errors[0])
+        else:
+            self._future.set_result(ends if self._count else ends[0])
+
+
+def _adopted(batch: Batch, producer: Producer, tasks: list[WireTask]) -> asyncio.Future[Any]:
+    """Give some tasks of a batch to a producer, in a frame of their own with the same deadline."""
+    part = Batch(producer, FRAME_BYTES, batch.began_s, batch.deadline_s)
+    future = part.put(tasks, batch.counts[0] and len(tasks), _size(tasks))
+    producer.adopt(part)
+    return future
+
+
+def _size(tasks: Iterable[WireTask]) -> int:
+    """How many bytes tasks take in a frame, at most."""
+    return sum(
+        len(wire[0]) + len(wire[1]) + PLAIN_BYTES + (len(encode(wire[3])) if len(wire) == 4 else 0)
+        for wire in tasks
+    )
+
+
+def _begun(shards: Shards, part: Callable[[Member], Any]) -> list[Any]:
+    """This part of the client of each shard that was ever used."""
+    return [part(member) for member in shards.members if hasattr(member, "_reconnector")]
+
+
+class SpreadAcks:
+    """All acks of one client, wherever they go."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    async def wait_idle(self) -> None:
+        """Wait until every ack has its answer."""
+        await asyncio.gather(*(a.wait_idle() for a in _begun(self._shards, attrgetter("_acks"))))
+
+    async def wait_answered(self) -> None:
+        """Wait until every ack that was given up to now has its answer."""
+        acks = _begun(self._shards, attrgetter("_acks"))
+        await asyncio.gather(*(one.wait_answered() for one in acks))
+
+
+# --- consuming -----------------------------------------------------------------------------------
+
+
+class SpreadBuffer(Buffer):
+    """What has come from all shards, handed out in turn, one of each."""
+
+    def __init__(self, lease_s: float) -> None:
+        super().__init__(lease_s)
+        self.parts: list[Subscription] = []
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return sum(len(part._buffer) for part in self.parts)
+
+    def take(self, now_s: float) -> Delivery | None:
+        parts = self.parts
+        for _ in parts:
+            self._turn = (self._turn + 1) % len(parts)
+            part = parts[self._turn]
+            delivery = part._buffer.take(now_s)
+            if delivery is not None:
+                return delivery
+            part.refill()
+        return None
+
+
+class Parts:
+    """A subscription on each shard, behind one front that hands out what they get."""
+
+    def __init__(self, members: Sequence[Member], front: Subscription) -> None:
+        self._members = members
+        self._front = front
+        self.buffer = SpreadBuffer(front._buffer.lease_s)
+        self._leases: list[SpreadLeases] = []
+        self._joining: set[asyncio.Task[None]] = set()
+
+    @property
+    def _parts(self) -> list[Subscription]:
+        return self.buffer.parts
+
+    async def start(self) -> None:
+        """Subscribe at all shards that are there. Raises what one of them objects to, and why there
+        is none; those that are away come in later."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + JOIN_S
+        joining = {loop.create_task(self._join(shard)): shard for shard in range(self._count)}
+        try:
+            waiting, errors = set(joining), {}
+            while waiting:
+                left_s = max(0.0, until_s - loop.time()) if self._parts else None
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                errors.update({t: error for t in done if (error := t.exception()) is not None})
+                for error in errors.values():
+                    if not isinstance(error, TickwheelError) or not error.retryable:
+                        raise error
+                if not done and left_s is not None:
+                    break
+            if not self._parts:
+                raise next(iter(errors.values()))
+        except BaseException:
+            for task in joining:
+                task.cancel()
+            raise
+        for task in waiting:
+            task.cancel()
+        for task in (*errors, *waiting):
+            self._join_later(joining[task])
+
+    @property
+    def _count(self) -> int:
+        return len(self._members)
+
+    def _share(self, prefetch: int, shard: int) -> int:
+        """The part of a prefetch that one shard gets: at least 1, unless it is 0."""
+        each, extra = divmod(prefetch, self._count)
+        return max(each + (shard < extra), min(prefetch, 1))
+
+    async def _join(self, shard: int) -> None:
+        """Subscribe at one shard."""
+        member, front = self._members[shard], self._front
+        member._ready()  # what else waits for the connection must not end with this
+        await member.connect()
+        share = self._share(front._prefetch, shard)
+        part = member._subscriptions.make(front._wish, share)
+        part._front, part._arrived, part._insists = front, front._arrived, front._insists
+        await part.start()
+        if front._closed:
+            await part.close()
+            return
+        part_share = self._share(front._prefetch, shard)
+        self._parts.append(part)
+        part._shard = shard
+        self.buffer.lease_s = min(one.lease_s for one in self._parts)
+        for leases in self._leases:
+            leases.add(part)
+        front._arrived.notify()
+        if part_share != share:
+            await part.set_prefetch(part_share)
+
+    def _join_later(self, shard: int) -> None:
+        task = self._front._reconnector.spawn(self._keep_joining(shard))
+        self._joining.add(task)
+        task.add_done_callback(self._joining.discard)
+
+    async def _keep_joining(self, shard: int) -> None:
+        front, tries = self._front, 0
+        LOGGER.warning("shard %d is away; the subscription to %s goes on", shard, front.topic)
+        while not front._closed:
+            try:
+                await self._join(shard)
+                return
+            except TickwheelError as error:
+                if not error.retryable:
+                    front.ended(error)
+                    return
+            await asyncio.sleep(retry_pause_s(tries))
+            tries += 1
+
+    async def close(self) -> None:
+        """End the subscriptions of all shards."""
+        for task in self._joining:
+            task.cancel()
+        for part in self._parts:
+            part._end()
+        await asyncio.gather(*(part._leave() for part in self._parts), return_exceptions=True)
+
+    async def set_prefetch(self, prefetch: int) -> None:
+        """Divide another prefetch; a shard that is away is told when it comes."""
+        works = []
+        for part in self._parts:
+            share = self._share(prefetch, part._shard)
+            if part._reconnector.connection is None:
+                part._prefetch = share
+            else:
+                works.append(part.set_prefetch(share))
+        _raise_first(await asyncio.gather(*works, return_exceptions=True))
+
+    async def give_back(self) -> None:
+        await asyncio.gather(*(part.give_back() for part in self._parts))
+
+    def keep_leases(self, in_hand: Callable[[], Iterable[InHand]]) -> SpreadLeases:
+        leases = SpreadLeases(self._parts, in_hand)
+        self._leases.append(leases)
+        return leases
+
+
+class SpreadLeases(Leases):
+    """What ``Leases`` is for the deliveries of one shard, for those of several."""
+
+    def __init__(
+        self, parts: Iterable[Subscription], in_hand: Callable[[], Iterable[InHand]]
+    ) -> None:
+        self._in_hand = in_hand
+        self._of: dict[Any, Leases] = {}
+        """The calls of a shard's client → the leases of its deliveries."""
+        self._is_closed = False
+        for part in parts:
+            self.add(part)
+
+    def add(self, part: Subscription) -> None:
+        """Keep up leases of one more shard, too."""
+        if not self._is_closed:
+            calls = part._all.calls
+            leases = part.keep_leases(lambda: self._in_hand_of(calls))
+            self._of[calls] = leases
+
+    def _in_hand_of(self, calls: Any) -> Iterable[InHand]:
+        return (one for one in self._in_hand() if one[0]._batch.calls is calls)
+
+    def hold(self, delivery: Delivery, lost: Callable[[str], None]) -> None:
+        leases = self._of.get(delivery._batch.calls)
+        if leases is not None:  # one that had its end before it was sent has no lease
+            leases.hold(delivery, lost)
+
+    def begin(self) -> None:
+        for leases in self._of.values():
+            leases.begin()
+
+    def drop(self, delivery: Delivery) -> None:
+        leases = self._of.get(delivery._batch.calls)
+        if leases is not None:
+            leases.drop(delivery)
+
+    def close(self) -> list[Delivery]:
+        self._is_closed = True
+        return [delivery for leases in self._of.values() for delivery in leases.close()]
+
+
+# --- how answers become one ----------------------------------------------------------------------
+
+ADDED = frozenset((
+    "pending", "ready", "in_flight", "waiting", "dead", "delivered", "acked", "enqueued",
+    "cancelled", "nacked", "snoozed", "deaths", "expired", "filtered", "retrying", "held",
+    "paused_keys", "in_lines", "dead_total", "dead_expired", "dropped_once", "retried",
+    "leases_over", "early", "kept", "replaced", "rejected", "schedules", "wheel_bytes",
+    "resident_bytes", "batches", "connections", "sessions", "open", "parked", "half_tasks", "bytes",
+    "count", "looked_at", "given", "sent", "failed", "tasks", "lost", "incomplete", "scheduled",
+    "matched", "changed", "groups_held",
+))  # fmt: skip
+"""Numbers that are those of all shards together."""
+MOST = frozenset((
+    "oldest_ready_ms", "subscribers", "broadcasters", "since_ms", "p50_ms", "p99_ms", "max_ms",
+    "topics_left_out", "partial", "created", "deleting", "last_ms", "until_ms", "ended_ms",
+    "paused",
+))  # fmt: skip
+"""The largest of all shards. A subscriber of all is one of each; percentiles cannot be added."""
+LEAST = frozenset(("store_ok", "share", "first_ms", "from_ms", "unused_ms", "exact", "made_ms"))
+"""The smallest of all shards."""
+NESTED = frozenset(("transactions", "lateness", "replay"))
+"""Maps of such numbers."""
+BY_NAME = frozenset(("topics", "groups"))
+"""Maps of such maps, by what they are of, where they are maps."""
+
+
+def _counts(answers: Sequence[Raw], options: Raw | None = None) -> dict[str, Any]:
+    """Maps of counts and settings as one: what is no count is that of the first."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for answer in answers for name in answer):
+        values = [answer[name] for answer in answers if answer.get(name) is not None]
+        if not values:
+            found[name] = None
+        elif name in BY_NAME and isinstance(values[0], Mapping):
+            keys = dict.fromkeys(key for value in values for key in value)
+            found[name] = {k: _counts([v[k] for v in values if k in v]) for k in sorted(keys)}
+        elif name in NESTED and isinstance(values[0], Mapping):
+            found[name] = _counts(values)
+        elif isinstance(values[0], (list, tuple)):
+            found[name] = values[0]
+        elif name in ADDED:
+            found[name] = sum(values)
+        elif name in MOST:
+            found[name] = max(values)
+        elif name in LEAST:
+            found[name] = min(values)
+        else:
+            found[name] = values[0]
+    return found
+
+
+def _first(answers: Sequence[Any], options: Raw) -> Any:
+    return answers[0]
+
+
+def _load(answers: Sequence[Raw], options: Raw) -> Raw:
+    columns = zip(*(answer["counts"] for answer in answers), strict=True)
+    return {**_counts(answers), "counts": tuple(map(sum, columns))}
+
+
+def _backup(answers: Sequence[Raw], options: Raw) -> Raw:
+    return {**_counts(answers), "path": ", ".join(answer["path"] for answer in answers)}
+
+
+def _outcomes(answers: Sequence[tuple[Any, ...]], options: Raw) -> tuple[Any, ...]:
+    """What became of the tasks with a key: the words of all shards but those that know none."""
+    every = sorted((outcome for answer in answers for outcome in answer), key=lambda it: it[0] or 0)
+    done = [one for one in every if one[0] is not None and one[1] not in NOTHING]
+    if done:
+        return tuple(done)
+    ended = [one for one in every if one[0] is not None]
+    return tuple(ended[-1:] or every[:1])
+
+
+NOTHING = frozenset((
+    "unknown", "not_held", "acked", "already_cancelled", "expired", "deleted", "gone",
+))  # fmt: skip
+"""Words of a shard that has no unfinished task with the key."""
+
+
+def _found(answers: Sequence[tuple[Any, ...]], options: Raw) -> tuple[Any, ...]:
+    """The tasks with a key: the unfinished ones of all shards, the newest first, else the newest of
+    those that have ended."""
+    every = sorted((task for answer in answers for task in answer), key=lambda it: -it["id"])
+    live = [task for task in every if task.get("topic") is not None]
+    return tuple((live[:1] if options.get("newest") else live) or every[:1])
+
+
+def _held_keys(answers: Sequence[Raw], options: Raw) -> Raw:
+    limit = options.get("limit", 100)
+    keys = sorted((k for a in answers for k in a["keys"]), key=lambda it: it["since_ms"])
+    paused: dict[tuple[Any, Any], list[Raw]] = {}
+    for one in (key for answer in answers for key in answer["paused"]):
+        paused.setdefault((one["kind"], one["value"]), []).append(one)
+    each = [{**_counts(some), "since_ms": min(one["since_ms"] for one in some)}
+            for some in paused.values()]  # fmt: skip
+    each.sort(key=lambda it: it["since_ms"])
+    return {**_counts(answers), "keys": keys[:limit], "paused": each[:limit]}
+
+
+def _key_lines(answers: Sequence[Raw], options: Raw) -> Raw:
+    lines: dict[tuple[Any, Any], list[Raw]] = {}
+    for line in (line for answer in answers for line in answer["lines"]):
+        lines.setdefault((line["kind"], line["value"]), []).append(line)
+    found = sorted(map(_counts, lines.values()), key=lambda it: -it["waiting"])
+    return {**_counts(answers), "lines": found[: options.get("limit", 100)]}
+
+
+def _key_pause(answers: Sequence[Raw], options: Raw) -> Raw:
+    paused, changed = (any(a[name] for a in answers) for name in ("paused", "changed"))
+    since_ms = min((a["since_ms"] for a in answers if a.get("since_ms")), default=None)
+    return {**_counts(answers), "paused": paused, "changed": changed, "since_ms": since_ms}
+
+
+def _bulk(answers: Sequence[Raw], options: Raw) -> Raw:
+    """A bulk operation made of its parts: it runs while one does, and has failed where one has."""
+    states = [answer["state"] for answer in answers]
+    refused = sum((Counter(answer["refused"]) for answer in answers), Counter[str]())
+    state = next(s for s in ("running", "failed", "cancelled", "done") if s in states)
+    notes = "; ".join(answer["note"] for answer in answers if answer["note"])
+    found = {**_counts(answers), "state": state, "refused": dict(refused), "note": notes}
+    return {**found, "ended_ms": None} if state == "running" else found
+
+
+def _targets(answers: Sequence[Raw], options: Raw) -> Raw:
+    found: dict[tuple[str, str], list[Raw]] = {}
+    for one in (target for answer in answers for target in answer["targets"]):
+        found.setdefault((one["topic"], one["group"]), []).append(one)
+    return {**answers[0], "targets": [_counts(found[names]) for names in sorted(found)]}
+
+
+def _push_log(answers: Sequence[Raw], options: Raw) -> Raw:
+    every = sorted((r for a in answers for r in a["requests"]), key=lambda it: -it["at_ms"])
+    return {**answers[0], "requests": every[: options.get("limit", 50)]}
+
+
+MERGED: Mapping[str, Callable[[Sequence[Any], Raw], Any]] = {
+    **dict.fromkeys(("stats", "delete_group", "preview_reset", "set_push", "set_forward"), _counts),
+    **dict.fromkeys(("configure", "create_group"), _counts),
+    "delete_topic": lambda answers, options: {
+        **_counts(answers), "groups": max(answer["groups"] for answer in answers)
+    },
+    **dict.fromkeys(("cancel", "reschedule", "spread", "run_now"), _outcomes),
+    **dict.fromkeys(("release_key", "skip_key"), _outcomes),
+    **dict.fromkeys(("make_bulk", "show_bulk", "cancel_bulk", "reset_group"), _bulk),
+    "look_up": _found, "load": _load, "held_keys": _held_keys, "key_lines": _key_lines,
+    "pause_key": _key_pause, "resume_key": _key_pause, "remove_target": _first,
+    "targets": _targets, "push_log": _push_log, "backup": _backup,
+}  # fmt: skip
+"""Name of a verb that all shards are asked → how their answers become one, with the options that it
+was asked with."""
+ORDERS: Mapping[str, Callable[[Any], Any]] = {
+    "list_tasks": attrgetter("id"), "list_dead": attrgetter("id", "group"),
+    "list_schedules": attrgetter("name"), "list_transactions": attrgetter("id"),
+    "consumers": attrgetter("since_ms"), "list_bulk": attrgetter("made_ms"),
+}  # fmt: skip
+"""Name of a verb that lists → what its items are sorted by."""
