@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from outbound.endpoint import SECRET, Endpoint, serving
 from support.daemon import Daemon
 from support.ports import free_port
 from support.shards import key_in
@@ -29,7 +30,13 @@ def daemons(tmp_path: Path) -> Iterator[list[Daemon]]:
     with ExitStack() as stack:
         found = []
         for shard, url in enumerate(urls):
-            daemon = Daemon(tmp_path / str(shard), shard=shard, route=",".join(urls))
+            daemon = Daemon(
+                tmp_path / str(shard),
+                shard=shard,
+                route=",".join(urls),
+                http=True,
+                push_allow="127.0.0.0/8",
+            )
             daemon._listen = url
             found.append(stack.enter_context(daemon))
         yield found
@@ -95,3 +102,18 @@ def test_the_page_of_sharded_clients_works_as_it_stands(daemons: list[Daemon]) -
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
     with sync.Client(daemons[0].url) as client:
         assert [one.key for one in client.list_tasks()] == ["order-42"]
+
+
+async def test_each_shard_pushes_its_own_tasks(daemons: list[Daemon]) -> None:
+    keys = [key_in(shard, COUNT, f"{n}-") for shard in range(COUNT) for n in range(10)]
+    async with serving(Endpoint()) as endpoint, Client(daemons[1].url) as client:
+        await client.set_push("t", "g", endpoint.url, secrets=[SECRET])
+        await client.enqueue_many([Task("t", key.encode(), key=key) for key in keys])
+
+        async def acked() -> int:
+            (target,) = await client.targets()
+            return target.acked if target.acked == len(keys) else 0
+
+        await comes(acked)
+    assert sorted(got.body.decode() for got in endpoint.got) == sorted(keys), "each once"
+    assert not endpoint.bad
