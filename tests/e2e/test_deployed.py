@@ -212,6 +212,11 @@ class Composed:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return done.stdout.strip()
 
+    def replicas_of(self, address: str) -> str:
+        """What the master at this address says of its replicas."""
+        host, _, port = address.rpartition(":")
+        return self.ask(host, port, "info", "replication")
+
     def run(self, name: str) -> None:
         """A service that does its work once and ends."""
         [shell, how, script] = self._services[name]["command"]
@@ -263,6 +268,9 @@ async def failed_over(redis: Composed, folder: Path) -> None:
         async with Client(daemon.url) as client:
             first = await client.enqueue("orders.close", b"before", delay=3600)
             before = _store_at(daemon)
+            # A replica that has never been in step is not promoted.
+            in_step = lambda: "state=online" in redis.replicas_of(before)  # noqa: E731
+            await asyncio.to_thread(until, in_step, log=lambda: redis.replicas_of(before))
             redis.kill(redis.name_of(before))
             moved = lambda: ready() and _store_at(daemon) != before  # noqa: E731
             await asyncio.to_thread(until, moved, log=daemon.log_text)
