@@ -157,14 +157,32 @@ class SimLoop(asyncio.BaseEventLoop):
         self._ready.extend(handles)
 
     def drop_all(self) -> None:
-        """End all programs that are left. What they still want to do is not done."""
-        for task in self.all_tasks:
-            if not task.done():
-                for _ in range(CLOSE_TRIES):
-                    with suppress(Exception):
-                        task.get_coro().close()  # type: ignore[union-attr]
-                        break
+        """Close all programs that are left, those of killed hosts too: none of them is collected
+        later, when another loop runs. A ``finally`` may begin something; that is closed as well,
+        since this list grows meanwhile."""
+        asyncio._set_running_loop(self)
+        try:
+            for task in self.all_tasks:
+                if not task.done():
+                    self._close(task)
+        finally:
+            asyncio._set_running_loop(None)
         self.all_tasks.clear()
+        self._ready.clear()
+        self._scheduled.clear()
+
+    def _close(self, task: asyncio.Task[Any]) -> None:
+        asyncio.tasks._enter_task(self, task)
+        try:
+            for _ in range(CLOSE_TRIES):
+                with suppress(Exception, asyncio.CancelledError):
+                    task.get_coro().close()  # type: ignore[union-attr]
+                    break
+        finally:
+            asyncio.tasks._leave_task(self, task)
+
+    def run_in_executor(self, *_: Any) -> Any:
+        raise AssertionError("the simulation has no threads")
 
     def _run_once(self) -> None:
         """One turn: all that is ready, or else the next timers."""
@@ -241,6 +259,4 @@ def simulated(seed: int) -> Iterator[SimLoop]:
         finally:
             random.setstate(state)
             loop.drop_all()
-            loop._ready.clear()
-            loop._scheduled.clear()
             loop.close()

@@ -1,15 +1,24 @@
-"""Many runs, one after the other: what failed with its seed, and what all of them have seen."""
+"""Many runs, one after the other: what failed with its seed, and what all of them have seen.
+
+They have a process of their own, which ``prepare`` makes fit for them: what it changes holds until
+that process ends.
+"""
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import logging
 import os
+import signal
 import sys
 import time
+import traceback
+import warnings
 from collections import Counter
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 from simulation.world import Outcome, simulate
@@ -17,6 +26,10 @@ from simulation.world import Outcome, simulate
 COLLECT_RUNS = 25
 """Garbage is collected after so many runs: when it is decides nothing in one."""
 SHOWN_MAX = 20
+STUCK_S = 60.0
+"""A run that uses so much of a core has no end: it shows where it is, and ends the process."""
+LEFT: list[str] = []
+"""What went wrong where nobody could catch it, as a coroutine that nobody has closed."""
 
 
 class Report(NamedTuple):
@@ -41,6 +54,11 @@ class Report(NamedTuple):
             f"  logged: {_listed(self.events)}",
         ))  # fmt: skip
 
+    def json(self) -> str:
+        """All of it in one line."""
+        failed = [vars(outcome) for outcome in self.failed]
+        return json.dumps(self._asdict() | {"failed": failed, "left": LEFT})
+
 
 def _listed(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
@@ -51,41 +69,55 @@ def command(seed: int) -> str:
     return f"make simulate SEED={seed}"
 
 
+def prepare() -> None:
+    """Make this process one that does nothing but runs."""
+    logging.getLogger("tickwheel").setLevel(logging.CRITICAL)
+    warnings.simplefilter("error")
+    sys.unraisablehook = lambda what: LEFT.append(f"{what.exc_value!r} in {what.object!r}")
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # it is collected between runs
+
+
 def run_all(first: int, count: int, *, seconds: float = 0.0, stop_at: int = 0) -> Report:
     """Runs from seed ``first`` on: ``count`` of them, for at most ``seconds`` (0: as long as it
     takes), until so many have failed (0: all)."""
     failed: list[Outcome] = []
     faults, events, counts = Counter[str](), Counter[str](), Counter[str]()
     began_s, virtual_s, runs = time.process_time(), 0.0, 0
-    logging.getLogger("tickwheel").setLevel(logging.CRITICAL)
+    for seed in range(first, first + count):
+        _watch(seed)
+        outcome = simulate(seed)
+        runs += 1
+        virtual_s += outcome.virtual_s
+        faults += outcome.faults
+        events += outcome.events
+        counts += outcome.counts
+        if outcome.problems:
+            failed.append(outcome)
+            print(failure(outcome), flush=True)  # noqa: T201  # its output
+        if runs % COLLECT_RUNS == 0:
+            gc.collect()
+        if (stop_at and len(failed) >= stop_at) or (
+            seconds and time.process_time() - began_s > seconds
+        ):
+            break
+    signal.setitimer(signal.ITIMER_PROF, 0)
     gc.collect()
-    gc.freeze()
-    gc.disable()
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    try:
-        for seed in range(first, first + count):
-            outcome = simulate(seed)
-            runs += 1
-            virtual_s += outcome.virtual_s
-            faults += outcome.faults
-            events += outcome.events
-            counts += outcome.counts
-            if outcome.problems:
-                failed.append(outcome)
-                print(failure(outcome), flush=True)  # noqa: T201  # its output
-            if runs % COLLECT_RUNS == 0:
-                gc.collect()
-            if (stop_at and len(failed) >= stop_at) or (
-                seconds and time.process_time() - began_s > seconds
-            ):
-                break
-    finally:
-        gc.collect()
-        sys.unraisablehook = hook
-        gc.enable()
-        gc.unfreeze()
     used_s = time.process_time() - began_s
     return Report(failed, runs, used_s, virtual_s, faults, events, counts)
+
+
+def _watch(seed: int) -> None:
+    """End the process if this run does not end."""
+
+    def stuck(number: int, frame: FrameType | None) -> None:
+        print(f"seed {seed} has no end: {command(seed)}", file=sys.stderr)  # noqa: T201  # its output
+        traceback.print_stack(frame)
+        os._exit(1)
+
+    signal.signal(signal.SIGPROF, stuck)
+    signal.setitimer(signal.ITIMER_PROF, STUCK_S)
 
 
 def failure(outcome: Outcome) -> str:
@@ -103,22 +135,21 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="this run alone, with its trace")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long")
     parser.add_argument("--stop-at", type=int, default=0, help="stop after so many failures")
+    parser.add_argument("--json", action="store_true", help="the last line is the report, as JSON")
     args = parser.parse_args(given)
     if os.environ.get("PYTHONHASHSEED") != "0":
         # Sets of text are gone through in an order that this seed decides.
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # itself
+    prepare()
     if args.seed is not None:
         return _one(args.seed)
     report = run_all(args.first, args.seeds, seconds=args.seconds, stop_at=args.stop_at)
-    print(report.text())  # noqa: T201  # its output
+    print(report.json() if args.json else report.text())  # noqa: T201  # its output
     return 1 if report.failed else 0
 
 
 def _one(seed: int) -> int:
-    sys.unraisablehook = lambda _: None
-    logging.getLogger("tickwheel").setLevel(logging.CRITICAL)
-    gc.disable()
     lines: list[tuple[Any, ...]] = []
     outcome = simulate(seed, lines=lines)
     for at_s, *what in lines:
