@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from asyncio.subprocess import Process
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,14 +18,8 @@ from tickwheel.server.outbound import Outbound
 ROW = TargetRow("t", "g", "push", "https://example.com/", ("whsec_AAAA",), (), 1, "me")
 
 
-@pytest.mark.parametrize("said", ["", '{"state": ["t", "g"', "hello\n", "x" * 100])
-async def test_one_that_ends_in_the_middle_of_a_line_is_started_again(
-    monkeypatch: pytest.MonkeyPatch, said: str
-) -> None:
-    """As one does that is killed while it writes."""
-    monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", f"print({said!r}, end='')"))
-    monkeypatch.setattr(module, "RESTART_S", 0.001)
-    events: list[str] = []
+def serving(events: list[str]) -> Outbound:
+    """One that has a target, and so a process."""
     roles: Any = SimpleNamespace(http_url=None, on_event=lambda name, text: events.append(name))
     shard: Any = SimpleNamespace(core=SimpleNamespace(targets={("t", "g"): ROW}))
     made = Outbound(
@@ -34,8 +30,47 @@ async def test_one_that_ends_in_the_middle_of_a_line_is_started_again(
         connection=cast("Any", None),
     )
     made.serve(shard, cast("Any", object()))
+    return made
+
+
+@pytest.mark.parametrize("said", ["", '{"state": ["t", "g"', "hello\n", "x" * 100])
+async def test_one_that_ends_in_the_middle_of_a_line_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    """As one does that is killed while it writes."""
+    monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", f"print({said!r}, end='')"))
+    monkeypatch.setattr(module, "RESTART_S", 0.001)
+    events: list[str] = []
+    made = serving(events)
     try:
         await comes(lambda: made.restarts >= 2)
     finally:
         await made.stop()
     assert set(events) == {"outbound_ended"}
+
+
+@pytest.mark.parametrize("stands_by", [False, True])
+@pytest.mark.parametrize("said", ["print('hello', flush=True)", "while True: print('x' * 99_999)"])
+async def test_after_a_stop_all_processes_are_gone(
+    monkeypatch: pytest.MonkeyPatch, said: str, stands_by: bool
+) -> None:
+    """Also one that was killed because it said what is no line, and has more to say."""
+    begun: list[Process] = []
+    begin = asyncio.create_subprocess_exec
+
+    async def noting(*command: str, **options: Any) -> Process:
+        begun.append(await begin(*command, **options))
+        return begun[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", noting)
+    command = sys.executable, "-c", f"import time\n{said}\ntime.sleep(99)"
+    monkeypatch.setattr(module, "COMMAND", command)
+    events: list[str] = []
+    made = serving(events)
+    try:
+        await comes(lambda: begun if stands_by else events, every_s=0)
+        if stands_by:
+            made.stand_by()
+    finally:
+        await made.stop()
+    assert [process.returncode is not None for process in begun] == [True]

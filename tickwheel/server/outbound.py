@@ -74,6 +74,8 @@ class Outbound:
         self._own: asyncio.Server | None = None
         """The port on the loopback, where one is needed."""
         self._work: asyncio.Task[None] | None = None
+        self._endings: set[asyncio.Task[None]] = set()
+        """Works of former tenures, whose processes are killed and not gone yet."""
         self._process: Process | None = None
         self._told: dict[tuple[str, str], TargetRow] = {}
         """The targets of which the process knows."""
@@ -98,15 +100,18 @@ class Outbound:
         """Send nothing more, at once: another daemon may lead."""
         self._shard = self._operations = None
         self._logins.own = b""
-        kill(self._process)
+        process, self._process = self._process, None
+        kill(process)
         if self._work is not None:
             self._work.cancel()
+            self._endings.add(self._work)
+            self._work.add_done_callback(self._endings.discard)
             self._work = None
         self._gone("the daemon does not lead any more")
 
     async def stop(self) -> None:
         """Let requests under way end, for a while, then end the process."""
-        process, work = self._process, self._work
+        process = self._process
         self._operations = None  # it is not started again
         if process is not None:
             self._write({"stop": True})
@@ -114,8 +119,7 @@ class Outbound:
                 async with asyncio.timeout(STOP_S):
                     await process.wait()
         self.stand_by()
-        if work is not None:
-            await asyncio.gather(work, return_exceptions=True)
+        await asyncio.gather(*self._endings, return_exceptions=True)
         if self._own is not None:
             self._own.close()
 
@@ -244,8 +248,10 @@ class Outbound:
             code: int = await process.wait()
             return code
         finally:
-            self._process = None
-            kill(process)
+            if self._process is process:  # else it was killed before
+                self._process = None
+                kill(process)
+            await _until_gone(process)
 
     async def _address(self) -> str:
         """The URL at which the process finds this daemon."""
@@ -289,6 +295,16 @@ class Outbound:
         for _, answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(Refused(f"{why}; try again soon"))
+
+
+async def _until_gone(process: Process) -> None:
+    """Wait until a process that was killed is gone, for a while: the loop may close then. What it
+    has said is read, as it does not count as gone before."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STOP_S):
+            assert process.stdout is not None
+            await process.stdout.read()
+            await process.wait()
 
 
 def row_map(row: TargetRow) -> dict[str, Any]:

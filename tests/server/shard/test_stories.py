@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from asyncio.subprocess import Process
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from history.test_story import TASK, write
+from support.waiting import comes
 from tickwheel.errors import Overloaded
 from tickwheel.history import read, segments
 from tickwheel.server.shard import overview
@@ -119,4 +122,31 @@ async def test_it_is_kept_for_a_while_and_ends_with_the_tenure(
     with pytest.raises(Overloaded):
         await stories.of(TASK)
     assert stories._process is None
+    await stories.stop()
+
+
+@pytest.mark.parametrize("is_cut_off", [False, True])
+async def test_the_process_is_gone_when_its_question_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cut_off: bool
+) -> None:
+    """And no other one is started for it, when it was the tenure that ended."""
+    begun: list[Process] = []
+    begin = overview.start_process
+
+    async def noting(*given: Any, **options: Any) -> Process:
+        begun.append(await begin(*given, **options))
+        return begun[-1]
+
+    monkeypatch.setattr(overview, "start_process", noting)
+    monkeypatch.setattr(read, "lookup_command", lambda folder: DEAF)
+    stories = Stories(str(tmp_path))
+    asking = asyncio.create_task(stories.of(TASK))
+    await comes(lambda: begun)
+    if is_cut_off:
+        asking.cancel()
+    else:
+        await stories.stop()
+    (error,) = await asyncio.gather(asking, return_exceptions=True)
+    assert isinstance(error, asyncio.CancelledError if is_cut_off else Overloaded)
+    assert [process.returncode is not None for process in begun] == [True]
     await stories.stop()

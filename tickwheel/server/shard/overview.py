@@ -622,9 +622,9 @@ class Stories:
                     answer = await self._ask(question)
             except (OSError, ValueError, TimeoutError) as error:
                 why = str(error) or type(error).__name__
-                self._end()
+                await self._ended()
             except BaseException:
-                self._end()  # its answer would be taken for that of the next question
+                await self._ended()  # its answer would be taken for that of the next question
                 raise
             else:
                 self._timer = asyncio.get_running_loop().call_later(IDLE_S, self._end)
@@ -635,17 +635,21 @@ class Stories:
         """The process's answer to a question. Raises OSError, ValueError."""
         if self._process is None:
             assert self._folder is not None
+            self._check_tenure()
             command = read.lookup_command(self._folder)
             self._process = await start_process(
                 command, answers=True, line_bytes_max=read.ANSWER_BYTES_MAX
             )
-            if self._is_over:
-                raise OSError("the daemon stops")
+            self._check_tenure()
         writer, reader = self._process.stdin, self._process.stdout
         assert writer is not None and reader is not None
         writer.write(question)
         await writer.drain()
         return read.answer_of(await reader.readline())
+
+    def _check_tenure(self) -> None:
+        if self._is_over:
+            raise OSError("the daemon stops")
 
     def _end(self) -> None:
         ended, self._process = self._process, None
@@ -661,6 +665,10 @@ class Stories:
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
+        await self._ended()
+
+    async def _ended(self) -> None:
+        """End the process, and wait until it is gone, for a while: the loop may close then."""
         self._end()
         if self._endings:
             await asyncio.wait(self._endings, timeout=STOP_S)
