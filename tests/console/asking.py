@@ -11,6 +11,7 @@ from support.daemon import Daemon
 from tickwheel.sync import Client
 
 TIMEOUT_S = 60
+PULL_WAIT_MS = 30_000
 
 
 def ask(
@@ -47,7 +48,8 @@ def enqueue(daemon: Daemon, topic: str, count: int = 1, **task: Any) -> list[str
 
 
 def pull(daemon: Daemon, topic: str, group: str = "g", count: int = 1) -> list[Any]:
-    given = {"group": group, "max": count, "wait_ms": 5_000}
+    """What is ready, up to so many; at least one, which is waited for."""
+    given = {"group": group, "max": count, "wait_ms": PULL_WAIT_MS}
     found: list[Any] = post(daemon, f"/v1/topics/{topic}/pull", given)["deliveries"]
     return found
 
@@ -62,8 +64,10 @@ def held_keys(daemon: Daemon, topic: str, *keys: str, group: str = "g") -> None:
     make_group(daemon, topic, group, order_failure="hold")
     for key in keys:
         enqueue(daemon, topic, 2, order_key=key)
-    found = pull(daemon, topic, group, len(keys))
-    receipts = [one["receipt"] for one in found]
+    receipts: list[str] = []
+    while len(receipts) < len(keys):
+        some = pull(daemon, topic, group, len(keys) - len(receipts))
+        receipts += [one["receipt"] for one in some]
     post(daemon, "/v1/rejections", {"receipts": receipts, "reason": "no such account"})
 
 

@@ -204,11 +204,20 @@ export function ask({ title, text, fields = [], confirm, danger = false, typed =
         sure));
     const dialog = h("dialog", { "aria-labelledby": id, oncancel: () => done(null) }, form);
     const leave = () => done(null);
-    const done = (value) => { if (dialog.isConnected) { dialog.close(); dialog.remove(); open.delete(leave); resolve(value); } };
+    const opener = document.activeElement;
+    const done = (value) => { if (dialog.isConnected) { dialog.close(); dialog.remove(); open.delete(leave); giveBack(opener); resolve(value); } };
     open.add(leave);
     document.body.append(dialog);
     dialog.showModal();
   });
+}
+
+// The focus goes back to what opened a dialog. What was drawn anew behind the dialog is another
+// element by now: then to the one that is like it.
+function giveBack(opener) {
+  if (opener.isConnected) return;
+  const signs = (one) => JSON.stringify([one.tagName, one.textContent, one.ariaLabel, one.closest("tr")?.dataset.key]);
+  focusable(document.body).find((one) => signs(one) === signs(opener))?.focus({ preventScroll: true });
 }
 
 // A message with a place in a text below it, and a caret under that.
