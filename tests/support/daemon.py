@@ -23,8 +23,8 @@ from typing import Any, Self
 
 from support import forked
 
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
 _GLANCE_S = 0.02
 """How long one wait for the process's end lasts while the ready file is looked for."""

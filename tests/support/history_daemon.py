@@ -12,7 +12,7 @@ from support.waiting import comes
 from tickwheel.history import spool
 from tickwheel.history.segments import STATE
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def daemon_in(folder: Path, **settings: Any) -> Daemon:
@@ -33,7 +33,7 @@ def spools(history: Path) -> list[Path]:
 
 def metric(daemon: Daemon, name: str) -> float:
     """A number without labels, as ``/metrics`` has it now."""
-    with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=10) as answer:  # noqa: S310  # our own address
+    with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=60) as answer:  # noqa: S310  # our own address
         found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
     assert found is not None
     return float(found[1])

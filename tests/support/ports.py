@@ -22,7 +22,9 @@ BUS_OFFSET = 10_000
 def _candidates() -> Iterator[int]:
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    ports = list(range(FIRST + number % count, LAST + 1, count))
+    size = (LAST + 1 - FIRST) // count
+    first = FIRST + number % count * size
+    ports = list(range(first, first + size))  # in a row: some want the next one as well
     random.Random().shuffle(ports)  # the tests' own seed must not decide: other runs draw, too
     while True:
         yield from ports

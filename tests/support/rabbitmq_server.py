@@ -85,7 +85,7 @@ class RabbitServer:
         return False
 
     def _connected(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=5)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
 
     def _environment(self) -> dict[str, str]:
         folder = str(self.folder)

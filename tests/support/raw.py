@@ -9,7 +9,8 @@ from typing import Any, Self
 from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.protocol import Decoder, Frame, encode
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
+"""Only a failing test waits so long."""
 
 
 class Raw:

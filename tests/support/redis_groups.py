@@ -22,7 +22,7 @@ from support.waiting import until
 
 NAME = "mymaster"
 SLOTS = 16_384
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 DOWN_AFTER_MS = 500
 FAILOVER_TIMEOUT_MS = 2_000
 NODE_TIMEOUT_MS = 1_000

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from support.ports import free_port
+from tickwheel.persistence.redis.driver import options_from
+from tickwheel.persistence.redis.opening import lay_out, look
 
 PROGRAMS = ("redis-server", "valkey-server")
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 DEFAULTS = {
     "save": '""',
     "appendonly": "yes",
@@ -72,7 +76,7 @@ class RedisServer:
 
     def call(self, *args: str | bytes | int) -> bytes:
         """One command on a connection of its own; the reply's bytes as they come."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
             commands = [("AUTH", self.password)] if self.password else []
             for command in (*commands, args):
                 parts = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in command]
@@ -81,6 +85,18 @@ class RedisServer:
                 connection.sendall(frame)
                 reply = connection.recv(1 << 16)
         return reply
+
+    def lay_out(self) -> RedisServer:
+        """So that the first daemon does not wait, for a leader's lease, whether an owner of the
+        empty store comes back."""
+
+        async def prepare() -> None:
+            options = options_from(self.url())
+            await lay_out(options, await look(options), int(time.time() * 1000), watch_s=0)
+
+        with ThreadPoolExecutor(1) as thread:  # this one may have an event loop
+            thread.submit(lambda: asyncio.run(prepare())).result()
+        return self
 
     def signal(self, number: int) -> None:
         if self._process is not None:
