@@ -28,6 +28,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
     machine is slow to run."""
     server = RedisServer(tmp_path / "redis").start()
     try:
+        server.lay_out()
         options: dict[str, Any] = {"store": server.url(), "http": True, "leader_ttl_s": 3.0}
         with (
             Daemon(tmp_path / "first", node="first", **options) as first,

@@ -778,7 +778,7 @@ def test_dead_letters_of_every_topic_go_on_with_progress(
     page.get_by_role("button", name="Requeue all that fit …").click()
     page.get_by_label("Pace").select_option("1000")
     held: list[Any] = []
-    page.route("**/v1/dead-letters/requeue", held.append, times=1)
+    page.route("**/v1/dead-letters/requeue", lambda route: held.append(route), times=1)
     with page.expect_request("**/v1/dead-letters/requeue"):
         page.locator("dialog").get_by_role("button", name="Requeue all").click()
     expect(page.locator("dialog progress")).to_be_visible()
