@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from support.daemon import Daemon
-from support.raw import Raw
+from support.raw import TIMEOUT_S, Raw
 from support.redis_server import RedisServer
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol import Frame
@@ -22,7 +22,7 @@ SETTINGS = {
     "retry_factor": 1,
     "retry_jitter": 0,
     "retry_max": 3,
-    "leader_ttl_s": 1.0,
+    "leader_ttl_s": 5.0,
 }
 """Of every daemon here, unless a test says otherwise."""
 
@@ -37,6 +37,7 @@ def daemon_on(store: str, folder: Path, **settings: Any) -> Iterator[Daemon]:
         return
     server = RedisServer(folder / "redis").start()
     try:
+        server.lay_out()
         with Daemon(folder / "daemon", store=server.url(), **wanted) as made:
             yield made
     finally:
@@ -88,7 +89,7 @@ class Peer(Raw):
             frame: Frame | None = self.next()
         except TimeoutError:
             frame = None
-        self.socket.settimeout(10.0)
+        self.socket.settimeout(TIMEOUT_S)
         assert frame is None, frame
         return True
 

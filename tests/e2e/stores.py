@@ -31,9 +31,9 @@ def killed_on(*stores: Any, settings: Callable[[str, Path], dict[str, Any]] = no
         if request.param == "sqlite":
             yield make_daemon(**options)
             return
-        server = RedisServer(tmp_path / "redis").start()
+        server = RedisServer(tmp_path / "redis").start().lay_out()
         driver = "?driver=asyncio-redis" if request.param == "asyncio-redis" else ""
-        daemon = make_daemon(store=server.url() + driver, leader_ttl_s=1, **options)
+        daemon = make_daemon(store=server.url() + driver, leader_ttl_s=5, **options)
         yield daemon
         daemon.close()  # while its Redis is there: else it waits for it
         server.stop()

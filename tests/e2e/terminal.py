@@ -12,7 +12,7 @@ import subprocess
 import time
 from typing import Self
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 AGAIN_S = 3.0
 PICTURE = "\f"
 """Stands in the text where a picture begins: the cursor goes home."""

@@ -3,6 +3,7 @@ between."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -156,13 +157,14 @@ async def test_a_standby_goes_on_with_it(
     make_daemon: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     server = RedisServer(tmp_path / "redis").start()
-    first, second = (make_daemon(store=server.url(), leader_ttl_s=1) for _ in range(2))
+    await asyncio.to_thread(server.lay_out)
+    first, second = (make_daemon(store=server.url(), leader_ttl_s=2) for _ in range(2))
     await first.astart()
     await second.astart()
     urls = f"{first.url},{second.url.removeprefix('tcp://')}"
     async with Client(urls, send_timeout=20) as client:
         receipts = await client.enqueue_many([Task("t", b"", delay=HOUR_S)] * 1_000)
-        bulk = await client.reschedule(topic="t", filter={}, shift=600, rate=500)
+        bulk = await client.reschedule(topic="t", filter={}, shift=600, rate=200)
         for _ in range(1_000):
             bulk = await client.show_bulk(bulk.id)
             if bulk.changed >= 100:

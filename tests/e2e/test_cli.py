@@ -224,7 +224,7 @@ def test_exec_acks_by_exit_code_and_gives_the_command_the_task(cli: Cli, tmp_pat
 
 def test_a_command_that_outlives_the_lease_keeps_it(cli: Cli) -> None:
     cli.one("enqueue", "orders", "x")
-    fields = cli.one("subscribe", "orders", "--max", "1", "--lease", "300ms", "--exec", "sleep 1")
+    fields = cli.one("subscribe", "orders", "--max", "1", "--lease", "1s", "--exec", "sleep 3")
     assert (fields["attempt"], fields["result"]) == (1, "acked")
 
 

@@ -144,7 +144,7 @@ async def test_nack_with_a_delay_of_its_own(client: Client, topic: str) -> None:
 
 async def test_extend_and_release(client: Client, topic: str) -> None:
     await client.enqueue(topic, b"x")
-    async with client.subscribe(topic, lease=0.3) as deliveries:
+    async with client.subscribe(topic, lease=10) as deliveries:
         [delivery] = await take(deliveries)
         assert await delivery.extend(30) == "extended"
         assert await delivery.release() == "released"
@@ -166,13 +166,13 @@ async def test_leases_of_what_waits_in_the_buffer_are_kept_up(client: Client, to
     """A slow consumer: the last ones wait for more than a lease."""
     await client.enqueue_many([Task(topic, b"%d" % i) for i in range(40)])
     never = asyncio.get_running_loop().create_future()
-    async with client.subscribe(topic, lease=1, prefetch=40) as deliveries:
+    async with client.subscribe(topic, lease=2, prefetch=40) as deliveries:
         found = []
         for _ in range(40):
             [delivery] = await take(deliveries)
             found.append(delivery)
             assert await delivery.ack() == "acked"
-            await asyncio.wait({never}, timeout=0.04)
+            await asyncio.wait({never}, timeout=0.08)
         assert {delivery.attempt for delivery in found} == {1}
     assert (await client.stats()).topics[topic].groups["default"].delivered == 40
 
@@ -222,7 +222,7 @@ async def test_pull(client: Client, topic: str) -> None:
     found = await soon(waiting)
     assert 1 <= len(found) <= 2
     while len(found) < 3:
-        found += await soon(client.pull(topic, wait=1))
+        found += await soon(client.pull(topic, wait=WAIT_S))
     assert sorted(d.body for d in found) == [b"a", b"b", b"c"]
     assert {await d.ack() for d in found} == {"acked"}
 

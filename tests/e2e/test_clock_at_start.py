@@ -110,7 +110,7 @@ def test_a_clock_that_is_a_month_ahead_fires_nothing(tmp_path: Path) -> None:
 
         with Raw(daemon.port) as raw:  # what is asked for now works by the time that goes on
             raw.enqueue(("t", b"now", 50))
-        assert pulled(daemon, 5_000) == [b"now"]
+        assert pulled(daemon, 20_000) == [b"now"]
 
         clock.step(-30 * DAY_MS)
         until(lambda: status(daemon)["state"] == "ready", UNTIL_S)
@@ -135,7 +135,7 @@ def test_an_operator_may_accept_it(tmp_path: Path, how: str) -> None:
             assert is_held(daemon)
             os.kill(daemon.pid, signal.SIGUSR1)
             until(lambda: status(daemon)["state"] == "ready", UNTIL_S)
-        assert sorted(pulled(daemon, 5_000)) == [b"in 1 day", b"in 20 days"]
+        assert sorted(pulled(daemon, 20_000)) == [b"in 1 day", b"in 20 days"]
         daemon.args = ()
         daemon.restart()
         assert status(daemon)["state"] == "ready", "it is the store's time now"
@@ -152,11 +152,11 @@ def test_a_long_absence_is_no_trap(tmp_path: Path) -> None:
         clock.step(6 * DAY_MS)
         daemon.start()
         until(lambda: status(daemon)["state"] == "ready", UNTIL_S)
-        assert pulled(daemon, 5_000) == [b"in 1 day"]
+        assert pulled(daemon, 20_000) == [b"in 1 day"]
         clock.step(15 * DAY_MS)
         until(lambda: status(daemon)["state"] == "clock_held", UNTIL_S)
         os.kill(daemon.pid, signal.SIGUSR1)
-        assert pulled(daemon, 5_000) == [b"in 20 days"]
+        assert pulled(daemon, 20_000) == [b"in 20 days"]
         daemon.kill()
         clock.step(10_000 * DAY_MS)
         daemon.start()
@@ -170,7 +170,7 @@ def test_a_standby_with_a_wrong_clock_takes_over_and_fires_nothing(
     server: RedisServer, tmp_path: Path
 ) -> None:
     clock = WallClock(tmp_path / "clock", 30 * DAY_MS)
-    options: dict[str, Any] = {"store": server.url(), "leader_ttl_s": 0.5}
+    options: dict[str, Any] = {"store": server.url(), "leader_ttl_s": 3.0}
     active = Daemon(tmp_path / "right", **options)
     wrong = Daemon(tmp_path / "wrong", env=clock.env, node="wrong", **options)
     try:

@@ -77,7 +77,7 @@ async def test_what_somebody_has_had_is_cancelled_for_the_new_one(
     daemon: Daemon, client: Client
 ) -> None:
     first = await client.enqueue("t", b"old", key="k")
-    (delivery,) = await client.pull("t", group="g", wait=5)
+    (delivery,) = await client.pull("t", group="g", wait=20)
     await delivery.nack(HOUR)
     await daemon.arestart()
     second = await client.enqueue("t", b"new", key="k", if_pending="replace")

@@ -41,7 +41,7 @@ def status(address: str, path: str) -> int:
 def asked(address: str, path: str) -> tuple[int, str]:
     """(status, text)"""
     try:
-        with urllib.request.urlopen(f"{address}{path}", timeout=10) as answer:  # noqa: S310  # our own
+        with urllib.request.urlopen(f"{address}{path}", timeout=60) as answer:  # noqa: S310  # our own
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

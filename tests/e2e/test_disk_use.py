@@ -22,7 +22,7 @@ FAR_MS = 3_600_000
 
 def url_text(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310  # our own address
+        with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310  # our own address
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -82,7 +82,7 @@ class Fleet:
             for process in self.processes.values():
                 if process.returncode is None:
                     process.kill()
-                    await process.wait()
+                    await process.communicate()  # until its pipe is closed, too
 
 
 @pytest.fixture
@@ -145,6 +145,7 @@ async def test_a_task_that_kills_its_workers_becomes_a_dead_letter(
             innocent += [await client.enqueue("jobs", b"%d" % i) for i in range(80)]
             letter = await Looks(client).dead_letter()
             await Looks(client).acked(len(innocent))
+            await comes(lambda: len(fleet.killed) >= 3)  # seen here a moment later than there
             assert len(fleet.killed) == 3, "as many as deaths_max, and no more"
             assert (letter.id, letter.attempt, letter.deaths) == (poison.id, 3, 3)
             assert letter.reason.startswith(CONSUMER_DIED)

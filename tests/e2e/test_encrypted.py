@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import gzip
 import json
 import os
@@ -49,9 +50,10 @@ def written(folder: Path) -> dict[Path, bytes]:
     """What every file holds; archives are opened."""
     found = {}
     for path in folder.rglob("*"):
-        if path.is_file():
-            data = path.read_bytes()
-            found[path] = gzip.decompress(data) if path.suffix == ".gz" else data
+        with contextlib.suppress(FileNotFoundError):  # what the history has taken up is removed
+            if path.is_file():
+                data = path.read_bytes()
+                found[path] = gzip.decompress(data) if path.suffix == ".gz" else data
     return found
 
 

@@ -93,7 +93,7 @@ def test_a_standby_says_who_is_active_and_takes_no_work(pair: tuple[Daemon, Daem
 def over_http(daemon: Daemon, path: str) -> tuple[int, dict[str, Any]]:
     """(status, JSON)"""
     try:
-        with urllib.request.urlopen(f"{daemon.http}{path}", timeout=10) as response:  # noqa: S310
+        with urllib.request.urlopen(f"{daemon.http}{path}", timeout=60) as response:  # noqa: S310
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:
@@ -143,7 +143,7 @@ def test_the_standby_delivers_when_the_active_one_is_gone(
         active.pause()
     until(lambda: is_active(standby), TAKEOVER_S)
     with Raw(standby.port) as raw:
-        new_epoch, delivered_ms, items = raw.call(T.PULL, "t", "g", 10, 3_000, {})[2]
+        new_epoch, delivered_ms, items = raw.call(T.PULL, "t", "g", 10, 20_000, {})[2]
         assert [(item[0], item[3]) for item in items] == [(ids[0], b"soon")]
         assert new_epoch > epoch
         assert delivered_ms >= items[0][2]
@@ -156,7 +156,7 @@ def test_a_deposed_daemon_delivers_nothing_and_its_batch_is_refused(
 ) -> None:
     active, standby = pair
     with Raw(active.port) as old:
-        ids = old.enqueue(*[("t", b"%d" % n, 1_000) for n in range(20)])[2][1]
+        ids = old.enqueue(*[("t", b"%d" % n, 4_000) for n in range(20)])[2][1]
         old.call(T.SUBSCRIBE, 1, "t", "g", 100, {})
         active.pause()
         # It waits in the socket of a process that stands still: the late batch.
@@ -165,7 +165,7 @@ def test_a_deposed_daemon_delivers_nothing_and_its_batch_is_refused(
         with Raw(standby.port) as raw:
             taken: list[int] = []
             while len(taken) < len(ids):
-                epoch, _, items = raw.call(T.PULL, "t", "g", 100, 3_000, {})[2]
+                epoch, _, items = raw.call(T.PULL, "t", "g", 100, 20_000, {})[2]
                 some = [item[0] for item in items]
                 raw.call(T.ACK, "t", "g", epoch, some, [item[1] for item in items])
                 taken += some
@@ -201,7 +201,7 @@ def test_consumers_that_survive_may_still_ack(pair: tuple[Daemon, Daemon]) -> No
     active, standby = pair
     with Raw(active.port) as raw:
         (task_id,) = raw.enqueue(("t", b"x", 0))[2][1]
-        epoch, _, items = raw.call(T.PULL, "t", "g", 1, 2_000, {"lease_ms": 60_000})[2]
+        epoch, _, items = raw.call(T.PULL, "t", "g", 1, 20_000, {"lease_ms": 60_000})[2]
         raw.enqueue(("t", b"far", DAY_MS))  # the lease's checkpoint is in this batch or before
         raw.enqueue(("t", b"far", DAY_MS))
     active.kill()
@@ -315,7 +315,7 @@ def test_a_daemon_that_lives_keeps_its_lease_from_another_of_its_name_and_addres
         "store": server.url(),
         "advertise": "tcp://127.0.0.1:7399",
         "node": "clone",
-        "leader_ttl_s": 1,
+        "leader_ttl_s": 3,
         "http": True,
     }
     with Daemon(tmp_path / "first", **same) as first:

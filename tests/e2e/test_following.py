@@ -70,7 +70,7 @@ async def test_who_only_subscribes_gets_its_tasks_from_the_standby(pair: Pair, e
 
     async with Client(addresses(active, standby)) as client:
         await client.enqueue("t", b"before")
-        await client.enqueue("t", b"after", delay=1.0)
+        await client.enqueue("t", b"after", delay=4.0)
         consuming = asyncio.create_task(consume(client))
         await comes(lambda: got, TAKEOVER_S)
         end(active)

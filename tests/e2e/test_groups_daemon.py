@@ -104,8 +104,8 @@ def test_deleting_the_last_group_keeps_what_is_scheduled(daemon: Daemon) -> None
     with Peer(daemon.port) as peer:
         peer.do(T.GROUP_CREATE, "t", "g", {})
         ready = peer.put("t", *(b"%d" % n for n in range(1_500)))
-        (later,) = peer.put("t", b"later", delay_ms=1_000)
         until(lambda: peer.topic("t")["ready"] == 1_500, SOON_S)
+        (later,) = peer.put("t", b"later", delay_ms=3_000)
         peer.do(T.GROUP_DELETE, "t", "g", True)
     daemon.restart()
     with Peer(daemon.port) as peer:
@@ -341,7 +341,7 @@ def test_dead_letters_are_filtered_requeued_and_deleted_across_a_kill(daemon: Da
 
 @pytest.mark.parametrize("store", ["sqlite", "redis"])
 def test_dead_letters_are_kept_for_their_retention(store: str, tmp_path: Path) -> None:
-    with daemon_on(store, tmp_path, dead_retention_s=2) as daemon:
+    with daemon_on(store, tmp_path, dead_retention_s=5) as daemon:
         with Peer(daemon.port) as peer:
             peer.do(T.GROUP_CREATE, "t", "other", {})
             peer.sub(0, "t", "g", retry="none")
@@ -465,8 +465,8 @@ def test_priorities_and_their_share_for_the_others(daemon: Daemon) -> None:
 def test_a_ttl_ends_with_nobody_there(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer:
         peer.do(T.GROUP_CREATE, "t", "g", {"paused": True})
-        (held,) = peer.put("t", b"1", ttl_ms=500)
-        (alone,) = peer.put("nobody", b"1", ttl_ms=500)
+        (held,) = peer.put("t", b"1", ttl_ms=3_000)
+        (alone,) = peer.put("nobody", b"1", ttl_ms=3_000)
         (kept,) = peer.put("t", b"2", ttl_ms=3_600_000)
         assert peer.words(held, alone, kept) == ["ready"] * 3
     daemon.restart()

@@ -27,7 +27,7 @@ many = enqueue.sync(
 )
 assert look_up.sync(one.id, client=client).body == "hello"
 assert cancel_task.sync(many.tasks[0].id, client=client).result == "cancelled"
-got = pull.sync("t", client=client, body=PullIn(group="g", max_=5, wait_ms=5_000)).deliveries
+got = pull.sync("t", client=client, body=PullIn(group="g", max_=5, wait_ms=20_000)).deliveries
 assert [delivery.id for delivery in got] == [one.id, many.tasks[1].id]
 settled = ack.sync(client=client, body=AckIn(receipts=[delivery.receipt for delivery in got]))
 assert settled.results == ["acked", "acked"]

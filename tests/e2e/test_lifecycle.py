@@ -26,7 +26,7 @@ MakeDaemon = Callable[..., Daemon]
 
 def get(url: str) -> tuple[int, dict[str, Any]]:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  # our own address
+        with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310  # our own address
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -69,7 +69,7 @@ def test_after_a_kill_leases_end_within_the_grace_and_the_task_comes_again(
     daemon.start()
     assert "recovered_after_unclean_stop" in daemon.log_text()
     with Raw(daemon.port) as raw:
-        answer = raw.call(T.PULL, "held", "g", 1, 5_000, {})
+        answer = raw.call(T.PULL, "held", "g", 1, 20_000, {})
         _, _, ((again, second, *_),) = answer[2]
         assert again == task_id
         assert second in (attempt, attempt + 1)
@@ -86,7 +86,7 @@ def test_health_and_readiness(daemon: Daemon) -> None:
 
 def get_status(url: str) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  # our own address
+        with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310  # our own address
             return int(answer.status)
     except urllib.error.HTTPError as error:
         error.close()
@@ -126,7 +126,7 @@ def test_a_wrong_setting_is_reported_and_nothing_is_started(
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
     assert done.returncode == 2
     assert setting in done.stderr
@@ -178,7 +178,7 @@ def test_endings_are_distinguished_after_a_restart(make_daemon: MakeDaemon) -> N
     with Raw(daemon.port) as raw:
         _, ids = raw.enqueue(*[("t", b"x", DAY_MS)] * 2, ("now", b"x", 0))[2]
         raw.call(T.CANCEL, [ids[0]])
-        epoch, _, ((task_id, attempt, _, _),) = raw.call(T.PULL, "now", "g", 1, 1000, {})[2]
+        epoch, _, ((task_id, attempt, _, _),) = raw.call(T.PULL, "now", "g", 1, 20_000, {})[2]
         raw.call(T.ACK, "now", "g", epoch, [task_id], [attempt])
     daemon.restart()
     with Raw(daemon.port) as raw:
@@ -207,5 +207,5 @@ def test_the_memory_store_serves_too(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(store="memory:").start()
     with Raw(daemon.port) as raw:
         raw.enqueue(("t", b"x", 0))
-        assert len(raw.call(T.PULL, "t", "g", 1, 1000, {})[2][2]) == 1
+        assert len(raw.call(T.PULL, "t", "g", 1, 20_000, {})[2][2]) == 1
     assert daemon.terminate() == 0

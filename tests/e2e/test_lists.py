@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -18,6 +19,7 @@ import typer.main
 from e2e.cli_runner import Cli
 from support.daemon import Daemon
 from support.raw import Raw
+from support.waiting import until
 from tickwheel import Client, Retry, Task, Worker
 from tickwheel.api.frames import FrameType
 from tickwheel.cli.app import app
@@ -113,11 +115,17 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cli, Path]]
         tokens.create(folder / "tokens.json", f"token{i}", grants, 1, None)
     with Daemon(folder, history_dir=str(folder / "history")) as daemon:
         asyncio.run(fill(daemon.url))
+        for words in ("history tasks", "history list"):  # the process that writes it is behind
+            until(partial(has_many, Cli(daemon), *given(words, folder), "--json"))
         with Raw(daemon.port) as one, Raw(daemon.port) as other:
             for i in range(MANY // 2):
                 for raw in (one, other):
                     raw.call(FrameType.SUBSCRIBE, i, "taken", f"g{i}", 0, None)
             yield Cli(daemon), folder
+
+
+def has_many(cli: Cli, *arguments: str) -> bool:
+    return cli.code(*arguments) == 0 and cli.run(*arguments).stdout.count(b"\n") >= MANY
 
 
 def given(words: str, folder: Path) -> list[str]:

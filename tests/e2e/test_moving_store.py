@@ -28,7 +28,7 @@ def where(daemon: Daemon) -> str:
 
 
 def over_http(daemon: Daemon, path: str) -> str:
-    with urllib.request.urlopen(f"{daemon.http}{path}", timeout=10) as response:  # noqa: S310
+    with urllib.request.urlopen(f"{daemon.http}{path}", timeout=60) as response:  # noqa: S310
         return str(response.read().decode())
 
 
@@ -77,7 +77,8 @@ async def test_a_failover_of_sentinels_is_followed_and_said(
         text = over_http(daemon, "/metrics")
         assert f'tickwheel_store_info{{server="127.0.0.1:{now.port}"}} 1' in text
         assert "tickwheel_store_moves_total 1" in text
-        assert f"moved from 127.0.0.1:{before.port} to 127.0.0.1:{now.port}" in daemon.log_text()
+        moved = f"moved from 127.0.0.1:{before.port} to 127.0.0.1:{now.port}"
+        await comes(lambda: moved in daemon.log_text())
         status = json.loads(over_http(daemon, "/v1/status"))
         assert status["store_at"] == f"127.0.0.1:{now.port}"
 

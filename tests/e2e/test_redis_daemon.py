@@ -28,7 +28,7 @@ def test_a_kill_between_enqueue_and_delivery_loses_nothing(daemon: Daemon) -> No
         _, ids = raw.enqueue(*[("t", b"%d" % n, 0) for n in range(50)], ("t", b"far", DAY_MS))[2]
     daemon.restart()
     with Raw(daemon.port) as raw:
-        epoch, _, items = raw.call(T.PULL, "t", "g", 100, 2_000, {})[2]
+        epoch, _, items = raw.call(T.PULL, "t", "g", 100, 20_000, {})[2]
         assert [item[0] for item in items] == list(ids[:50])
         assert raw.call(T.ACK, "t", "g", epoch, ids[:50], [1] * 50)[2] is None
     daemon.restart()
@@ -41,7 +41,7 @@ def test_a_kill_between_enqueue_and_delivery_loses_nothing(daemon: Daemon) -> No
 def test_what_is_in_flight_shows_with_its_score(daemon: Daemon, server: RedisServer) -> None:
     with Raw(daemon.port) as raw:
         _, (task_id,) = raw.enqueue(("t", b"x", 0))[2]
-        raw.call(T.PULL, "t", "g", 1, 2_000, {"lease_ms": 60_000})
+        raw.call(T.PULL, "t", "g", 1, 20_000, {"lease_ms": 60_000})
         # The next batches carry the lease's checkpoint.
         raw.enqueue(("t", b"far", DAY_MS))
         raw.enqueue(("t", b"far", DAY_MS))

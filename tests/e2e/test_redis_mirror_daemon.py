@@ -64,7 +64,8 @@ def test_everything_is_delivered_after_redis_came_back_empty(
 
 def test_deliveries_go_on_while_redis_stands_still(server: RedisServer, tmp_path: Path) -> None:
     """Bodies are not in the engine's memory: they come from the mirror."""
-    settings = {"leader_ttl_s": 5.0, "resident_horizon_s": 0.5}
+    server.lay_out()
+    settings = {"leader_ttl_s": 15.0, "resident_horizon_s": 0.5}
     with (
         Daemon(tmp_path / "daemon", store=server.url(QUICK), **settings) as daemon,
         Raw(daemon.port) as raw,

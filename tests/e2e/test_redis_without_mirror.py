@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.daemon import Daemon, DaemonFailed
+from support.history_daemon import taken_up
 from support.raw import Raw
 from support.redis_server import RedisServer
 from support.waiting import until
@@ -98,6 +100,7 @@ def test_one_that_came_back_empty_stops_the_daemon_and_is_restored(
     assert "Traceback" not in daemon.log_text()
     with pytest.raises(DaemonFailed, match=r"(?s)ended with 1.*mirror=no"):
         daemon.start()
+    asyncio.run(taken_up(tmp_path / "history"))
     url = server.url(QUERY)
     source = ["--from", str(backup), "--history", str(tmp_path / "history"), "--json"]
     assert run(["restore", *source, "--into", url]) != 0, "not into what is left"

@@ -43,7 +43,7 @@ def settings(authority: Authority) -> dict[str, Any]:
         "tls_cert": str(pair.cert),
         "tls_key": str(pair.key),
         "tls_client_ca": str(authority.ca),
-        "tls_handshake_timeout_s": 5,
+        "tls_handshake_timeout_s": 8,
         "tls_handshakes_max": 8,
     }
 
@@ -78,7 +78,7 @@ def client(daemon: Daemon, authority: Authority, **options: Any) -> Client:
 def over_http(daemon: Daemon, context: ssl.SSLContext, path: str, token: str | None = None) -> Any:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"{daemon.http}{path}", headers=headers)  # noqa: S310  # ours
-    with urllib.request.urlopen(request, timeout=5, context=context) as answer:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=30, context=context) as answer:  # noqa: S310
         return json.load(answer)
 
 
@@ -149,13 +149,13 @@ async def test_what_does_not_fit_is_said_in_one_line(
 
 def test_a_plain_request_is_told_to_use_https(running: Daemon) -> None:
     with pytest.raises(urllib.error.HTTPError) as raised:
-        urllib.request.urlopen(f"http://127.0.0.1:{http_port(running)}/healthz", timeout=5)
+        urllib.request.urlopen(f"http://127.0.0.1:{http_port(running)}/healthz", timeout=30)
     assert raised.value.code == 400
     assert json.load(raised.value)["code"] == "tls_required"
 
 
 def test_a_plain_hello_is_told_to_use_tls(running: Daemon) -> None:
-    with socket.create_connection(("127.0.0.1", running.port), 5) as plain:
+    with socket.create_connection(("127.0.0.1", running.port), 30) as plain:
         plain.sendall(encode((int(T.HELLO), 1, {"v": 1})))
         data = b"".join(iter(lambda: plain.recv(4096), b""))
     assert Decoder(4096).feed(data)[0][:3] == (T.ERROR, 0, "tls_required")
@@ -189,8 +189,9 @@ async def test_a_certificate_of_a_strange_authority_opens_nothing(
     shop = Authority(tmp_path, "stranger").sign("shop")
     files = {"client_cert": str(shop.cert), "client_key": str(shop.key), "token": ""}
     with pytest.raises(errors.Unreachable, match="does it take our certificate"):
-        await client(running, authority, **files, connect_timeout=1.0).connect()
-    assert "the client's certificate: unable to get local issuer" in running.log_text()
+        await client(running, authority, **files, connect_timeout=3.0).connect()
+    said = "the client's certificate: unable to get local issuer"
+    await comes(lambda: said in running.log_text())
 
 
 async def test_certificates_are_enough_where_they_are_required(
@@ -256,7 +257,7 @@ async def test_handshakes_that_do_not_end_stop_nobody(
             sock.sendall(b"\x16\x03\x01")
         for _ in range(3):
             # Sooner than the time-out of any handshake: room is made, not waited for.
-            async with client(running, authority, connect_timeout=3.0) as one:
+            async with client(running, authority, connect_timeout=6.0) as one:
                 await soon(one.enqueue("t", b"", delay=3600))
         context = ssl.create_default_context(cafile=str(authority.ca))
         over_http(running, context, "/healthz")
@@ -301,7 +302,7 @@ async def test_nonsense_at_a_port_with_tls_ends_that_connection_only(
         b"GET / HTTP/1.1",
     ):
         for port in (running.port, http_port(running)):
-            with socket.create_connection(("127.0.0.1", port), 5) as sock:
+            with socket.create_connection(("127.0.0.1", port), 30) as sock:
                 sock.sendall(data)
                 await soon(asyncio.to_thread(list, iter_until_end(sock)))
     async with client(running, authority) as one:
@@ -335,12 +336,12 @@ async def test_failover_with_tls(
             Daemon(tmp_path / "second", **options) as second,
         ):
             # It knows the standby only, and is sent on; then back.
-            async with client(second, authority, token=None, active_timeout=20.0) as one:
+            async with client(second, authority, token=None, active_timeout=60.0) as one:
                 await soon(one.enqueue("t", b"1", delay=3600))
                 found = Cli(second).json("--ca", str(authority.ca), "status")
                 assert {status["role"] for status in found} == {"active", "standby"}
                 assert {status["url"][:6] for status in found} == {"tls://"}
                 first.kill()
-                await one.enqueue("t", b"2", delay=3600, timeout=20)
+                await one.enqueue("t", b"2", delay=3600, timeout=60)
     finally:
         server.kill()

@@ -28,6 +28,8 @@ TTL, RULE, FILTER = "ttl", "rule for its key", "filter"
 PUSH, PULL, BROADCAST = "push", "pull", "broadcast"
 FEATURES = (DELAY, BATCH, TRANSACTION, ORDER, PRIORITY, TTL, RULE, FILTER, PUSH, PULL, BROADCAST)
 DELAY_S = 0.5
+FAR_S = 60.0
+"""What is replaced must not have come before."""
 TTL_S = 0.1
 ORDERS_WAIT_S = 0.1
 """For so long nothing more comes of a key; a real clock is needed to see that."""
@@ -110,7 +112,7 @@ class Cell:
     def _task(self, body: bytes, **options: Any) -> Task:
         asked = self._asked
         if DELAY in asked or RULE in asked:
-            options["delay"] = DELAY_S
+            options["delay"] = FAR_S if body.startswith(b"old") else DELAY_S
         if ORDER in asked:
             options["order_key"] = "k"
         if TTL in asked:
@@ -187,7 +189,7 @@ class Cell:
     async def _consume(self) -> None:
         client, topic = self._client, self._topic
         if {PUSH, PULL} <= self._asked:
-            first = await client.pull(topic, group="g", max=1, wait=5)
+            first = await client.pull(topic, group="g", max=1, wait=20)
             async with client.subscribe(topic, group="g") as deliveries:
                 rest = [await anext(deliveries)]
                 await self._end(*first, *rest)

@@ -150,11 +150,11 @@ def test_no_secret_stands_where_others_can_read_it(tmp_path: Path) -> None:
             headers = {"Authorization": f"Bearer {shown}"}
             request = urllib.request.Request(f"{daemon.http}/v1/stats", headers=headers)  # noqa: S310
             try:
-                with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
+                with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
                     said.append(answer.read().decode())
             except urllib.error.HTTPError as error:
                 said.append(error.read().decode())
-        with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=5) as answer:  # noqa: S310
+        with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=30) as answer:  # noqa: S310
             said.append(answer.read().decode())
         assert daemon.terminate() == 0
         files = [file for file in daemon.folder.rglob("*") if file.is_file()]

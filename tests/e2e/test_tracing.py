@@ -136,7 +136,7 @@ async def test_what_is_late_says_why_and_what_is_not_sampled_has_no_span(
         await client.create_group("t", "g")
         await client.enqueue_many([Task("t", b"", key=key, trace=traces[key]) for key in traces])
         await client.enqueue("t", b"", key="none")
-        await asyncio.sleep(0.3)  # real time: the wait that is the cause
+        await asyncio.sleep(1.0)  # real time: the wait that is the cause
         deliveries = await client.pull("t", group="g", wait=20)
         while len(deliveries) < 4:
             deliveries += await client.pull("t", group="g", wait=20)
@@ -146,7 +146,7 @@ async def test_what_is_late_says_why_and_what_is_not_sampled_has_no_span(
     (span,) = receiver.named("tickwheel.deliver")
     assert span.attributes["tickwheel.key"] == "mine"
     assert span.attributes["tickwheel.lateness_cause"] == "no_subscriber"
-    assert span.attributes["tickwheel.lateness_s"] >= 0.3
+    assert span.attributes["tickwheel.lateness_s"] >= 1.0
     (commit,) = receiver.named("tickwheel.commit")
     assert commit.links == [("a" * 16 + low, "b7ad6b7169203331")]
 
@@ -178,7 +178,7 @@ async def test_an_endpoint_that_is_down_costs_a_warning_and_is_counted(
     assert {one["authorization"] for one in receiver.headers} == {"Bearer secret-42"}
     assert "secret-42" not in daemon.log_text()
     receiver.status = 503  # is tried again, for longer than a stop may take
-    assert await daemon.aterminate(timeout_s=10) == 0
+    assert await daemon.aterminate(timeout_s=20) == 0
 
 
 def metric(daemon: Daemon, name: str) -> float:

@@ -196,7 +196,7 @@ def test_without_an_event_loop(running: Daemon, topic: str) -> None:
         with pytest.raises(ZeroDivisionError), client.transaction("payments") as tx:
             tx.enqueue(topic, b"2")
             raise ZeroDivisionError
-        (delivery,) = client.pull(topic, wait=5)
+        (delivery,) = client.pull(topic, wait=20)
         assert delivery.body == b"1"
         delivery.ack()
         assert client.pull(topic, wait=0) == []

@@ -137,7 +137,7 @@ async def test_a_time_out_is_a_failed_attempt(client: Client, topic: str) -> Non
         await seen.wait()
 
     receipt = await client.enqueue(topic, b"x")
-    async with Running(client, topic, handler, timeout=0.2):
+    async with Running(client, topic, handler, timeout=0.2, retry=Retry.fixed(0.05, 100)):
         found = await look(
             client,
             receipt.id,
@@ -157,10 +157,10 @@ async def test_a_handler_may_take_longer_than_its_lease(client: Client, topic: s
     async def handler(delivery: Delivery) -> None:
         nonlocal runs
         runs += 1
-        await asyncio.sleep(1.8)  # real time: the work; three leases long
+        await asyncio.sleep(3.6)  # real time: the work; three leases long
 
     receipt = await client.enqueue(topic, b"x")
-    async with Running(client, topic, handler, lease=0.6):
+    async with Running(client, topic, handler, lease=1.2):
         await until(client, receipt.id, "acked")
     assert runs == 1
 
@@ -170,10 +170,10 @@ async def test_so_may_a_function_in_a_thread(client: Client, topic: str) -> None
 
     def handler(delivery: Delivery) -> None:
         runs.append(delivery.attempt)
-        threading.Event().wait(1.0)
+        threading.Event().wait(2.0)
 
     receipts = [await client.enqueue(topic, b"x") for _ in range(4)]
-    async with Running(client, topic, handler, lease=0.6, concurrency=2, prefetch=4):
+    async with Running(client, topic, handler, lease=1.5, concurrency=2, prefetch=4):
         for receipt in receipts:
             await until(client, receipt.id, "acked")
     assert runs == [1] * 4, "those that wait are kept, too"
@@ -223,7 +223,7 @@ async def test_stop_while_handlers_run(client: Client, topic: str) -> None:
         # What was not started is ready for others at once, and has not failed.
         others = []
         while len(others) < 7:
-            others += await soon(client.pull(topic, max=10, wait=5))
+            others += await soon(client.pull(topic, max=10, wait=20))
         assert {delivery.failures for delivery in others} == {0}
         await asyncio.gather(*(delivery.ack() for delivery in others))
         go_on.set()
@@ -244,7 +244,7 @@ async def test_after_the_grace_a_task_is_free_and_has_not_failed(
     async with Running(client, topic, handler, grace=0.1) as worker:
         await soon(started.wait())
         worker.stop()
-    [delivery] = await client.pull(topic, wait=5)
+    [delivery] = await client.pull(topic, wait=20)
     assert (delivery.attempt, delivery.failures) == (2, 0)
     assert await delivery.ack() == "acked"
 
@@ -313,19 +313,19 @@ async def test_the_command_runs_a_worker_until_sigterm(
     process = work(tmp_path, "app:shop.jobs", "--url", running.url, "--concurrency", "2")
     try:
         await until(client, quick.id, "acked")
-        slow = await client.enqueue(topic, b"0.7")
+        slow = await client.enqueue(topic, b"3")
         await until(client, slow.id, "in_flight")
         assert process.stdout is not None
-        for _ in range(3):  # started 0, ended 0, started 0.7
+        for _ in range(3):  # started 0, ended 0, started 3
             line = await soon(asyncio.to_thread(process.stdout.readline))
-        assert line == "started 0.7\n"
+        assert line == "started 3\n"
         process.send_signal(signal.SIGTERM)
         out, err = await soon(asyncio.to_thread(process.communicate))
     finally:
         process.kill()
         process.wait()
     assert process.returncode == 0, err
-    assert out == "ended 0.7\n"
+    assert out == "ended 3\n"
     assert "works on" in err and "2 at a time" in err and "1 handlers run" in err
     await until(client, slow.id, "acked")
 
@@ -349,7 +349,7 @@ async def test_a_second_signal_ends_the_grace(
         process.kill()
         process.wait()
     assert process.returncode == 0
-    [delivery] = await client.pull(topic, wait=5)
+    [delivery] = await client.pull(topic, wait=20)
     assert (delivery.attempt, delivery.failures) == (2, 0)
 
 
