@@ -23,7 +23,7 @@ from tickwheel.errors import BadRequest
 from tickwheel.server.settings import load
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 20.0
+WAIT_S = 60.0
 TERMINAL = 80
 
 # --- 80 columns ----------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ import pytest
 from e2e.terminal import Terminal
 from support.daemon import Daemon
 from support.frameworks import need
-from support.waiting import comes, soon
+from support.waiting import WAIT_S, comes, soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Snooze, Task, Worker
 from tickwheel.cli.work import error_text
 from tickwheel.contrib.workers import _Supervisor
@@ -81,6 +81,7 @@ class Program:
 
     def __init__(self, folder: Path, url: str, topic: str) -> None:
         self.folder, self.url, self.topic = folder, url, topic
+        self._readers: list[threading.Thread] = []
         self.write()
 
     def write(self, word: str = "got", more: str = "") -> None:
@@ -104,7 +105,18 @@ class Program:
             yield process
         finally:
             process.kill()
+            for reader in self._readers:  # nothing is closed under its hands
+                reader.join(WAIT_S)
             process.communicate()
+
+    def reading(self, process: subprocess.Popen[str]) -> list[str]:
+        """The lines of stderr, as they come."""
+        lines: list[str] = []
+        assert process.stderr is not None
+        reader = threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True)
+        self._readers.append(reader)
+        reader.start()
+        return lines
 
 
 @pytest.fixture
@@ -318,7 +330,7 @@ async def test_a_change_starts_the_worker_anew_and_spends_no_attempt(
 ) -> None:
     need("watchfiles")
     with program.working("--reload", "--grace", "0.3", "--concurrency", "1") as process:
-        stderr = reading(process)
+        stderr = program.reading(process)
         await client.enqueue(topic, b"slow-30")
         assert await line_of(process) == "got slow-30 0"
         await client.enqueue_many([Task(topic, b"waits")] * 4)
@@ -330,21 +342,13 @@ async def test_a_change_starts_the_worker_anew_and_spends_no_attempt(
     assert f"{program.folder / 'app.py'} has changed" in "".join(stderr)
 
 
-def reading(process: subprocess.Popen[str]) -> list[str]:
-    """The lines of stderr, as they come."""
-    lines: list[str] = []
-    assert process.stderr is not None
-    threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True).start()
-    return lines
-
-
 async def test_a_program_that_is_broken_waits_for_the_next_change(
     program: Program, client: Client, topic: str
 ) -> None:
     need("watchfiles")
     program.write(more="1 / 0\n")
     with program.working("--reload") as process:
-        stderr = reading(process)
+        stderr = program.reading(process)
         await comes(lambda: "waits for a change" in "".join(stderr))
         assert "importing app failed" in "".join(stderr) and "ZeroDivisionError" in "".join(stderr)
         program.write("repaired")
@@ -361,7 +365,7 @@ async def test_json_of_a_worker_that_starts_anew_goes_on(
 ) -> None:
     need("watchfiles")
     with program.working("--reload", "--json") as process:
-        stderr = reading(process)
+        stderr = program.reading(process)
         await client.enqueue(topic, b"fine", key="1")
         assert json.loads(await line_of(process))["key"] == "1"
         program.write("anew")
