@@ -701,7 +701,7 @@ async def test_pull_of_nothing() -> None:
 async def test_a_long_pull_outlasts_the_send_timeout() -> None:
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.1, retries=0) as client:
         peer = await daemon.peer()
-        pulling = asyncio.ensure_future(client.pull("t", wait=0.5))
+        pulling = asyncio.ensure_future(client.pull("t", wait=20))
         frame = await peer.next(T.PULL)
         await soon(asyncio.to_thread(_block, 0.5))
         peer.ok(frame, (2, NOW_MS, ((5, 1, NOW_MS, b"a"),)))

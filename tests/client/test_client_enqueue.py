@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
-from support.waiting import soon
+from support.waiting import WAIT_S, soon
 from tickwheel import Client, IfPending, Receipt, Retry, Task, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol import Frame, encode
@@ -324,7 +324,7 @@ async def test_more_than_fits_the_client_is_overloaded(
     monkeypatch: pytest.MonkeyPatch, name: str, limit: int
 ) -> None:
     monkeypatch.setattr(f"tickwheel.client.producer.QUEUE_{name}_MAX", limit)
-    async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
+    async with FakeDaemon() as daemon, daemon.client(retries=0) as client:
         peer = await daemon.peer()
         futures = []
         with pytest.raises(errors.Overloaded) as raised:
@@ -522,7 +522,7 @@ async def test_an_answer_after_the_deadline_harms_nobody() -> None:
         if peer in daemon.open:
             peer.store(frame)
         peer = peer if peer in daemon.open else await daemon.peer()
-        future = client.enqueue_nowait("t", b"y")
+        future = client.enqueue_nowait("t", b"y", timeout=WAIT_S)
         frame = await stored(peer)
         assert bodies(frame) == [b"y"]
         assert frame[2] == frame[1], "what was given up is below the floor"

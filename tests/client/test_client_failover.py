@@ -118,7 +118,7 @@ async def test_a_hint_to_a_silent_daemon_costs_one_attempt() -> None:
     async with FakeDaemon() as standby, FakeDaemon() as silent, FakeDaemon() as active:
         standby.stand_by(silent)
         silent.greet = lambda peer, frame: None
-        async with both(standby, active, connect_timeout=0.6):
+        async with both(standby, active, connect_timeout=3.0):
             assert (silent.connections, active.connections) == (1, 1)
 
 
@@ -313,7 +313,7 @@ async def test_a_pull_is_asked_anew() -> None:
 async def test_without_an_active_one_a_call_ends_with_who_was_asked() -> None:
     async with FakeDaemon() as first, FakeDaemon() as second:
         second.stand_by()
-        async with both(first, second, send_timeout=0.5, retries=0) as client:
+        async with both(first, second, send_timeout=2.0, retries=0) as client:
             peer = await first.peer()
             first.stand_by()
             calls: list[Any] = [
@@ -331,7 +331,7 @@ async def test_without_an_active_one_a_call_ends_with_who_was_asked() -> None:
 
 
 async def test_what_an_earlier_daemon_may_have_stored_is_not_called_refused() -> None:
-    async with pair(send_timeout=0.6, retries=0) as (first, second, client):
+    async with pair(send_timeout=2.0, retries=0) as (first, second, client):
         peer = await first.peer()
         future = client.enqueue_nowait("t", b"x")
         await peer.next(T.ENQUEUE)

@@ -216,7 +216,7 @@ async def spread(room: Room) -> Any:
 async def run_now(room: Room) -> Any:
     ids, client = await room.fill(), room.client
     by_id = await client.run_now_many(ids[3:6])
-    found = await client.pull("t", group="g", max=100, wait=1)
+    found = await client.pull("t", group="g", max=100, wait=20)
     return by_id, sorted(one.key or "" for one in found)
 
 

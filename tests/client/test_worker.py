@@ -527,7 +527,7 @@ async def test_a_lease_that_nobody_extended_is_lost_without_a_word() -> None:
         finally:
             cancelled.set()
 
-    async with rig(handler, lease_ms=300) as r:
+    async with rig(handler, lease_ms=1_500) as r:
         await r.deliver(b"a")
         await r.peer.next(T.EXTEND)  # never answered
         await soon(cancelled.wait())

@@ -20,12 +20,12 @@ import pytest
 
 import tickwheel
 from support.daemon import Daemon
-from tickwheel import Task, errors
+from tickwheel import Retry, Task, errors
 from tickwheel.sync import Client, Delivery
 from tickwheel.sync.client import Subscription, Transaction
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 20.0
+WAIT_S = 60.0
 NOWHERE = "tcp://127.0.0.1:1"
 
 
@@ -129,22 +129,25 @@ def test_threads_share_one_client_and_its_frames(client: Client) -> None:
 
     got: list[int] = []
     deliveries = client.subscribe("threads")
+    over_s = time.monotonic() + WAIT_S
 
     def consume() -> None:
-        while (delivery := deliveries.get(timeout=0.5)) is not None:
-            delivery.ack()
-            got.append(delivery.id)
+        while len(got) < len(ids) and time.monotonic() < over_s:
+            if (delivery := deliveries.get(timeout=0.5)) is not None:
+                delivery.ack()
+                got.append(delivery.id)
 
     consumers = [threading.Thread(target=consume) for _ in range(4)]
     for thread in consumers:
         thread.start()
     for thread in consumers:
-        thread.join(WAIT_S)
+        thread.join(2 * WAIT_S)
     assert sorted(got) == sorted(ids)
     deliveries.close()
 
 
 def test_auto_ack_is_by_coming_back_and_an_exception_is_a_nack(client: Client) -> None:
+    client.configure("auto", retry=Retry.fixed(60, 1))
     ids = [client.enqueue("auto", b"%d" % n).id for n in range(3)]
     with (
         pytest.raises(RuntimeError, match="as the test says"),
@@ -205,7 +208,7 @@ def test_wrong_arguments_are_refused_where_they_are_given() -> None:
 
 
 def test_after_close_everything_says_closed(daemon: Daemon) -> None:
-    threads = threading.active_count()
+    before = set(threading.enumerate())
     client = Client(daemon.url)
     deliveries = client.subscribe("closing").start()
     with ThreadPoolExecutor(2) as pool:
@@ -217,7 +220,7 @@ def test_after_close_everything_says_closed(daemon: Daemon) -> None:
         with pytest.raises((errors.ClientClosed, errors.ConnectionLost)):
             pulling.result(WAIT_S)
     client.close()
-    assert threading.active_count() == threads
+    assert set(threading.enumerate()) <= before
     for call in (lambda: client.enqueue("t", b"x"), deliveries.start, client.connect):
         with pytest.raises(errors.ClientClosed):
             call()
@@ -255,7 +258,7 @@ client = Client(sys.argv[1])
 def run(daemon: Daemon, body: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM.format(body), daemon.url],
-        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+        capture_output=True, text=True, timeout=2 * WAIT_S, check=False, cwd=ROOT,
     )  # fmt: skip
 
 
