@@ -296,7 +296,7 @@ def test_overridden_settings_of_a_test_have_a_client_of_their_own(
         from tickwheel.contrib.django import client, enqueue
         first = client()
         enqueue("django.overridden", b"")
-        with override_settings(TICKWHEEL={{"URL": "{running.url}", "SEND_TIMEOUT": 1}}):
+        with override_settings(TICKWHEEL={{"URL": "{running.url}", "SEND_TIMEOUT": 25}}):
             assert client() is not first and enqueue("django.overridden", b"")
             try:
                 first.ping()
