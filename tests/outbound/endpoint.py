@@ -54,14 +54,14 @@ class Endpoint:
             return await self.answer(request)
         return web.Response(status=self.status, headers=self.headers)
 
-    async def until(self, enough: Callable[[], Any], timeout_s: float = 30.0) -> None:
+    async def until(self, enough: Callable[[], Any], timeout_s: float = 60.0) -> None:
         """Wait until what came is enough."""
         async with asyncio.timeout(timeout_s):
             while not enough():
                 self.arrived.clear()
                 await self.arrived.wait()
 
-    async def until_count(self, count: int, timeout_s: float = 30.0) -> None:
+    async def until_count(self, count: int, timeout_s: float = 60.0) -> None:
         await self.until(lambda: len(self.got) >= count, timeout_s)
 
 

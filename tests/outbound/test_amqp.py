@@ -159,8 +159,8 @@ async def test_what_keeps_it_from_connecting_is_the_reason(
 async def test_a_broker_that_hangs_is_given_up_and_gets_all_later(
     wheel: TestWheel, server: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(amqp, "ANSWER_S", 0.5)
-    monkeypatch.setattr(runner, "CONNECT_S", 1.0)
+    monkeypatch.setattr(amqp, "ANSWER_S", 1.5)
+    monkeypatch.setattr(runner, "CONNECT_S", 3.0)
     await declare_queue(server, "hangs")
     await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=1, retries=100))
     async with running(wheel.client, target_of(f"{server.url}/?routing_key=hangs")) as made:

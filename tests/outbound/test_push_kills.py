@@ -113,7 +113,7 @@ async def test_what_is_under_way_at_a_stop_is_acked(tmp_path: Path) -> None:
 
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
-    made = RedisServer(tmp_path / "redis").start()
+    made = RedisServer(tmp_path / "redis").start().lay_out()
     yield made
     made.kill()
 
@@ -121,7 +121,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 async def test_only_the_leader_sends_also_through_a_takeover(
     redis: RedisServer, tmp_path: Path
 ) -> None:
-    options = {"store": redis.url(), "push_allow": LOCAL, "leader_ttl_s": 1}
+    options = {"store": redis.url(), "push_allow": LOCAL, "leader_ttl_s": 3}
     with Daemon(tmp_path / "a", **options) as first, Daemon(tmp_path / "b", **options) as second:
         async with (
             serving(Endpoint()) as endpoint,
