@@ -253,7 +253,7 @@ def test_the_process_cleans_whatever_may_go(folder: Path) -> None:
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    _, logged = process.communicate(timeout=30)
+    _, logged = process.communicate(timeout=120)
     return process.returncode, logged.decode()
 
 

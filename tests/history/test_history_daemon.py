@@ -274,7 +274,7 @@ async def load(daemon: Daemon, confirmed: set[int], done: set[int]) -> None:
                 enough.set()
 
     wanted, enough = len(done) + 80, asyncio.Event()
-    client = Client(daemon.url, retries=0, send_timeout=1.0, connect_timeout=1.0)
+    client = Client(daemon.url, retries=0, send_timeout=PATIENCE_S)
     await client.connect()
     work = [asyncio.create_task(produce(client)), asyncio.create_task(consume(client))]
     await asyncio.wait_for(enough.wait(), PATIENCE_S)
@@ -282,4 +282,4 @@ async def load(daemon: Daemon, confirmed: set[int], done: set[int]) -> None:
     for task in work:
         task.cancel()
     await asyncio.gather(*work, return_exceptions=True)
-    await client.close()
+    await client.close(timeout=0)

@@ -29,7 +29,8 @@ from tickwheel.history.output import POSITION
 from tickwheel.history.segments import STATE, Tally, state_folder
 from tickwheel.history.spool import files
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
+"""It has a low priority: on a busy machine it gets little."""
 BATCHES, EACH = 400, 40
 EVENTS = BATCHES * EACH * 3
 

@@ -24,7 +24,7 @@ from tickwheel.history.segments import STATE
 if TYPE_CHECKING:
     from tickwheel.reports.job import Report
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 ORDERS, MAILS, CARTS, NOBODY = "orders.close", "mails/send", "carts.remind", "nobody.home"
 ORDER_COUNT, MAIL_COUNT, CART_COUNT, SHORT_COUNT, FAR_COUNT, CANCELLED = 120, 50, 40, 6, 9, 4
 LET_GO = 2
@@ -123,11 +123,11 @@ async def live(daemon: Daemon) -> Figures:
 def let_go(port: int, count: int) -> None:
     """Take all there are and keep silent until their leases are over; then give them back."""
     with Raw(port) as raw:
-        taken = raw.call(T.PULL, CARTS, "default", count, 3_000, {"lease_ms": 100})[2]
+        taken = raw.call(T.PULL, CARTS, "default", count, 20_000, {"lease_ms": 100})[2]
         assert len(taken[2]) == count
         left = count
         while left:
-            epoch, _, items = raw.call(T.PULL, CARTS, "default", left, 3_000, {})[2]
+            epoch, _, items = raw.call(T.PULL, CARTS, "default", left, 20_000, {})[2]
             assert items
             ids, attempts = [item[0] for item in items], [item[1] for item in items]
             assert set(attempts) == {2}
@@ -136,7 +136,7 @@ def let_go(port: int, count: int) -> None:
 
 
 def scraped(daemon: Daemon) -> Figures:
-    with urllib.request.urlopen(daemon.http + "/metrics", timeout=10) as answer:  # noqa: S310
+    with urllib.request.urlopen(daemon.http + "/metrics", timeout=60) as answer:  # noqa: S310
         text = answer.read().decode()
     return Counter(
         {

@@ -300,9 +300,7 @@ async def test_broadcasts_reach_the_files_without_a_batch(tmp_path: Path) -> Non
         ids = [(await client.enqueue("t", b"")).id for _ in range(3)]
         stream = aiter(deliveries)
         assert [(await anext(stream)).id for _ in ids] == ids
-        begun_s = time.monotonic()
-        await comes(lambda: ids_of(read_all(history), "delivered") == ids)
-        assert time.monotonic() - begun_s < 5
+        await comes(lambda: ids_of(read_all(history), "delivered") == ids, 5)
     for event in of_kind(read_all(history), "delivered"):
         assert "group" not in event
         assert event["subscriber"].startswith("screen 127.0.0.1:")
@@ -448,7 +446,7 @@ async def test_daemons_of_one_redis_may_share_a_folder(tmp_path: Path, node: str
     try:
         options = options_from(server.url())
         await lay_out(options, await look(options), int(time.time() * 1000), watch_s=0)
-        shared = {"store": server.url(), "history_dir": history, "leader_ttl_s": 0.5}
+        shared = {"store": server.url(), "history_dir": history, "leader_ttl_s": 3.0}
         first = daemon_in(tmp_path / "a", node="a", **shared)
         second = daemon_in(tmp_path / "b", node=node, **shared)
         async with first, second:

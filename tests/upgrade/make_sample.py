@@ -42,7 +42,7 @@ SOON_MS = 25_000
 """After the daemon's end, and before the sample is opened."""
 PACK = 100
 TRIES = 10
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SESSIONS = (b"first session...", b"second session..")
 FIXED = {"kind": "fixed", "delay_ms": 1_500, "retries": 7, "jitter": 0.25}
 TABLE = {"kind": "table", "delays_ms": [1_000, 60_000, 3_600_000], "retries": 9}

@@ -34,7 +34,7 @@ from upgrade.sample import (
     restore_store,
 )
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 LEASE_MS = 30_000
 YEARS_MS = 10 * 365 * 86_400_000
 Command = Callable[..., list[dict[str, Any]]]

@@ -23,7 +23,7 @@ from tickwheel.persistence.memory import MemoryStore
 from tickwheel.server.shard import bulk as bulks
 from tickwheel.server.shard import resets
 
-LOOKS_MAX = 5_000
+LOOKS_MAX = 30_000
 Again = tuple[int, int]
 """(a task that stands for another, that other one)"""
 

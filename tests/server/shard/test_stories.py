@@ -25,7 +25,7 @@ RUBBISH = [sys.executable, "-c", "print('no JSON')"]
 
 async def ended(pid: int) -> None:
     """The process is no more."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 os.kill(pid, 0)
