@@ -17,8 +17,8 @@ from support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "grafana" / "prometheus"
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 60.0
 PROGRAMS = ("prometheus", "promtool")
 
 

@@ -24,7 +24,7 @@ TIMEOUT_S = 10.0
 
 def scraped(daemon: Daemon) -> dict[str, float]:
     """Values by name and labels, as text."""
-    with urllib.request.urlopen(daemon.http + "/metrics", timeout=10) as answer:  # noqa: S310
+    with urllib.request.urlopen(daemon.http + "/metrics", timeout=60) as answer:  # noqa: S310
         text = answer.read().decode()
     return {
         sample.name + "".join(f" {value}" for value in sample.labels.values()): sample.value
@@ -38,7 +38,7 @@ def work(daemon: Daemon, count: int) -> None:
         raw.enqueue(*[("t", b"x", 0)] * count)
         left = count
         while left:
-            epoch, _, items = raw.call(T.PULL, "t", "g", left, 3_000, {})[2]
+            epoch, _, items = raw.call(T.PULL, "t", "g", left, 20_000, {})[2]
             ids, attempts = [item[0] for item in items], [item[1] for item in items]
             raw.call(T.ACK, "t", "g", epoch, ids, attempts)
             left -= len(items)
@@ -58,7 +58,7 @@ async def laid_out(server: RedisServer) -> None:
 
 def test_roles_and_counts_over_a_failover_and_back(server: RedisServer, tmp_path: Path) -> None:
     asyncio.run(laid_out(server))
-    store, ttl_s = server.url(), 0.6
+    store, ttl_s = server.url(), 2.5
     with (
         Daemon(tmp_path / "a", store=store, http=True, leader_ttl_s=ttl_s) as first,
         Daemon(tmp_path / "b", store=store, http=True, leader_ttl_s=ttl_s) as second,

@@ -201,7 +201,7 @@ def test_every_alert_has_its_line_in_the_manual() -> None:
 
 def promtool(*arguments: str) -> None:
     need_prometheus()
-    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
