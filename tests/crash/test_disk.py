@@ -28,7 +28,7 @@ from tickwheel.errors import BY_CODE
 
 DISK_BYTES = 16 << 20
 FAR_MS = 3_600_000
-TIMEOUT_S = 15.0
+TIMEOUT_S = 60.0
 BODY = b"b" * 4_000
 
 
@@ -116,7 +116,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 def ready(daemon: Daemon) -> tuple[bool, dict[str, Any]]:
     try:
-        with urllib.request.urlopen(f"{daemon.http}/readyz", timeout=5) as answer:  # noqa: S310  # our own address
+        with urllib.request.urlopen(f"{daemon.http}/readyz", timeout=30) as answer:  # noqa: S310  # our own address
             return True, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:

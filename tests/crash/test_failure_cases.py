@@ -17,7 +17,7 @@ from tickwheel.api.frames import FrameType
 
 SETTINGS = {"reconnect_grace_s": 0.2, "lease_checkpoint_s": 0.02}
 LONG_MS = 3_600_000
-WAIT_MS = 5_000
+WAIT_MS = 10_000
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from tickwheel.protocol import Frame, encode
 FAR_MS = 3_600_000
 SESSION = b"0123456789abcdef"
 NOTHING_COMES_MS = 250
+WAIT_MS = 10_000
+"""For what comes."""
 STEP_MS = 15_000
 """No step of a test takes so long."""
 CLOCKS_MS = 100
@@ -64,11 +66,11 @@ def test_a_lease_is_kept_and_then_ends(make: Callable[..., Daemon]) -> None:
     daemon = make()
     with Raw(daemon.port) as raw, Raw(daemon.port) as other:
         (task_id,) = raw.enqueue(("t", b"", 0))[2][1]
-        lease_ms = 700
-        _, delivered_ms, ((_, attempt, *_),) = pull(raw, 1_000, lease_ms)
+        lease_ms = 2_500
+        _, delivered_ms, ((_, attempt, *_),) = pull(raw, WAIT_MS, lease_ms)
         assert attempt == 1
         assert pull(other, NOTHING_COMES_MS)[2] == (), "it is leased to the first one"
-        epoch, again_ms, items = pull(other, 5_000)
+        epoch, again_ms, items = pull(other, WAIT_MS)
         assert [(item[0], item[1]) for item in items] == [(task_id, 2)]
         assert again_ms >= delivered_ms + lease_ms
         assert ack(other, epoch, task_id, 2) == "acked"
@@ -88,7 +90,7 @@ def test_a_stop_keeps_leases_and_a_late_ack_is_taken(make: Callable[..., Daemon]
         got = []
         for lease_ms in leases_ms:
             raw.enqueue(("t", b"", 0))
-            epoch, _, ((task_id, attempt, *_),) = pull(raw, 1_000, lease_ms)
+            epoch, _, ((task_id, attempt, *_),) = pull(raw, WAIT_MS, lease_ms)
             got.append((task_id, attempt))
         ids = [task_id for task_id, _ in got]
         extended = raw.call(FrameType.EXTEND, "t", "g", epoch, [ids[0]], [got[0][1]], FAR_MS // 2)
@@ -113,8 +115,8 @@ def test_an_earlier_receipt_acks_and_does_nothing_else(make: Callable[..., Daemo
     daemon = make()
     with Raw(daemon.port) as raw:
         (task_id,) = raw.enqueue(("t", b"", 0))[2][1]
-        epoch, _, _ = pull(raw, 1_000, lease_ms=100)
-        assert pull(raw, 5_000)[2][0][1] == 2
+        epoch, _, _ = pull(raw, WAIT_MS, lease_ms=100)
+        assert pull(raw, WAIT_MS)[2][0][1] == 2
         old = (task_id, epoch, 1)
         nack = raw.call(FrameType.NACK, "t", "g", [(*old, None, None)])
         assert nack[2] == ("stale",)
@@ -127,7 +129,7 @@ def test_a_dead_letter_is_not_brought_back_by_a_late_ack(make: Callable[..., Dae
     daemon = make()
     with Raw(daemon.port) as raw:
         (task_id,) = raw.enqueue(("t", b"", 0))[2][1]
-        epoch, _, _ = pull(raw, 1_000)
+        epoch, _, _ = pull(raw, WAIT_MS)
         reject = raw.call(FrameType.REJECT, "t", "g", [(task_id, epoch, 1, "no")])
         assert reject[2] == ("dead",)
     daemon.restart()
@@ -136,7 +138,7 @@ def test_a_dead_letter_is_not_brought_back_by_a_late_ack(make: Callable[..., Dae
         counts = raw.call(FrameType.STATS)[2]
         assert (counts["dead"], counts["ready"]) == (1, 0)
         assert raw.call(FrameType.DEAD_REQUEUE, [(task_id, "g")])[2] == ("requeued",)
-        assert pull(raw, 1_000)[2][0][0] == task_id
+        assert pull(raw, WAIT_MS)[2][0][0] == task_id
 
 
 def test_an_id_named_twice_in_an_ack_counts_once(make: Callable[..., Daemon]) -> None:
@@ -145,7 +147,7 @@ def test_an_id_named_twice_in_an_ack_counts_once(make: Callable[..., Daemon]) ->
     with Raw(daemon.port) as raw:
         raw.call(FrameType.SUBSCRIBE, 1, "t", "g", 0, {})  # the group is recorded
         raw.enqueue(("t", b"", 0))
-        epoch, _, ((task_id, *_),) = pull(raw, 1_000)
+        epoch, _, ((task_id, *_),) = pull(raw, WAIT_MS)
     daemon.restart()
     with Raw(daemon.port) as raw:
         while raw.call(FrameType.STATS)[2]["ready"] == 0:
@@ -197,7 +199,7 @@ def test_moved_tasks_keep_their_bodies_and_new_times_over_a_kill(
         ]
         bodies: dict[int, bytes] = {}
         while len(bodies) < 10:
-            bodies |= {task_id: body for task_id, _, _, body in pull(raw, 1_000)[2]}
+            bodies |= {task_id: body for task_id, _, _, body in pull(raw, WAIT_MS)[2]}
         assert bodies == {i: b"%d" % n for n, i in enumerate(ids) if i in ids[1::30]}
     assert daemon.terminate() == 0
     assert audit.check(daemon.store).problems == []
@@ -220,7 +222,7 @@ def test_a_task_that_was_nacked_keeps_its_time_over_a_kill(make: Callable[..., D
     daemon = make()
     with Raw(daemon.port) as raw:
         raw.enqueue(("t", b"", 0))
-        epoch, _, ((task_id, *_),) = pull(raw, 1_000)
+        epoch, _, ((task_id, *_),) = pull(raw, WAIT_MS)
         nack = raw.call(FrameType.NACK, "t", "g", [(task_id, epoch, 1, FAR_MS, "later")])
         assert nack[2] == ("retrying",)
     daemon.restart()
