@@ -16,7 +16,9 @@ from tickwheel.persistence.redis import RedisStore, options_from
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 
 ENDINGS_MAX = 1_000
-QUICK = "call_ms=300&connect_ms=300"
+QUICK = "call_ms=1000&connect_ms=1000"
+"""A server that stands still is soon noticed, and one that a busy machine is slow to run is not
+taken for it."""
 
 Request = pytest.FixtureRequest
 

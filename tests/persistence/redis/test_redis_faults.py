@@ -31,7 +31,7 @@ from tickwheel.persistence.redis.layout import SEAL, Script, prepare
 from tickwheel.persistence.redis.writer import Again, Sender
 
 S = "{tw:default:0}"
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 Make = Callable[..., Subject]

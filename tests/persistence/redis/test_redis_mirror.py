@@ -252,7 +252,7 @@ class TestReading:
         await subject.reopen()
         await _recover(subject)
         redis_server.pause()
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             assert len(await subject.store.read(range(1_100, 3_000))) == 1_900
             assert len(await subject.ids()) == 1_900 + len(everything().enqueued)
             assert len(await _dead(subject)) == len(everything().dead)
@@ -333,7 +333,7 @@ class TestTheBound:
             await subject.commit(tasks([1]))
         monkeypatch.setattr(_mirror(subject), "_bytes_max", 1)
         redis_server.go_on()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     assert await subject.commit(tasks([1])) is False

@@ -32,7 +32,7 @@ from tickwheel.persistence.redis.store import RedisElection
 from tickwheel.persistence.redis.writer import APART_BYTES_MIN, Apart, History
 
 Make = Callable[..., Subject]
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 BODY = b"a body that is nowhere but in Redis"
 
 
