@@ -216,7 +216,7 @@ async def test_counts_and_settings(place: Place) -> None:
     await client.pause("t", "g")
     assert await client.pull("t", group="g", wait=0) == []
     await client.resume("t", "g")
-    (delivery,) = await client.pull("t", group="g", wait=1)
+    (delivery,) = await client.pull("t", group="g", wait=20)
     await delivery.ack()
     assert (await client.lookup(delivery.id)).state == "acked"
 

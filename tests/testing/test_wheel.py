@@ -316,10 +316,10 @@ def test_without_an_event_loop_everything_is_the_same() -> None:
         wheel.crash()
         with wheel.client.subscribe("t") as deliveries:
             wheel.advance("30m")
-            delivery = deliveries.get(timeout=5)
+            delivery = deliveries.get(timeout=30)
             assert delivery is not None and delivery.body == b"x"
             assert wheel.lapse() == 1
-            again = deliveries.get(timeout=5)
+            again = deliveries.get(timeout=30)
             assert again is not None and again.ack() == "acked"
         assert [task.body for task in wheel.enqueued()] == [b"y"]
         wheel.lose_replies()
