@@ -32,7 +32,7 @@ from tickwheel.server.tcp.tasks import value_bytes
 NOW_MS = 1_800_000_000_000
 TURNS_AT_ONCE = 2_000
 PAUSE_S = 0.001
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Turns:
