@@ -44,7 +44,7 @@ if [ "$1" = history ]; then
 fi
 """
 """The history is a moment behind, which a reader does not notice."""
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

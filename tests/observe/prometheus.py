@@ -72,7 +72,7 @@ class Prometheus:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
-                with urllib.request.urlopen(self.url + "/-/ready", timeout=5):  # noqa: S310
+                with urllib.request.urlopen(self.url + "/-/ready", timeout=30):  # noqa: S310
                     return
             except OSError:
                 assert self._process is not None

@@ -69,7 +69,7 @@ def load(url: str, per_s: float) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 if __name__ == "__main__":
