@@ -12,6 +12,7 @@ PEERS ?= usual
 FAULTS ?=
 FIRST ?=
 DAEMONS ?= 1
+PROCESSES ?= 1
 MIRROR ?= yes
 NEMESIS ?= kills
 MINUTES ?= 1
@@ -40,8 +41,8 @@ check: setup ## format, lint, types and import contracts only
 bench: setup ## measure against the peers that are installed (STORE=redis: on Redis; PEERS=all: npm installs more); JSON in bench-results/
 	@$(VENV_PYTHON) -m benchmarks --store $(STORE) --peers $(PEERS) $(ARGS)
 
-torture: setup ## kill -9 a real daemon at random: KILLS=200 SEED=1 STORE=redis|sentinel|cluster [FAULTS=redis | DAEMONS=2] [MIRROR=no]; NEMESIS=groups,clock,network,resources,kills, or NEMESIS=watch,groups MINUTES=5, or NEMESIS=everything MINUTES=1
-	@$(VENV_PYTHON) -m tests.crash.torture --kills $(KILLS) --store $(STORE) --daemons $(DAEMONS) --mirror $(MIRROR) \
+torture: setup ## kill -9 a real daemon at random: KILLS=200 SEED=1 STORE=redis|sentinel|cluster [FAULTS=redis | DAEMONS=2] [MIRROR=no]; PROCESSES=2; NEMESIS=groups,clock,network,resources,kills, or NEMESIS=watch,groups MINUTES=5, or NEMESIS=everything MINUTES=1
+	@$(VENV_PYTHON) -m tests.crash.torture --kills $(KILLS) --store $(STORE) --daemons $(DAEMONS) --processes $(PROCESSES) --mirror $(MIRROR) \
 		--nemesis $(NEMESIS) --minutes $(MINUTES) \
 		$(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 

@@ -32,6 +32,7 @@ from crash.records import (
     Moved,
     Retry,
 )
+from tickwheel.model.records import ID_STEP
 
 SHOWN_MAX = 20
 Key = tuple[int, str]
@@ -390,6 +391,7 @@ class _Check:
                 f"lost: {task.token} (id {task.id}) was not broadcast"
                 for task in self._tasks.values()
                 if task.topic == cast.topic and task.sent > cast.confirmed
+                if cast.shard in (None, task.id % ID_STEP)
                 if task.id not in counted and not self._cancels[task.id]
             ]
 

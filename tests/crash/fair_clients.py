@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,11 +12,13 @@ from crash.link import Link, now_ms
 from crash.plan import BRIEF, LEASE_MS, Plan
 from crash.records import NO_CONNECTION, Accepted, Delivered, Finished, Moved, Refused
 from crash.rough_producer import PAUSE_S, PRIORITIES, WINDOW_SHARE, WINDOWS_MS, delay_ms, ttl_ms
-from crash.settle import Receipt, Settler
+from crash.settle import Receipt as SettlerReceipt
+from crash.settle import Settler
 from support.waiting import rest
 from tickwheel import errors
-from tickwheel.client import Client, Delivery, Task
+from tickwheel.client import Client, Delivery, Partly, Receipt, Task
 from tickwheel.errors import TickwheelError
+from tickwheel.model.records import ID_STEP
 
 LARGE_COUNT, LARGE_DELAY_MS = 5_200, 15_000
 """A batch of so many tasks is more than one script of Redis takes."""
@@ -44,8 +46,12 @@ async def _client(plan: Plan, name: str) -> AsyncIterator[Client]:
         await client.close()
 
 
-def _epoch_now(client: Client) -> int:
-    """That of the daemon that answered, or of a later one."""
+def _epoch_now(client: Client, task_id: int) -> int:
+    """That of the daemon that answered about a task, or of a later one."""
+    if client._shards is not None:
+        of_shard = client._shards.members[task_id % ID_STEP]
+        assert isinstance(of_shard, Client)
+        client = of_shard
     return int(client.server_info["epoch"])
 
 
@@ -96,21 +102,35 @@ class FairProducer:
             "priority": priority,
             "within": within_ms / 1000 or None,
         }
-        tasks = [Task(topic, token.encode(), **options) for token in tokens]
+        # Of several shards a batch with keys goes to all of them, one without goes to one.
+        has_keys = self._plan.shards > 1 and self._rnd.random() < 0.5
+        keys = [token if has_keys else None for token in tokens]
+        failed: TickwheelError | None = None
+        outcomes: Sequence[Receipt | TickwheelError]
         try:
-            if len(tasks) == 1:
-                receipts = [await client.enqueue(topic, tasks[0].body, **options)]
+            if len(tokens) == 1:
+                body = tokens[0].encode()
+                outcomes = [await client.enqueue(topic, body, key=keys[0], **options)]
             else:
-                receipts = await client.enqueue_many(tasks)
-        except errors.Refused as error:
-            self._journal.refused.append(Refused(tuple(tokens), error.code))
-            raise
-        ids = [receipt.id for receipt in receipts]
-        dues_ms = tuple(receipt.due_ms for receipt in receipts)
-        named = tuple(tokens), tuple(ids), dues_ms
-        accepted = Accepted(topic, *named, sent, Link.order(), ttl, priority, within_ms)
-        self._journal.accepted.append(accepted)
-        return ids
+                outcomes = await client.enqueue_many(
+                    Task(topic, token.encode(), key=key, **options)
+                    for token, key in zip(tokens, keys, strict=True)
+                )
+        except (errors.Refused, Partly) as error:
+            failed = error
+            outcomes = error.receipts if isinstance(error, Partly) else [error] * len(tokens)
+        ended = list(zip(tokens, outcomes, strict=True))
+        stored = [(token, one) for token, one in ended if isinstance(one, Receipt)]
+        self._journal.refused += [
+            Refused((token,), one.code) for token, one in ended if isinstance(one, errors.Refused)
+        ]
+        if stored:
+            columns = zip(*((token, one.id, one.due_ms) for token, one in stored), strict=True)
+            accepted = Accepted(topic, *columns, sent, Link.order(), ttl, priority, within_ms)
+            self._journal.accepted.append(accepted)
+        if failed is not None:
+            raise failed
+        return [one.id for _, one in stored]
 
     async def _one(self, client: Client) -> None:
         topic = self._rnd.choice(self._plan.topics)
@@ -140,7 +160,7 @@ class FairProducer:
     async def _undo_again(self, client: Client) -> None:
         ids = self._repeat[0]
         for task_id, word in zip(ids, await client.cancel_many(ids), strict=True):
-            self._undone(task_id, word, _epoch_now(client))
+            self._undone(task_id, word, _epoch_now(client, task_id))
         self._repeat.remove(ids)
 
     def _undone(self, task_id: int, word: str, epoch: int) -> None:
@@ -269,7 +289,7 @@ class FairConsumer:
         )
 
     async def _ack(self, client: Client, delivery: Delivery) -> None:
-        receipt = Receipt(
+        receipt = SettlerReceipt(
             delivery.topic, delivery.group, delivery.id, delivery.epoch, delivery.attempt
         )
         try:
@@ -277,4 +297,5 @@ class FairConsumer:
         except TickwheelError:
             self._settler.unconfirmed.append(receipt)
             return
-        self._settler.word(receipt, word, _epoch_now(client), NO_CONNECTION, Link.order())
+        epoch = _epoch_now(client, receipt.id)
+        self._settler.word(receipt, word, epoch, NO_CONNECTION, Link.order())

@@ -60,7 +60,10 @@ class KeyedProducer:
                 await rest(PAUSE_S)
                 continue
             tasks = [self._task() for _ in range(self._rnd.choice((1, 1, 2, 4)))]
-            await self._settle(tasks)
+            for shard in range(self._plan.shards):
+                here = [task for task in tasks if self._plan.shard_of(task[3]["key"]) == shard]
+                if here:
+                    await self._settle(here, shard)
             await rest(PAUSE_S * self._rnd.random())
         for key in list(self.own):
             await self._caller.get(FrameType.RUN_NOW, None, {"topic": KEYED, "key": key})
@@ -76,12 +79,12 @@ class KeyedProducer:
         options = {"key": rnd.choice(SHARED), "if_pending": rule}
         return KEYED, token.encode(), delay_ms(rnd), options
 
-    async def _settle(self, tasks: Sequence[tuple[Any, ...]]) -> None:
+    async def _settle(self, tasks: Sequence[tuple[Any, ...]], shard: int) -> None:
         """Send one request until it is answered, and the same number once more now and then."""
         number, rnd = self._numbers.next(), self._rnd
         first: Frame | None = None
         while first is None or rnd.random() < 0.1:
-            link = await self._plan.link(self._numbers, session=self._session)
+            link = await self._plan.link(self._numbers, shard, session=self._session)
             try:
                 frame = await self._send(link, number, tasks)
                 if frame[0] == FrameType.ERROR and frame[2] in RETRYABLE:
@@ -146,7 +149,10 @@ class Keyed(Workload):
         self._producers = [KeyedProducer(plan, f"keyed-{i}", self.caller) for i in range(3)]
         self.consumers = [
             FairConsumer(plan, "fair-keyed", KEYED, GROUP),
-            RoughConsumer(plan, "rough-keyed", KEYED, GROUP),
+            *(
+                RoughConsumer(plan, "rough-keyed", KEYED, GROUP, shard=shard)
+                for shard in range(plan.shards)
+            ),
         ]
 
     async def begin(self) -> None:

@@ -89,9 +89,11 @@ class Ordering(Workload):
         """By link: when a consumer gave it up."""
         self.answered: set[str] = set()
         """Tasks whose enqueue was answered."""
-        self.consumers = [_Consumer(plan, f"ordered-{group}", group, self) for group in GROUPS]
-        self.consumers += [
-            _Puller(plan, f"ordered-puller-{group}", group, self) for group in GROUPS
+        self.consumers = [
+            kind(plan, f"{name}-{group}", group, self, shard)
+            for kind, name in ((_Consumer, "ordered"), (_Puller, "ordered-puller"))
+            for group in GROUPS
+            for shard in range(plan.shards)
         ]
 
     async def begin(self) -> None:
@@ -169,8 +171,13 @@ class Ordering(Workload):
                 [one for one in self.seen if one.group == group],
                 [one for one in self.sent if one.group == group],
             )
-        shared = [one for one in self.seen if one.group == SHARED]
-        found += judge_shares(shared, self.sent, self.closed_ms, LIMIT_EACH, LEASE_MS)
+        for shard in range(self.plan.shards):  # each has limits of its own
+            shared = [
+                one
+                for one in self.seen
+                if one.group == SHARED and self.plan.shard_of_id(one.id) == shard
+            ]
+            found += judge_shares(shared, self.sent, self.closed_ms, LIMIT_EACH, LEASE_MS)
         if not self.answered or len(self.seen) <= len(self.answered):
             found.append(f"the run shows nothing: {self.text()}")
         return found
@@ -198,8 +205,8 @@ class _Noting(Settler):
 class _Consumer(RoughConsumer):
     """The manners of the others, of deliveries that are noted in their order."""
 
-    def __init__(self, plan: Plan, name: str, group: str, all_: Ordering) -> None:
-        super().__init__(plan, name, TOPIC, group)
+    def __init__(self, plan: Plan, name: str, group: str, all_: Ordering, shard: int) -> None:
+        super().__init__(plan, name, TOPIC, group, shard=shard)
         self._all = all_
         self._settler = _Noting(plan, self._journal, all_)
 

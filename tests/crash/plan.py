@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from crash.clocks import Clocks
 from crash.link import TRY_AGAIN_S, Link, Lost, Numbers
 from crash.records import Journal
 from support.waiting import rest
+from tickwheel.client import Client
+from tickwheel.model.records import ID_STEP
 
 GROUPS = {
     "work": ("default",),
@@ -50,7 +53,11 @@ class Plan:
 
     seed: int
     ports: list[int] = field(default_factory=list)
-    """Of all daemons; one of them is the active one."""
+    """Of all daemons; one of them is the active one, unless they are shards."""
+    shards: int = 1
+    """How many daemons serve at the same time, each its part of the tasks."""
+    operator: Client | None = None
+    """Of several shards: the real client, by which all are asked as if they were one."""
     http_port: int = 0
     """Of the only daemon, when clients go over HTTP too."""
     answer_timeout_s: float = 10.0
@@ -95,6 +102,10 @@ class Plan:
                 return
             await rest(TRY_AGAIN_S)
 
+    def named(self, name: str, shard: int) -> str:
+        """The name of a client that there is once for each shard."""
+        return name if self.shards == 1 else f"{name}-of-{shard}"
+
     def rnd(self, name: str) -> random.Random:
         return random.Random(f"{self.seed}/{name}")
 
@@ -106,10 +117,17 @@ class Plan:
         self.journals.append(Journal(client))
         return self.journals[-1]
 
-    async def link(self, numbers: Numbers, **options: object) -> Link:
+    def shard_of(self, basis: str) -> int:
+        """Where the tasks of a key, an order key or a name belong."""
+        return crc32(basis.encode()) % self.shards
+
+    def shard_of_id(self, task_id: int) -> int:
+        return task_id % ID_STEP if self.shards > 1 else 0
+
+    async def link(self, numbers: Numbers, shard: int = 0, **options: object) -> Link:
         """Connected, however often that takes: the daemon is killed all the time."""
         while True:
-            for port in self.ports:
+            for port in self.ports if self.shards == 1 else self.ports[shard : shard + 1]:
                 try:
                     return await self.try_link(port, numbers, **options)
                 except Lost:

@@ -105,8 +105,10 @@ class Recurring(Workload):
         super().__init__(plan)
         self._rnd = plan.rnd("schedules")
         self.lives: list[Life] = []
-        self._occurrences = Occurrences(plan, "occurrences", TOPIC, GROUP)
-        self.consumers = [self._occurrences]
+        self.consumers = [
+            Occurrences(plan, "occurrences", TOPIC, GROUP, shard=shard)
+            for shard in range(plan.shards)
+        ]
 
     async def begin(self) -> None:
         await self.caller.get(FrameType.SUBSCRIBE, 1, TOPIC, GROUP, 0, {})
@@ -146,20 +148,25 @@ class Recurring(Workload):
             life.fired = {run["planned_ms"]: run["id"] for run in fired}
 
     def text(self) -> str:
-        tasks = len({one.id for one in self._occurrences.occurred})
+        tasks = len({one.id for one in self._occurred})
         runs = sum(life.runs for life in self.lives)
         return f"schedules {len(self.lives)}, runs {runs}, tasks of them {tasks}"
 
     def judge(self) -> list[str]:
         requeued = {again.id for journal in self.plan.journals for again in journal.requeued}
-        return judge(self.lives, self._occurrences.occurred, requeued)
+        return judge(self.lives, self._occurred, requeued)
+
+    @property
+    def _occurred(self) -> list[Occurred]:
+        """A schedule is in one shard, and so is its consumer."""
+        return [one for consumer in self.consumers for one in consumer.occurred]
 
 
 class Occurrences(RoughConsumer):
     """With all the manners of a rough consumer: many tasks are unfinished for long."""
 
-    def __init__(self, plan: Plan, name: str, topic: str, group: str) -> None:
-        super().__init__(plan, name, topic, group)
+    def __init__(self, plan: Plan, name: str, topic: str, group: str, *, shard: int = 0) -> None:
+        super().__init__(plan, name, topic, group, shard=shard)
         self.occurred: list[Occurred] = []
 
     def _note(

@@ -30,7 +30,7 @@ class RoughConsumer:
     """One subscription over many connections. Receipts outlive connections and daemons.
 
     ``until``: what ends it; None: when everything is consumed. ``also_legal``: words that an ack
-    may be answered with, too.
+    may be answered with, too. ``shard``: where, when there are several.
     """
 
     once = False
@@ -43,8 +43,11 @@ class RoughConsumer:
         group: str,
         until: asyncio.Event | None = None,
         also_legal: Iterable[str] = (),
+        shard: int = 0,
     ) -> None:
+        name = plan.named(name, shard)
         self._plan = plan
+        self._shard = shard
         self._until = until or plan.consumed
         self._topic = topic
         self._group = group
@@ -60,7 +63,7 @@ class RoughConsumer:
 
     async def run(self) -> None:
         while not self._until.is_set():
-            link = await self._plan.link(self._numbers, delivered=self._delivered)
+            link = await self._plan.link(self._numbers, self._shard, delivered=self._delivered)
             try:
                 await self._talk(link)
             except Lost:
@@ -249,18 +252,20 @@ class OnceConsumer(RoughConsumer):
 class Listener:
     """A broadcast subscription: all that its topic has while it is connected."""
 
-    def __init__(self, plan: Plan, name: str, topic: str) -> None:
+    def __init__(self, plan: Plan, name: str, topic: str, shard: int = 0) -> None:
         self._plan = plan
         self._topic = topic
-        self._journal = plan.journal(name)
+        self._shard = shard
+        self._journal = plan.journal(plan.named(name, shard))
         self._numbers = Numbers()
         self._heard: list[Delivered] = []
 
     async def run(self) -> None:
         while not self._plan.consumed.is_set():
             self._heard = []
-            link = await self._plan.link(self._numbers, delivered=self._delivered)
-            cast = Cast(self._topic, link.epoch, 0, delivered=self._heard)
+            link = await self._plan.link(self._numbers, self._shard, delivered=self._delivered)
+            shard = self._shard if self._plan.shards > 1 else None
+            cast = Cast(self._topic, link.epoch, 0, shard, delivered=self._heard)
             self._journal.casts.append(cast)
             try:
                 await self._listen(link, cast)

@@ -54,8 +54,10 @@ class Request:
 class RoughProducer:
     """Pipelines, goes away without reading answers, and sends the same numbers again."""
 
-    def __init__(self, plan: Plan, name: str) -> None:
+    def __init__(self, plan: Plan, name: str, shard: int = 0) -> None:
+        """``shard``: to which all of its tasks go, when there are several."""
         self._plan = plan
+        self._shard = shard % plan.shards
         self._name = name
         self._rnd = plan.rnd(name)
         self._journal = plan.journal(name)
@@ -67,7 +69,7 @@ class RoughProducer:
 
     async def run(self) -> None:
         while self._plan.producing or self._open:
-            link = await self._plan.link(self._numbers, session=self._session)
+            link = await self._plan.link(self._numbers, self._shard, session=self._session)
             try:
                 await self._talk(link)
             except Lost:

@@ -98,8 +98,10 @@ class Settler:
     async def settle_rest(self) -> None:
         """Ask again about every ack that was not answered, until all are."""
         while self.unconfirmed:
-            link = await self._plan.link(Numbers())
-            again, self.unconfirmed = self.unconfirmed, []
+            shard = self._plan.shard_of_id(self.unconfirmed[0].id)
+            link = await self._plan.link(Numbers(), shard)
+            again = [one for one in self.unconfirmed if self._plan.shard_of_id(one.id) == shard]
+            self.unconfirmed = [one for one in self.unconfirmed if one not in set(again)]
             self._sent_before.update(again)
             try:
                 await self.ack(link, again)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from crash.killer import Killer
+from crash.shard_killer import PARENT, PARENT_EVERY, SHARD, ShardKiller
 from crash.torture_run import Options, Run
+from tickwheel.model.records import ID_STEP
 
 
 @pytest.mark.parametrize("kills", [12, pytest.param(200, marks=pytest.mark.slow)])
@@ -24,11 +26,22 @@ async def test_they_hold_over_http(tmp_path: Path, kills: int) -> None:
         assert journal.accepted or (journal.delivered and journal.finished), client
 
 
+@pytest.mark.parametrize("kills", [5, pytest.param(100, marks=pytest.mark.slow)])
+async def test_they_hold_over_shards(tmp_path: Path, kills: int) -> None:
+    """Kills of the daemons of two shards, and of their parent for each five of them."""
+    run = await _run(Options(kills, secrets.randbelow(2**31), processes=2), tmp_path)
+    assert isinstance(run.havoc.victim, ShardKiller)
+    assert run.havoc.victim.done[SHARD] == kills
+    assert run.havoc.victim.done[PARENT] == kills // PARENT_EVERY
+    shards = {one.id % ID_STEP for journal in run.plan.journals for one in journal.finished}
+    assert shards == {0, 1}
+
+
 async def _run(options: Options, folder: Path) -> Run:
     kills, run = options.kills, Run(options, folder)
     print(f"torture: seed {run.plan.seed}")  # noqa: T201  # shown when it fails
     await run.go()
     assert run.good, run.report()
-    assert isinstance(run.havoc.victim, Killer)
-    assert run.havoc.victim.random_kills >= kills // 4
+    if isinstance(run.havoc.victim, Killer):
+        assert run.havoc.victim.random_kills >= kills // 4
     return run

@@ -1,6 +1,7 @@
 """Torture from the command line.
 
     python -m tests.crash.torture --kills 200 --seed 7
+    python -m tests.crash.torture --processes 2 [--kills 100]
     python -m tests.crash.torture --store redis [--faults redis | --daemons 2] [--kills 100]
     python -m tests.crash.torture --store redis --mirror no [--faults redis | --daemons 2]
     python -m tests.crash.torture --store sentinel|cluster --faults redis [--kills 60]
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given.store,
             faults=given.faults is not None,
             daemons=given.daemons,
+            processes=given.processes,
             driver=given.driver,
             mirror=given.mirror == "yes",
             hold_s_max=given.hold,
@@ -106,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--store", default="sqlite", help=f"sqlite, {', '.join(REDIS)}, or a URL")
     parser.add_argument("--faults", choices=["redis"], default=None, help="Redis goes wrong too")
     parser.add_argument("--daemons", type=int, choices=[1, 2], default=1, help="on one Redis")
+    parser.add_argument("--processes", type=int, default=1, help="shards of serve --processes")
     parser.add_argument(
         "--nemesis", default=KILLS, help=f"with commas: {', '.join(NEMESES)}; or {EVERYTHING}"
     )

@@ -36,13 +36,16 @@ from crash.redis_rig import RedisRig
 from crash.resources import ResourceFaults
 from crash.rough_consumers import Listener, OnceConsumer, RoughConsumer, RoughPuller
 from crash.rough_producer import RoughProducer
+from crash.shard_killer import ShardKiller
 from crash.transacting import Transacting
 from crash.watch import Watch
 from crash.workload import Caller, Workload
 from support.daemon import Daemon
+from support.ports import free_ports
 from support.waiting import rest
 from tickwheel.api.frames import FrameType
-from tickwheel.persistence import audit
+from tickwheel.client import Client
+from tickwheel.persistence import audit, shard_folder
 
 SQLITE = "wal_bytes=131072&reserve_bytes=0"
 """A small log, so that it is written back many times in a run."""
@@ -115,6 +118,8 @@ class Options:
     faults: bool = False
     """Redis goes wrong too."""
     daemons: int = 1
+    processes: int = 1
+    """Of ``serve --processes``: so many shards, on SQLite."""
     driver: str = "redis"
     mirror: bool = True
     """Whether the daemon keeps all records of Redis in memory."""
@@ -138,6 +143,9 @@ class Options:
         beside = self.nemeses - {WATCH, GROUPS_}
         if WATCH in self.nemeses and (beside or self.daemons > 1 or self.faults):
             raise ValueError("watch goes with groups only: it judges a life that nothing disturbs")
+        alone = self.nemeses == {KILLS} and self.daemons == 1 and not self.http
+        if self.processes > 1 and not (alone and self.store == "sqlite"):
+            raise ValueError("processes go with kills alone, on sqlite")
         if not self.mirror and self.store not in REDIS:
             raise ValueError(f"mirror=no needs a store of {', '.join(REDIS)}")
 
@@ -146,13 +154,16 @@ class Options:
         return KILLS in self.nemeses or self.daemons > 1 or self.faults
 
 
+Victim = Killer | Failover | RedisFaults | ShardKiller
+
+
 class Together:
     """The nemeses of a run, all at once; each has its own random numbers.
 
     While nobody is to kill the daemon it must not end: a guard looks all the time.
     """
 
-    def __init__(self, victim: Killer | Failover | RedisFaults, *, killed: bool) -> None:
+    def __init__(self, victim: Victim, *, killed: bool) -> None:
         self.victim = victim
         self.others: list[Any] = []
         self._killed = killed
@@ -188,6 +199,7 @@ class Together:
 
     async def restart(self, daemon: Daemon) -> None:
         """In order; for those who need a start while nobody kills."""
+        assert not isinstance(self.victim, ShardKiller), "its parent starts them"
         async with self._at_work:
             await daemon.aterminate()
             await self.victim.start()
@@ -204,7 +216,7 @@ class Run:
 
     def __init__(self, options: Options, folder: Path) -> None:
         self.options = options
-        self.plan = Plan(options.seed, large=options.store in REDIS)
+        self.plan = Plan(options.seed, large=options.store in REDIS, shards=options.processes)
         self.plan.may_break = WATCH not in options.nemeses
         self.plan.may_be_full = RESOURCES in options.nemeses
         self._operator = self.plan.journal("operator")
@@ -244,6 +256,8 @@ class Run:
             self._frozen.kill()
             for load in self._workloads:
                 load.caller.close()
+            if self.plan.operator is not None:
+                await self.plan.operator.close(0)
             if self._groups is not None:
                 self._groups.kill()
             for daemon in self.daemons:
@@ -285,7 +299,8 @@ class Run:
             query = query.replace("&reserve_bytes=0", "")
             store, env = f"sqlite:///{folder / 'disk' / 'store.db'}?{query}", self._disk.env
         elif store == "sqlite":
-            store = f"sqlite:///{folder / 'store.db'}?{query}"
+            name = "shards/" if options.processes > 1 else "store.db"
+            store = f"sqlite:///{folder}/{name}?{query}"
         if self._has(RESOURCES):
             settings |= resources.SETTINGS
         if options.http:
@@ -301,6 +316,10 @@ class Run:
 
     def _make_daemon(self, number: int, how: dict[str, Any], env: dict[str, str]) -> Daemon:
         folder = self._folder / f"daemon-{number}"
+        if self.options.processes > 1:
+            count = self.options.processes
+            listen = f"tcp://127.0.0.1:{free_ports(count)}"
+            how["args"] = ("--processes", str(count), "--listen", listen)
         if not self._has(CLOCK):
             return Daemon(folder, env=env, http=self.options.http, **how)
         daemon = Clocked(folder, self.plan.clocks, number, **how)
@@ -320,7 +339,7 @@ class Run:
         for daemon in self.daemons:
             daemon.store = url
 
-    def _make_victim(self, redis: Rig | None) -> Killer | Failover | RedisFaults:
+    def _make_victim(self, redis: Rig | None) -> Victim:
         options, plan = self.options, self.plan
         killed = KILLS in options.nemeses or options.daemons > 1
         kills = options.kills if killed and not options.faults else 0
@@ -328,6 +347,8 @@ class Run:
         every = options.every_place and killed
         if {NETWORK, RESOURCES} & options.nemeses:
             plan.answer_timeout_s = FAULTS_ANSWER_TIMEOUT_S
+        if options.processes > 1:
+            return ShardKiller(self.daemons[0], plan, kills)
         victim: Killer | Failover
         if options.daemons > 1:
             # One that is frozen until the other has taken over answers when it goes on.
@@ -387,6 +408,10 @@ class Run:
         for daemon in self.daemons:
             await daemon.astart()
         self.plan.ports = [daemon.port for daemon in self.daemons]
+        if self.options.processes > 1:
+            first = self.daemons[0].port
+            self.plan.ports = list(range(first, first + self.options.processes))
+            self.plan.operator = Client(self.plan.url, send_timeout=1.0, name="operator")
         if self.options.http:
             self.plan.http_port = int(self.daemons[0].http.rsplit(":", 1)[1])
         if self._has(NETWORK):
@@ -427,7 +452,7 @@ class Run:
 
     def _producers(self) -> list[Any]:
         plan = self.plan
-        rough = [RoughProducer(plan, f"rough-producer-{i}") for i in range(3)]
+        rough: list[Any] = [RoughProducer(plan, f"rough-producer-{i}", i) for i in range(3)]
         if self.options.http:
             rough[1:] = [HttpProducer(plan, f"http-producer-{i}") for i in range(2)]
         return [*rough, FairProducer(plan, "fair-producer"), *self._workloads]
@@ -443,17 +468,24 @@ class Run:
         return [
             *self._fair,
             *(self._over_http() if self.options.http else ()),
-            RoughConsumer(plan, "rough-work", "work", "default"),
-            RoughConsumer(plan, "rough-billing", "shared", "billing"),
-            RoughConsumer(plan, "rough-1", "rough", "default"),
-            RoughConsumer(plan, "rough-2", "rough", "default"),
-            RoughConsumer(plan, "rough-brief", BRIEF, "default", None, ("expired",)),
-            RoughPuller(plan, "puller-rough", "rough", "default"),
-            RoughPuller(plan, "puller-audit", "shared", "audit"),
-            OnceConsumer(plan, "once-1", ONCE, "default"),
-            OnceConsumer(plan, "once-2", ONCE, "default"),
-            Listener(plan, "listener", "shared"),
+            *(one for shard in range(plan.shards) for one in self._rough_consumers(shard)),
             *(consumer for load in self._workloads for consumer in load.consumers),
+        ]
+
+    def _rough_consumers(self, shard: int) -> list[Any]:
+        """They speak to one daemon each."""
+        plan = self.plan
+        return [
+            RoughConsumer(plan, "rough-work", "work", "default", shard=shard),
+            RoughConsumer(plan, "rough-billing", "shared", "billing", shard=shard),
+            RoughConsumer(plan, "rough-1", "rough", "default", shard=shard),
+            RoughConsumer(plan, "rough-2", "rough", "default", shard=shard),
+            RoughConsumer(plan, "rough-brief", BRIEF, "default", None, ("expired",), shard),
+            RoughPuller(plan, "puller-rough", "rough", "default", shard=shard),
+            RoughPuller(plan, "puller-audit", "shared", "audit", shard=shard),
+            OnceConsumer(plan, "once-1", ONCE, "default", shard=shard),
+            OnceConsumer(plan, "once-2", ONCE, "default", shard=shard),
+            Listener(plan, "listener", "shared", shard),
         ]
 
     def _over_http(self) -> list[Any]:
@@ -591,10 +623,13 @@ class Run:
         store = self.daemons[0].store
         if not store.startswith("sqlite:"):
             return
-        found = audit.check(store)
-        self.problems += [f"audit: {problem}" for problem in found.problems]
-        if found.tasks or found.progress or found.dead:
-            self.problems.append(f"left in the store: {found}")
+        folder = shard_folder(store)
+        stores = [store] if folder is None else map(folder.url, range(self.plan.shards))
+        for store in stores:
+            found = audit.check(store)
+            self.problems += [f"audit: {problem}" for problem in found.problems]
+            if found.tasks or found.progress or found.dead:
+                self.problems.append(f"left in the store: {found}")
 
     def _look_at_logs(self) -> None:
         text = self.log_text()
@@ -602,6 +637,8 @@ class Run:
             self.problems.append("there is a traceback in the daemon's log")
         happened = sum(daemon.starts for daemon in self.daemons) + self._disturbed() // 2
         happened += sum(part.done.total() for part in self.havoc.others if hasattr(part, "done"))
+        if isinstance(self.havoc.victim, ShardKiller):
+            happened += self.havoc.victim.done.total()
         lines = text.count("\n")
         if lines > happened * LINES_MAX:
             self.problems.append(f"{lines} lines of log about {happened} starts and faults")

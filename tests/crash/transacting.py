@@ -72,13 +72,20 @@ class Transacting(Workload):
         """producers that died;"""
         self.by_operator = 0
         """and transactions that an operator had to decide."""
-        self.consumers = [RoughConsumer(plan, "transacted", TOPIC, GROUP)]
+        self.consumers = [
+            RoughConsumer(plan, "transacted", TOPIC, GROUP, shard=shard)
+            for shard in range(plan.shards)
+        ]
 
     async def begin(self) -> None:
         await self.caller.get(T.SUBSCRIBE, 1, TOPIC, GROUP, 0, {})
 
     async def run(self) -> None:
-        answering = [asyncio.create_task(self._answer(number)) for number in range(2)]
+        answering = [
+            asyncio.create_task(self._answer(number, shard))
+            for shard in range(self.plan.shards)
+            for number in range(2)
+        ]
         producing = [self._produce(number) for number in range(PRODUCERS_MAX)]
         try:
             await asyncio.gather(*producing)
@@ -111,7 +118,7 @@ class Transacting(Workload):
     async def _trade(
         self, deal: Deal, parts: list[int], death: str, decision: str, delay_ms: int
     ) -> None:
-        link = await self.plan.link(self._numbers)
+        link = await self.plan.link(self._numbers, self.plan.shard_of(deal.name))
         try:
             for part, count in enumerate(parts, 1):
                 bodies = [f"{deal.name}/{part}/{n}" for n in range(count)]
@@ -162,8 +169,8 @@ class Transacting(Workload):
 
     # --- those who are asked -------------------------------------------------------------------
 
-    async def _answer(self, number: int) -> None:
-        rnd = self.plan.rnd(f"answerer-{number}")
+    async def _answer(self, number: int, shard: int) -> None:
+        rnd = self.plan.rnd(self.plan.named(f"answerer-{number}", shard))
         while True:
             questions: asyncio.Queue[str] = asyncio.Queue()
 
@@ -172,7 +179,7 @@ class Transacting(Workload):
                     for name, *_rest in frame[2]:
                         into.put_nowait(name)
 
-            link = await self.plan.link(self._numbers, delivered=delivered)
+            link = await self.plan.link(self._numbers, shard, delivered=delivered)
             try:
                 await self._twice(link, T.CHECKS, [PRODUCERS])
                 while not link.down:

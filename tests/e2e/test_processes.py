@@ -16,7 +16,7 @@ import pytest
 
 from e2e.cli_runner import Cli
 from support.daemon import Daemon, DaemonFailed
-from support.ports import free_port
+from support.ports import free_ports
 from support.raw import Raw
 from support.waiting import until
 from tickwheel.api.frames import FrameType as T
@@ -30,24 +30,12 @@ NOWHERE: Any = SimpleNamespace(url="tcp://127.0.0.1:1", log_text=str)
 MakeDaemon = Callable[..., Daemon]
 
 
-def free_ports() -> int:
-    """The first of ``SHARDS`` ports in a row that nobody listens at."""
-    while True:
-        port = free_port()
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-
-
 class Shards:
     """Two shards in one folder, at ports that stay."""
 
     def __init__(self, make_daemon: MakeDaemon, folder: Path, **options: Any) -> None:
         self.folder = folder / "shards"
-        self.port = free_ports()
+        self.port = free_ports(SHARDS)
         args = ("--processes", str(SHARDS), "--listen", f"tcp://127.0.0.1:{self.port}")
         args += options.pop("args", ())
         self.parent = make_daemon(store=f"sqlite:///{self.folder}/", args=args, **options)

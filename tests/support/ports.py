@@ -12,25 +12,31 @@ import os
 import random
 import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 FIRST = 10_000
 LAST = 19_999
 BUS_OFFSET = 10_000
 """Redis Cluster talks on the port this far above a node's: it is probed as well."""
+ROWS_FIRST = 30_000
+ROWS_LAST = 32_767
+"""For those who need several ports one after the other: above all bus ports."""
+ROW = 8
 
 
-def _candidates() -> Iterator[int]:
+def _candidates(places: range) -> Iterator[int]:
+    """The share of this process, over and over."""
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    size = (LAST + 1 - FIRST) // count
-    first = FIRST + number % count * size
-    ports = list(range(first, first + size))  # in a row: some want the next one as well
-    random.Random().shuffle(ports)  # the tests' own seed must not decide: other runs draw, too
+    size = len(places) // count
+    own = list(places[number % count * size :][:size])  # in a row: some want the next one as well
+    random.Random().shuffle(own)  # the tests' own seed must not decide: other runs draw, too
     while True:
-        yield from ports
+        yield from own
 
 
-_PORTS = _candidates()
+_PORTS = _candidates(range(FIRST, LAST + 1))
+_ROWS = _candidates(range(ROWS_FIRST, ROWS_LAST + 2 - ROW, ROW))
 
 
 def free_port() -> int:
@@ -44,3 +50,18 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
+
+
+def free_ports(count: int) -> int:
+    """The first of ``count`` ports in a row that nobody listens on."""
+    assert count <= ROW, f"a row has {ROW} ports"
+    while True:
+        first = next(_ROWS)
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    probe = stack.enter_context(socket.socket())
+                    probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
