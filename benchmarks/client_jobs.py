@@ -86,17 +86,18 @@ async def _looping(deliveries: Any, meter: _Meter) -> None:
 
 
 def client_burst(
-    port: int, count: int, due_ms: int, way: str
+    port: int, count: int, due_ms: int, way: str, connections: int = CONNECTIONS
 ) -> Generator[None, None, dict[str, Any]]:
     """Deliveries of tasks due at one moment through ``tickwheel.client``, with its defaults.
 
     ``way``: ack_nowait, await_ack (a task a delivery), await_loop (tasks that share the
-    subscription), or worker (a ``Worker`` whose handler only counts).
+    subscription), or worker (a ``Worker`` whose handler only counts). ``connections``: so many
+    clients.
     """
     from tickwheel.client import Client
 
     meter = _Meter(count)
-    clients = [Client(f"tcp://127.0.0.1:{port}") for _ in range(CONNECTIONS)]
+    clients = [Client(f"tcp://127.0.0.1:{port}") for _ in range(connections)]
     consume = {"ack_nowait": _nowait, "await_ack": _awaiting, "await_loop": _looping}
 
     async def one(client: Client) -> None:
@@ -132,7 +133,7 @@ def client_burst(
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         tasks = runner.run(subscribe())
-        while runner.run(_subscribers(clients[0])) < CONNECTIONS:
+        while runner.run(_subscribers(clients[0])) < connections:
             assert not any(task.done() for task in tasks), tasks
         yield
         cpu_s = time.process_time()

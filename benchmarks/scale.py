@@ -73,6 +73,10 @@ class Scale:
     http: int
     """Single enqueues over HTTP, and lines of a stream."""
     http_lines: int
+    shards_rounds: int
+    shards_tasks: int
+    """Of each daemon, when two shards are compared with one daemon."""
+    shards_lead_s: float
     held: int
     """How much there is of whatever a client holds the event loop with."""
     held_s: float
@@ -128,6 +132,9 @@ FULL = Scale(
     single_synced=20_000,
     http=40_000,
     http_lines=400_000,
+    shards_rounds=3,
+    shards_tasks=50_000,
+    shards_lead_s=3.0,
     held=200_000,
     held_s=8.0,
     week_handled=100_000,
@@ -175,6 +182,9 @@ QUICK = Scale(
     single_synced=2_000,
     http=1_000,
     http_lines=8_000,
+    shards_rounds=1,
+    shards_tasks=1_000,
+    shards_lead_s=1.2,
     held=2_000,
     held_s=0.5,
     week_handled=200,

@@ -219,6 +219,20 @@ class Tickwheel(Server):
             control.close()
 
 
+class Shards(Tickwheel):
+    """``serve --processes``: a daemon for each shard. ``port`` is that of the first one."""
+
+    def __init__(self, folder: Path, count: int, command: Sequence[str] = DAEMON_COMMAND) -> None:
+        store = f"sqlite:///{(folder / 'shards').resolve()}/"
+        super().__init__(folder, command, store, [f"processes={count}"])
+        said = json.loads((folder / "ready.json").read_text())
+        self.ports = [int(shard["url"].rsplit(":", 1)[1]) for shard in said["shards"]]
+
+    def cpu_s(self) -> float:
+        """Of the parent and all daemons."""
+        return processor_s(self.pid, with_children=True)
+
+
 BEANSTALKD_MODES: dict[str, tuple[str, ...]] = {
     "no_log": (),
     "log": ("-f", "50"),

@@ -25,6 +25,7 @@ from benchmarks.cases.redis import (
     redis_recovery,
     redis_takeover,
 )
+from benchmarks.cases.shards import shards
 from benchmarks.cases.steady import sequential_client, steady, steady_history, steady_worker
 from benchmarks.cases.transactions import transactions
 from benchmarks.cases.virtual_week import virtual_week
@@ -64,6 +65,7 @@ CASES: dict[str, Cases] = {
         http,
         forward,
         push,
+        shards,
         held_loop,
         virtual_week,
         ten_million,
