@@ -414,11 +414,17 @@ class _Parent:
             self.code, self._is_ending = code, True
             self._send(signal.SIGTERM)
         else:
-            self._died(process, how)
+            self._died(process, how, was_asked=code == 0)
 
-    def _died(self, process: _Process, how: str) -> None:
+    def _died(self, process: _Process, how: str, *, was_asked: bool = False) -> None:
+        """``was_asked``: it has drained, and is wanted back as soon as can be."""
         now_s = time.monotonic()
         process.pid, process.serves = None, False
+        if was_asked:
+            process.due_s = now_s
+            detail = f"{how}; it is started again at once"
+            self._log.info("shard_ended", shard=process.shard, detail=detail)
+            return
         if now_s - process.began_s > LASTS_S:
             process.pause_s = RESTART_S
         process.due_s = now_s + process.pause_s
