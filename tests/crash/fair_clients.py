@@ -125,8 +125,11 @@ class FairProducer:
             Refused((token,), one.code) for token, one in ended if isinstance(one, errors.Refused)
         ]
         if stored:
-            columns = zip(*((token, one.id, one.due_ms) for token, one in stored), strict=True)
-            accepted = Accepted(topic, *columns, sent, Link.order(), ttl, priority, within_ms)
+            names = tuple(token for token, _ in stored)
+            ids = tuple(one.id for _, one in stored)
+            dues_ms = tuple(one.due_ms for _, one in stored)
+            order = sent, Link.order()
+            accepted = Accepted(topic, names, ids, dues_ms, *order, ttl, priority, within_ms)
             self._journal.accepted.append(accepted)
         if failed is not None:
             raise failed

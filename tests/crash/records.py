@@ -159,11 +159,11 @@ class Cast:
     epoch: int
     confirmed: int
     """The place of the OK of its SUBSCRIBE."""
-    shard: int | None = None
-    """Whose tasks these are; None: there is only one."""
     lost: bool = False
     """It broke: what was on its way is lost, and nobody promised otherwise."""
     delivered: list[Delivered] = field(default_factory=list)
+    shard: int | None = None
+    """Whose tasks these are; None: there is only one."""
 
 
 @dataclass(slots=True)

@@ -265,7 +265,7 @@ class Listener:
             self._heard = []
             link = await self._plan.link(self._numbers, self._shard, delivered=self._delivered)
             shard = self._shard if self._plan.shards > 1 else None
-            cast = Cast(self._topic, link.epoch, 0, shard, delivered=self._heard)
+            cast = Cast(self._topic, link.epoch, 0, delivered=self._heard, shard=shard)
             self._journal.casts.append(cast)
             try:
                 await self._listen(link, cast)

@@ -131,8 +131,8 @@ async def test_clients_with_their_defaults_see_no_error(tmp_path: Path) -> None:
         async def handle(delivery: Delivery) -> None:
             load.note(delivery)
 
-        kinds = (load.enqueue, load.enqueue_with_a_key, load.enqueue_many, load.change_one)
-        kinds += (load.schedules, load.transact, load.pull, load.subscribe_anew, load.look)
+        kinds = [load.enqueue, load.enqueue_with_a_key, load.enqueue_many, load.change_one]
+        kinds += [load.schedules, load.transact, load.pull, load.subscribe_anew, load.look]
         async with asyncio.TaskGroup() as group:  # the first error of any ends all
             consuming = [group.create_task(load.consume(consumer))]
             consuming += [group.create_task(worker.run())]
