@@ -20,6 +20,8 @@ from crash.rough_consumers import RoughConsumer
 from crash.workload import RETRYABLE, Workload
 from support.waiting import rest
 from tickwheel.api.frames import FrameType as T
+from tickwheel.client import Client, Task
+from tickwheel.errors import TickwheelError
 from tickwheel.protocol import Frame
 
 TOPIC, GROUP, PRODUCERS = "transacted", "default", "tellers"
@@ -109,8 +111,12 @@ class Transacting(Workload):
             death = rnd.choice(DEATHS) if rnd.random() < 0.6 else ""
             decision = "commit" if rnd.random() < 0.7 else "rollback"
             parts = [rnd.randrange(1, 4) for _ in range(rnd.randrange(1, 4))]
+            how = deal, parts, death, decision, rnd.choice([0, 0, 400])
             try:
-                await self._trade(deal, parts, death, decision, rnd.choice([0, 0, 400]))
+                if self.plan.operator is not None and teller % 2:
+                    await self._trade_by_client(self.plan.operator, *how)
+                else:
+                    await self._trade(*how)
             except Lost:
                 self.deaths += 1  # like one that has no second connection
             await rest(AGAIN_S * rnd.random())
@@ -146,6 +152,36 @@ class Transacting(Workload):
             self._noted(deal, decision, await self._twice(link, kind, deal.name))
         finally:
             link.abort()
+
+    async def _trade_by_client(
+        self, client: Client, deal: Deal, parts: list[int], death: str, decision: str, delay_ms: int
+    ) -> None:
+        """The same through the real client, which finds the shard: that of a key, or of the name.
+        Where it gets no answer the producer dies."""
+        rnd = self.plan.rnd(deal.name)
+        key = f"key of {deal.name}" if rnd.random() < 0.5 else None
+        transaction = client.transaction(PRODUCERS, id=deal.name)
+        try:
+            for part, count in enumerate(parts, 1):
+                bodies = [f"{deal.name}/{part}/{n}" for n in range(count)]
+                deal.sent.update(bodies)
+                await transaction.enqueue_many(
+                    Task(TOPIC, body.encode(), delay=delay_ms / 1_000, key=key) for body in bodies
+                )
+                deal.kept.update(bodies)
+                if death == "while preparing":
+                    raise Lost("died")
+            if death == "before the ledger":
+                raise Lost("died")
+            decision = self.ledger.decide(deal.name, decision)
+            if death == "before the commit":
+                raise Lost("died")
+            await (transaction.commit() if decision == "commit" else transaction.rollback())
+            deal.answered.add(decision)
+        except TickwheelError as error:
+            if error.retryable:
+                raise Lost(error.message) from error
+            self._too_late(deal, (T.ERROR, 0, error.code, error.message))
 
     def _too_late(self, deal: Deal, frame: Frame) -> None:
         """Somebody was asked about it while its producer was slow."""
