@@ -60,6 +60,24 @@ def test_a_number_that_can_be(value: Any, read: object) -> None:
             {"listen": "tcp://127.0.0.1:65535"},
             r"^listen \(tcp://127.0.0.1:65535\) with processes \(2\) needs ports up to 65536;",
         ),
+        ({"http_all": "127.0.0.1:0"}, r"^http_all \(127.0.0.1:0\) needs http: it asks each shard"),
+        (
+            {"http_all": "127.0.0.1:0", "http": "127.0.0.1:0", "processes": 1},
+            r"^http_all \(127.0.0.1:0\) is of several shards, and processes is 1: one daemon has",
+        ),
+        (
+            {"http_all": "127.0.0.1:7456", "http": "127.0.0.1:7455"},
+            r"^http_all \(127.0.0.1:7456\) is one of the 2 ports of http \(127.0.0.1:7455\) with",
+        ),
+        ({"http_all": "ftp://a:1", "http": "127.0.0.1:0"}, "http_all must begin with http:// or"),
+        (
+            {"http_all": "0.0.0.0:7500", "http": "127.0.0.1:0"},
+            r"^http_all \(0.0.0.0:7500\) is open to other machines, without tokens",
+        ),
+        (
+            {"http_all": "https://127.0.0.1:0", "http": "127.0.0.1:0"},
+            r"^http_all .* needs tls_cert$",
+        ),
         ({"advertise": "tcp://wheel:65535"}, r"^advertise \(tcp://wheel:65535\).* up to 65536;"),
     ],
 )
@@ -112,6 +130,16 @@ def test_auto_is_what_the_folder_has(tmp_path: Path) -> None:
     assert names == [f"shard-{shard}.db" for shard in range(5)]
     said = json.loads((tmp_path / "d" / "shards.json").read_text())
     assert said == {"format": 1, "shards": 5}
+
+
+def test_all_of_one_shard_is_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+    where = {"http": "127.0.0.1:0", "http_all": "127.0.0.1:0"}
+    with pytest.raises(
+        BadRequest, match=r"^http_all \(.*\) is .*, and processes \(auto\) is 1 here"
+    ):
+        processes.run(settings(tmp_path, processes="auto", **where))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_urls_of_folders(tmp_path: Path) -> None:

@@ -77,6 +77,14 @@ class SettingsOptions(TypedDict, total=False):
         str | None,
         option("Serve the HTTP API, /healthz and /metrics there. Default: off.", "HOST:PORT"),
     ]
+    http_all: Annotated[
+        str | None,
+        option(
+            "With --processes and --http: health, metrics and addresses of all shards together,"
+            " there. Default: off.",
+            "HOST:PORT",
+        ),
+    ]
     node: Annotated[str | None, option("Its name in stats and logs. Default: the host's.", "NAME")]
     serve_token: Annotated[
         str | None, option("Who shows it may do all. Not --token: a client shows that.", "TOKEN")

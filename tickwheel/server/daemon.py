@@ -233,7 +233,7 @@ class Daemon:
         self._http = Http(
             host,
             port,
-            lambda: readiness(self),
+            self._readiness,
             exposition.render,
             connections_max=self.settings.http_connections_max,
             idle_s=self.settings.http_idle_timeout_s,
@@ -245,6 +245,9 @@ class Daemon:
         await self._http.start()
         assert self._http.url is not None, "it has started"
         self.roles.http_url = self.settings.http_for_others(self._http.url)
+
+    async def _readiness(self) -> tuple[bool, dict[str, Any]]:
+        return readiness(self)
 
     def _make_api(self) -> Api | None:
         """The HTTP API; None: the extra ``http`` is not installed."""

@@ -4,6 +4,8 @@
 chooses all addresses before it starts anybody, and then only watches: it starts daemons again that
 have died, drains all of them at a signal, and ends when all have ended. It serves nobody, has no
 event loop and no thread, so a daemon is a fork of it, which shares the program's memory with it.
+HTTP of all together (``http_all``) is one more such process, which reads from a ``Board`` what the
+parent knows.
 
 Invariants: a folder is served with the number of shards that it was laid out with. A daemon does
 not outlive the parent: it reads from a pipe that only the parent could write to, and ends at the
@@ -16,17 +18,20 @@ import asyncio
 import contextlib
 import gc
 import json
+import mmap
 import os
 import selectors
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import structlog
 
@@ -75,11 +80,19 @@ def run(settings: Settings) -> int:
         Path(str(one.backup_dir)).mkdir(parents=True, exist_ok=True)
     log.info("starting", detail=f"{count} shards in {folder.path}", pid=os.getpid())
     processes = [_Process(one.shard, one) for one in of_all]
-    with _Parent(settings, processes, log) as parent:
+    if settings.http_all is not None:
+        processes.append(_Process(count, settings_of_http_all(settings, of_all), serves_all=True))
+    board = Board(count)
+    with _Parent(settings, processes, board, log) as parent:
         mine = parent.watch()
     if mine is None:
         return parent.code
-    return _serve(mine, parent.lifeline, parent.ready)
+    threading.Thread(target=_end_with_parent, args=(parent.lifeline,), daemon=True).start()
+    if not mine.serves_all:
+        return _serve(mine, parent.ready)
+    from tickwheel.server.http import whole  # not needed by who serves a shard
+
+    return whole.run(mine.settings, of_all, board, lambda: _say_ready(parent.ready, mine.number))
 
 
 def init(settings: Settings) -> int:
@@ -198,6 +211,7 @@ class _Places:
     """Empty: HTTP is off."""
     route: list[str]
     """Where clients are told to find them."""
+    http_all: str | None
 
 
 def _places(settings: Settings, count: int) -> _Places:
@@ -215,15 +229,24 @@ def _places(settings: Settings, count: int) -> _Places:
                 f"listen ({settings.listen}) and http ({settings.http}) need {count} ports each"
                 f" with processes ({count}), and these overlap"
             )
+    if settings.http_all is not None:
+        own_port = split_address(settings.http_all, "http_all")[1]
+        for field in ("listen", "http"):
+            first = split_address(str(getattr(settings, field)), field)[1]
+            if own_port and first and first <= own_port < first + count:
+                raise BadRequest(
+                    f"http_all ({settings.http_all}) is one of the {count} ports of {field}"
+                    f" ({getattr(settings, field)}) with processes ({count})"
+                )
     route: list[str] = []
     if settings.advertise is not None:
         route = _following(settings.advertise, "advertise", count)
     with contextlib.ExitStack() as stack:  # all at once: what is free is not found twice
         listen = _free(settings.listen, "listen", count, stack)
         http = [] if settings.http is None else _free(settings.http, "http", count, stack)
-    return _Places(
-        listen, http, route or [one if "://" in one else f"tcp://{one}" for one in listen]
-    )
+        own = settings.http_all and _free(settings.http_all, "http_all", 1, stack)[0]
+    route = route or [one if "://" in one else f"tcp://{one}" for one in listen]
+    return _Places(listen, http, route, own)
 
 
 def _free(address: str, field: str, count: int, stack: contextlib.ExitStack) -> list[str]:
@@ -255,6 +278,11 @@ def settings_of_all(settings: Settings, count: int) -> list[Settings]:
     OSError when an address is taken, BadRequest for what cannot be of several."""
     folder = _folder_of(settings)
     if count == 1:
+        if settings.http_all is not None:
+            raise BadRequest(
+                f"http_all ({settings.http_all}) is of several shards, and processes"
+                f" ({settings.processes}) is 1 here: one daemon has http"
+            )
         return [settings.model_copy(update={"store": folder.url(0), "processes": 1})]
     if settings.shard != 0:
         raise BadRequest(
@@ -271,6 +299,7 @@ def settings_of_all(settings: Settings, count: int) -> list[Settings]:
                 "store": folder.url(shard),
                 "shard": shard,
                 "processes": 1,
+                "http_all": places.http_all,
                 "listen": places.listen[shard],
                 "route": ",".join(places.route),
                 "advertise": places.route[shard],
@@ -285,15 +314,76 @@ def settings_of_all(settings: Settings, count: int) -> list[Settings]:
     ]
 
 
+def settings_of_http_all(settings: Settings, of_all: list[Settings]) -> Settings:
+    """The settings of the process that answers for all: its HTTP is ``http_all``, at the address
+    that was chosen with those of the shards."""
+    own = {"http": of_all[0].http_all, "http_advertise": None, "audit_file": None}
+    return settings.model_copy(update=own)
+
+
 # --- the parent ----------------------------------------------------------------------------------
+
+
+class State(IntEnum):
+    """What the parent knows of the daemon of a shard."""
+
+    DOWN = 0
+    STARTING = 1
+    SERVES = 2
+
+
+class Seen(NamedTuple):
+    """The daemon of a shard, as the parent has seen it last."""
+
+    pid: int
+    """0: it does not run."""
+    state: State
+    since_ms: int
+    """When that began, by the wall clock."""
+    restarts: int
+    ended: int
+    """How the process before ended: its exit code, or its signal as a negative number."""
+
+
+_SEEN = struct.Struct("5q")
+
+
+class Board:
+    """What the parent knows of each shard, where its children can read it: memory that is shared by
+    the fork. The parent waits for nobody, and who is started later finds all of it."""
+
+    def __init__(self, count: int) -> None:
+        self._memory = mmap.mmap(-1, count * _SEEN.size)
+        self.count = count
+
+    def write(self, shard: int, seen: Seen) -> None:
+        _SEEN.pack_into(self._memory, shard * _SEEN.size, *seen)
+
+    def read(self, shard: int) -> Seen:
+        """Read until two readings agree: the parent may be writing."""
+        found = None
+        while found != (found := _SEEN.unpack_from(self._memory, shard * _SEEN.size)):
+            pass
+        pid, state, *rest = found
+        return Seen(pid, State(state), *rest)
+
+
+def how_ended(code: int) -> str:
+    """An exit code, or a signal as a negative number, in words."""
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 
 @dataclass(slots=True)
 class _Process:
-    """The daemon of a shard, over any number of starts."""
+    """The daemon of a shard, or the process that answers for all, over any number of starts."""
 
-    shard: int
+    number: int
+    """The shard; for who answers for all: how many shards there are."""
     settings: Settings
+    serves_all: bool = False
+    starts: int = 0
+    ended: int = 0
+    """How it ended last."""
     pid: int | None = None
     """None: it does not run."""
     due_s: float = 0.0
@@ -307,9 +397,13 @@ class _Process:
 class _Parent:
     """Watches the processes; a context, in which the process's signals come here."""
 
-    def __init__(self, settings: Settings, processes: list[_Process], log: Log) -> None:
+    def __init__(
+        self, settings: Settings, processes: list[_Process], board: Board, log: Log
+    ) -> None:
         self._settings = settings
         self._processes = processes
+        self._shards = [process for process in processes if not process.serves_all]
+        self._board = board
         self._log = log
         self._is_ending = False
         self.code = 0
@@ -317,7 +411,7 @@ class _Parent:
         self.lifeline = -1
         """Read by a daemon: its end says that the parent has ended."""
         self.ready = -1
-        """A daemon writes the number of its shard there once it serves."""
+        """A process writes its number there once it serves."""
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -366,11 +460,25 @@ class _Parent:
             process.pid = os.fork()
             if process.pid == 0:
                 return True
+            process.starts += 1
+            self._note(process, State.STARTING)
         except OSError as error:
             self._died(process, f"cannot be started: {error.strerror}")
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         process.began_s = time.monotonic()
         return False
+
+    def _note(self, process: _Process, state: State) -> None:
+        """Show on the board what became of a shard."""
+        if not process.serves_all:
+            seen = Seen(
+                process.pid or 0,
+                state,
+                sources().wall_ms(),
+                max(0, process.starts - 1),
+                process.ended,
+            )
+            self._board.write(process.number, seen)
 
     def _wait(self, now_s: float) -> None:
         """Wait for a signal, a word of a daemon, or the next start."""
@@ -388,31 +496,34 @@ class _Parent:
 
     def _note_signal(self, number: int) -> None:
         if number == signal.SIGUSR1:
-            self._send(signal.SIGUSR1)
+            self._send(signal.SIGUSR1, self._shards)
         elif number in _STOP:
             if not self._is_ending:
                 self._log.info("stopping")
-            self._send(signal.SIGKILL if self._is_ending else signal.SIGTERM)
+            how = signal.SIGKILL if self._is_ending else signal.SIGTERM
+            self._send(how, self._processes)
             self._is_ending = True
 
-    def _send(self, number: int) -> None:
-        for process in self._processes:
+    def _send(self, number: int, processes: list[_Process]) -> None:
+        for process in processes:
             if process.pid is not None:
                 os.kill(process.pid, number)  # it is there until it was waited for
 
     def _note_end(self, process: _Process, code: int) -> None:
-        process.pid = None
-        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        process.pid, process.ended = None, code
+        how = how_ended(code)
+        event, of = _event_of(process)
         if self._is_ending:
+            self._note(process, State.DOWN)
             if code not in (0, -signal.SIGTERM):  # that of one that had not begun yet is clean
-                self._log.error("shard_ended", shard=process.shard, detail=f"{how}, in the end")
+                self._log.error(event, **of, detail=f"{how}, in the end")
                 self.code = self.code or max(1, code)
         elif code > 0 and not process.has_served:
             # It has said itself what it objects to, and would again.
             detail = f"{how} before it served: all are stopped"
-            self._log.error("shard_ended", shard=process.shard, detail=detail)
+            self._log.error(event, **of, detail=detail)
             self.code, self._is_ending = code, True
-            self._send(signal.SIGTERM)
+            self._send(signal.SIGTERM, self._processes)
         else:
             self._died(process, how, was_asked=code == 0)
 
@@ -428,28 +539,47 @@ class _Parent:
         if now_s - process.began_s > LASTS_S:
             process.pause_s = RESTART_S
         process.due_s = now_s + process.pause_s
+        self._note(process, State.DOWN)
+        event, of = _event_of(process)
         detail = f"{how}; it is started again in {process.pause_s:g} s"
-        self._log.warning("shard_ended", shard=process.shard, detail=detail)
+        self._log.warning(event, **of, detail=detail)
         process.pause_s = min(RESTART_MAX_S, 2 * process.pause_s)
 
-    def _note_ready(self, shards: bytes) -> None:
-        for shard in shards:
-            self._processes[shard].serves = self._processes[shard].has_served = True
+    def _note_ready(self, numbers: bytes) -> None:
+        for process in map(self._processes.__getitem__, numbers):
+            process.serves = process.has_served = True
+            self._note(process, State.SERVES)
         if all(process.serves for process in self._processes):
-            self._log.info("all_shards_serve", url=self._processes[0].settings.route)
-            self._write_ready_file()
+            of_all = {} if self._http_all is None else {"http_all": self._http_all}
+            self._log.info("all_shards_serve", url=self._shards[0].settings.route, **of_all)
+            self._write_ready_file(of_all)
 
-    def _write_ready_file(self) -> None:
+    @property
+    def _http_all(self) -> str | None:
+        return next((http_url(one.settings) for one in self._processes if one.serves_all), None)
+
+    def _write_ready_file(self, of_all: dict[str, str]) -> None:
         if self._settings.ready_file is None:
             return
-        places = [(str(one.settings.advertise), _http_url(one), one.pid) for one in self._processes]
+        places = [
+            (str(one.settings.advertise), http_url(one.settings), one.pid) for one in self._shards
+        ]
         shards = [{"url": url, "http": http, "pid": pid} for url, http, pid in places]
         url, http, _ = places[0]
-        daemon.write_ready_file(Path(self._settings.ready_file), url, http, shards=shards)
+        path = Path(self._settings.ready_file)
+        daemon.write_ready_file(path, url, http, **of_all, shards=shards)
 
 
-def _http_url(process: _Process) -> str | None:
-    address = process.settings.http
+def _event_of(process: _Process) -> tuple[str, dict[str, int]]:
+    """How the log calls the end of a process, and whose it was."""
+    if process.serves_all:
+        return "http_all_ended", {}
+    return "shard_ended", {"shard": process.number}
+
+
+def http_url(settings: Settings) -> str | None:
+    """The URL of a daemon's HTTP."""
+    address = settings.http
     return address if address is None or "://" in address else f"http://{address}"
 
 
@@ -470,16 +600,15 @@ def _signals_to(woken: socket.socket) -> Iterator[None]:
 # --- a daemon ------------------------------------------------------------------------------------
 
 
-def _serve(process: _Process, lifeline: int, ready: int) -> int:
+def _serve(process: _Process, ready: int) -> int:
     """Be the daemon of a shard; its exit code."""
-    structlog.contextvars.bind_contextvars(shard=process.shard)
-    threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
-    return daemon.run(process.settings, lambda: _say_ready(ready, process.shard))
+    structlog.contextvars.bind_contextvars(shard=process.number)
+    return daemon.run(process.settings, lambda: _say_ready(ready, process.number))
 
 
-def _say_ready(ready: int, shard: int) -> None:
+def _say_ready(ready: int, number: int) -> None:
     with contextlib.suppress(BrokenPipeError):
-        os.write(ready, bytes([shard]))
+        os.write(ready, bytes([number]))
 
 
 def _end_with_parent(lifeline: int) -> None:

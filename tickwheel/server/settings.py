@@ -57,6 +57,8 @@ class Settings(BaseSettings):
     http: str | None = None
     processes: int | Literal["auto"] = 1
     """A daemon for each shard of a store that is a folder; "auto": one for each processor."""
+    http_all: str | None = None
+    """Where health, metrics and addresses of all shards together are answered."""
     route: str = ""
     """Of a daemon that ``processes`` has started: the addresses of all shards, in their order."""
     node: str = Field(default_factory=socket.gethostname)
@@ -312,7 +314,7 @@ class Settings(BaseSettings):
             _scheme(value, "advertise", ("tcp", "tls"))
         return value
 
-    @field_validator("http", "http_advertise")
+    @field_validator("http", "http_all", "http_advertise")
     @classmethod
     def _http(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
@@ -322,7 +324,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _tls(self) -> Self:
         """A certificate that protects nothing, or a port without one, is a mistake."""
-        ports = [name for name in ("listen", "http") if self.speaks_tls(name)]
+        ports = [name for name in ("listen", "http", "http_all") if self.speaks_tls(name)]
         if ports and self.tls_cert is None:
             raise ValueError(f"{ports[0]} ({getattr(self, ports[0])}) needs tls_cert")
         for name in ("tls_key", "tls_client_ca", "tls_client_required"):
@@ -342,7 +344,7 @@ class Settings(BaseSettings):
         """Who is reached by others needs tokens, and TLS so that these stay secret."""
         has_tokens = self.serve_token is not None or self.tokens_file is not None
         is_open = not has_tokens and not self.tls_client_required
-        for name in ("listen", "http"):
+        for name in ("listen", "http", "http_all"):
             address = getattr(self, name)
             if self.insecure or address is None or _is_local(split_address(address, name)[0]):
                 continue
@@ -354,6 +356,20 @@ class Settings(BaseSettings):
                     f" {' and without '.join(missing)}; see docs/security.md, or say insecure"
                     " (--insecure)"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _http_of_all(self) -> Self:
+        """It asks the daemons of the shards, at their own ports of HTTP."""
+        if self.http_all is None:
+            return self
+        if self.processes == 1:
+            raise ValueError(
+                f"http_all ({self.http_all}) is of several shards, and processes is 1: one daemon"
+                " has http"
+            )
+        if self.http is None:
+            raise ValueError(f"http_all ({self.http_all}) needs http: it asks each shard there")
         return self
 
     @model_validator(mode="after")
@@ -389,7 +405,7 @@ class Settings(BaseSettings):
         return tuple(text.strip() for text in self.push_allow.split(",") if text.strip())
 
     def speaks_tls(self, port: str) -> bool:
-        """Whether ``listen`` or ``http`` does."""
+        """Whether ``listen``, ``http`` or ``http_all`` does."""
         address = getattr(self, port)
         return address is not None and address.startswith(("tls://", "https://"))
 

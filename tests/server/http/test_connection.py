@@ -20,6 +20,10 @@ async def nothing(accept: str) -> tuple[bytes, str]:
     return b"", "text/plain"
 
 
+async def ready() -> tuple[bool, dict[str, Any]]:
+    return True, {}
+
+
 class Wire(asyncio.Transport):
     """What the connection writes, piece by piece."""
 
@@ -93,7 +97,7 @@ def parted(answer: bytes) -> tuple[int, dict[str, str], bytes]:
 @pytest.fixture
 async def http(rig: HttpRig, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Http]:
     monkeypatch.setattr("tickwheel.server.http.app.keep_alive", lambda sock, interval_s: None)
-    running = Http("127.0.0.1", 0, lambda: (True, {}), nothing, api=rig.api)
+    running = Http("127.0.0.1", 0, ready, nothing, api=rig.api)
     await running.start()
     async for _ in Turns():
         if running._server is not None and running._server.started:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -18,10 +19,14 @@ async def nothing(accept: str) -> tuple[bytes, str]:
     return b"", "text/plain"
 
 
+async def ready() -> tuple[bool, dict[str, Any]]:
+    return True, {}
+
+
 @pytest.fixture
 async def http() -> AsyncIterator[Http]:
     names = load(None, {"http": "127.0.0.1:0", "http_hosts": "Proxy.example., other"}).http_names
-    running = Http("127.0.0.1", 0, lambda: (True, {}), nothing, names=names)
+    running = Http("127.0.0.1", 0, ready, nothing, names=names)
     await running.start()
     yield running
     await running.stop()

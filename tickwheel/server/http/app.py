@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
 from itertools import count
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tickwheel.server.http.api import Api
     from tickwheel.server.tls import TlsServer
 
-Readiness = Callable[[], tuple[bool, dict[str, Any]]]
+Readiness = Callable[[], Awaitable[tuple[bool, dict[str, Any]]]]
 """(ready, details)"""
 Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
 """Makes the metrics: the Accept header in; body and content type out."""
@@ -228,10 +228,20 @@ def _said(error: TickwheelError, title: str) -> dict[str, object]:
     return said | {"retryable": error.retryable}
 
 
-async def _no_api(request: Request) -> Response:
-    """Answer that the API is not installed, also to a browser and to ``tickwheel console``."""
-    error = NotFound(NO_API)
-    return JSONResponse(_said(error, "Not found"), error.http_status, media_type=PROBLEM_TYPE)
+def refusal(error: TickwheelError, title: str) -> Response:
+    """An error as an answer."""
+    return JSONResponse(_said(error, title), error.http_status, media_type=PROBLEM_TYPE)
+
+
+def anything_else(message: str) -> BaseRoute:
+    """The last route: all that no other has is not found, for the reason that ``message`` says;
+    also a browser and ``tickwheel console`` are told so."""
+
+    async def answer(request: Request) -> Response:
+        return refusal(NotFound(message), "Not found")
+
+    methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+    return Route("/{path:path}", answer, methods=methods)
 
 
 def _bad_request(error: TickwheelError) -> tuple[h11.Event, ...]:
@@ -297,11 +307,14 @@ class Http:
         idle_s: float = _Connection.idle_s,
         keep_alive_s: float = _Connection.keep_alive_s,
         api: Api | None = None,
+        rest: Sequence[BaseRoute] | None = None,
         tls: MakeTls | None = None,
         names: frozenset[str] | None = None,
     ) -> None:
-        """``tls`` makes what accepts connections in place of the event loop. ``names``: those by
-        which the daemon may be asked, beside addresses and ``localhost``; None: any name."""
+        """``rest``: the routes beside health and metrics of who has no API. ``tls`` makes what
+        accepts connections in place of the event loop. ``names``: those by which the daemon may be
+        asked, beside addresses and ``localhost``; None: any name."""
+        self._rest = rest
         self._tls = tls
         self._names = names
         self._address = (host, port)
@@ -362,7 +375,7 @@ class Http:
             return JSONResponse({"status": "alive"})
 
         async def readyz(request: Request) -> JSONResponse:
-            ready, details = self._readiness()
+            ready, details = await self._readiness()
             # Who replaces daemons one by one would wait for ever for a standby to lead.
             stands_by = (
                 details["status"] == "standby" and request.query_params.get("standby") == "ok"
@@ -397,16 +410,15 @@ class Http:
             else:
                 return application(scope, receive, send)
             error = Forbidden("Host is not a name of this daemon's: see http_hosts")
-            answer = JSONResponse(_said(error, "Forbidden"), 403, media_type=PROBLEM_TYPE)
-            return answer(scope, receive, send)
+            return refusal(error, "Forbidden")(scope, receive, send)
 
         return checked
 
     def _by_path(self, routes: list[BaseRoute]) -> ASGIApp:
         api = self.api
         if api is None:
-            methods = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-            return Starlette(routes=[*routes, Route("/{path:path}", _no_api, methods=methods)])
+            more = [anything_else(NO_API)] if self._rest is None else self._rest
+            return Starlette(routes=[*routes, *more])
         # Nothing of the API is imported without its extra.
         from tickwheel.server.http.pages import pages
 

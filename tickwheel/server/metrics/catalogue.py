@@ -390,6 +390,12 @@ BUILD_LABELS = ("version", "python", "store", "node")
 STORE_AT = "tickwheel_store_info"
 STORE_AT_HELP = "1; the server that has the store now, empty when it has none."
 STORE_AT_LABELS = ("server",)
+OF_SHARDS = (
+    ("tickwheel_shard_up", "1: the metrics of this shard are in this answer."),
+    ("tickwheel_shard_restarts_total", "Times that this shard was started again."),
+)
+"""Names and meanings of what is said of each shard in the metrics of all of them, beside what they
+say themselves; by ``shard``."""
 HOUR_MS = 3_600_000
 
 

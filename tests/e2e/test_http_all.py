@@ -1,0 +1,283 @@
+"""HTTP of all shards together (``--http-all``), over real daemons, killed and frozen ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
+from prometheus_client.parser import text_string_to_metric_families as families
+
+from e2e.test_processes import Shards, is_over, listens
+from observe.test_grafana import need_prometheus
+from support.certificates import Authority
+from support.daemon import Daemon
+from support.waiting import until
+from tickwheel.server.http.whole import METRICS_S, READY_S
+from tickwheel.server.metrics import catalogue
+
+MakeDaemon = Callable[..., Daemon]
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Whole:
+    """Two shards, and the address of all of them together."""
+
+    def __init__(
+        self, make_daemon: MakeDaemon, folder: Path, where: str = "127.0.0.1:0", **options: Any
+    ) -> None:
+        args = ("--http-all", where)
+        self.shards = Shards(make_daemon, folder, http=True, args=args, **options).start()
+        self.ready = json.loads((self.shards.parent.folder / "ready.json").read_text())
+        self.url: str = self.ready["http_all"]
+
+    def get(self, path: str, url: str | None = None, **headers: str) -> Answer:
+        request = urllib.request.Request((url or self.url) + path, headers=headers)  # noqa: S310  # our own
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        try:
+            with urllib.request.urlopen(request, timeout=30, context=context) as answer:  # noqa: S310  # our own
+                return Answer(answer.status, dict(answer.headers), answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answer(error.code, dict(error.headers), error.read())
+
+    def metric(self, name: str) -> dict[str, float]:
+        """The values of a metric of shards, by shard."""
+        found = families(self.get("/metrics").body.decode())
+        samples = [sample for metric in found for sample in metric.samples if sample.name == name]
+        return {sample.labels["shard"]: sample.value for sample in samples}
+
+    def state(self, shard: int) -> str:
+        return str(self.get("/readyz").json["shards"][str(shard)])
+
+    @property
+    def process(self) -> int:
+        """The process that answers."""
+        parent = self.shards.parent.pid
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        (found,) = set(map(int, children)) - set(self.shards.pids())
+        return found
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> Daemon:
+            daemon = Daemon(tmp_path_factory.mktemp("parent"), **options)
+            stack.callback(daemon.close)
+            return daemon
+
+        yield Whole(make, tmp_path_factory.mktemp("folder"))
+
+
+# --- all is well ----------------------------------------------------------------------------------
+
+
+def test_it_lives_and_all_serve(running: Whole) -> None:
+    assert running.get("/healthz").json == {"status": "alive"}
+    ready = running.get("/readyz")
+    assert (ready.status, ready.json["status"]) == (200, "ready")
+    assert ready.json["shards"] == {"0": "ready", "1": "ready"}
+
+
+def test_it_says_where_they_are(running: Whole) -> None:
+    shards = running.get("/v1/shards").json["shards"]
+    said = [{name: shard[name] for name in ("url", "http", "pid")} for shard in shards]
+    assert said == running.ready["shards"]
+    assert [(one["shard"], one["state"], one["restarts"]) for one in shards] == [
+        (0, "ready", 0),
+        (1, "ready", 0),
+    ]
+    now_ms = time.time() * 1000
+    assert all(0 < now_ms - one["since_ms"] < 600_000 for one in shards)
+
+
+def test_its_page_leads_to_the_consoles(running: Whole) -> None:
+    page = running.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    links = re.findall(r'<a href="([^"]+)">shard (\d)</a>: ready', page.body.decode())
+    assert [int(number) for _, number in links] == [0, 1]
+    for link, _ in links:
+        assert b"<title>" in running.get("", link).body
+
+
+def test_all_else_is_not_here_and_says_where_it_is(running: Whole) -> None:
+    answer = running.get("/v1/topics")
+    assert (answer.status, answer.json["code"]) == (404, "not_found")
+    assert "/v1/shards" in answer.json["detail"]
+    assert running.get("/metrics", Host="evil.example").status == 403
+
+
+def test_metrics_are_those_of_all_in_one_valid_text(running: Whole) -> None:
+    answer = running.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found = {metric.name: metric for metric in families(answer.body.decode())}
+    for metric in found.values():
+        assert {sample.labels["shard"] for sample in metric.samples} <= {"0", "1"}, metric.name
+    for shard in running.ready["shards"]:
+        for own in families(running.get("/metrics", shard["http"]).body.decode()):
+            assert found[own.name].documentation == own.documentation
+            assert found[own.name].type == own.type
+    heads = re.findall(r"^# (?:HELP|TYPE) \S+", answer.body.decode(), re.MULTILINE)
+    assert len(heads) == len(set(heads))
+    assert running.metric("tickwheel_serving") == {"0": 1, "1": 1}
+    assert running.metric("tickwheel_shard_up") == {"0": 1, "1": 1}
+    assert running.metric("tickwheel_shard_restarts_total") == {"0": 0, "1": 0}
+    assert {name for name, _ in catalogue.OF_SHARDS} == {
+        "tickwheel_shard_up",
+        "tickwheel_shard_restarts_total",
+    }
+
+
+def test_promtool_has_nothing_against_them(running: Whole) -> None:
+    need_prometheus()
+    text = running.get("/metrics").body
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_openmetrics_too(running: Whole) -> None:
+    kind = "application/openmetrics-text; version=1.0.0"
+    answer = running.get("/metrics", Accept=kind)
+    assert answer.headers["content-type"].startswith(kind)
+    found = {metric.name: metric for metric in open_families(answer.body.decode())}
+    assert [sample.name for sample in found["tickwheel_shard_restarts"].samples] == [
+        "tickwheel_shard_restarts_total"
+    ] * 2
+    labels = [sample.labels for sample in found["tickwheel_leader"].samples]
+    assert labels == [{"shard": "0"}, {"shard": "1"}]
+
+
+# --- one is not -----------------------------------------------------------------------------------
+
+
+def test_a_shard_that_is_killed_is_named_and_the_other_one_goes_on(
+    make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    whole = Whole(make_daemon, tmp_path)
+    database = whole.shards.folder / "shard-1.db"
+    database.rename(database.with_suffix(".away"))
+    database.mkdir()  # it dies again as soon as it is started
+    os.kill(whole.shards.pids()[1], signal.SIGKILL)
+    until(lambda: whole.shards.log.count("started again in") >= 2, log=lambda: whole.shards.log)
+
+    def refused() -> Answer | None:
+        answer = whole.get("/readyz")
+        named = "shard 1: down (exit code 1; started again" in answer.json.get("reason", "")
+        return answer if named else None
+
+    answer = until(refused)
+    assert answer is not None
+    assert (answer.status, answer.json["status"]) == (503, "not_ready")
+    assert "shard 0" not in answer.json["reason"]
+    assert whole.state(0) == "ready"
+    assert whole.get("/healthz").status == 200
+    until(lambda: whole.metric("tickwheel_shard_up") == {"0": 1, "1": 0})
+    assert whole.metric("tickwheel_serving") == {"0": 1}
+    (away,) = [one for one in whole.get("/v1/shards").json["shards"] if one["shard"] == 1]
+    assert away["restarts"] > 0
+    database.rmdir()
+    database.with_suffix(".away").rename(database)
+    until(lambda: whole.get("/readyz").status == 200, log=lambda: whole.shards.log)
+    assert whole.metric("tickwheel_shard_up") == {"0": 1, "1": 1}
+    restarts = whole.metric("tickwheel_shard_restarts_total")
+    assert restarts["0"] == 0 < restarts["1"]
+
+
+def test_a_shard_that_stands_still_costs_a_bounded_time(
+    make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    whole = Whole(make_daemon, tmp_path)
+    frozen = whole.shards.pids()[1]
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        began_s = time.monotonic()
+        answer = whole.get("/readyz")
+        assert answer.status == 503
+        assert answer.json["reason"] == f"shard 1: silent (no answer within {READY_S:g} s)"
+        assert time.monotonic() - began_s < READY_S + 2
+        began_s = time.monotonic()
+        assert whole.metric("tickwheel_shard_up") == {"0": 1, "1": 0}
+        assert time.monotonic() - began_s < METRICS_S + 2
+        assert whole.metric("tickwheel_leader") == {"0": 1}
+        assert whole.shards.log.count("shard_without_metrics") == 1
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    until(lambda: whole.get("/readyz").status == 200)
+    assert whole.metric("tickwheel_shard_up") == {"0": 1, "1": 1}
+
+
+def test_the_process_that_answers_comes_back_and_ends_with_the_parent(
+    make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    whole = Whole(make_daemon, tmp_path)
+    first, port = whole.process, int(whole.url.rpartition(":")[2])
+    pids = whole.shards.pids()
+    os.kill(first, signal.SIGKILL)
+    until(lambda: "http_all_ended" in whole.shards.log and listens(port))
+    until(lambda: whole.get("/readyz").status == 200)
+    assert whole.shards.pids() == pids, "the shards were left alone"
+    second = whole.process
+    assert second != first
+    os.kill(whole.shards.parent.pid, signal.SIGUSR1)  # of the clock: it is not for this process
+    assert whole.get("/healthz").status == 200
+    whole.shards.parent.kill()
+    until(lambda: is_over(second) and not listens(port))
+
+
+def test_sigterm_ends_it_with_the_others(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    whole = Whole(make_daemon, tmp_path)
+    process = whole.process
+    assert whole.shards.parent.terminate() == 0
+    assert is_over(process)
+    assert "Traceback" not in whole.shards.log
+
+
+# --- who may ask ----------------------------------------------------------------------------------
+
+
+def test_tokens_and_tls_are_those_of_the_daemons(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.sign("daemon")
+    whole = Whole(
+        make_daemon,
+        tmp_path,
+        "https://127.0.0.1:0",
+        serve_token="of-everything",
+        login_delay_s=0,
+        tls_cert=pair.cert,
+        tls_key=pair.key,
+        tls_client_ca=authority.ca,
+    )
+    assert whole.url.startswith("https://")
+    assert whole.metric("tickwheel_shard_up") == {"0": 1, "1": 1}
+    assert whole.get("/readyz").status == 200
+    for headers in ({}, {"Authorization": "Bearer wrong"}):
+        refused = whole.get("/v1/shards", **headers)
+        assert (refused.status, refused.json["code"]) == (401, "unauthorized")
+        assert refused.headers["www-authenticate"] == 'Bearer realm="tickwheel"'
+    found = whole.get("/v1/shards", Authorization="Bearer of-everything")
+    assert [one["state"] for one in found.json["shards"]] == ["ready", "ready"]

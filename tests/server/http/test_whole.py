@@ -1,0 +1,126 @@
+"""The metrics of several shards put together, and work that is done once for all who ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
+from prometheus_client.parser import text_string_to_metric_families as families
+
+from tickwheel.server.http.whole import Joined, put_together
+from tickwheel.server.metrics import catalogue
+from tickwheel.server.processes import Board, Seen, State
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+PLAIN = rb"""# HELP up Whether it is; "quoted", \\ and a \n break.
+# TYPE up gauge
+up 1
+# HELP tasks_total Tasks.
+# TYPE tasks_total counter
+tasks_total{topic="a",group="b 1"} 7
+tasks_total{topic="x{y} 2",group="\"z\\\n"} 8.5
+# HELP late_seconds How late.
+# TYPE late_seconds histogram
+late_seconds_bucket{le="0.1"} 1
+late_seconds_bucket{le="+Inf"} 2
+late_seconds_count 2
+late_seconds_sum 3e-05
+"""
+OPEN = rb"""# HELP cpu_seconds Processor time.
+# TYPE cpu_seconds counter
+# UNIT cpu_seconds seconds
+cpu_seconds_total 1.5
+# HELP info Words.
+# TYPE info gauge
+info{server=""} 1
+# EOF
+"""
+
+
+def of(found: Iterable[Metric], **more: str) -> Samples:
+    return {
+        (sample.name, frozenset((sample.labels | more).items())): sample.value
+        for metric in found
+        for sample in metric.samples
+    }
+
+
+def merged(*texts: bytes) -> bytes:
+    found: dict[bytes, list[bytes]] = {}
+    for shard, text in enumerate(texts):
+        put_together(found, shard, text)
+    return b"".join(part for family in found.values() for part in family)
+
+
+def test_each_sample_is_there_with_its_shard_and_nothing_else_is() -> None:
+    other = PLAIN.replace(b"7\n", b"9\n").replace(b"# HELP up", b"# HELP new N.\nnew 3\n# HELP up")
+    said = merged(PLAIN, other).decode()
+    wanted = of(families(PLAIN.decode()), shard="0") | of(families(other.decode()), shard="1")
+    assert of(families(said)) == wanted
+    assert len(wanted) == 2 * 7 + 1
+    for name in ("up", "tasks_total", "late_seconds"):
+        assert said.count(f"# HELP {name} ") == said.count(f"# TYPE {name} ") == 1
+    names = [line.split()[2] for line in said.splitlines() if line.startswith("# HELP")]
+    assert names == ["up", "tasks_total", "late_seconds", "new"]
+
+
+def test_openmetrics_are_put_together_without_their_ends() -> None:
+    said = merged(OPEN, OPEN).decode()
+    assert "# EOF" not in said
+    found = of(open_families(said + "# EOF\n"))
+    assert found == {
+        (name, frozenset({"shard": str(shard), **labels}.items())): value
+        for shard in range(2)
+        for name, labels, value in (("cpu_seconds_total", {}, 1.5), ("info", {"server": ""}, 1))
+    }
+
+
+def test_no_metric_of_a_daemon_has_the_label_already() -> None:
+    assert not [name for name, labels in catalogue.names().items() if "shard" in labels]
+
+
+async def test_who_asks_while_it_is_done_gets_the_same() -> None:
+    begun: list[str] = []
+    over = asyncio.Event()
+
+    async def work(what: str) -> str:
+        begun.append(what)
+        await over.wait()
+        return f"{what} {len(begun)}"
+
+    ask = Joined(work)
+    askers = [asyncio.create_task(ask(what)) for what in ("a", "a", "b", "a")]
+    await asyncio.sleep(0)
+    askers[0].cancel()  # who goes away takes nothing from the others
+    await asyncio.sleep(0)
+    over.set()
+    assert await asyncio.gather(*askers[1:]) == ["a 2", "b 2", "a 2"]
+    assert begun == ["a", "b"]
+    assert await ask("a") == "a 3"
+
+
+async def test_what_fails_fails_for_all_and_is_tried_again() -> None:
+    tries = 0
+
+    async def work() -> None:
+        nonlocal tries
+        tries += 1
+        raise OSError(str(tries))
+
+    ask = Joined(work)
+    found = await asyncio.gather(ask(), ask(), return_exceptions=True)
+    assert [str(error) for error in found] == ["1", "1"]
+    with pytest.raises(OSError, match="2"):
+        await ask()
+
+
+def test_a_board_shows_each_shard_what_was_written_last() -> None:
+    board = Board(3)
+    assert board.read(2) == Seen(0, State.DOWN, 0, 0, 0)
+    for pid in (5, 2**22):
+        board.write(1, Seen(pid, State.SERVES, 1_700_000_000_000, 3, -9))
+    assert board.read(1) == Seen(2**22, State.SERVES, 1_700_000_000_000, 3, -9)
+    assert board.read(0) == board.read(2) == Seen(0, State.DOWN, 0, 0, 0)

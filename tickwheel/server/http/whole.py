@@ -1,0 +1,431 @@
+"""HTTP of all shards of one machine together: whether they serve, their metrics, where they are.
+
+A process of its own beside the daemons of the shards; ``processes.py`` starts it. It reads what the
+parent knows from a ``Board``, and asks each daemon the rest at its own port of HTTP. It has no
+task, no store and no state. Invariants:
+
+* A shard that is down or slow costs an answer a bounded time, and the others are in the answer.
+* What comes from shards is bounded in bytes, and asked for once for all who ask at the same time.
+* Metrics are not understood but copied: each family of the shards is put together under one head,
+  and each sample gets the label ``shard``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import ssl
+from collections.abc import Awaitable, Callable, Hashable
+from html import escape
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
+
+import h11
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from tickwheel.clock import Clock
+from tickwheel.errors import TickwheelError, Unauthorized
+from tickwheel.server import daemon
+from tickwheel.server.http.app import Http, anything_else, refusal
+from tickwheel.server.logins import Logins
+from tickwheel.server.logs import WARNINGS, Log, configure
+from tickwheel.server.metrics import catalogue
+from tickwheel.server.metrics.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, lines
+from tickwheel.server.metrics.observed import Observed
+from tickwheel.server.processes import State, how_ended, http_url
+from tickwheel.server.settings import split_address
+from tickwheel.server.tls import Certificates, Files, TlsServer
+
+if TYPE_CHECKING:
+    from tickwheel.server.processes import Board, Seen
+    from tickwheel.server.settings import Settings
+
+READY_S: Final = 0.8
+"""How long, in seconds, a shard may take to say whether it serves: probes wait a second."""
+METRICS_S: Final = 3.0
+"""The same for its metrics: a Prometheus waits ten."""
+READY_BYTES_MAX: Final = 64 * 1024
+METRICS_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Of all shards together; each may have an equal part."""
+CONNECTIONS_MAX: Final = 256
+READ_BYTES: Final = 256 * 1024
+NOT_HERE: Final = (
+    "this is the HTTP of all shards: /healthz, /readyz, /metrics, /v1/shards. Everything else is"
+    " asked of a shard at its own address, which /v1/shards says"
+)
+_HERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # what it replaces
+_HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; img-src data:; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+_PAGE: Final = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Tickwheel: shards</title>
+<link rel="icon" href="data:,">
+</head>
+<body>
+<h1>Shards</h1>
+<ul>
+{shards}
+</ul>
+</body>
+</html>
+"""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def run(
+    settings: Settings, shards: list[Settings], board: Board, on_start: Callable[[], None]
+) -> int:
+    """Answer for all shards until SIGTERM or SIGINT; the exit code. ``settings.http`` is where;
+    ``shards`` are the settings of the daemons. ``on_start`` is called once it answers."""
+    log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
+    daemon.use_one_arena()
+    own = {
+        # To the shards: one connection each for readiness, and for each format of metrics.
+        "connections_max": 3 * len(shards),
+        "http_connections_max": min(settings.http_connections_max, CONNECTIONS_MAX),
+    }
+    settings = daemon.within_file_limit(settings.model_copy(update=own), log)
+    with asyncio.Runner() as runner:
+        return runner.run(_serve(settings, shards, board, log, on_start))
+
+
+async def _serve(
+    settings: Settings,
+    shards: list[Settings],
+    board: Board,
+    log: Log,
+    on_start: Callable[[], None],
+) -> int:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(daemon.LoopErrors(log, loop.time))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    whole = Whole(settings, shards, board, log)
+    code = 0
+    try:
+        await whole.start()
+        on_start()
+        await asked.wait()
+    except (TickwheelError, OSError) as error:
+        log.error("failed", detail=daemon.explain(error))
+        code = 1
+    await whole.stop()
+    return code
+
+
+class Silent(Exception):
+    """A shard that has not answered as it should; the message says why."""
+
+
+class Found(NamedTuple):
+    """A shard at one moment."""
+
+    shard: int
+    seen: Seen
+    is_ready: bool
+    state: str
+    """In the words of ``/readyz``, or ``down``, ``starting``, ``silent``."""
+    reason: str | None
+
+    def __str__(self) -> str:
+        more = f" ({self.reason})" if self.reason else ""
+        return f"shard {self.shard}: {self.state}{more}"
+
+
+class Whole:
+    """The server: ``start`` it once; ``stop`` it, also when it was not started."""
+
+    def __init__(self, settings: Settings, shards: list[Settings], board: Board, log: Log) -> None:
+        self._settings = settings
+        self._shards = shards
+        self._board = board
+        self._log = log
+        self._observed = Observed()
+        clock = Clock(int(settings.clock_hold_over_s * 1000))
+        self._logins = Logins(settings, clock, self._on_event, self._observed)
+        self._certificates: Certificates | None = None
+        if settings.speaks_tls("http"):
+            files = Files(settings.tls_cert or "", settings.tls_key, settings.tls_client_ca)
+            self._certificates = Certificates(files, self._on_event, self._observed)
+        # It sends no secret, and only asks a port of this machine that a daemon of ours has.
+        self._trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._trust.check_hostname = False
+        self._trust.verify_mode = ssl.CERT_NONE
+        self._look = Joined(self._look_at_all)
+        self._scrape = Joined(self._collect)
+        self._silent: set[int] = set()
+        """Shards whose silence is logged."""
+        self._http: Http | None = None
+        self._watching: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Listen. Raises OSError (the address is taken), BadRequest (files that are not right)."""
+        settings = self._settings
+        await self._logins.start()
+        self._watching = [
+            asyncio.create_task(self._logins.run(lambda: (), lambda: None)),
+        ]
+        if self._certificates is not None:
+            await self._certificates.start()
+            self._watching.append(asyncio.create_task(self._certificates.run()))
+        host, port = split_address(str(settings.http), "http_all")
+        http = Http(
+            host,
+            port,
+            self.readiness,
+            self.metrics,
+            connections_max=settings.http_connections_max,
+            idle_s=settings.http_idle_timeout_s,
+            keep_alive_s=settings.heartbeat_interval_s,
+            rest=self._routes(),
+            tls=None if self._certificates is None else self._tls_server,
+            names=None if self._logins.are_needed else settings.http_names,
+        )
+        await http.start()
+        self._http = http
+
+    async def stop(self) -> None:
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        if self._http is not None:
+            await self._http.stop()
+        await self._logins.stop()
+
+    def _on_event(self, event: str, text: str) -> None:
+        (self._log.warning if event in WARNINGS else self._log.info)(event, detail=text)
+
+    def _tls_server(self, listener: Any, make: Any, plain: bytes) -> TlsServer:
+        assert self._certificates is not None
+        return TlsServer(
+            listener, make, self._certificates, self._settings, self._observed, self._on_event,
+            plain=plain,
+        )  # fmt: skip
+
+    # --- whether they serve ----------------------------------------------------------------------
+
+    async def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Whether all shards serve; and details, with the reason for each that does not."""
+        found = await self._look()
+        away = [str(one) for one in found if not one.is_ready]
+        details: dict[str, Any] = {"status": "not_ready" if away else "ready"}
+        if away:
+            details["reason"] = "; ".join(away)
+        details["shards"] = {str(one.shard): one.state for one in found}
+        return not away, details
+
+    async def _look_at_all(self) -> list[Found]:
+        return await asyncio.gather(*map(self._look_at, range(self._board.count)))
+
+    async def _look_at(self, shard: int) -> Found:
+        seen = self._board.read(shard)
+        if not seen.pid:
+            reason = f"{how_ended(seen.ended)}; started again {seen.restarts} times"
+            return Found(shard, seen, False, "down", reason)
+        try:
+            status, body = await self._ask(shard, "/readyz", "*/*", READY_S, READY_BYTES_MAX)
+            said = json.loads(body)
+            return Found(shard, seen, status == 200, said["status"], said.get("reason"))
+        except Silent as error:
+            state = "starting" if seen.state is State.STARTING else "silent"
+            return Found(shard, seen, False, state, str(error))
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return Found(shard, seen, False, "silent", "its /readyz says something else")
+
+    async def _ask(
+        self, shard: int, path: str, accept: str, timeout_s: float, bytes_max: int
+    ) -> tuple[int, bytes]:
+        """Status and body of a GET at a shard. Raises Silent."""
+        settings = self._shards[shard]
+        host, port = split_address(str(settings.http), "http")
+        tls = self._trust if settings.speaks_tls("http") else None
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await get(_HERE.get(host, host), port, path, accept, bytes_max, tls)
+        except TimeoutError:
+            raise Silent(f"no answer within {timeout_s:g} s") from None
+        except OSError as error:
+            raise Silent(error.strerror or str(error)) from None
+        except h11.RemoteProtocolError as error:
+            raise Silent(f"no HTTP: {error}") from None
+
+    # --- metrics ---------------------------------------------------------------------------------
+
+    async def metrics(self, accept: str) -> tuple[bytes, str]:
+        """The metrics of all shards in one answer, and its content type."""
+        is_open = "application/openmetrics-text" in accept
+        return await self._scrape(is_open), OPENMETRICS_TYPE if is_open else TEXT_TYPE
+
+    async def _collect(self, is_open: bool) -> bytes:
+        numbers = range(self._board.count)
+        accept = OPENMETRICS_TYPE if is_open else TEXT_TYPE
+        texts = await asyncio.gather(*(self._metrics_of(shard, accept) for shard in numbers))
+        families: dict[bytes, list[bytes]] = {}
+        for shard, text in enumerate(texts):
+            if text is not None:
+                put_together(families, shard, text)
+                await asyncio.sleep(0)  # health checks get through
+        labels = [f'{{shard="{shard}"}}' for shard in numbers]
+        keys = [(str(shard),) for shard in numbers]
+        ups = [int(text is not None) for text in texts]
+        restarts = [self._board.read(shard).restarts for shard in numbers]
+        own = []
+        for (name, about), values in zip(catalogue.OF_SHARDS, (ups, restarts), strict=True):
+            kind = catalogue.kind_of(name)
+            family = Family(name, kind, about, ("shard",), keys, labels, values)
+            own += [chunk.encode() for chunk in lines(family, is_open=is_open)]
+        parts = [part for family in families.values() for part in family]
+        return b"".join([*own, *parts, *([_EOF] if is_open else [])])
+
+    async def _metrics_of(self, shard: int, accept: str) -> bytes | None:
+        """None: the shard is down, or too slow."""
+        if not self._board.read(shard).pid:
+            return None
+        bytes_max = METRICS_BYTES_MAX // self._board.count
+        try:
+            status, body = await self._ask(shard, "/metrics", accept, METRICS_S, bytes_max)
+            if status != 200:
+                raise Silent(f"its /metrics answers {status}")
+        except Silent as error:
+            if shard not in self._silent:
+                self._silent.add(shard)
+                self._log.warning("shard_without_metrics", shard=shard, detail=str(error))
+            return None
+        self._silent.discard(shard)
+        return body
+
+    # --- where they are --------------------------------------------------------------------------
+
+    def _routes(self) -> list[BaseRoute]:
+        async def shards(request: Request) -> Response:
+            try:
+                self._logins.authenticate(_token(request), request.scope["state"]["certificate"])
+            except Unauthorized as error:
+                waited = asyncio.Event()
+                self._logins.later(waited.set)
+                await waited.wait()
+                answer = refusal(error, "Unauthorized")
+                answer.headers["www-authenticate"] = 'Bearer realm="tickwheel"'
+                return answer
+            return JSONResponse({"shards": list(map(self._fields, await self._look()))})
+
+        async def page(request: Request) -> Response:
+            found = [
+                f'<li><a href="{escape(self._http_of(one.shard))}/console/">shard {one.shard}</a>'
+                f": {escape(one.state)}</li>"
+                for one in await self._look()
+            ]
+            return HTMLResponse(_PAGE.format(shards="\n".join(found)), headers=_HEADERS)
+
+        return [Route("/v1/shards", shards), Route("/", page), anything_else(NOT_HERE)]
+
+    def _fields(self, found: Found) -> dict[str, Any]:
+        shard, seen = found.shard, found.seen
+        return {
+            "shard": shard,
+            "url": self._shards[shard].advertise,
+            "http": self._http_of(shard),
+            "pid": seen.pid or None,
+            "state": found.state,
+            "reason": found.reason,
+            "since_ms": seen.since_ms,
+            "restarts": seen.restarts,
+        }
+
+    def _http_of(self, shard: int) -> str:
+        """Where others find the HTTP of a shard."""
+        settings = self._shards[shard]
+        return settings.http_for_others(str(http_url(settings)))
+
+
+def _token(request: Request) -> str | None:
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else None
+
+
+# --- pieces of work ------------------------------------------------------------------------------
+
+
+class Joined(Generic[P, T]):
+    """A piece of work that is done once for all who ask for it while it is done."""
+
+    def __init__(self, work: Callable[P, Awaitable[T]]) -> None:
+        self._work = work
+        self._under_way: dict[Hashable, asyncio.Task[T]] = {}
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        task = self._under_way.get(args)
+        if task is None:
+
+            async def work() -> T:
+                return await self._work(*args, **kwargs)
+
+            task = self._under_way[args] = asyncio.create_task(work())
+            task.add_done_callback(lambda _: self._under_way.pop(args))
+        return await asyncio.shield(task)  # who goes away takes nothing from the others
+
+
+async def get(
+    host: str, port: int, path: str, accept: str, bytes_max: int, tls: ssl.SSLContext | None
+) -> tuple[int, bytes]:
+    """Status and body of a GET. Raises OSError, h11.RemoteProtocolError; Silent for more bytes than
+    ``bytes_max``. It does not end by itself: the caller sets the time."""
+    reader, writer = await asyncio.open_connection(host, port, ssl=tls, limit=READ_BYTES)
+    try:
+        conn = h11.Connection(h11.CLIENT)
+        name = f"[{host}]" if ":" in host else host
+        headers = [("host", f"{name}:{port}"), ("accept", accept), ("connection", "close")]
+        writer.write(conn.send(h11.Request(method="GET", target=path, headers=headers)) or b"")
+        status, found, size = 0, [], 0
+        while True:
+            event = conn.next_event()
+            if event is h11.NEED_DATA:
+                conn.receive_data(await reader.read(READ_BYTES))
+            elif isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                size += len(event.data)
+                if size > bytes_max:
+                    raise Silent(f"its {path} is longer than {bytes_max} bytes")
+                found.append(bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                return status, b"".join(found)
+    finally:
+        writer.transport.abort()
+
+
+_EOF = b"# EOF\n"
+_FAMILY = re.compile(rb"^(?=# HELP )", re.MULTILINE)
+_HEAD = re.compile(rb"# HELP (\S+)[^\n]*\n(?:#[^\n]*\n)*")
+_LABELLED = re.compile(rb"^([a-zA-Z_:][\w:]*)\{", re.MULTILINE)
+_PLAIN = re.compile(rb"^([a-zA-Z_:][\w:]*) ", re.MULTILINE)
+
+
+def put_together(families: dict[bytes, list[bytes]], shard: int, text: bytes) -> None:
+    """Put the metrics of a shard into ``families``: by name a head, and after it the samples of
+    shard after shard, each with its shard as the first label.
+
+    ``a 1`` becomes ``a{shard="0"} 1``; ``a{b="c"} 1`` becomes ``a{shard="0",b="c"} 1``. No line of
+    a text begins otherwise, because line breaks in labels and in descriptions are escaped.
+    """
+    label = b'shard="%d"' % shard
+    text = _LABELLED.sub(rb"\1{" + label + b",", text.removesuffix(_EOF))
+    text = _PLAIN.sub(rb"\1{" + label + b"} ", text)
+    for family in _FAMILY.split(text):
+        head = _HEAD.match(family)
+        if head is not None:
+            parts = families.setdefault(head[1], [])
+            parts.append(family[head.end() :] if parts else family)
