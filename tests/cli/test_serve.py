@@ -64,6 +64,26 @@ async def test_without_one_that_serves_it_is_1(state: str, capsys: Capture) -> N
     assert "(NOT OK)" in out
 
 
+async def test_all_shards_are_there_when_one_is_asked(capsys: Capture) -> None:
+    async with FakeDaemon() as first, FakeDaemon() as second:
+        shards = [first.url, second.url, "tcp://127.0.0.1:1"]
+        first.set_status(address=first.url, shard=0, shards=shards[:2], durability="on a disk")
+        second.set_status(address=second.url, shard=1, shards=shards[:2], durability="on a disk")
+        assert await status(second.address) == 0
+        head, *rows, last = capsys.readouterr().out.splitlines()
+        assert [row.split()[0] for row in rows] == [second.address, first.address]
+        assert last == "durability: on a disk"
+        first.set_status(address=first.url, shard=0, shards=shards, state="draining")
+        second.set_status(address=second.url, shard=1, shards=shards)
+        assert await status(second.address) == 1
+        assert await status(f"{first.address},{second.address}") == 1
+        first.set_status(address=first.url, shard=0, shards=shards)
+        assert await status(second.address) == 1
+    rows = capsys.readouterr().out.splitlines()[-3:]
+    assert [row.split()[0] for row in rows] == [second.address, first.address, "127.0.0.1:1"]
+    assert rows[2].split()[2] == "unreachable"
+
+
 async def test_with_nobody_there_it_is_3(capsys: Capture) -> None:
     assert await status("tcp://127.0.0.1:1,127.0.0.1:2") == 3
     captured = capsys.readouterr()

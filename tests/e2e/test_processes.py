@@ -122,6 +122,25 @@ def test_each_shard_serves_a_plain_client_and_says_where_all_are(shards: Shards)
     assert [line.split()[2] for line in shown] == [str(pid) for pid in shards.pids()]
 
 
+def test_commands_at_one_shard_are_of_all(shards: Shards) -> None:
+    with shards.raw(0) as first, shards.raw(1) as second:
+        for raw, count in ((first, 2), (second, 3)):
+            for _ in range(count):
+                enqueued(raw)
+    cli = Cli(shards.parent)
+    rows = cli.json("status")
+    assert [row["pid"] for row in rows] == shards.pids()
+    assert [row["shard"] for row in rows] == [0, 1]
+    (stats,) = cli.json("stats")
+    assert (stats["enqueued"], stats["pending"]) == (5, 5)
+    os.kill(shards.pids()[1], signal.SIGSTOP)
+    try:
+        serving, silent = cli.json("status", expect=1)
+        assert (serving["state"], silent["reachable"]) == ("ready", False)
+    finally:
+        os.kill(shards.pids()[1], signal.SIGCONT)
+
+
 def test_one_daemon_says_nothing_of_shards(daemon: Daemon) -> None:
     with Raw(daemon.port) as raw:
         assert {"shard", "shards"}.isdisjoint(raw.hello_answer)

@@ -255,6 +255,10 @@ class Status(Answer):
         "The active daemon, if it knows one; on the active one itself that one, or None.",
     ] = None
     standbys: Annotated[Sequence[dict[str, Any]], "Those who stand by, as it knows them."] = ()
+    shard: Annotated[int, "Which one of ``shards`` it is."] = 0
+    shards: Annotated[
+        Sequence[str], "The addresses of all shards, in their order; empty: there is one."
+    ] = ()
     store: str = ""
     store_at: Annotated[
         str | None, "The server that has the store now, HOST:PORT; None: it has none, or unknown."

@@ -13,7 +13,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
@@ -347,28 +347,37 @@ _STATUS_COLUMNS = ("address", "node", "role", "state", "epoch", "since", "store"
 
 
 async def status(call: Call) -> int:
-    """Every daemon of --url, and the active one that a standby names: role, state, since when.
+    """Every daemon of --url, the active one that a standby names, and all shards: role, state,
+    since when.
 
-    Exit code 0 when an active one is ready (or still loading), 1 when none is, 3 when no
-    address can be reached.
+    Exit code 0 when an active one is ready (or still loading), with several shards one of each;
+    1 when none is, 3 when no address can be reached.
     """
     found = await statuses(call.url, token=call.token, name="tickwheel-cli")
     grid = Grid(_STATUS_COLUMNS, right=("epoch",))
     Listing(call.out, grid, _status_row, _status_fields).show(found.items())
     if not call.out.as_json:
-        for answer in found.values():
-            if isinstance(answer, Status) and answer.store_at and "+" in answer.store:
-                call.out.line(f"the master of the store: {printable(answer.store_at)}")
-            if isinstance(answer, Status) and answer.durability:
-                call.out.line(f"durability: {printable(answer.durability)}")
-            if isinstance(answer, Status) and answer.mirror is not None:
-                call.out.line(f"mirror: {_MIRROR[answer.mirror]}")
+        answers = [answer for answer in found.values() if isinstance(answer, Status)]
+        for line in dict.fromkeys(line for answer in answers for line in _store_lines(answer)):
+            call.out.line(line)
     return _status_exit_code(found)
 
 
+def _store_lines(answer: Status) -> Iterator[str]:
+    """What is to be known of the store of a daemon; shards have most of it in common."""
+    if answer.store_at and "+" in answer.store:
+        yield f"the master of the store: {printable(answer.store_at)}"
+    if answer.durability:
+        yield f"durability: {printable(answer.durability)}"
+    if answer.mirror is not None:
+        yield f"mirror: {_MIRROR[answer.mirror]}"
+
+
 def _status_exit_code(found: dict[str, Status | TickwheelError]) -> int:
-    """The exit code for scripts: 0 when an active daemon serves."""
-    if any(isinstance(answer, Status) and answer.serves for answer in found.values()):
+    """The exit code for scripts: 0 when an active daemon serves, of each shard."""
+    answers = [answer for answer in found.values() if isinstance(answer, Status)]
+    serving = {answer.shard for answer in answers if answer.serves}
+    if serving and len(serving) >= max(len(answer.shards) for answer in answers):
         return 0
     silent = all(isinstance(answer, (Unreachable, ConnectionLost)) for answer in found.values())
     return EXIT_UNREACHABLE if silent else EXIT_FAILED

@@ -47,7 +47,8 @@ async def statuses(
     client_cert: str | None = None,
     client_key: str | None = None,
 ) -> dict[str, Status | TickwheelError]:
-    """The answer of each address of ``url``, and of the active daemons that others name.
+    """The answer of each address of ``url``, and of those that they name: active daemons, and all
+    shards where there are several.
 
     Keys are ``tcp://HOST:PORT`` (``tls://``); an error stands for one that did not answer as it
     should. All arguments default as ``Client``'s do. Takes at most twice ``timeout`` seconds.
@@ -70,22 +71,25 @@ async def statuses(
     await asyncio.gather(*map(ask, urls))
     found = {url: found[url] for url in urls}
     named = _named(status for status in found.values() if isinstance(status, Status))
-    named = {url for url in named if is_secure(url) == secure}  # a token goes nowhere else
-    await asyncio.gather(*map(ask, sorted(named.difference(urls))))
-    return found
+    others = [url for url in named if url not in urls]
+    others = [url for url in others if is_secure(url) == secure]  # a token goes nowhere else
+    await asyncio.gather(*map(ask, others))
+    return {url: found[url] for url in (*urls, *others)}
 
 
-def _named(known: Iterable[Status]) -> set[str]:
-    """The URLs of active daemons that did not answer under the addresses they give."""
-    given: set[str] = set()
+def _named(known: Iterable[Status]) -> list[str]:
+    """The URLs of active daemons and of shards that did not answer under the addresses they give.
+    Shards are in their order."""
+    given: dict[str, None] = {}
     own: set[str] = set()
     for status in known:
         with suppress(BadRequest):
             own.add(_url(status.address or ""))
-        with suppress(BadRequest):
-            if status.active is not None and status.role != "active":
-                given.add(_url(status.active.address))
-    return given - own
+        active = status.active if status.role != "active" else None
+        for address in (*([active.address] if active is not None else ()), *status.shards):
+            with suppress(BadRequest):
+                given[_url(address)] = None
+    return [url for url in given if url not in own]
 
 
 def _url(given: str) -> str:

@@ -568,7 +568,14 @@ def status_map(daemon: Running) -> dict[str, Any]:
         "pid": os.getpid(),
         "memory_bytes": memory_bytes(),
         **_disk(daemon.settings.store),
+        **_shards(daemon.settings),
     }
+
+
+def _shards(settings: Settings) -> dict[str, Any]:
+    """Where all shards are, if there are several."""
+    urls = settings.shard_urls
+    return {"shard": settings.shard, "shards": urls} if urls else {}
 
 
 def memory_bytes() -> int | None:
