@@ -126,7 +126,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
             "refId": chr(ord("A") + number),
             "datasource": SOURCE,
             "expr": _bounded(panel, expression, legend),
-            "legendFormat": legend or "__auto",
+            "legendFormat": legend.replace("{{instance}}", "{{instance}} {{shard}}") or "__auto",
             "instant": at_once,
             "range": not at_once,
             "format": {"heatmap": "heatmap", "table": "table"}.get(panel.kind, "time_series"),

@@ -9,7 +9,7 @@ ANNOTATIONS = (
     (
         "Restart",
         f"changes(process_start_time_seconds{{{JOB}}}[2m]) > 0",
-        "{{instance}} was started again",
+        "{{instance}} {{shard}} was started again",
         "orange",
     ),
     (
@@ -54,6 +54,7 @@ HELP: dict[str, str] = {
     catalogue.LOAD: catalogue.LOAD_HELP,
     catalogue.BUILD: catalogue.BUILD_HELP,
     catalogue.STORE_AT: catalogue.STORE_AT_HELP,
+    **dict(catalogue.OF_SHARDS),
     **_OF_THE_PROCESS,
     **_RECORDED,
 }

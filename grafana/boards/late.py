@@ -179,7 +179,7 @@ WHY = Dashboard(
                 ),
                 Panel(
                     "4. Processor",
-                    [(rate("process_cpu_seconds_total", JOB, "instance"), "{{instance}}")],
+                    [(rate("process_cpu_seconds_total", JOB, "instance, shard"), "{{instance}}")],
                     "percentunit",
                 ),
                 Panel(

@@ -7,6 +7,7 @@ from grafana.boards.parts import (
     JOB,
     LATE,
     LEADERS,
+    LEADING,
     RATE,
     YES,
     Dashboard,
@@ -29,14 +30,19 @@ OVERVIEW = Dashboard(
             [
                 stat(
                     "Active daemons",
-                    total("tickwheel_leader"),
-                    about="One of each shard (job). A second one has not noticed that it was"
-                    " deposed.",
+                    LEADING,
+                    about="Of each shard (a job, or a shard in it). A second one has not noticed"
+                    " that it was deposed.",
                     states=LEADERS,
                     red_below=1,
                     red_above=2,
                 ),
-                stat("Serving", f"max(tickwheel_serving{{{JOB}}})", states=YES, red_below=1),
+                stat(
+                    "Serving",
+                    f"min(max by (shard) (tickwheel_serving{{{JOB}}}))",
+                    states=YES,
+                    red_below=1,
+                ),
                 stat("Early, must be 0", total("tickwheel_early_total"), red_above=1),
                 stat("Pending", total("tickwheel_pending_tasks"), console="tasks?state=scheduled"),
                 stat("Ready", total("tickwheel_ready_tasks"), console="tasks?state=ready"),
@@ -203,7 +209,7 @@ OVERVIEW = Dashboard(
             [
                 Panel(
                     "Processor",
-                    [(rate("process_cpu_seconds_total", JOB, "instance"), "{{instance}}")],
+                    [(rate("process_cpu_seconds_total", JOB, "instance, shard"), "{{instance}}")],
                     "percentunit",
                 ),
                 Panel(

@@ -12,6 +12,8 @@ PAIR = 'job="$job",topic=~"$topic",group=~"$group"'
 LATE = "tickwheel_delivery_lateness_seconds"
 CAUSE = "tickwheel_lateness_cause_seconds"
 RATE = "$__rate_interval"
+LEADING = f"max(sum by (shard) (tickwheel_leader{{{JOB}}}))"
+"""How many daemons are active, of the shard that has the most."""
 
 Query = tuple[str, str]
 """(expression, legend)"""

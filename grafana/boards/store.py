@@ -6,6 +6,7 @@ from grafana.boards.parts import (
     ACTIVE,
     JOB,
     LEADERS,
+    LEADING,
     NODE,
     RATE,
     TROUBLE,
@@ -30,7 +31,7 @@ STORE = Dashboard(
             [
                 stat(
                     "Active daemons",
-                    f"sum(tickwheel_leader{{{JOB}}})",
+                    LEADING,
                     about="A second one has not noticed that it was deposed.",
                     states=LEADERS,
                     red_below=1,
@@ -192,6 +193,14 @@ STORE = Dashboard(
         ),
         Row(
             [
+                Panel(
+                    "Shards of one machine: there, started again",
+                    [
+                        (f"tickwheel_shard_up{{{NODE}}}", "{{instance}} there"),
+                        (f"tickwheel_shard_restarts_total{{{NODE}}}", "{{instance}} restarts"),
+                    ],
+                    about="Of `tickwheel serve --http-all`; empty without.",
+                ),
                 Panel("Daemons", [(f"tickwheel_build_info{{{NODE}}}", "")], kind="table"),
                 Panel(
                     "The store's server, and how often it moved",

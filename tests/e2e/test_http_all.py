@@ -50,7 +50,7 @@ class Whole:
         args = ("--http-all", where)
         self.shards = Shards(make_daemon, folder, http=True, args=args, **options).start()
         self.ready = json.loads((self.shards.parent.folder / "ready.json").read_text())
-        self.url: str = self.ready["http_all"]
+        self.url = self.shards.parent.http_all
 
     def get(self, path: str, url: str | None = None, **headers: str) -> Answer:
         request = urllib.request.Request((url or self.url) + path, headers=headers)  # noqa: S310  # our own

@@ -162,9 +162,24 @@ CASES = {
         [{"tickwheel_failovers_total": "1x10 2x50"}],
         {"severity": "info"},
     ),
+    "TickwheelShardDown": Case(
+        {'tickwheel_shard_up{shard="0"}': "1x60", 'tickwheel_shard_up{shard="1"}': "1x50 0x10"},
+        [
+            {'tickwheel_shard_up{shard="1"}': "1x60"},
+            {'tickwheel_shard_up{shard="1"}': "1x50 0x5 1x5"},
+        ],
+        {"severity": "critical", "instance": "a", "shard": "1"},
+    ),
+    "TickwheelShardRestarting": Case(
+        {'tickwheel_shard_restarts_total{shard="1"}': "0x50 0+1x10"},
+        [{'tickwheel_shard_restarts_total{shard="1"}': "0x50 2x10"}],
+        {"severity": "warning", "instance": "a", "shard": "1"},
+    ),
     "TickwheelTwoLeaders": Case(
         {"tickwheel_leader": "1x60", 'tickwheel_leader{instance="b"}': "1x60"},
         [
+            {"tickwheel_leader": "_", 'tickwheel_leader{instance="b"}': "_"}
+            | {f'tickwheel_leader{{shard="{shard}"}}': "1x60" for shard in range(2)},
             {'tickwheel_leader{instance="b"}': "0x60"},
             {'tickwheel_leader{instance="b"}': "0x58 1 0"},
         ],
@@ -418,6 +433,15 @@ def test_burn_rates_say_how_long_the_budget_lasts() -> None:
         r"burn\w+ > ([\d.]+)\n.*?more than\s+([\d.]+) times", text, re.DOTALL
     ):
         assert expression == description
+
+
+@pytest.mark.parametrize("metric", ["tickwheel_leader", "tickwheel_serving"])
+def test_a_shard_that_does_not_serve_is_named_while_others_do(metric: str, tmp_path: Path) -> None:
+    alert = "TickwheelNoLeader" if metric == "tickwheel_leader" else "TickwheelNotServing"
+    series = {f'{metric}{{shard="0"}}': "1x60", f'{metric}{{shard="1"}}': "0x60"}
+    case = Case({}, [], {"severity": "critical", "shard": "1"})
+    given = {"tickwheel_leader": "_"} | series
+    ask(tmp_path, [evaluated(alert, case, given, fires=True)], alert=alert)
 
 
 # --- runbooks ----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 from grafana.generate import files
 from observe.prometheus import ROOT, RULES, Prometheus, QueryFailed, missing
 from observe.run import load, observed_daemon
+from support.daemon import Daemon
 from support.waiting import until
 from tickwheel.server.metrics import catalogue as metrics
 
@@ -34,6 +35,7 @@ ARRIVED = (
     "sum(tickwheel_history_spool_bytes) > 0",
     "sum(tickwheel_backup_last_success_timestamp_seconds) > 0",
     "job:tickwheel_deliveries_late:ratio_rate3d >= 0",
+    "sum(tickwheel_shard_up) == 2",
     "count(count_over_time(instance:tickwheel_commit_seconds:p99_rate5m[10s]) > 2)",
 )
 """When all of these hold, the load has shown everything, and everything was evaluated."""
@@ -178,7 +180,7 @@ def used_names() -> dict[str, str]:
 
 def test_every_metric_named_in_grafana_exists() -> None:
     recorded = set(re.findall(r"record: (\S+)", (RULES / "recording.yml").read_text()))
-    existing = {*metrics.names(), *metrics.PROCESS, *recorded}
+    existing = {*metrics.names(), *metrics.PROCESS, *dict(metrics.OF_SHARDS), *recorded}
     for name, where in used_names().items():
         plain = re.sub(r"_(bucket|sum|count)$", "", name)
         assert name in existing or plain in existing, f"{where}: {name}"
@@ -186,7 +188,7 @@ def test_every_metric_named_in_grafana_exists() -> None:
 
 def test_every_metric_is_used_somewhere_in_grafana() -> None:
     used = {re.sub(r"_(bucket|sum|count)$", "", name) for name in used_names()}
-    assert set(metrics.names()) - used == {"tickwheel_topics"}
+    assert {*metrics.names(), *dict(metrics.OF_SHARDS)} - used == {"tickwheel_topics"}
 
 
 def test_every_alert_has_its_line_in_the_manual() -> None:
@@ -228,12 +230,14 @@ def test_the_alerts_fire_when_they_should_and_not_before(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that has scraped a daemon under load for some seconds."""
+    """A Prometheus that has scraped a daemon under load, and two idle shards, for some seconds."""
     need_prometheus()
     folder = tmp_path_factory.mktemp("observe")
-    with observed_daemon(folder / "daemon") as daemon, load(daemon.url, 200):
-        address = daemon.http.removeprefix("http://")
-        with Prometheus(folder / "prometheus", [address], "1s") as prometheus:
+    shards = ("--processes", "2", "--http-all", "127.0.0.1:0")
+    several = Daemon(folder / "shards", store=f"sqlite:///{folder}/d/", http=True, args=shards)
+    with observed_daemon(folder / "daemon") as daemon, several, load(daemon.url, 200):
+        addresses = [url.removeprefix("http://") for url in (daemon.http, several.http_all)]
+        with Prometheus(folder / "prometheus", addresses, "1s") as prometheus:
             wait_for_data(prometheus)
             yield prometheus
 
@@ -317,7 +321,8 @@ def test_nothing_is_early_and_no_alert_of_trouble_fires(server: Prometheus) -> N
         "TickwheelStoreDown", "TickwheelStoreFull", "TickwheelStoreLostData",
         "TickwheelStoreErrors", "TickwheelClockHeld", "TickwheelFailedOver",
         "TickwheelHistoryDropped", "TickwheelHistoryWriterRestarting", "TickwheelBackupFailed",
-        "TickwheelBackupOld",
+        "TickwheelBackupOld", "TickwheelShardDown", "TickwheelShardRestarting",
+        "TickwheelTwoLeaders",
     }  # fmt: skip
 
     def alerts() -> set[str]:

@@ -132,14 +132,13 @@ def test_auto_is_what_the_folder_has(tmp_path: Path) -> None:
     assert said == {"format": 1, "shards": 5}
 
 
-def test_all_of_one_shard_is_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+def test_http_of_all_is_refused_where_auto_is_one(tmp_path: Path) -> None:
+    processes.init(settings(tmp_path, processes=1))
     where = {"http": "127.0.0.1:0", "http_all": "127.0.0.1:0"}
     with pytest.raises(
         BadRequest, match=r"^http_all \(.*\) is .*, and processes \(auto\) is 1 here"
     ):
         processes.run(settings(tmp_path, processes="auto", **where))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_urls_of_folders(tmp_path: Path) -> None:

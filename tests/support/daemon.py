@@ -91,6 +91,11 @@ class Daemon:
         return str(self._ready["http"])
 
     @property
+    def http_all(self) -> str:
+        """The same of all shards together; with ``--http-all`` in ``args``."""
+        return str(self._ready["http_all"])
+
+    @property
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 

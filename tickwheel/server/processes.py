@@ -18,20 +18,17 @@ import asyncio
 import contextlib
 import gc
 import json
-import mmap
 import os
 import selectors
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import structlog
 
@@ -40,6 +37,7 @@ from tickwheel.errors import BadRequest, Conflict
 from tickwheel.persistence import ShardFolder, open_url, shard_folder, without_secrets
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.server import daemon
+from tickwheel.server.board import Board, Seen, State, how_ended
 from tickwheel.server.logs import Log, configure
 from tickwheel.server.settings import EVERY_ADDRESS, PROCESSES_MAX, Settings, split_address
 
@@ -324,55 +322,6 @@ def settings_of_http_all(settings: Settings, of_all: list[Settings]) -> Settings
 # --- the parent ----------------------------------------------------------------------------------
 
 
-class State(IntEnum):
-    """What the parent knows of the daemon of a shard."""
-
-    DOWN = 0
-    STARTING = 1
-    SERVES = 2
-
-
-class Seen(NamedTuple):
-    """The daemon of a shard, as the parent has seen it last."""
-
-    pid: int
-    """0: it does not run."""
-    state: State
-    since_ms: int
-    """When that began, by the wall clock."""
-    restarts: int
-    ended: int
-    """How the process before ended: its exit code, or its signal as a negative number."""
-
-
-_SEEN = struct.Struct("5q")
-
-
-class Board:
-    """What the parent knows of each shard, where its children can read it: memory that is shared by
-    the fork. The parent waits for nobody, and who is started later finds all of it."""
-
-    def __init__(self, count: int) -> None:
-        self._memory = mmap.mmap(-1, count * _SEEN.size)
-        self.count = count
-
-    def write(self, shard: int, seen: Seen) -> None:
-        _SEEN.pack_into(self._memory, shard * _SEEN.size, *seen)
-
-    def read(self, shard: int) -> Seen:
-        """Read until two readings agree: the parent may be writing."""
-        found = None
-        while found != (found := _SEEN.unpack_from(self._memory, shard * _SEEN.size)):
-            pass
-        pid, state, *rest = found
-        return Seen(pid, State(state), *rest)
-
-
-def how_ended(code: int) -> str:
-    """An exit code, or a signal as a negative number, in words."""
-    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-
-
 @dataclass(slots=True)
 class _Process:
     """The daemon of a shard, or the process that answers for all, over any number of starts."""
@@ -556,13 +505,13 @@ class _Parent:
 
     @property
     def _http_all(self) -> str | None:
-        return next((http_url(one.settings) for one in self._processes if one.serves_all), None)
+        return next((one.settings.http_url for one in self._processes if one.serves_all), None)
 
     def _write_ready_file(self, of_all: dict[str, str]) -> None:
         if self._settings.ready_file is None:
             return
         places = [
-            (str(one.settings.advertise), http_url(one.settings), one.pid) for one in self._shards
+            (str(one.settings.advertise), one.settings.http_url, one.pid) for one in self._shards
         ]
         shards = [{"url": url, "http": http, "pid": pid} for url, http, pid in places]
         url, http, _ = places[0]
@@ -575,12 +524,6 @@ def _event_of(process: _Process) -> tuple[str, dict[str, int]]:
     if process.serves_all:
         return "http_all_ended", {}
     return "shard_ended", {"shard": process.number}
-
-
-def http_url(settings: Settings) -> str | None:
-    """The URL of a daemon's HTTP."""
-    address = settings.http
-    return address if address is None or "://" in address else f"http://{address}"
 
 
 @contextlib.contextmanager

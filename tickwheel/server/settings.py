@@ -409,6 +409,11 @@ class Settings(BaseSettings):
         address = getattr(self, port)
         return address is not None and address.startswith(("tls://", "https://"))
 
+    @property
+    def http_url(self) -> str | None:
+        """``http`` as a URL."""
+        return self.http if self.http is None or "://" in self.http else f"http://{self.http}"
+
     def http_for_others(self, bound: str) -> str:
         """The URL at which others find this daemon's HTTP, which listens at ``bound``. One that
         listens at every address of its machine has the host of ``advertise``."""

@@ -10,9 +10,9 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as families
 
+from tickwheel.server.board import Board, Seen, State
 from tickwheel.server.http.whole import Joined, put_together
 from tickwheel.server.metrics import catalogue
-from tickwheel.server.processes import Board, Seen, State
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 PLAIN = rb"""# HELP up Whether it is; "quoted", \\ and a \n break.

@@ -29,18 +29,18 @@ from starlette.routing import BaseRoute, Route
 from tickwheel.clock import Clock
 from tickwheel.errors import TickwheelError, Unauthorized
 from tickwheel.server import daemon
+from tickwheel.server.board import State, how_ended
 from tickwheel.server.http.app import Http, anything_else, refusal
 from tickwheel.server.logins import Logins
 from tickwheel.server.logs import WARNINGS, Log, configure
 from tickwheel.server.metrics import catalogue
 from tickwheel.server.metrics.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, lines
 from tickwheel.server.metrics.observed import Observed
-from tickwheel.server.processes import State, how_ended, http_url
 from tickwheel.server.settings import split_address
 from tickwheel.server.tls import Certificates, Files, TlsServer
 
 if TYPE_CHECKING:
-    from tickwheel.server.processes import Board, Seen
+    from tickwheel.server.board import Board, Seen
     from tickwheel.server.settings import Settings
 
 READY_S: Final = 0.8
@@ -348,7 +348,7 @@ class Whole:
     def _http_of(self, shard: int) -> str:
         """Where others find the HTTP of a shard."""
         settings = self._shards[shard]
-        return settings.http_for_others(str(http_url(settings)))
+        return settings.http_for_others(str(settings.http_url))
 
 
 def _token(request: Request) -> str | None:
