@@ -265,12 +265,17 @@ def test_the_page_of_filters_works_as_it_stands(tmp_path: Path, shell: dict[str,
 def test_the_page_of_scaling_works_as_it_stands(
     tmp_path: Path, forked_shell: dict[str, str]
 ) -> None:
-    shown = run_as_it_stands("docs/scaling.md", tmp_path, forked_shell)
+    moved = {"127.0.0.1:7455": "127.0.0.1:0", ":7500": f":{free_port()}"}
+    shown = run_as_it_stands("docs/scaling.md", tmp_path, forked_shell, moved)
     rows = re.findall(
         r"^ +([01]) +127\.0\.0\.1:\d+ +\d+ +ready .*/shard-\1\.db$", shown, re.MULTILINE
     )
     assert rows == ["0", "1"], shown
     assert "order 1" in shown
+    assert '{"status":"ready","shards":{"0":"ready","1":"ready"}}' in shown
+    assert re.search(
+        r'^tickwheel_pending_tasks\{shard="[01]",topic="orders"\} 0$', shown, re.MULTILINE
+    )
 
 
 def test_the_examples_of_operations_work_as_they_stand(
