@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+import h11
 import pytest
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 from prometheus_client.parser import text_string_to_metric_families as families
 
+from support.waiting import soon
 from tickwheel.server.board import Board, Seen, State
-from tickwheel.server.http.whole import Joined, put_together
+from tickwheel.server.http.whole import Joined, Silent, get, put_together
 from tickwheel.server.metrics import catalogue
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -115,6 +117,47 @@ async def test_what_fails_fails_for_all_and_is_tried_again() -> None:
     assert [str(error) for error in found] == ["1", "1"]
     with pytest.raises(OSError, match="2"):
         await ask()
+
+
+# --- what a shard may answer ----------------------------------------------------------------------
+
+
+async def asked(answer: bytes, *, bytes_max: int = 100) -> tuple[int, bytes]:
+    """What ``get`` makes of what a server says, which ends then."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer)
+        writer.close()
+
+    heard: list[bytes] = []
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        found = await soon(get("127.0.0.1", port, "/x", "text/plain", bytes_max, None))
+    assert heard[0].startswith(b"GET /x HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n" % port)
+    return found
+
+
+async def test_an_answer_of_as_many_bytes_as_there_may_be() -> None:
+    head = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 100\r\n\r\n"
+    assert await asked(head + b"x" * 100) == (503, b"x" * 100)
+    with pytest.raises(Silent, match="its /x is longer than 99 bytes"):
+        await asked(head + b"x" * 100, bytes_max=99)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf",
+        b"\x15\x03" * 99,
+    ],
+)
+async def test_what_is_no_whole_answer_is_none(answer: bytes) -> None:
+    with pytest.raises(h11.RemoteProtocolError):
+        await asked(answer)
 
 
 def test_a_board_shows_each_shard_what_was_written_last() -> None:
