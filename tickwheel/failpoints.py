@@ -19,14 +19,26 @@ NAMES = (
     "takeover.elected",
     "takeover.opened",
 )
+"""Places that a daemon passes."""
+OFFLINE = (
+    "reshard.begun",
+    "reshard.middle",
+    "reshard.copied",
+    "reshard.verified",
+    "reshard.given_up",
+    "reshard.switching",
+    "reshard.switched",
+)
+"""Places that commands pass which need a store that no daemon has open."""
 
 
 def _parse(text: str) -> dict[str, int]:
     armed: dict[str, int] = {}
     for part in filter(None, text.split(",")):
         name, _, count = part.partition("=")
-        if name not in NAMES:
-            raise ValueError(f"TICKWHEEL_FAILPOINTS: unknown place {name!r}; known: {NAMES}")
+        if name not in (*NAMES, *OFFLINE):
+            known = (*NAMES, *OFFLINE)
+            raise ValueError(f"TICKWHEEL_FAILPOINTS: unknown place {name!r}; known: {known}")
         armed[name] = int(count or 1)
     return armed
 

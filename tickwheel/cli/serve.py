@@ -43,6 +43,7 @@ from tickwheel.errors import (
 if TYPE_CHECKING:
     from tickwheel.demo.demonstration import Result
     from tickwheel.persistence.redis.opening import Found
+    from tickwheel.server.reshard import Report
     from tickwheel.server.settings import Settings
     from tickwheel.server.tokens import Token
 
@@ -333,6 +334,63 @@ def _may_remove(call: Call, found: Found, *, force: bool, yes: bool) -> bool:
 def _show_laid_out(call: Call, store: str, what: str, **more: object) -> None:
     shard = f"{more['shard']} in " if "shard" in more else ""
     call.out.result({"store": store, "created": True, **more}, f"{shard}{store} {what}")
+
+
+# --- reshard -------------------------------------------------------------------------------------
+
+
+@offline("The report as JSON.")
+def reshard(
+    call: Call,
+    to: Annotated[int, option("How many shards there shall be.", "N", "--to", min=1, max=64)],
+    store: StoreOption = None,
+    into: Annotated[
+        str | None,
+        option("The folder to be made of a single database.", "sqlite:///DIR/", "--into"),
+    ] = None,
+    dry_run: Annotated[bool, flag("Check everything and say what would move; write nothing.")] = (
+        False
+    ),
+    config: ConfigOption = None,
+) -> int:
+    """Change the number of shards of a folder (--store sqlite:///DIR/), or make a folder of a
+    single database (--store sqlite:///FILE.db --into sqlite:///DIR/), while no daemon serves.
+
+    Ids stay as they are; what has a key goes to the shard of its key. The new databases are
+    written beside those there are, verified, and count from one moment on; the others are kept,
+    and opened no more. What cannot be moved exactly is refused before anything is changed. If
+    it was cut off, run it again.
+    """
+    settings = _load_settings(config, given({"store": store}))
+    from tickwheel.server import reshard as resharding
+
+    plan = resharding.Plan(settings.store, to, into, dry_run)
+    report = resharding.reshard(plan, int(time.time() * 1000))
+    if call.out.as_json:
+        call.out.record(report.fields())
+    elif report.already:
+        call.out.line(f"{report.into} has {to} shards already")
+    else:
+        _show_resharded(call, report)
+    return 0
+
+
+def _show_resharded(call: Call, report: Report) -> None:
+    facts: dict[str, str | int] = {
+        "shards before": report.from_shards,
+        "tasks": report.tasks,
+        "in another shard than before": report.moved,
+        "with progress": report.progress,
+        "dead letters": report.dead,
+        "ended for a group that was not owed them": report.done,
+    }
+    for shard in report.shards:
+        facts[f"tasks of shard {shard['shard']}"] = shard["tasks"]
+    would = "would have" if report.dry_run else "has"
+    title = f"{report.into} {would} {report.to} shards"
+    call.out.grid(facts_grid(("what", "value"), facts, title))
+    if report.kept:
+        call.out.remark(f"kept, and opened no more: {', '.join(report.kept)}")
 
 
 # --- status --------------------------------------------------------------------------------------

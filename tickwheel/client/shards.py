@@ -10,6 +10,8 @@ of several shards, and by no other. Invariants:
   shards, and nowhere else, also when that shard is away. One without a basis goes to any shard, and
   is sent again to the same one only.
 * What a shard delivered is settled at that shard.
+* An id says the shard of its task, unless it is from before a change of the number of shards
+  (``moved_id`` of HELLO): then the task may be in any of them, and all are asked.
 * An answer is made of the answers of all shards that it is about, or is an error.
 """
 
@@ -62,6 +64,8 @@ JOIN_S = 2.0
 WAIT_MS = 1_000
 """How long a pull waits at a shard at a time: what comes there when it has ended is given back."""
 
+ABSENT = ("unknown", "not_held", "gone")
+"""Words about a task that a shard does not have; the last one says most."""
 Raw = Mapping[str, Any]
 """An answer of a daemon, or a part of one, as it came."""
 
@@ -227,9 +231,8 @@ class Shards:
             return await self._ask_all(verb, fields, until_s)
         groups: dict[int, list[int]] = {}
         for index, item in enumerate(fields[place]):
-            task_id = item if isinstance(item, int) else item[0]
-            shard = task_id & ((1 << SHARD_BITS) - 1)
-            groups.setdefault(shard if shard < len(self.members) else 0, []).append(index)
+            for shard in self._shards_of(item if isinstance(item, int) else item[0]):
+                groups.setdefault(shard, []).append(index)
 
         async def ask(shard: int, indexes: list[int]) -> None:
             some = [fields[place][index] for index in indexes]
@@ -237,13 +240,22 @@ class Shards:
             answer = await self._ask(self.members[shard], verb, asked, until_s)
             if not isinstance(answer, tuple) or len(answer) != len(some):
                 raise ProtocolError(f"the daemon's answer is no list of {len(some)}")
-            found.update(zip(indexes, answer, strict=True))
+            for index, one in zip(indexes, answer, strict=True):
+                if index not in found or _says(one) > _says(found[index]):
+                    found[index] = one
 
         found: dict[int, Any] = {}
         _raise_first(
             await asyncio.gather(*(ask(*it) for it in groups.items()), return_exceptions=True)
         )
         return tuple(found[index] for index in range(len(fields[place])))
+
+    def _shards_of(self, task_id: int) -> Iterable[int]:
+        """The shards that may have the task."""
+        count, shard = len(self.members), task_id & ((1 << SHARD_BITS) - 1)
+        if task_id <= self._reconnector.info.get("moved_id", 0):
+            return range(count)
+        return (shard if shard < count else 0,)
 
     async def _ask_name(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
         """The answer of the shard that has what is named; the others need not be there."""
@@ -344,6 +356,8 @@ class Shards:
         ]
         key, reverse = ORDERS[verb.name], bool(keywords.get("newest_first"))
         items = _bulks(lists) if verb.name == "list_bulk" else _in_order(lists, key, reverse)
+        if verb.name == "list_transactions":
+            items = _once(items)
         left = limit
         async with aclosing(items):
             async for item in items:
@@ -423,6 +437,14 @@ def _producer(member: Member) -> Producer:
     return member._producer
 
 
+def _says(answer: Any) -> int:
+    """How much a shard's answer about one task says: least, that it does not know the task."""
+    word = answer if isinstance(answer, str) else None
+    if word is None:
+        word = answer.get("state") if isinstance(answer, Mapping) else answer[1]
+    return ABSENT.index(word) if word in ABSENT else len(ABSENT)
+
+
 def _raise_first(ends: Iterable[Any]) -> None:
     for end in ends:
         if isinstance(end, BaseException):
@@ -457,6 +479,16 @@ async def _in_order(
     finally:
         for one in lists:
             await one.aclose()
+
+
+async def _once(items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Sorted items, each id once: all shards know what was decided before their number changed."""
+    last_id = None
+    async with aclosing(items):
+        async for item in items:
+            if item.id != last_id:
+                yield item
+            last_id = item.id
 
 
 async def _bulks(lists: Sequence[AsyncGenerator[Any, None]]) -> AsyncGenerator[Any, None]:

@@ -89,6 +89,8 @@ class EngineConfig:
     slots: int = 3600
     tick_ms: int = 1000
     shard: int = 0
+    moved_id: int = 0
+    """Tasks with ids up to this may be in any shard, whatever number their ids have."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     policies: Mapping[str, RetryPolicy] = field(default_factory=dict)
     """Retry policies that may be named, beside ``BUILT_IN`` and the default one."""
@@ -589,7 +591,10 @@ class Core:
     # --- rows that must be there ---------------------------------------------------------
 
     def was_assigned(self, task_id: int) -> bool:
-        return 0 < task_id <= self.landed_id and task_id % 1024 == self.config.shard
+        """Whether the shard may have had a task with this id."""
+        config = self.config
+        is_ours = task_id % ID_STEP == config.shard or task_id <= config.moved_id
+        return 0 < task_id <= self.landed_id and is_ours
 
     def held(self, ids: set[int]) -> set[int]:
         """The tasks of ``ids`` that have certainly not ended: memory has them where only unfinished

@@ -132,8 +132,9 @@ class _Run:
     # --- events --------------------------------------------------------------------------------
 
     async def _take_events(self) -> None:
-        fold = self._fold
-        for some in _some(self._replay.events()):
+        fold, since_epoch = self._fold, self._backup.since_epoch
+        for found in _some(self._replay.events()):
+            some = [event for event in found if event.get("epoch", since_epoch) >= since_epoch]
             self._watch("events", self._replay.seen.events, None)
             await self._bring(some)
             for event in some:

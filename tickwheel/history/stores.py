@@ -60,6 +60,8 @@ class Backup:
     id_mark: int = 0
     position_ms: int = 0
     """The wheel's position at that time: not after the moment of the backup."""
+    since_epoch: int = 0
+    """The history of earlier epochs says nothing about this shard's tasks."""
 
     async def read(self, ids: Sequence[int]) -> list[StoredTask]:
         if self.store is None or not ids:
@@ -108,6 +110,7 @@ async def open_backup(path: str | None, scratch: str | None) -> AsyncIterator[Ba
                 opened.epoch - 1,
                 opened.id_mark,
                 opened.position_ms,
+                opened.since_epoch,
             )
         finally:
             await store.close(clean=True)

@@ -46,10 +46,12 @@ class ShardFolder:
     path: str
     query: str = ""
     """Settings of each of the databases."""
+    part: str = ""
+    """The folder below ``path`` that has the databases, with a slash at its end; "": none."""
 
     def database(self, shard: int) -> str:
         """The path of the database of a shard."""
-        return f"{self.path}shard-{shard}.db"
+        return f"{self.path}{self.part}shard-{shard}.db"
 
     def url(self, shard: int) -> str:
         """The URL of the database of a shard, a store of its own."""

@@ -47,8 +47,9 @@ _EVERY = (
 )
 
 
-def check(url: str) -> Audit:
-    """Scan the whole store. Raises StoreUnusable when it is in use, not ours, or not there."""
+def check(url: str, *, is_locked: bool = False) -> Audit:
+    """Scan the whole store. Raises StoreUnusable when it is in use, not ours, or not there.
+    ``is_locked``: the caller keeps daemons off the store."""
     parsed = parse(url)
     if parsed.kind != "sqlite":
         raise StoreUnusable(f"store {url!r}: there is nothing to check offline")
@@ -58,7 +59,7 @@ def check(url: str) -> Audit:
     from tickwheel.persistence.sqlite import database
     from tickwheel.persistence.sqlite.database import connect_reader, describe, snapshot
 
-    with _not_in_use(path):
+    with contextlib.nullcontext() if is_locked else _not_in_use(path):
         try:
             connection = connect_reader(path, 4 << 20, busy_ms=1_000, mode="ro")
             with contextlib.closing(connection):

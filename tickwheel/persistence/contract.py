@@ -129,6 +129,8 @@ class Opened:
     """Why the store has no room, when it has none."""
     key_seed: bytes = b""
     """The seed of the hashes that ``recover_keys`` gives; see ``model/key_hash.py``."""
+    since_epoch: int = 0
+    """Events of earlier epochs in the history are about tasks that may be in other shards."""
 
 
 class StoredTask(NamedTuple):

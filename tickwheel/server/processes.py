@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import os
 import selectors
 import signal
@@ -38,12 +37,19 @@ from tickwheel.persistence import ShardFolder, open_url, shard_folder, without_s
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.server import daemon
 from tickwheel.server.board import Board, Seen, State, how_ended
+from tickwheel.server.folders import (
+    COUNT_FILE,
+    Layout,
+    count_path,
+    is_laid_out,
+    read_layout,
+    unfinished,
+    with_layout,
+    write_layout,
+)
 from tickwheel.server.logs import Log, configure
 from tickwheel.server.settings import EVERY_ADDRESS, PROCESSES_MAX, Settings, split_address
 
-COUNT_FILE: Final = "shards.json"
-FORMAT: Final = 1
-"""Of ``COUNT_FILE``."""
 RESTART_S: Final = 0.2
 RESTART_MAX_S: Final = 5.0
 """Seconds before a daemon is started again, doubled up to the most while it dies at once."""
@@ -61,8 +67,8 @@ def run(settings: Settings) -> int:
     Returns in each of the processes. Raises BadRequest and StoreUnusable for what cannot be served.
     """
     folder, count = _folder_of(settings), count_of(settings)
-    is_laid_out = os.path.exists(_count_path(folder))
-    if is_laid_out:
+    was_laid_out = is_laid_out(folder)
+    if was_laid_out:
         _check(folder, count)
     log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
     try:
@@ -70,7 +76,7 @@ def run(settings: Settings) -> int:
     except OSError as error:
         log.error("failed", detail=daemon.explain(error))
         return 1
-    if not is_laid_out:
+    if not was_laid_out:
         lay_out(folder, count)
     if count == 1:
         return daemon.run(of_all[0])
@@ -106,8 +112,8 @@ def count_of(settings: Settings) -> int:
     if settings.processes != "auto":
         return settings.processes
     folder = _folder_of(settings)
-    if os.path.exists(_count_path(folder)):
-        return _read_count(folder)
+    if is_laid_out(folder):
+        return read_layout(folder).shards
     affinity = getattr(os, "sched_getaffinity", None)  # Linux
     usable = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     return min(usable, PROCESSES_MAX)
@@ -125,34 +131,16 @@ def _folder_of(settings: Settings) -> ShardFolder:
             f" with the slash at its end, not {without_secrets(settings.store)!r}"
         )
     open_url(folder.url(0))  # raises for settings of the URL that there are not
-    return folder
-
-
-def _count_path(folder: ShardFolder) -> str:
-    return f"{folder.path}{COUNT_FILE}"
-
-
-def _read_count(folder: ShardFolder) -> int:
-    path = _count_path(folder)
-    try:
-        found = json.loads(Path(path).read_text())
-        shape, count = found["format"], found["shards"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise StoreUnusable(f"{path} cannot be read: {error}") from None
-    if shape != FORMAT:
-        raise StoreUnusable(f"{path} has the format {shape}; known is {FORMAT}")
-    if type(count) is not int or not 1 <= count <= PROCESSES_MAX:
-        raise StoreUnusable(f"{path}: shards must be 1 to {PROCESSES_MAX}, not {count!r}")
-    return count
+    return with_layout(folder)
 
 
 def _check(folder: ShardFolder, count: int) -> None:
     """Raises StoreUnusable unless the folder has so many shards, and all their databases."""
-    laid_out = _read_count(folder)
+    laid_out = read_layout(folder).shards
     if count != laid_out:
         raise StoreUnusable(
             f"store {folder.path}: it was laid out with {laid_out} shards ({COUNT_FILE}), and"
-            f" processes is {count}; the number of shards cannot be changed"
+            f" processes is {count}; `tickwheel reshard` changes the number of shards"
         )
     for shard in range(count):
         if not os.path.exists(folder.database(shard)):
@@ -169,8 +157,13 @@ def lay_out(folder: ShardFolder, count: int) -> None:
         Path(folder.path).mkdir(exist_ok=True)
     except OSError as error:
         raise StoreUnusable(f"store {folder.path}: {error.strerror}") from None
-    if os.path.exists(_count_path(folder)):
-        raise Conflict(f"{_count_path(folder)} exists already")
+    if is_laid_out(folder):
+        raise Conflict(f"{count_path(folder)} exists already")
+    for path in unfinished(folder):
+        raise StoreUnusable(
+            f"{path} exists already, and {COUNT_FILE} beside it does not: `tickwheel reshard` was"
+            " cut off; run it again, or remove that folder"
+        )
     for path in filter(os.path.exists, map(folder.database, range(PROCESSES_MAX))):
         raise StoreUnusable(
             f"{path} exists already, and {COUNT_FILE} beside it does not: take another folder, or"
@@ -184,17 +177,7 @@ def lay_out(folder: ShardFolder, count: int) -> None:
 
     for shard in range(count):
         asyncio.run(make(folder.url(shard)))
-    fresh = f"{_count_path(folder)}.new"
-    with open(fresh, "w", encoding="utf-8") as file:
-        file.write(json.dumps({"format": FORMAT, "shards": count}) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, _count_path(folder))
-    fd = os.open(folder.path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    write_layout(folder, Layout(count))
 
 
 # --- addresses -----------------------------------------------------------------------------------
@@ -275,13 +258,15 @@ def settings_of_all(settings: Settings, count: int) -> list[Settings]:
     """The settings of the daemon of each shard: its own store, addresses, files and folders. Raises
     OSError when an address is taken, BadRequest for what cannot be of several."""
     folder = _folder_of(settings)
+    moved_id = read_layout(folder).moved_id if is_laid_out(folder) else 0
     if count == 1:
         if settings.http_all is not None:
             raise BadRequest(
                 f"http_all ({settings.http_all}) is of several shards, and processes"
                 f" ({settings.processes}) is 1 here: one daemon has http"
             )
-        return [settings.model_copy(update={"store": folder.url(0), "processes": 1})]
+        one = {"store": folder.url(0), "processes": 1, "moved_id": moved_id}
+        return [settings.model_copy(update=one)]
     if settings.shard != 0:
         raise BadRequest(
             f"shard ({settings.shard}) cannot be set with processes ({count}): they have 0 to"
@@ -296,6 +281,7 @@ def settings_of_all(settings: Settings, count: int) -> list[Settings]:
             update={
                 "store": folder.url(shard),
                 "shard": shard,
+                "moved_id": moved_id,
                 "processes": 1,
                 "http_all": places.http_all,
                 "listen": places.listen[shard],

@@ -61,6 +61,8 @@ class Settings(BaseSettings):
     """Where health, metrics and addresses of all shards together are answered."""
     route: str = ""
     """Of a daemon that ``processes`` has started: the addresses of all shards, in their order."""
+    moved_id: int = Field(default=0, ge=0)
+    """Of such a daemon: tasks with ids up to this may be in any shard."""
     node: str = Field(default_factory=socket.gethostname)
     serve_token: str | None = Field(default=None, repr=False)
     """Whoever shows it may do all. Not ``token``: ``TICKWHEEL_TOKEN`` is what a client shows."""
@@ -584,6 +586,7 @@ class Settings(BaseSettings):
             slots=self.slots,
             tick_ms=self.tick_ms,
             shard=self.shard,
+            moved_id=self.moved_id,
             retry=retry,
             policies=named_policies(self.retry_policies, retry),
             broadcast_tasks_max=self.broadcast_tasks_max,

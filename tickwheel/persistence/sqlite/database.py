@@ -420,6 +420,13 @@ META = (
     KEY_SEED,
 )  # fmt: skip
 
+GIVEN_UP_FOR = "given_up_for"
+"""The name, in table ``meta``, of where the records were taken to when the number of shards was
+changed. A store that has it is not opened any more."""
+SINCE_EPOCH = "since_epoch"
+"""The name of the first epoch of a store whose tasks were taken over from stores of other shards:
+events of earlier epochs in the history are about tasks that may be elsewhere."""
+
 
 def identify(connection: sqlite3.Connection, path: str) -> int:
     """The layout version of an open database, 0 for an empty one; changes nothing.
@@ -491,6 +498,15 @@ def read_meta(connection: sqlite3.Connection, path: str) -> dict[str, int | str]
     return meta
 
 
+def write_meta(path: str, values: dict[str, int | str]) -> None:
+    """Add values to the meta table of a store that nobody has open, durably on return."""
+    with contextlib.closing(_connect(path, "rw", IDENTIFY_CACHE_BYTES, busy_ms=1_000)) as meta:
+        meta.execute("PRAGMA synchronous = FULL")
+        meta.execute("BEGIN IMMEDIATE")
+        meta.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
+        meta.execute("COMMIT")
+
+
 IDENTIFY_CACHE_BYTES = 1 << 16
 MAGIC = b"SQLite format 3\0"
 
@@ -544,6 +560,7 @@ def begin_epoch(
         clean=bool(before["clean"]),
         created=not layout,
         key_seed=bytes.fromhex(str(before[KEY_SEED])),
+        since_epoch=int(before.get(SINCE_EPOCH, 0)),
     )
 
 
@@ -565,6 +582,11 @@ def _begin_epoch(
     else:
         create(connection)
     before = read_meta(connection, path)
+    if GIVEN_UP_FOR in before:
+        raise StoreUnusable(
+            f"{path}: its tasks were taken to {before[GIVEN_UP_FOR]} by `tickwheel reshard`; serve"
+            " that, or run the command again if it was cut off"
+        )
     values: dict[str, int | str] = {
         "epoch": _next_epoch(before, epoch_min),
         "owner": owner,

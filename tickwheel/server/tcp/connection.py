@@ -643,7 +643,8 @@ def _route(settings: Settings, principal: Principal) -> dict[str, Any]:
     process that sends to targets is one for each shard, and is not told of others."""
     if not settings.shard_urls or principal == OUTBOUND:
         return {}
-    return {"shard": settings.shard, "shards": settings.shard_urls}
+    moved = {"moved_id": settings.moved_id} if settings.moved_id else {}
+    return {"shard": settings.shard, "shards": settings.shard_urls, **moved}
 
 
 def hello_answer(

@@ -1,0 +1,804 @@
+"""Another number of shards, while no daemon serves: ``tickwheel reshard``.
+
+All records of the databases there are go into new ones beside them. Where a record goes:
+
+| record | the shards that get it |
+|---|---|
+| a task with a basis: its order key, else its key, else its schedule | that of the basis |
+| another task; how a task ended; a bulk operation that is over | the one it was in, see below |
+| a schedule | that of the basis of its tasks, else of its name |
+| an open transaction | that of the bases of its half tasks, else of its name |
+| a decided transaction; groups, topics, targets, paused keys | all |
+| the answers to a producer session | the one it was in; all, if that is gone |
+
+What was in a shard that is gone goes to the shard of its number mod how many there are.
+
+Ids stay as they are. What a group is owed rests on the order of ids, and groups begin elsewhere in
+each shard: a merged group begins where the earliest of its parts does, and a task of which it would
+be owed more than before gets a record that the group is done with it. What cannot be moved exactly
+is refused before anything is changed.
+
+Invariants: a database there is changes only when the new ones are whole and verified, and then only
+by the note that it was given up; no store opens it from then on. One rename (``shards.json``)
+makes the new ones count. Cut off anywhere, the next run begins anew from the databases there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import heapq
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+from zlib import crc32
+
+from tickwheel import disk, failpoints
+from tickwheel.engine.ownership import owing
+from tickwheel.errors import BadRequest, Conflict, shown
+from tickwheel.history.stores import Filler
+from tickwheel.model.effects import RecordKey, keyed
+from tickwheel.model.filters import is_before
+from tickwheel.model.kinds import (
+    BULK,
+    GROUP,
+    NAME_PROPERTY,
+    PAUSED_KEY,
+    SCHEDULE,
+    SESSION,
+    TARGET,
+    TRANSACTION,
+    BulkRow,
+    Halves,
+    Kind,
+    PausedKey,
+    ScheduleRow,
+    TargetRow,
+    TransactionRow,
+)
+from tickwheel.model.records import (
+    BY_DUE_ALONE,
+    ID_STEP,
+    TOPIC_ITSELF,
+    GroupRow,
+    GroupSettings,
+    Outcome,
+    ProgressRow,
+    ProgressState,
+    SessionRow,
+    TaskOptions,
+    TaskRow,
+    order_of,
+)
+from tickwheel.persistence import (
+    ShardFolder,
+    audit,
+    parse,
+    shard_folder,
+    sqlite_url,
+    without_secrets,
+)
+from tickwheel.persistence.codec import encode_dead, encode_progress, encode_task
+from tickwheel.persistence.contract import Audit, Small, StoredTask, StoreUnusable
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, options_from
+from tickwheel.persistence.sqlite.database import (
+    GIVEN_UP_FOR,
+    SINCE_EPOCH,
+    FileLock,
+    connect_reader,
+    free_bytes,
+    identify,
+    read_meta,
+    write_meta,
+)
+from tickwheel.persistence.sqlite.reader import Reader
+from tickwheel.persistence.sqlite.recovery import read_small
+from tickwheel.server.folders import (
+    Layout,
+    count_path,
+    is_laid_out,
+    layout_number,
+    read_layout,
+    unfinished,
+    write_layout,
+)
+from tickwheel.server.settings import PROCESSES_MAX
+
+OWNER: Final = "reshard"
+PAGE: Final = 10_000
+CACHE_BYTES: Final = 4 << 20
+BUSY_MS: Final = 1_000
+ROOM_BYTES: Final = 1 << 20
+"""Of each new database, beside twice what there is."""
+_NO_OPTIONS: Final = TaskOptions()
+_NO_SETTINGS: Final = GroupSettings()
+_T = TypeVar("_T")
+
+
+class Plan(NamedTuple):
+    """What was asked for."""
+
+    store: str
+    """The folder, or the database of the only shard there is."""
+    to: int
+    into: str | None = None
+    """The folder to be made of a single database."""
+    dry_run: bool = False
+
+
+@dataclass(slots=True)
+class Report:
+    """What was done, or would be. Everything but names is a count."""
+
+    store: str
+    into: str
+    from_shards: int
+    to: int
+    dry_run: bool = False
+    already: bool = False
+    """Whether there was nothing to do, because an earlier run has done it."""
+    tasks: int = 0
+    moved: int = 0
+    """Tasks that are in a shard of another number than before."""
+    progress: int = 0
+    dead: int = 0
+    done: int = 0
+    """Records that a group is done with a task, made for groups of which shards disagreed."""
+    records: dict[str, int] = field(default_factory=dict)
+    """How many records of each kind there were."""
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    """Of each shard its tasks and its database."""
+    kept: list[str] = field(default_factory=list)
+    """The databases that do not count any more."""
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the report for ``--json``."""
+        return asdict(self)
+
+
+def reshard(plan: Plan, now_ms: int) -> Report:
+    """Change the number of shards. Raises TickwheelError; then everything is as it was, or, cut off
+    in the end, the same call again goes on."""
+    if not 1 <= plan.to <= PROCESSES_MAX:
+        raise BadRequest(f"to must be 1 to {PROCESSES_MAX}, not {plan.to}")
+    place = _place_of(plan)
+    report = Report(
+        without_secrets(plan.store), f"sqlite:///{place.folder.path}", len(place.paths), plan.to,
+        plan.dry_run,
+    )  # fmt: skip
+    if place.is_done:
+        report.already = True
+        return report
+    with ExitStack() as stack:
+        endings_max = place.options.endings_max
+        sources = [
+            _Source(number, path, endings_max, stack) for number, path in enumerate(place.paths)
+        ]
+        move = _Move(sources, plan.to, endings_max)
+        move.survey(report)
+        _check_room(place, plan.to)
+        if not plan.dry_run:
+            _work(place, move, now_ms)
+            report.kept = place.paths
+    report.shards = [
+        {"shard": shard, "tasks": tasks, "database": place.fresh.database(shard)}
+        for shard, tasks in enumerate(move.tasks_of)
+    ]
+    return report
+
+
+# --- where it is ---------------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """The databases there are, and where the new ones go."""
+
+    folder: ShardFolder
+    layout: Layout
+    """How the folder is laid out now; of one that is to be made it says no shards."""
+    paths: list[str]
+    is_done: bool
+
+    @property
+    def fresh(self) -> ShardFolder:
+        """The folder with its databases where the new ones are."""
+        return replace(self.folder, part=self.layout._replace(number=self.layout.number + 1).part)
+
+    @property
+    def options(self) -> SqliteOptions:
+        """Of the new databases, while they are made."""
+        url = self.folder.url(0)
+        return replace(options_from(url, parse(url).settings), reserve_bytes=0)
+
+
+def _place_of(plan: Plan) -> _Place:
+    folder = shard_folder(plan.store)
+    if folder is None:
+        return _place_of_one(plan)
+    if plan.into is not None:
+        raise BadRequest(f"into ({plan.into}) is for a single database; {plan.store} is a folder")
+    if not is_laid_out(folder):
+        raise StoreUnusable(f"{count_path(folder)} is missing: there are no shards to change")
+    layout = read_layout(folder)
+    there = replace(folder, part=layout.part)
+    paths = [there.database(shard) for shard in range(layout.shards)]
+    return _Place(folder, layout, paths, layout.shards == plan.to)
+
+
+def _place_of_one(plan: Plan) -> _Place:
+    kind = parse(plan.store).kind
+    if kind != "sqlite":
+        raise BadRequest(f"store {without_secrets(plan.store)!r}: only SQLite stores have a folder")
+    folder = None if plan.into is None else shard_folder(plan.into)
+    if folder is None:
+        raise BadRequest(
+            "into must be the folder of the new shards, sqlite:///DIR/ with the slash at its end,"
+            f" not {shown(plan.into)}"
+        )
+    path = os.path.realpath(parse(plan.store).path)
+    if not is_laid_out(folder):
+        for there in filter(os.path.exists, map(folder.database, range(PROCESSES_MAX))):
+            raise StoreUnusable(f"{there} exists already: take another folder")
+        return _Place(folder, Layout(0), [path], is_done=False)
+    layout = read_layout(folder)
+    taken_to = f"{os.path.realpath(folder.path)}/{Layout(0, 1).part}"
+    if layout.shards != plan.to or _given_up_for(path) != taken_to:
+        raise Conflict(f"{count_path(folder)} exists already: take another folder")
+    return _Place(folder, layout, [path], is_done=True)
+
+
+def _given_up_for(path: str) -> str | None:
+    """Where the tasks of a database were taken to; None: nowhere."""
+    if not os.path.exists(path):
+        return None
+    connection = connect_reader(path, CACHE_BYTES, BUSY_MS, mode="ro")
+    try:
+        if not identify(connection, path):
+            return None
+        found = read_meta(connection, path).get(GIVEN_UP_FOR)
+    finally:
+        connection.close()
+    return None if found is None else str(found)
+
+
+def _check_room(place: _Place, count: int) -> None:
+    """Raises StoreUnusable unless the new databases certainly fit on the disk."""
+    needed = 2 * sum(map(os.path.getsize, place.paths)) + count * ROOM_BYTES
+    path = os.path.abspath(place.folder.path)
+    free = free_bytes(f"{path}/" if os.path.isdir(path) else path)
+    if free < needed:
+        raise StoreUnusable(
+            f"{place.folder.path}: {free:,} bytes are free on the disk, and {needed:,} are needed"
+        )
+
+
+# --- the databases there are -----------------------------------------------------------------
+
+
+class _Source:
+    """One of the databases there are: locked, whole, read and not changed."""
+
+    def __init__(self, number: int, path: str, endings_max: int, stack: ExitStack) -> None:
+        """Raises StoreUnusable for one that is missing, in use, not closed or damaged."""
+        self.number, self.path = number, os.path.realpath(path)
+        if not os.path.exists(self.path):
+            raise StoreUnusable(f"{path} is missing: restore it first")
+        lock = FileLock(f"{self.path}.lock")
+        lock.acquire(OWNER)
+        stack.callback(lock.release)
+        _check_whole(self.path)
+        self._connection = connect_reader(self.path, CACHE_BYTES, BUSY_MS, mode="ro")
+        stack.callback(self._connection.close)
+        meta = read_meta(self._connection, self.path)
+        if not meta["clean"]:
+            raise StoreUnusable(
+                f"{path} was not closed cleanly: start its daemon once, and stop it with SIGTERM"
+            )
+        self._check_not_given_up(meta.get(GIVEN_UP_FOR))
+        self.epoch, self.id_mark = int(meta["epoch"]), int(meta["id_mark"])
+        self.position_ms = int(meta["position_ms"])
+        self.small = read_small(self._connection, endings_max)
+        self._reader = Reader(self._connection)
+
+    def _check_not_given_up(self, taken_to: object) -> None:
+        """Raises Conflict if other databases count instead; not, if that was cut off before."""
+        if taken_to is None:
+            return
+        path, _, part = str(taken_to).rstrip("/").rpartition("/")
+        folder = ShardFolder(f"{path}/")
+        if is_laid_out(folder) and layout_number(part) <= read_layout(folder).number:
+            raise Conflict(f"{self.path}: its tasks were taken to {taken_to} already")
+
+    def tasks(self) -> Iterator[StoredTask]:
+        """All tasks, by id."""
+        return _tasks_of(self._reader)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _check_whole(path: str) -> Audit:
+    found = audit.check(sqlite_url(Path(path)), is_locked=True)
+    if found.problems:
+        raise StoreUnusable(
+            f"{path} has {len(found.problems)} problems; the first: {found.problems[0]}"
+        )
+    return found
+
+
+def _tasks_of(reader: Reader) -> Iterator[StoredTask]:
+    after_id = -1
+    while page := reader.scan(after_id, PAGE, None):
+        yield from page
+        after_id = page[-1].row.id
+
+
+def _merged(sources: Sequence[_Source]) -> Iterator[tuple[_Source, StoredTask]]:
+    """All tasks by id, with where they are now. Raises StoreUnusable for one that is twice."""
+
+    def of(source: _Source) -> Iterator[tuple[_Source, StoredTask]]:
+        return ((source, task) for task in source.tasks())
+
+    last_id = -1
+    for source, task in heapq.merge(*map(of, sources), key=lambda one: one[1].row.id):
+        if task.row.id == last_id:
+            raise StoreUnusable(f"task {last_id} is in two shards, one of them {source.path}")
+        last_id = task.row.id
+        yield source, task
+
+
+# --- groups --------------------------------------------------------------------------------------
+
+
+class _Groups:
+    """The groups of all shards as one set: their rows, and what that changes for a task."""
+
+    def __init__(self, sources: Sequence[_Source]) -> None:
+        """Raises Conflict for what shards disagree about, or for a group that is being deleted."""
+        self._is_one = len(sources) == 1
+        self._sources = sources
+        self.rows: list[GroupRow] = []
+        self._seen: list[dict[str, dict[str, GroupRow]]] = [{} for _ in sources]
+        """Of each source: topic → its groups as that source has them, or would make them now."""
+        self._all: dict[str, dict[str, GroupRow]] = {}
+        """Topic → its groups as the new shards have them."""
+        self._former: list[dict[str, list[GroupRow]]] = [{} for _ in sources]
+        """Of each source: topic → groups whose former filters may judge its tasks."""
+        found: dict[tuple[str, str], dict[int, GroupRow]] = {}
+        for source in sources:
+            for row in source.small.of_kind(GROUP):
+                _check_settled(row)
+                found.setdefault((row.topic, row.group), {})[source.number] = row
+        if self._is_one:
+            self.rows = [row for rows in found.values() for row in rows.values()]
+            return
+        topics = [{topic for topic, group in found if number in found[topic, group]
+                   and group != TOPIC_ITSELF} for number in range(len(sources))]  # fmt: skip
+        for rows in found.values():
+            self._add(rows, topics)
+
+    def _add(self, rows: Mapping[int, GroupRow], topics: Sequence[set[str]]) -> None:
+        """Add a group, or a topic's own settings, by the rows of the sources that have it."""
+        settings = _same_settings(list(rows.values()))
+        one = next(iter(rows.values()))
+        if one.group == TOPIC_ITSELF:
+            self.rows.append(one._replace(settings=settings))
+            return
+        plain = {
+            number: self._begun(self._sources[number], row._replace(settings=settings))
+            for number, row in rows.items()
+        }
+        starts = [(row.since_ms, row.since_id) for row in plain.values()]
+        is_later = any(since_id == BY_DUE_ALONE for _, since_id in starts)
+        if is_later and len(set(starts)) > 1:
+            raise Conflict(
+                f"group {one.group} of topic {one.topic} begins in the future, and not at the same"
+                " moment in all shards: delete it, or wait until it has begun"
+            )
+        since_ms, since_id = min(start[0] for start in starts), min(start[1] for start in starts)
+        merged = GroupRow(one.topic, one.group, since_ms, settings, since_id)
+        self.rows.append(merged)
+        self._all.setdefault(one.topic, {})[one.group] = merged
+        for source in self._sources:
+            # Where the topic has no group at all its tasks wait for any.
+            if one.topic in topics[source.number]:
+                made = merged if is_later else merged._replace(
+                    since_ms=source.position_ms + 1, since_id=source.id_mark
+                )  # fmt: skip
+                seen = self._seen[source.number].setdefault(one.topic, {})
+                seen[one.group] = plain.get(source.number, made)
+            row = rows.get(source.number)
+            if row is not None and row.settings is not None and row.settings.former:
+                self._former[source.number].setdefault(one.topic, []).append(row)
+
+    @staticmethod
+    def _begun(source: _Source, row: GroupRow) -> GroupRow:
+        """The row as a start would have it: a start in the future may have come."""
+        if row.since_id == BY_DUE_ALONE and row.since_ms <= source.position_ms:
+            return row._replace(since_id=source.id_mark)
+        return row
+
+    def not_owed(self, source: _Source, task: StoredTask) -> list[str]:
+        """The groups that are owed the task by the new rows, and were not. Raises Conflict when
+        that cannot be said of the task."""
+        if self._is_one:
+            return []
+        row, topic = task.row, task.row.topic
+        for group in self._former[source.number].get(topic, ()):
+            assert group.settings is not None
+            if any(is_before(former, row) for former in group.settings.former):
+                raise Conflict(
+                    f"task {row.id} of topic {topic} came due before the filter of group"
+                    f" {group.group} was changed: let such tasks be worked off first"
+                )
+        seen = self._seen[source.number].get(topic)
+        if not seen:
+            return []
+        recorded = {one.group for one in task.progress} | {one.group for one in task.dead}
+        before = {group.group for group in owing(seen, row, recorded)}
+        after = {group.group for group in owing(self._all[topic], row, recorded)}
+        more = sorted(after - before)
+        if before - after or (more and row.due_ms > source.position_ms):
+            groups = ", ".join(sorted(before ^ after))
+            raise Conflict(
+                f"task {row.id} of topic {topic}: whether it is owed to {groups} cannot be kept;"
+                " let it be worked off first"
+            )
+        return more
+
+
+def _check_settled(row: GroupRow) -> None:
+    if row.settings is not None and row.settings.closed_ms is not None:
+        what = f"group {row.group} of topic" if row.group != TOPIC_ITSELF else "topic"
+        raise Conflict(
+            f"{what} {row.topic} is being deleted: start a daemon, and let it end that first"
+        )
+
+
+def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
+    """The settings that all of these rows of one group have, without former filters."""
+    found = [(row.settings or _NO_SETTINGS)._replace(former=()) for row in rows]
+    if any(one != found[0] for one in found):
+        one = rows[0]
+        what = f"group {one.group} of topic" if one.group != TOPIC_ITSELF else "topic"
+        raise Conflict(f"{what} {one.topic} has other settings in one shard than in another")
+    return None if all(row.settings is None for row in rows) else found[0]
+
+
+# --- where everything goes -----------------------------------------------------------------------
+
+
+def basis_of(options: TaskOptions | None) -> str | None:
+    """What names the shard of a task with these options; None: nothing does."""
+    options = options or _NO_OPTIONS
+    if options.order_key is not None:
+        return options.order_key
+    if options.key is not None:
+        return options.key
+    # Whether a schedule's last task has ended is asked where the schedule is.
+    schedule = (options.properties or {}).get(NAME_PROPERTY)
+    return schedule if isinstance(schedule, str) else None
+
+
+class _Move:
+    """All records, and to which of the new shards they go."""
+
+    def __init__(self, sources: Sequence[_Source], count: int, endings_max: int) -> None:
+        """Raises Conflict for records that cannot be moved exactly."""
+        self.sources, self.count, self.endings_max = sources, count, endings_max
+        self.groups = _Groups(sources)
+        self._watched: dict[int, tuple[str, int]] = {}
+        """Task → the schedule that waits for its end, and the shard of that."""
+        self.records: list[dict[RecordKey, Any]] = [{} for _ in range(count)]
+        """Of each new shard: all records but groups."""
+        self.outcomes: list[list[tuple[int, Outcome]]] = [[] for _ in range(count)]
+        self.tasks_of = [0] * count
+        self.epoch = max(source.epoch for source in sources) + 1
+        self.position_ms = max(source.position_ms for source in sources)
+        self.id_mark = max(source.id_mark for source in sources)
+        for source in sources:
+            self._add_schedules(source.small.of_kind(SCHEDULE))
+            self._add_transactions(source.small.of_kind(TRANSACTION))
+            self._add_bulks(source, source.small.of_kind(BULK))
+            self._add_paused(source.small.of_kind(PAUSED_KEY))
+            self._add_targets(source.small.of_kind(TARGET))
+            self.outcomes[self._stays(source)] += source.small.outcomes
+        # Those of numbers that stay first: they hold where another shard has them, too.
+        for source in sources:
+            self._add_sessions(source, source.small.of_kind(SESSION))
+        if len(sources) > 1:
+            for pairs in self.outcomes:
+                pairs.sort()
+        for pairs in self.outcomes:
+            del pairs[:-endings_max]
+
+    @property
+    def moved_id(self) -> int:
+        """All ids so far are at most this; new ones are above."""
+        return self.id_mark // ID_STEP * ID_STEP + ID_STEP - 1
+
+    def mark_of(self, shard: int) -> int:
+        """The id mark of a new shard, which has its number like all its ids."""
+        return self.moved_id + 1 + shard
+
+    def shard_of(self, basis: str) -> int:
+        return crc32(basis.encode()) % self.count
+
+    def _stays(self, source: _Source) -> int:
+        """The shard of what names none."""
+        return source.number % self.count
+
+    def home_of(self, source: _Source, row: TaskRow) -> int:
+        """The new shard of a task."""
+        basis = basis_of(row.options)
+        return self._stays(source) if basis is None else self.shard_of(basis)
+
+    # --- records ---------------------------------------------------------------------------------
+
+    def _put(self, shard: int, kind: Kind[_T], row: _T) -> None:
+        """Raises Conflict when the shard has another one under its key."""
+        key = (kind, kind.key(row))
+        if self.records[shard].setdefault(key, row) != row:
+            raise Conflict(f"{kind.name} {kind.key(row)!r} is in two shards")
+
+    def _add_schedules(self, rows: Iterable[ScheduleRow]) -> None:
+        for row in rows:
+            basis = basis_of(row.schedule.options)
+            shard = self.shard_of(row.schedule.name if basis is None else basis)
+            if any((SCHEDULE, row.schedule.name) in records for records in self.records):
+                raise Conflict(f"schedule {row.schedule.name} is in two shards: delete one of them")
+            self._put(shard, SCHEDULE, row)
+            if row.last_id and row.schedule.overlap != "allow":
+                self._watched[row.last_id] = row.schedule.name, shard
+
+    def _add_transactions(self, rows: Iterable[TransactionRow | Halves]) -> None:
+        parts: dict[str, list[Halves]] = {}
+        heads: list[TransactionRow] = []
+        for row in rows:
+            if isinstance(row, Halves):
+                parts.setdefault(row.transaction, []).append(row)
+            else:
+                heads.append(row)
+        for head in heads:
+            if head.state.is_decided:
+                # Whoever prepares it again, wherever, has to hear how it ended.
+                for shard in range(self.count):
+                    self._put(shard, TRANSACTION, head)
+                continue
+            halves = [half for part in parts.get(head.id, ()) for half in part.halves]
+            bases = {basis_of(half.options) for half in halves} - {None}
+            shards = {self.shard_of(basis) for basis in bases if basis is not None}
+            if len(shards) > 1:
+                raise Conflict(
+                    f"transaction {head.id} is open, and its tasks would be in {len(shards)}"
+                    " shards: commit it or roll it back first"
+                )
+            shard = shards.pop() if shards else self.shard_of(head.id)
+            for one in (head, *parts.get(head.id, ())):
+                self._put(shard, TRANSACTION, one)
+
+    def _add_bulks(self, source: _Source, rows: Iterable[BulkRow]) -> None:
+        records = self.records[self._stays(source)]
+        for row in rows:
+            if not row.state.is_over:
+                raise Conflict(
+                    f"bulk operation {row.bulk.id} has not ended: start a daemon, and let it end,"
+                    " or cancel it"
+                )
+            key = (BULK, BULK.key(row))
+            records[key] = _sum(records[key], row) if key in records else row
+
+    def _add_paused(self, rows: Iterable[PausedKey]) -> None:
+        for row in rows:
+            key = (PAUSED_KEY, PAUSED_KEY.key(row))
+            for records in self.records:
+                there = records.get(key)
+                records[key] = row if there is None or row.since_ms < there.since_ms else there
+
+    def _add_targets(self, rows: Iterable[TargetRow]) -> None:
+        for row in rows:
+            for shard, records in enumerate(self.records):
+                there = records.get((TARGET, TARGET.key(row)))
+                if there is not None and _plain(there) != _plain(row):
+                    raise Conflict(
+                        f"group {row.group} of topic {row.topic} is sent elsewhere in one shard"
+                        " than in another: set its target again"
+                    )
+                self._put(shard, TARGET, row if there is None else there)
+
+    def _add_sessions(self, source: _Source, rows: Iterable[SessionRow]) -> None:
+        stays = source.number < self.count
+        for shard in (source.number,) if stays else range(self.count):
+            have = {key[1][0] for key in self.records[shard] if key[0] is SESSION}
+            some = [row for row in rows if stays or row.session not in have]
+            self.records[shard].update(keyed(SESSION, some))
+
+    # --- tasks -----------------------------------------------------------------------------------
+
+    def survey(self, report: Report) -> None:
+        """Look at every task, and count. Raises Conflict for one that cannot be moved exactly."""
+        for source, task in _merged(self.sources):
+            home = self.home_of(source, task.row)
+            name, shard = self._watched.get(task.row.id, ("", home))
+            if shard != home:
+                raise Conflict(
+                    f"schedule {name} waits for the end of task {task.row.id}, whose key is of"
+                    " another shard: let that task end first"
+                )
+            if max(task.row.id, order_of(task.row)) > self.id_mark:
+                raise StoreUnusable(f"task {task.row.id} lies above the id mark {self.id_mark}")
+            self.tasks_of[home] += 1
+            report.tasks += 1
+            report.moved += home != source.number
+            report.progress += len(task.progress)
+            report.dead += len(task.dead)
+            report.done += len(self.groups.not_owed(source, task))
+        kinds = Counter(kind.name for one in self.sources for kind, _ in one.small.records)
+        report.records = dict(sorted(kinds.items()))
+
+    def tasks(self) -> Iterator[tuple[int, StoredTask, StoredTask]]:
+        """Of each task, by id: its shard, the task as it is now, and as it is to be."""
+        for source, task in _merged(self.sources):
+            done = tuple(
+                ProgressRow(task.row.id, group, ProgressState.DONE, 0, 0)
+                for group in self.groups.not_owed(source, task)
+            )
+            fresh = task._replace(progress=(*task.progress, *done)) if done else task
+            yield self.home_of(source, task.row), task, fresh
+
+
+def _sum(one: BulkRow, other: BulkRow) -> BulkRow:
+    """A bulk operation that is over, made of its parts in two shards."""
+    refused = Counter(dict(one.refused)) + Counter(dict(other.refused))
+    return one._replace(
+        state=max(one.state, other.state),
+        looked_at=one.looked_at + other.looked_at,
+        matched=one.matched + other.matched,
+        changed=one.changed + other.changed,
+        refused=tuple(sorted(refused.items())),
+        ended_ms=max(one.ended_ms, other.ended_ms),
+        note=one.note or other.note,
+    )
+
+
+def _plain(row: TargetRow) -> TargetRow:
+    """A target without when and by whom it was set."""
+    return row._replace(since_ms=0, by="", ended_ms=None if row.ended_ms is None else 0)
+
+
+# --- the new databases -----------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Sum:
+    """What the tasks of a shard come to, in whatever order they are added."""
+
+    tasks: int = 0
+    progress: int = 0
+    dead: int = 0
+    done: int = 0
+    """Records that are only there because of a change of the number of shards."""
+    print: int = 0
+    """The sum of the digests of all tasks with all that is recorded of each."""
+
+    def add(self, task: StoredTask) -> None:
+        progress = [row for row in task.progress if not _is_made(row)]
+        self.tasks += 1
+        self.progress += len(progress)
+        self.dead += len(task.dead)
+        self.done += len(task.progress) - len(progress)
+        digest = hashlib.blake2b(encode_task(task.row), digest_size=16)
+        for part in sorted(map(encode_progress, progress)):
+            digest.update(part)
+        for part in sorted(map(encode_dead, task.dead)):
+            digest.update(part)
+        self.print = (self.print + int.from_bytes(digest.digest())) % (1 << 128)
+
+
+def _is_made(row: ProgressRow) -> bool:
+    """Whether the record says that a group that was never owed the task is done with it."""
+    return row.state is ProgressState.DONE and not (row.attempt or row.epoch or row.at_ms)
+
+
+def _work(place: _Place, move: _Move, now_ms: int) -> None:
+    """Make the new databases, verify them, and let them count."""
+    folder = place.fresh
+    try:
+        Path(folder.path).mkdir(exist_ok=True)
+    except OSError as error:
+        raise StoreUnusable(f"store {folder.path}: {error.strerror}") from None
+    lock = FileLock(f"{folder.path}reshard.lock")
+    lock.acquire(OWNER)
+    try:
+        for left in unfinished(place.folder):
+            shutil.rmtree(left)
+        os.mkdir(f"{folder.path}{folder.part}")
+        failpoints.hit("reshard.begun")
+        sums = asyncio.run(_fill(place, move, now_ms))
+        disk.sync(f"{folder.path}{folder.part}")
+        failpoints.hit("reshard.copied")
+        for shard, expected in enumerate(sums):
+            _verify(folder.database(shard), move, shard, expected)
+        failpoints.hit("reshard.verified")
+        _switch(place, move)
+    finally:
+        lock.release()
+
+
+async def _fill(place: _Place, move: _Move, now_ms: int) -> list[_Sum]:
+    """Write everything into new databases; what their tasks should come to."""
+    stores: list[SqliteStore] = []
+    try:
+        fillers = []
+        for shard in range(move.count):
+            store = SqliteStore(place.fresh.database(shard), place.options)
+            opened = await store.open(OWNER, now_ms, epoch_min=move.epoch)
+            stores.append(store)
+            filler = Filler(store, OWNER, opened, None)
+            await filler.begin(
+                move.groups.rows, move.outcomes[shard], move.mark_of(shard), move.position_ms
+            )
+            await filler.records(move.records[shard])
+            fillers.append(filler)
+        sums = [_Sum() for _ in fillers]
+        failpoints.hit("reshard.middle")
+        for shard, task, fresh in move.tasks():
+            await fillers[shard].put(fresh)
+            sums[shard].add(task)
+            sums[shard].done += len(fresh.progress) - len(task.progress)
+        for filler in fillers:
+            await filler.end()
+    except BaseException:
+        for store in stores:
+            await store.close(clean=False)
+        raise
+    for store in stores:
+        await store.close(clean=True)
+        write_meta(store.path, {SINCE_EPOCH: move.epoch})
+    return sums
+
+
+def _verify(path: str, move: _Move, shard: int, expected: _Sum) -> None:
+    """Read a new database back. Raises StoreUnusable unless it holds exactly what it should."""
+    found = _check_whole(path)
+    connection = connect_reader(path, CACHE_BYTES, BUSY_MS, mode="ro")
+    try:
+        small = read_small(connection, move.endings_max)
+        came_to = _Sum()
+        for task in _tasks_of(Reader(connection)):
+            basis = basis_of(task.row.options)
+            if basis is not None and move.shard_of(basis) != shard:
+                raise StoreUnusable(f"{path}: task {task.row.id} is in the wrong shard")
+            came_to.add(task)
+    finally:
+        connection.close()
+    counted = (found.tasks, found.progress, found.dead)
+    if came_to != expected or counted != (
+        expected.tasks, expected.progress + expected.done, expected.dead,
+    ):  # fmt: skip
+        raise StoreUnusable(f"{path} holds {came_to}, and should hold {expected}")
+    if small.records != _records(move, shard) or small.outcomes != move.outcomes[shard]:
+        raise StoreUnusable(f"{path} does not hold the records that it should")
+
+
+def _records(move: _Move, shard: int) -> Mapping[RecordKey, Any]:
+    return Small(keyed(GROUP, move.groups.rows) | move.records[shard]).records
+
+
+def _switch(place: _Place, move: _Move) -> None:
+    """Give up the databases there are, then let the new ones count."""
+    folder = place.fresh
+    for source in move.sources:
+        source.close()
+        taken_to = f"{os.path.realpath(folder.path)}/{folder.part}"
+        write_meta(source.path, {GIVEN_UP_FOR: taken_to})
+        failpoints.hit("reshard.given_up")
+    failpoints.hit("reshard.switching")
+    layout = Layout(move.count, place.layout.number + 1, move.moved_id)
+    write_layout(place.folder, layout)
+    failpoints.hit("reshard.switched")
