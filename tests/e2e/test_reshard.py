@@ -1,0 +1,204 @@
+"""``tickwheel reshard`` on what real daemons have kept: nothing is lost, doubled or out of order;
+killed at each of its places, then run again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+from e2e.cli_runner import Cli
+from support.daemon import Daemon
+from support.waiting import comes
+from tickwheel import Client, Retry, Task, failpoints
+from tickwheel.model.records import ID_STEP
+
+HOUR = 3600
+MakeDaemon = Callable[..., Daemon]
+CLI = Cli(SimpleNamespace(url="tcp://127.0.0.1:1", log_text=str))  # type: ignore[arg-type]
+KILLED = -9
+ORDERED = [f"o{n}" for n in range(6)]
+
+
+def reshard(store: str, to: int, *more: str) -> dict[str, Any]:
+    return CLI.one("reshard", "--store", store, "--to", str(to), *more)
+
+
+class Home:
+    """A store, and a daemon or several for it whenever a test wants them."""
+
+    def __init__(self, make_daemon: MakeDaemon, tmp_path: Path) -> None:
+        self._make = make_daemon
+        self.file = f"sqlite:///{tmp_path}/one.db"
+        self.path = tmp_path / "shards"
+        self.folder = f"sqlite:///{self.path}/"
+
+    def serve(self, **options: Any) -> Daemon:
+        if not (self.path / "shards.json").exists():
+            return self._make(store=self.file, **options).start()
+        return self._make(store=self.folder, args=("--processes", "auto"), **options).start()
+
+    def to(self, count: int, *more: str) -> dict[str, Any]:
+        if not (self.path / "shards.json").exists():
+            return reshard(self.file, count, "--into", self.folder, *more)
+        return reshard(self.folder, count, *more)
+
+    def said(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.path / "shards.json").read_text())
+        return found
+
+
+@pytest.fixture
+def home(make_daemon: MakeDaemon, tmp_path: Path) -> Home:
+    return Home(make_daemon, tmp_path)
+
+
+async def populate(client: Client) -> dict[str, list[int]]:
+    """Tasks of every kind and in every state; the ids by what is expected of them."""
+    await client.create_group("t", "g", order_failure="hold", order_attempts=1)
+    await client.create_group("t", "late")
+    await client.configure("t", "g", rate=100_000)
+    plain = await client.enqueue_many([Task("t", b"%d" % n, delay=HOUR) for n in range(150)])
+    keyed = await client.enqueue_many(
+        [Task("t", b"", delay=HOUR, key=f"k{n}", tag="x") for n in range(40)]
+    )
+    (gone,) = await client.enqueue_many([Task("t", b"", delay=HOUR, key="gone")])
+    assert await client.cancel(gone.id) == "cancelled"
+    # An order key is held, and another task waits for its retry.
+    ordered = [
+        await client.enqueue("t", f"{n} {key}".encode(), order_key=key)
+        for n in range(3) for key in ORDERED
+    ]  # fmt: skip
+    dead, acked, waiting = [], [], []
+    await client.create_group("d", "g", retry=Retry.fixed(HOUR))
+    await client.enqueue_many([Task("d", b"%d" % n, key=f"d{n}") for n in range(9)])
+    for delivery in await client.pull("d", group="g", max=9):
+        if delivery.body < b"3":
+            assert await delivery.reject("no good") == "dead"
+            dead.append(delivery.id)
+        elif delivery.body < b"6":
+            assert await delivery.nack() == "retrying"
+            waiting.append(delivery.id)
+        else:
+            assert await delivery.ack() == "acked"
+            acked.append(delivery.id)
+    held = [one for one in await client.pull("t", group="g", max=6)]
+    held_ids = []
+    for delivery in held:
+        if delivery.order_key == "o0":
+            await delivery.nack()
+            held_ids.append(delivery.id)
+        else:
+            await delivery.release()
+    await client.put_schedule("plain", topic="t", every=24 * HOUR, overlap="skip")
+    await client.put_schedule("keyed", topic="t", every=24 * HOUR, key="k1")
+    await client.run_schedule("plain")
+    async with client.transaction("payments", id="paid") as transaction:
+        await transaction.enqueue("t", b"half", delay=HOUR, key="k7")
+    await client.pause_key("t", "g", key="o5")
+    return {
+        "scheduled": [one.id for one in (*plain, *keyed, *transaction.receipts)],
+        "cancelled": [gone.id], "dead": dead, "waiting": waiting, "acked": acked,
+        "held": held_ids, "ordered": [one.id for one in ordered],
+    }  # fmt: skip
+
+
+async def seen_by(client: Client, ids: dict[str, list[int]]) -> dict[str, Any]:
+    """All that a client can see, but for what counts from a start."""
+    named = sorted(one for some in ids.values() for one in some)
+    tasks = {
+        task.id: (
+            task.state, task.topic, task.body, task.due_ms, task.key, task.order_key, task.tag,
+            task.properties, sorted(task.groups),
+        )
+        for task in await client.lookup_many(named)
+    }  # fmt: skip
+    return {
+        "tasks": tasks,
+        "listed": [task.id async for task in client.list_tasks()],
+        "dead": [one async for one in client.dead_list(topic="d")],
+        "schedules": [one async for one in client.list_schedules()],
+        "transactions": [one async for one in client.list_transactions()],
+        "held": [(one.key, one.id) for one in await client.held_keys("t", "g")],
+        "paused": [one.value for one in await client.paused_keys("t", "g")],
+        "groups": sorted(
+            (topic, name, group.rate)
+            for topic, one in (await client.stats()).topics.items()
+            for name, group in one.groups.items()
+        ),
+    }
+
+
+async def check_places(count: int, client: Client) -> None:
+    """What has a key is in its shard, and each id is in one."""
+    places: dict[int, int] = {}
+    shards = client._shards
+    assert (1 if shards is None else len(shards.members)) == count
+    for shard in range(count):
+        member: Any = client if shards is None else shards._opened(shards.members[shard])
+        async for task in member.list_tasks():
+            assert places.setdefault(task.id, shard) == shard
+            if basis := task.order_key or task.key:
+                assert shard == crc32(basis.encode()) % count, task
+
+
+async def test_all_that_was_kept_is_the_same_over_any_number_of_shards(home: Home) -> None:
+    daemon = home.serve()
+    async with Client(daemon.url) as client:
+        ids = await populate(client)
+        before = await seen_by(client, ids)
+    assert await daemon.aterminate() == 0
+    assert {before["tasks"][one][0] for one in ids["dead"]} == {"dead"}
+    assert before["held"] == [("o0", ids["held"][0])]
+    for count in (2, 3, 2, 1, 4):
+        would = home.to(count, "--dry-run")
+        done = home.to(count)
+        assert would == {**done, "dry_run": True, "kept": []}
+        assert done["tasks"] == len(before["listed"]) == sum(one["tasks"] for one in done["shards"])
+        for one in done["shards"]:
+            CLI.run("check", "--store", f"sqlite:///{one['database']}")
+        daemon = home.serve()
+        async with Client(daemon.url) as client:
+            assert await seen_by(client, ids) == before, count
+            more = await client.enqueue("t", b"new", delay=HOUR, key=f"new-{count}")
+            assert more.id > home.said()["moved_id"]
+            assert more.id % ID_STEP == crc32(f"new-{count}".encode()) % count
+            assert await client.cancel(more.id) == "cancelled"
+            assert (await client.lookup(more.id)).state == "cancelled"
+            await check_places(count, client)
+        assert await daemon.aterminate() == 0
+    await deliver_all(home.serve(), ids, before)
+
+
+async def deliver_all(daemon: Daemon, ids: dict[str, list[int]], before: dict[str, Any]) -> None:
+    """Everything comes once, and that of a key in its order."""
+    async with Client(daemon.url) as client:
+        await client.release_key("t", "g", key="o0")
+        await client.resume_key("t", "g", key="o5")
+        scheduled = [one for one in before["listed"] if one not in ids["ordered"]]
+        moved = await client.run_now_many(
+            [one for one in scheduled if one not in (*ids["dead"], *ids["waiting"])]
+        )
+        assert {one.status for one in moved} == {"scheduled"}, moved[:3]
+        found: list[tuple[int, bytes, str | None]] = []
+        wanted = set(before["listed"]) - set(ids["dead"]) - set(ids["waiting"])
+
+        async def consume() -> None:
+            async for delivery in client.subscribe("t", group="g"):
+                found.append((delivery.id, delivery.body, delivery.order_key))
+                await delivery.ack()
+
+        consuming = asyncio.ensure_future(consume())
+        await comes(lambda: len(found) >= len(wanted))
+        consuming.cancel()
+        assert sorted(one[0] for one in found) == sorted(wanted)
+        for key in ORDERED:
+            assert [body for _, body, of in found if of == key] == [
+                f"{n} {key}".encode() for n in range(3)
+            ]
