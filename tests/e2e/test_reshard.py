@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from zlib import crc32
 import pytest
 
 from e2e.cli_runner import Cli
-from support.daemon import Daemon
+from support.daemon import Daemon, DaemonFailed
 from support.waiting import comes
 from tickwheel import Client, Retry, Task, failpoints
 from tickwheel.model.records import ID_STEP
@@ -40,9 +41,17 @@ class Home:
         self.folder = f"sqlite:///{self.path}/"
 
     def serve(self, **options: Any) -> Daemon:
+        """A daemon, or several, for what there is; started, and it ends with the test."""
         if not (self.path / "shards.json").exists():
-            return self._make(store=self.file, **options).start()
-        return self._make(store=self.folder, args=("--processes", "auto"), **options).start()
+            return self.serve_file(**options)
+        return self.serve_folder("auto", **options)
+
+    def serve_file(self, **options: Any) -> Daemon:
+        return self._make(store=self.file, **options).start()
+
+    def serve_folder(self, processes: str, **options: Any) -> Daemon:
+        args = ("--processes", processes)
+        return self._make(store=self.folder, args=args, **options).start()
 
     def to(self, count: int, *more: str) -> dict[str, Any]:
         if not (self.path / "shards.json").exists():
@@ -52,6 +61,13 @@ class Home:
     def said(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.path / "shards.json").read_text())
         return found
+
+
+@asynccontextmanager
+async def stopping(daemon: Daemon) -> AsyncIterator[Daemon]:
+    """A daemon that is stopped cleanly at the end."""
+    yield daemon
+    assert await daemon.aterminate() == 0
 
 
 @pytest.fixture
@@ -88,9 +104,8 @@ async def populate(client: Client) -> dict[str, list[int]]:
         else:
             assert await delivery.ack() == "acked"
             acked.append(delivery.id)
-    held = [one for one in await client.pull("t", group="g", max=6)]
     held_ids = []
-    for delivery in held:
+    for delivery in await client.pull("t", group="g", max=6):
         if delivery.order_key == "o0":
             await delivery.nack()
             held_ids.append(delivery.id)
@@ -202,3 +217,54 @@ async def deliver_all(daemon: Daemon, ids: dict[str, list[int]], before: dict[st
             assert [body for _, body, of in found if of == key] == [
                 f"{n} {key}".encode() for n in range(3)
             ]
+
+
+# --- cut off -------------------------------------------------------------------------------------
+
+SERVES_THE_OLD = ("reshard.begun", "reshard.middle", "reshard.copied", "reshard.verified")
+SERVES_NOTHING = ("reshard.given_up", "reshard.given_up=2", "reshard.switching")
+SERVES_THE_NEW = ("reshard.switched",)
+
+
+def test_every_place_is_tried() -> None:
+    tried = {*SERVES_THE_OLD, *SERVES_NOTHING, *SERVES_THE_NEW}
+    assert {place.partition("=")[0] for place in tried} == set(failpoints.OFFLINE)
+
+
+@pytest.mark.parametrize("place", [*SERVES_THE_OLD, *SERVES_NOTHING, *SERVES_THE_NEW])
+async def test_killed_anywhere_it_is_run_again(
+    home: Home, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"k{n}" for n in range(30)]
+    async with stopping(home.serve()) as daemon, Client(daemon.url) as client:
+        tasks = [Task("t", key.encode(), delay=HOUR, key=key) for key in keys]
+        made = {one.id for one in await client.enqueue_many(tasks)}
+    if place.endswith("=2"):
+        home.to(2)  # there are two databases to give up
+    first, last = (2, 3) if place.endswith("=2") else (1, 2)
+    monkeypatch.setenv("TICKWHEEL_FAILPOINTS", place)
+    into = () if first > 1 else ("--into", home.folder)
+    store = home.folder if first > 1 else home.file
+    arguments = ("reshard", "--store", store, "--to", str(last), *into)
+    assert CLI.code(*arguments) == KILLED
+    monkeypatch.delenv("TICKWHEEL_FAILPOINTS")
+    if place in SERVES_NOTHING:
+        with pytest.raises(DaemonFailed, match="run the command again if it was cut off"):
+            home.serve()
+        if first == 1:
+            with pytest.raises(DaemonFailed, match="layout-1 exists already.*run it again"):
+                home.serve_folder("2")
+    else:
+        async with stopping(home.serve()) as daemon, Client(daemon.url) as client:
+            assert {one.id async for one in client.list_tasks()} == made
+            count = len(client._shards.members) if client._shards else 1
+            assert count == (last if place in SERVES_THE_NEW else first)
+    done = CLI.one(*arguments)
+    assert done["already"] == (place in SERVES_THE_NEW)
+    async with stopping(home.serve()) as daemon, Client(daemon.url) as client:
+        assert {one.id async for one in client.list_tasks()} == made
+        await check_places(last, client)
+    assert CLI.one(*arguments)["already"]
+    if first == 1:
+        with pytest.raises(DaemonFailed, match="were taken to .*shards/layout-1/ by `tickwheel"):
+            home.serve_file()
