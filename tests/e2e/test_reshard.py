@@ -268,3 +268,41 @@ async def test_killed_anywhere_it_is_run_again(
     if first == 1:
         with pytest.raises(DaemonFailed, match="were taken to .*shards/layout-1/ by `tickwheel"):
             home.serve_file()
+
+
+# --- what comes after ----------------------------------------------------------------------------
+
+
+async def test_a_shard_is_restored_by_what_came_after_the_change_and_not_by_what_was_before(
+    home: Home, tmp_path: Path
+) -> None:
+    history = str(tmp_path / "history")
+    backups = tmp_path / "backups"
+    backups.mkdir()
+    said: dict[str, Any] = {"history_dir": history, "history_bodies": "true"}
+    said["backup_dir"] = str(backups)
+    keys = [f"k{n}" for n in range(20)]
+    async with stopping(home.serve(**said)) as daemon, Client(daemon.url) as client:
+        await client.enqueue_many([Task("t", b"", delay=HOUR, key=key) for key in keys])
+        await client.backup("before.db")
+    home.to(2)
+    async with stopping(home.serve(**said)) as daemon, Client(daemon.url) as client:
+        await client.backup("after.db")
+        later = [f"later{n}" for n in range(20)]
+        await client.enqueue_many([Task("t", b"", delay=HOUR, key=key) for key in later])
+        ids = [one.id async for one in client.list_tasks()]
+        assert len(ids) == len(keys + later)
+    for shard, source in ((0, ("--from", str(backups / "before.db"))), (1, ("--shard", "1"))):
+        database = home.path / "layout-1" / f"shard-{shard}.db"
+        database.unlink()
+        CLI.run("restore", "--into", f"sqlite:///{database}", "--history", history, *source)
+        with pytest.raises(DaemonFailed, match=f"shard-{shard}.db is of another layout"):
+            home.serve(**said)
+        database.unlink()
+        backup = str(backups / f"shard-{shard}" / f"after-shard-{shard}.db")
+        CLI.run(
+            "restore", "--into", f"sqlite:///{database}", "--history", history, "--from", backup
+        )
+    async with stopping(home.serve(**said)) as daemon, Client(daemon.url) as client:
+        assert [one.id async for one in client.list_tasks()] == ids
+        await check_places(2, client)

@@ -95,7 +95,11 @@ def test_what_cannot_be_served_is_said_and_nothing_is_made(
     [
         ("{", "cannot be read"),
         ("[]", "cannot be read"),
-        ('{"format": 2, "shards": 2}', "has the format 2; known is 1"),
+        ('{"format": 3, "shards": 2}', "has the format 3; known are 1, 2"),
+        ('{"format": 2, "shards": 2}', "cannot be read: 'layout'"),
+        ('{"format": 2, "shards": 2, "layout": 0, "moved_id": 9, "epoch": 1}', "layout must be a"),
+        ('{"format": 2, "shards": 2, "layout": 1, "moved_id": "", "epoch": 1}', "moved_id must be"),
+        ('{"format": 2, "shards": 2, "layout": 1, "moved_id": 9, "epoch": 1.5}', "epoch must be a"),
         ('{"format": 1, "shards": 65}', "shards must be 1 to 64, not 65"),
         ('{"format": 1, "shards": true}', "shards must be 1 to 64, not True"),
         ('{"format": 1, "shards": 4}', r"laid out with 4 shards \(shards.json\), and processes is"),

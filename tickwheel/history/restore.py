@@ -238,7 +238,8 @@ class _Run:
 
     async def _fill(self) -> None:
         report = self._report
-        async with filling(self._plan.into, report.epoch, self._now_ms) as filler:
+        since_epoch = self._backup.since_epoch
+        async with filling(self._plan.into, report.epoch, self._now_ms, since_epoch) as filler:
             await self._begin(filler)
             written = 0
             async for task in self._tasks():

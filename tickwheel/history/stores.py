@@ -37,6 +37,7 @@ from tickwheel.persistence.contract import (
     StoreUnusable,
 )
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+from tickwheel.persistence.sqlite.database import SINCE_EPOCH, write_meta
 
 PAGE = 1_000
 OWNER = "restore"
@@ -250,11 +251,14 @@ def shard_of(url: str) -> int | None:
 
 
 @asynccontextmanager
-async def filling(url: str, epoch_min: int, now_ms: int) -> AsyncIterator[Filler]:
-    """An open store to fill. An error meanwhile leaves nothing behind, or says what is left."""
+async def filling(
+    url: str, epoch_min: int, now_ms: int, since_epoch: int = 0
+) -> AsyncIterator[Filler]:
+    """An open store to fill. An error meanwhile leaves nothing behind, or says what is left.
+    ``since_epoch``: that of the backup, which a SQLite store keeps."""
     owner = f"restore/{uuid.uuid4().hex[:12]}"
     if parse(url).kind == "sqlite":
-        async with _sqlite(url, owner, epoch_min, now_ms) as filler:
+        async with _sqlite(url, owner, epoch_min, now_ms, since_epoch) as filler:
             yield filler
         return
     election = open_election(url, LEASE_MS)
@@ -282,7 +286,9 @@ async def filling(url: str, epoch_min: int, now_ms: int) -> AsyncIterator[Filler
 
 
 @asynccontextmanager
-async def _sqlite(url: str, owner: str, epoch_min: int, now_ms: int) -> AsyncIterator[Filler]:
+async def _sqlite(
+    url: str, owner: str, epoch_min: int, now_ms: int, since_epoch: int
+) -> AsyncIterator[Filler]:
     path = os.path.abspath(parse(url).path)
     part = _part_of(path, os.getpid())
     store = SqliteStore(part, replace(SqliteOptions(), reserve_bytes=0))
@@ -294,6 +300,8 @@ async def _sqlite(url: str, owner: str, epoch_min: int, now_ms: int) -> AsyncIte
             await store.close(clean=False)
             raise
         await store.close(clean=True)
+        if since_epoch:
+            write_meta(part, {SINCE_EPOCH: since_epoch})
         try:
             os.link(part, path)
         except FileExistsError:

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from tickwheel import disk
 from tickwheel.persistence import ShardFolder
 from tickwheel.persistence.contract import StoreUnusable
+from tickwheel.persistence.sqlite.database import SINCE_EPOCH, read_number
 from tickwheel.server.settings import PROCESSES_MAX
 
 COUNT_FILE: Final = "shards.json"
@@ -37,6 +38,9 @@ class Layout(NamedTuple):
     moved_id: int = 0
     """Tasks with ids up to this were made before the number of shards was changed, and may be in
     any shard. What was made since is in the shard that its id says."""
+    epoch: int = 0
+    """The first epoch of the databases, which have it, too: so one of another layout, such as a
+    backup from before, is told from them. 0: the number of shards was never changed."""
 
     @property
     def part(self) -> str:
@@ -59,17 +63,38 @@ def read_layout(folder: ShardFolder) -> Layout:
     try:
         said = json.loads(Path(path).read_text())
         shape, count = said["format"], said["shards"]
-        number, moved_id = (said["layout"], said["moved_id"]) if shape == MOVED_FORMAT else (0, 0)
+        names = ("layout", "moved_id", "epoch")
+        more = [said[name] for name in names] if shape == MOVED_FORMAT else []
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise StoreUnusable(f"{path} cannot be read: {error}") from None
     if shape not in (FORMAT, MOVED_FORMAT):
         raise StoreUnusable(f"{path} has the format {shape!r}; known are {FORMAT}, {MOVED_FORMAT}")
     if type(count) is not int or not 1 <= count <= PROCESSES_MAX:
         raise StoreUnusable(f"{path}: shards must be 1 to {PROCESSES_MAX}, not {count!r}")
-    for name, value in (("layout", number), ("moved_id", moved_id)):
-        if type(value) is not int or value < 0:
-            raise StoreUnusable(f"{path}: {name} must be a whole number, not {value!r}")
-    return Layout(count, number, moved_id)
+    for name, value in zip(names, more, strict=False):
+        if type(value) is not int or value < 1:
+            raise StoreUnusable(
+                f"{path}: {name} must be a whole number of 1 or more, not {value!r}"
+            )
+    return Layout(count, *more)
+
+
+def check_databases(folder: ShardFolder) -> None:
+    """Raises StoreUnusable unless all databases of a folder that is laid out are there, and were
+    made with its number of shards."""
+    layout = read_layout(folder)
+    for shard in range(layout.shards):
+        path = folder.database(shard)
+        if not os.path.exists(path):
+            raise StoreUnusable(
+                f"{path} is missing: a new one would hide what it held. Restore it: tickwheel"
+                f" restore --shard {shard} --into {folder.url(shard)} …"
+            )
+        if (epoch := read_number(path, SINCE_EPOCH)) != layout.epoch:
+            raise StoreUnusable(
+                f"{path} is of another layout: it begins with epoch {epoch}, and {COUNT_FILE} says"
+                f" {layout.epoch}. A backup counts for the number of shards that it was made with"
+            )
 
 
 def layout_number(part: str) -> int:
@@ -86,7 +111,9 @@ def write_layout(folder: ShardFolder, layout: Layout) -> None:
     """Say how the folder is laid out, durably on return, as a whole or not at all."""
     said = {"format": FORMAT, "shards": layout.shards}
     if layout.number:
-        moved = {"layout": layout.number, "moved_id": layout.moved_id}
+        moved = {
+            "layout": layout.number, "moved_id": layout.moved_id, "epoch": layout.epoch,
+        }  # fmt: skip
         said = {**said, "format": MOVED_FORMAT, **moved}
     fresh = f"{count_path(folder)}.new"
     with open(fresh, "w", encoding="utf-8") as file:

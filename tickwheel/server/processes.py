@@ -40,6 +40,7 @@ from tickwheel.server.board import Board, Seen, State, how_ended
 from tickwheel.server.folders import (
     COUNT_FILE,
     Layout,
+    check_databases,
     count_path,
     is_laid_out,
     read_layout,
@@ -142,12 +143,7 @@ def _check(folder: ShardFolder, count: int) -> None:
             f"store {folder.path}: it was laid out with {laid_out} shards ({COUNT_FILE}), and"
             f" processes is {count}; `tickwheel reshard` changes the number of shards"
         )
-    for shard in range(count):
-        if not os.path.exists(folder.database(shard)):
-            raise StoreUnusable(
-                f"{folder.database(shard)} is missing: a new one would hide what it held. Restore"
-                f" it: tickwheel restore --shard {shard} --into {folder.url(shard)} …"
-            )
+    check_databases(folder)
 
 
 def lay_out(folder: ShardFolder, count: int) -> None:

@@ -799,6 +799,6 @@ def _switch(place: _Place, move: _Move) -> None:
         write_meta(source.path, {GIVEN_UP_FOR: taken_to})
         failpoints.hit("reshard.given_up")
     failpoints.hit("reshard.switching")
-    layout = Layout(move.count, place.layout.number + 1, move.moved_id)
+    layout = Layout(move.count, place.layout.number + 1, move.moved_id, move.epoch)
     write_layout(place.folder, layout)
     failpoints.hit("reshard.switched")

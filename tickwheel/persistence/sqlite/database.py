@@ -507,6 +507,19 @@ def write_meta(path: str, values: dict[str, int | str]) -> None:
         meta.execute("COMMIT")
 
 
+def read_number(path: str, name: str) -> int:
+    """A number of the meta table of a store, which is not changed; 0 where there is none. Raises
+    StoreUnusable."""
+    try:
+        connection = connect_reader(path, IDENTIFY_CACHE_BYTES, busy_ms=1_000, mode="ro")
+        with contextlib.closing(connection):
+            return (
+                int(read_meta(connection, path).get(name, 0)) if identify(connection, path) else 0
+            )
+    except sqlite3.Error as error:
+        raise StoreUnusable(f"cannot read {path}: {describe(error)}") from error
+
+
 IDENTIFY_CACHE_BYTES = 1 << 16
 MAGIC = b"SQLite format 3\0"
 
