@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.shards import Shards, key_in
+from support.shards import NOW_MS, Shards, key_in
 from support.waiting import comes, soon
 from tickwheel import Client, Delivery, Task, Worker, errors
 from tickwheel.client import Check, Partly
@@ -112,6 +112,27 @@ async def test_a_rule_about_a_key_goes_with_that_key_alone() -> None:
         first = await client.enqueue("t", b"", key="a", if_pending="keep", delay=HOUR)
         again = await client.enqueue("t", b"", key="a", if_pending="keep", delay=HOUR)
         assert (again.id, again.outcome) == (first.id, "kept")
+
+
+async def test_ids_from_before_a_change_of_the_number_of_shards_are_asked_of_all() -> None:
+    moved_id = records.id_floor(NOW_MS + 500, 0)
+    async with Shards(COUNT, moved_id=moved_id) as shards:
+        client = impatient(shards)
+        some = [Task("t", b"", key=key_in(shard, COUNT), delay=HOUR) for shard in (0, 1, 2)]
+        old = [one.id for one in await client.enqueue_many(some)]
+        shards.pass_time(1_000)
+        new = [one.id for one in await client.enqueue_many(some)]
+        assert max(old) <= moved_id < min(new)
+        assert [one.state for one in await client.lookup_many(old)] == ["scheduled"] * COUNT
+        assert await client.cancel(old[1]) == "cancelled"
+        # What the shard says that knows counts; the others say that the task is gone.
+        assert [one.state for one in await client.lookup_many([old[1], old[0], new[1]])] == [
+            "cancelled", "scheduled", "scheduled",
+        ]  # fmt: skip
+        shards.lose(1)
+        assert (await soon(client.lookup(new[2]))).state == "scheduled"
+        with pytest.raises(errors.Unreachable):
+            await soon(client.lookup(old[2]))
 
 
 async def test_a_shard_that_is_away_takes_nothing_and_the_others_do() -> None:

@@ -276,6 +276,8 @@ def test_the_page_of_scaling_works_as_it_stands(
     assert re.search(
         r'^tickwheel_pending_tasks\{shard="[01]",topic="orders"\} 0$', shown, re.MULTILINE
     )
+    would, has = (shown.index(f"more/ {word} 3 shards") for word in ("would have", "has"))
+    assert shown.index("more/ has 2 shards") < would < has
 
 
 def test_the_examples_of_operations_work_as_they_stand(

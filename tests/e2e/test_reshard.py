@@ -194,7 +194,11 @@ async def test_all_that_was_kept_is_the_same_over_any_number_of_shards(home: Hom
 async def deliver_all(daemon: Daemon, ids: dict[str, list[int]], before: dict[str, Any]) -> None:
     """Everything comes once, and that of a key in its order."""
     async with Client(daemon.url) as client:
-        await client.release_key("t", "g", key="o0")
+        assert await client.release_key("t", "g", ids["held"][0]) == "released"
+        requeued = await client.dead_requeue([(one, "g") for one in ids["dead"]])
+        assert requeued == ["requeued"] * len(ids["dead"])
+        again = await client.pull("d", group="g", max=9)
+        assert sorted(one.id for one in again) == sorted(ids["dead"])
         await client.resume_key("t", "g", key="o5")
         scheduled = [one for one in before["listed"] if one not in ids["ordered"]]
         moved = await client.run_now_many(
