@@ -461,17 +461,17 @@ class _Parent:
     def _died(self, process: _Process, how: str, *, was_asked: bool = False) -> None:
         """``was_asked``: it has drained, and is wanted back as soon as can be."""
         now_s = time.monotonic()
+        is_wanted_back = was_asked and process.serves
         process.pid, process.serves = None, False
-        if was_asked:
+        self._note(process, State.DOWN)
+        event, of = _event_of(process)
+        if is_wanted_back:
             process.due_s = now_s
-            detail = f"{how}; it is started again at once"
-            self._log.info("shard_ended", shard=process.shard, detail=detail)
+            self._log.info(event, **of, detail=f"{how}; it is started again at once")
             return
         if now_s - process.began_s > LASTS_S:
             process.pause_s = RESTART_S
         process.due_s = now_s + process.pause_s
-        self._note(process, State.DOWN)
-        event, of = _event_of(process)
         detail = f"{how}; it is started again in {process.pause_s:g} s"
         self._log.warning(event, **of, detail=detail)
         process.pause_s = min(RESTART_MAX_S, 2 * process.pause_s)
