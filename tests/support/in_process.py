@@ -128,6 +128,11 @@ class InProcess:
                 "commands": self.shard.commands._waiting,
                 "deciding": self.shard.coalescing._waiting,
                 "runnable": core.runnable,
+                "schedules": [
+                    planned.name
+                    for planned in core.schedule_heap.known.values()
+                    if planned.cancelling or planned.staged
+                ],
             }
             # Threads write backups, look into the history and try resets; a group that is deleted
             # is looked at now and then.
