@@ -223,7 +223,7 @@ def test_completion_is_installed_for_the_shell_it_is_called_from_and_completes(
         answer = f"_tickwheel_completion {tickwheel}; echo ${{COMPREPLY[@]}}"
         return _run("bash", "-c", f". {script}; {asked}; {answer}", **home).stdout.split()
 
-    assert complete("re") == ["reschedule", "resume", "restore", "report"]
+    assert complete("re") == ["reshard", "reschedule", "resume", "restore", "report"]
     assert complete("dead", "") == ["list", "show", "requeue", "delete", "purge"]
     assert complete("groups", "") == [
         "list",

@@ -149,6 +149,7 @@ WITHOUT = {
     "serve": ("server", ["serve", "--store", "memory:", "--listen", "tcp://127.0.0.1:0"]),
     "check": ("server", ["check", "--store", "sqlite:///none.db"]),
     "init": ("server", ["init", "--store", "sqlite:///none.db"]),
+    "reshard": ("server", ["reshard", "--store", "sqlite:///none/", "--to", "2"]),
     "demo": ("server", ["demo", "--seconds", "5"]),
     "a store in Redis": ("redis", ["serve", "--store", "redis://127.0.0.1:1/0"]),
     "init of Redis": ("redis", ["init", "--store", "redis://127.0.0.1:1/0"]),

@@ -90,7 +90,11 @@ def check_databases(folder: ShardFolder) -> None:
                 f"{path} is missing: a new one would hide what it held. Restore it: tickwheel"
                 f" restore --shard {shard} --into {folder.url(shard)} …"
             )
-        if (epoch := read_number(path, SINCE_EPOCH)) != layout.epoch:
+        try:
+            epoch = read_number(path, SINCE_EPOCH)
+        except StoreUnusable:
+            continue  # its daemon says what is wrong with it
+        if epoch != layout.epoch:
             raise StoreUnusable(
                 f"{path} is of another layout: it begins with epoch {epoch}, and {COUNT_FILE} says"
                 f" {layout.epoch}. A backup counts for the number of shards that it was made with"
