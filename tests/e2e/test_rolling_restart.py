@@ -28,7 +28,8 @@ BETWEEN_S = 0.5
 class Load:
     """What clients do meanwhile, until ``is_over``; whatever they see wrong is raised."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: str) -> None:
+        self._url = url
         self.is_over = asyncio.Event()
         self.owed: dict[str, set[str]] = {TOPIC: set(), WORKED: set(), PULLED: set()}
         """By topic, the bodies whose enqueue was answered;"""
@@ -98,6 +99,13 @@ class Load:
         async with client.subscribe(TOPIC, group="others") as deliveries:
             assert await (await anext(deliveries)).ack() in ("acked", "done")
 
+    async def start_a_client(self, client: Client) -> None:
+        """A program that begins just now; it knows the address of one shard."""
+        body = self._body()
+        async with Client(self._url) as fresh:
+            await fresh.enqueue(TOPIC, body.encode(), key=body)
+        self.owed[TOPIC].add(body)
+
     async def look(self, client: Client) -> None:
         await client.stats()
         async for _ in client.list_tasks(topic=TOPIC, limit=5):
@@ -121,8 +129,8 @@ class Load:
 async def test_clients_with_their_defaults_see_no_error(tmp_path: Path) -> None:
     args = ("--processes", str(SHARDS), "--listen", f"tcp://127.0.0.1:{free_ports(SHARDS)}")
     parent = Daemon(tmp_path / "parent", store=f"sqlite:///{tmp_path}/shards/", args=args)
-    load = Load()
     async with parent, Client(parent.url) as producer, Client(parent.url) as consumer:
+        load = Load(parent.url)
         for topic, name in ((TOPIC, "g"), (TOPIC, "others"), (PULLED, "g")):
             await producer.create_group(topic, name)
         worker = Worker(consumer, signals=False)
@@ -133,6 +141,7 @@ async def test_clients_with_their_defaults_see_no_error(tmp_path: Path) -> None:
 
         kinds = [load.enqueue, load.enqueue_with_a_key, load.enqueue_many, load.change_one]
         kinds += [load.schedules, load.transact, load.pull, load.subscribe_anew, load.look]
+        kinds += [load.start_a_client]
         async with asyncio.TaskGroup() as group:  # the first error of any ends all
             consuming = [group.create_task(load.consume(consumer))]
             consuming += [group.create_task(worker.run())]
