@@ -74,8 +74,7 @@ class Scale:
     """Single enqueues over HTTP, and lines of a stream."""
     http_lines: int
     shards_rounds: int
-    shards_tasks: int
-    """Of each daemon, when two shards are compared with one daemon."""
+    """When two shards are compared with one daemon."""
     shards_lead_s: float
     held: int
     """How much there is of whatever a client holds the event loop with."""
@@ -133,7 +132,6 @@ FULL = Scale(
     http=40_000,
     http_lines=400_000,
     shards_rounds=3,
-    shards_tasks=50_000,
     shards_lead_s=3.0,
     held=200_000,
     held_s=8.0,
@@ -183,7 +181,6 @@ QUICK = Scale(
     http=1_000,
     http_lines=8_000,
     shards_rounds=1,
-    shards_tasks=1_000,
     shards_lead_s=1.2,
     held=2_000,
     held_s=0.5,

@@ -66,7 +66,7 @@ def _daemons(context: Context, count: int) -> tuple[Tickwheel, list[int]]:
 def _enqueue(context: Context, count: int, seed: int) -> dict[str, Any]:
     """As many tasks for each daemon."""
     daemon, ports = _daemons(context, count)
-    tasks = [context.scale.shards_tasks] * count
+    tasks = [context.scale.frames] * count
     with daemon, ExitStack() as stack:
         loads = [stack.enter_context(load) for load in _puts(ports, tasks, 1, WINDOW, seed)]
         return _run(daemon, loads)
@@ -74,14 +74,14 @@ def _enqueue(context: Context, count: int, seed: int) -> dict[str, Any]:
 
 def _client_enqueue(context: Context, count: int, seed: int) -> dict[str, Any]:
     daemon, _ = _daemons(context, count)
-    tasks = context.scale.shards_tasks
+    tasks = context.scale.single
     with daemon:
         return measured(daemon, "client_single", count=tasks, callers=CALLERS, seed=seed)
 
 
 def _burst(context: Context, count: int, seed: int) -> dict[str, Any]:
     """As many tasks for each daemon."""
-    tasks = [context.scale.shards_tasks] * count
+    tasks = [context.scale.burst] * count
 
     def consumers(ports: Sequence[int], due_ms: int) -> list[Load]:
         return [
@@ -94,7 +94,7 @@ def _burst(context: Context, count: int, seed: int) -> dict[str, Any]:
 
 def _client_burst(context: Context, count: int, seed: int) -> dict[str, Any]:
     """The same number of tasks in all."""
-    total = context.scale.shards_tasks
+    total = context.scale.burst
 
     def consumers(ports: Sequence[int], due_ms: int) -> list[Load]:
         how: dict[str, Any] = {"way": "ack_nowait", "connections": 1}
