@@ -101,7 +101,8 @@ class Settler:
             shard = self._plan.shard_of_id(self.unconfirmed[0].id)
             link = await self._plan.link(Numbers(), shard)
             again = [one for one in self.unconfirmed if self._plan.shard_of_id(one.id) == shard]
-            self.unconfirmed = [one for one in self.unconfirmed if one not in set(again)]
+            others = [one for one in self.unconfirmed if self._plan.shard_of_id(one.id) != shard]
+            self.unconfirmed = others
             self._sent_before.update(again)
             try:
                 await self.ack(link, again)
