@@ -426,7 +426,7 @@ SHOWN = {
     for pattern in DOCUMENTS
     for path in ROOT.glob(pattern)
     for _, code in BLOCK.findall(re.sub(r"^```$", "```text", path.read_text(), flags=re.MULTILINE))
-    for line in code.splitlines()
+    for line in code.replace("\\\n", " ").splitlines()
     if line.strip().startswith("tickwheel ")
 }
 """Every line of every block, whether the block is run or not."""

@@ -313,8 +313,9 @@ def test_every_rule_is_evaluated_and_its_series_exist(server: Prometheus) -> Non
 
 
 def test_nothing_is_early_and_no_alert_of_trouble_fires(server: Prometheus) -> None:
-    (early,) = until(lambda: server.query("tickwheel_early_total"), LASTING_S)
-    assert early["value"][1] == "0"
+    early = until(lambda: server.query("tickwheel_early_total"), LASTING_S)
+    assert {one["metric"].get("shard") for one in early} == {None, "0", "1"}
+    assert {one["value"][1] for one in early} == {"0"}
     # The load makes dead letters, and leaves tasks to nobody, on purpose; the rest is timing.
     troubles = {
         "TickwheelEarly", "TickwheelNoLeader", "TickwheelGone", "TickwheelNotServing",

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from support.stand_in import stand_in
 from support.waiting import comes
 from tickwheel.model.kinds import TargetRow
 from tickwheel.server import outbound as module
@@ -62,8 +63,9 @@ async def test_after_a_stop_all_processes_are_gone(
         begun.append(await begin(*command, **options))
         return begun[-1]
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", noting)
-    command = sys.executable, "-c", f"import time\n{said}\ntime.sleep(99)"
+    monkeypatch.setattr(module, "asyncio", stand_in(asyncio, create_subprocess_exec=noting))
+    lasting = f"import time\n{said}\ntime.sleep(99)"  # real time: until it is killed
+    command = sys.executable, "-c", lasting
     monkeypatch.setattr(module, "COMMAND", command)
     events: list[str] = []
     made = serving(events)

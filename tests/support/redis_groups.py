@@ -94,6 +94,18 @@ def tls(certificate: Path) -> dict[str, str]:
     }
 
 
+def catch_up(master: RedisServer, *replicas: RedisServer) -> None:
+    """Return when the replicas have all that the master has now."""
+    offset = int(info(master, "replication")["master_repl_offset"])
+
+    def has_all(replica: RedisServer) -> bool:
+        said = info(replica, "replication")
+        is_linked = said.get("master_link_status") == "up"
+        return is_linked and int(said["slave_repl_offset"]) >= offset
+
+    until(lambda: all(map(has_all, replicas)))
+
+
 def is_replica_of(server: RedisServer, master: RedisServer) -> bool:
     """Whether it follows the master, and has all of its data."""
     found = info(server, "replication")

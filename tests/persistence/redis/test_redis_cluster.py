@@ -11,7 +11,7 @@ import pytest
 from persistence.conftest import QUICK
 from persistence.redis.followed import Make, address, commit, store
 from persistence.store_subject import OWNER, Subject
-from support.redis_groups import Cluster, ask, asking, slot_of
+from support.redis_groups import Cluster, ask, asking, catch_up, slot_of
 from support.redis_server import RedisServer
 from support.store_rows import everything, in_flight, tasks
 from support.waiting import comes
@@ -134,6 +134,7 @@ async def test_what_the_promoted_one_lacks_is_replayed(
     await commit(subject, 0)
     before = owner(cluster)
     replica = cluster.replica_of(before)
+    await asyncio.to_thread(catch_up, before, replica)
     replica.pause()
     ask(before, "CLIENT", "KILL", "TYPE", "replica")
     await subject.commit(tasks(range(100, 110)))

@@ -13,7 +13,7 @@ import pytest
 from persistence.conftest import QUICK
 from persistence.redis.followed import Make, address, commit, store
 from persistence.store_subject import OWNER, Subject
-from support.redis_groups import NAME, SentinelGroup, ask, asked
+from support.redis_groups import NAME, SentinelGroup, ask, asked, catch_up
 from support.redis_server import RedisServer
 from support.store_rows import tasks
 from support.waiting import comes
@@ -109,6 +109,7 @@ async def test_what_the_promoted_one_lacks_is_replayed(
     await commit(subject, 0)
     before = group.master
     replicas = [server for server in group.servers if server is not before]
+    await asyncio.to_thread(catch_up, before, *replicas)
     for replica in replicas:
         replica.pause()
     ask(before, "CLIENT", "KILL", "TYPE", "replica")
