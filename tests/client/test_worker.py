@@ -655,12 +655,14 @@ async def test_a_handler_that_does_not_end_does_not_hold_the_worker_for_ever(
                 continue
 
     async with rig(handler, grace=0) as r:
-        await r.deliver(b"a")
-        await soon(started.wait())
-        r.worker.stop()
-        await r.ended()
-        assert "does not let itself be cancelled" in caplog.text
-        end.set()
+        try:
+            await r.deliver(b"a")
+            await soon(started.wait())
+            r.worker.stop()
+            await r.ended()
+            assert "does not let itself be cancelled" in caplog.text
+        finally:
+            end.set()  # else the end of the loop waits for the handler for ever
         await answer(r.peer, T.ACK)
 
 
