@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from asyncio.subprocess import Process
 from types import SimpleNamespace
@@ -10,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from support.stand_in import stand_in
 from support.waiting import comes
 from tickwheel.model.kinds import TargetRow
 from tickwheel.server import outbound as module
@@ -57,15 +55,14 @@ async def test_after_a_stop_all_processes_are_gone(
 ) -> None:
     """Also one that was killed because it said what is no line, and has more to say."""
     begun: list[Process] = []
-    begin = asyncio.create_subprocess_exec
+    begin = module.start_process
 
-    async def noting(*command: str, **options: Any) -> Process:
-        begun.append(await begin(*command, **options))
+    async def noting(*given: Any, **options: Any) -> Process:
+        begun.append(await begin(*given, **options))
         return begun[-1]
 
-    monkeypatch.setattr(module, "asyncio", stand_in(asyncio, create_subprocess_exec=noting))
-    lasting = f"import time\n{said}\ntime.sleep(99)"  # real time: until it is killed
-    command = sys.executable, "-c", lasting
+    monkeypatch.setattr(module, "start_process", noting)
+    command = sys.executable, "-c", f"import sys\n{said}\nsys.stdin.read()"
     monkeypatch.setattr(module, "COMMAND", command)
     events: list[str] = []
     made = serving(events)

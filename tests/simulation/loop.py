@@ -181,7 +181,7 @@ class SimLoop(asyncio.BaseEventLoop):
         finally:
             asyncio.tasks._leave_task(self, task)
 
-    def run_in_executor(self, *_: Any) -> Any:
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
         raise AssertionError("the simulation has no threads")
 
     def _run_once(self) -> None:

@@ -52,6 +52,7 @@ class Report(NamedTuple):
             f"  seen: {_listed(self.counts)}",
             f"  faults: {_listed(self.faults)}",
             f"  logged: {_listed(self.events)}",
+            *(f"  LEFT: {text}" for text in LEFT[:SHOWN_MAX]),
         ))  # fmt: skip
 
     def json(self) -> str:
@@ -146,11 +147,12 @@ def main(given: Sequence[str] | None = None) -> int:
         return _one(args.seed)
     report = run_all(args.first, args.seeds, seconds=args.seconds, stop_at=args.stop_at)
     print(report.json() if args.json else report.text())  # noqa: T201  # its output
-    return 1 if report.failed else 0
+    return 1 if report.failed or LEFT else 0
 
 
 def _one(seed: int) -> int:
     lines: list[tuple[Any, ...]] = []
+    _watch(seed)
     outcome = simulate(seed, lines=lines)
     for at_s, *what in lines:
         print(f"{at_s:9.4f} {' '.join(map(str, what))}")  # noqa: T201  # its output

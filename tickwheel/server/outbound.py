@@ -15,13 +15,12 @@ import contextlib
 import json
 import secrets
 import sys
-from asyncio.subprocess import DEVNULL, PIPE
 from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.errors import Refused, from_wire
-from tickwheel.history.daemon import kill
+from tickwheel.history.daemon import kill, start_process
 from tickwheel.model.kinds import TargetRow
 from tickwheel.server.settings import split_address
 
@@ -231,9 +230,7 @@ class Outbound:
         """Run the process once; its exit code. Raises OSError, ValueError for what is no line."""
         url, secret = await self._address(), secrets.token_urlsafe(32)
         self._logins.own = secret.encode()
-        process = await asyncio.create_subprocess_exec(
-            *COMMAND, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=LINE_BYTES_MAX
-        )
+        process = await start_process(COMMAND, answers=True, line_bytes_max=LINE_BYTES_MAX)
         try:
             self._process = process
             networks = self._settings.push_networks
