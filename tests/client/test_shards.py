@@ -13,9 +13,10 @@ import pytest
 from support.shards import NOW_MS, Shards, key_in
 from support.waiting import comes, soon
 from tickwheel import Client, Delivery, Task, Worker, errors
+from tickwheel.api.tasks import shard_of
 from tickwheel.client import Check, Partly
-from tickwheel.client.shards import SHARD_BITS, shard_of
 from tickwheel.model import records
+from tickwheel.model.values import SHARD_BITS
 
 COUNT = 3
 HOUR = timedelta(hours=1)

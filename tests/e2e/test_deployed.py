@@ -263,16 +263,23 @@ def composed(name: str, folder: Path) -> Iterator[Composed]:
 async def failed_over(redis: Composed, folder: Path) -> None:
     """A daemon with the store of the file serves, its master is killed, and it serves again."""
     async with Daemon(folder / "daemon", store=redis.store, http=True) as daemon:
-        ready = lambda: status(daemon.http, "/readyz") == 200  # noqa: E731
+
+        def ready() -> bool:
+            return status(daemon.http, "/readyz") == 200
+
         await asyncio.to_thread(until, ready, log=daemon.log_text)
         async with Client(daemon.url) as client:
             first = await client.enqueue("orders.close", b"before", delay=3600)
             before = _store_at(daemon)
-            # A replica that has never been in step is not promoted.
-            in_step = lambda: "state=online" in redis.replicas_of(before)  # noqa: E731
+
+            def in_step() -> bool:  # one that has never been is not promoted
+                return "state=online" in redis.replicas_of(before)
+
+            def moved() -> bool:
+                return ready() and _store_at(daemon) != before
+
             await asyncio.to_thread(until, in_step, log=lambda: redis.replicas_of(before))
             redis.kill(redis.name_of(before))
-            moved = lambda: ready() and _store_at(daemon) != before  # noqa: E731
             await asyncio.to_thread(until, moved, log=daemon.log_text)
             second = await client.enqueue("orders.close", b"after", delay=3600)
             found = [task.id for task in await client.lookup_many([first.id, second.id])]

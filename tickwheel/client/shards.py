@@ -26,9 +26,9 @@ from functools import partial
 from operator import attrgetter
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, cast
-from zlib import crc32
 
 from tickwheel.api.schedules import NewSchedule
+from tickwheel.api.tasks import basis_of, shard_of
 from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.connection import LOGGER, fail
@@ -44,6 +44,7 @@ from tickwheel.errors import (
     ProtocolError,
     TickwheelError,
 )
+from tickwheel.model.values import SHARD_BITS
 from tickwheel.protocol import encode
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ if TYPE_CHECKING:
     from tickwheel.client.tasks import CheckedTask, Columns, Receipt, Receipts, WireTask
     from tickwheel.client.transactions import Checks
 
-SHARD_BITS = 10
-"""The lowest bits of a task's id are the number of its shard."""
 JOIN_S = 2.0
 """How long, in seconds, a subscription waits for shards that are away, when one is there."""
 WAIT_MS = 1_000
@@ -70,12 +69,7 @@ Raw = Mapping[str, Any]
 """An answer of a daemon, or a part of one, as it came."""
 
 
-def shard_of(basis: str, count: int) -> int:
-    """Which of ``count`` shards the tasks of this order key, or key, belong into."""
-    return crc32(basis.encode()) % count
-
-
-def basis_of(options: Mapping[str, Any]) -> str | None:
+def checked_basis(options: Mapping[str, Any]) -> str | None:
     """What says where a task with these options belongs; None: it may be anywhere. Raises
     BadRequest for a rule about tasks with its key that may be in other shards."""
     order_key, key = options.get("order_key"), options.get("key")
@@ -84,7 +78,7 @@ def basis_of(options: Mapping[str, Any]) -> str | None:
             "if_pending is about tasks with the same key, and order_key says in which of several"
             " shards a task is: with if_pending they must be the same"
         )
-    return order_key if order_key is not None else key
+    return basis_of(order_key, key)
 
 
 class Member(Protocol):
@@ -141,7 +135,7 @@ class Shards:
 
     def home_of(self, wire: WireTask) -> Member:
         """The client of the shard that a task goes to. Raises BadRequest."""
-        basis = basis_of(wire[3]) if len(wire) == 4 else None
+        basis = checked_basis(wire[3]) if len(wire) == 4 else None
         return self.any() if basis is None else self.of_basis(basis)
 
     def any(self) -> Member:
@@ -167,7 +161,7 @@ class Shards:
     ) -> Verbs:
         """The client of the shard of a transaction with these half tasks, which is ``home`` if it
         has some already. Raises BadRequest when they belong into several."""
-        bases = {basis_of(wire[3]) for wire in wires if len(wire) == 4} - {None}
+        bases = {checked_basis(wire[3]) for wire in wires if len(wire) == 4} - {None}
         homes = {shard_of(basis, len(self.members)) for basis in bases if basis is not None}
         members: Sequence[Any] = self.members
         known = next((n for n, member in enumerate(members) if member is home), None)
@@ -329,7 +323,7 @@ class Shards:
         """Put a schedule where its tasks belong, or else where its name does. Raises Conflict where
         another shard has one of that name."""
         name, options = fields[0], fields[-1]
-        basis = basis_of(options.get(NewSchedule.field("task").name) or {})
+        basis = checked_basis(options.get(NewSchedule.field("task").name) or {})
         home = self.of_basis(name if basis is None else basis)
         show = VERBS["show_schedule"]
         asked = show.asked.to_frame({"name": name, "next": 0})
@@ -524,7 +518,7 @@ class SpreadProducer:
 
     def _home(self, wire: WireTask) -> Producer:
         """The producer that a task goes to: the way of most tasks. Raises BadRequest."""
-        basis = basis_of(wire[3]) if len(wire) == 4 else None
+        basis = checked_basis(wire[3]) if len(wire) == 4 else None
         if basis is not None:
             return _producer(self._shards.of_basis(basis))
         producer = self._filling
@@ -597,7 +591,7 @@ class SpreadProducer:
         parts: dict[Producer, list[int]] = {}
         free: Producer | None = None
         for index, wire in enumerate(tasks):
-            basis = basis_of(wire[3]) if len(wire) == 4 else None
+            basis = checked_basis(wire[3]) if len(wire) == 4 else None
             if basis is not None:
                 home = _producer(self._shards.of_basis(basis))
             else:

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from tickwheel.model.coalescing import Coalescing, Merged
 from tickwheel.model.retry import PolicyRef
+from tickwheel.model.values import SHARD_BITS
 
-SHARD_BITS = 10
 SEQUENCE_BITS = 12
 ID_STEP = 1 << SHARD_BITS
 """Distance between two ids that one daemon assigns in a row."""

@@ -13,6 +13,8 @@ from typing import Any
 
 FILTER_LENGTH_MAX = 2_048
 """Characters that a filter's ``tags``, and its ``where``, may have."""
+SHARD_BITS = 10
+"""The lowest bits of a task's id are the number of the shard that has assigned it."""
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 """The whole numbers that a property may have: those of 64 bits with a sign."""
 

@@ -38,8 +38,7 @@ _SEEN = struct.Struct("5q")
 
 
 class Board:
-    """What the parent knows of each shard, where its children can read it: memory that is shared by
-    the fork. The parent waits for nobody, and who is started later finds all of it."""
+    """What the parent knows of ``count`` shards."""
 
     def __init__(self, count: int) -> None:
         self._memory = mmap.mmap(-1, count * _SEEN.size)

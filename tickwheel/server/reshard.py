@@ -36,9 +36,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
-from zlib import crc32
 
 from tickwheel import disk, failpoints
+from tickwheel.api import tasks as api
 from tickwheel.engine.ownership import owing
 from tickwheel.errors import BadRequest, Conflict, shown
 from tickwheel.history.stores import Filler
@@ -476,10 +476,9 @@ def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
 def basis_of(options: TaskOptions | None) -> str | None:
     """What names the shard of a task with these options; None: nothing does."""
     options = options or _NO_OPTIONS
-    if options.order_key is not None:
-        return options.order_key
-    if options.key is not None:
-        return options.key
+    basis = api.basis_of(options.order_key, options.key)
+    if basis is not None:
+        return basis
     # Whether a schedule's last task has ended is asked where the schedule is.
     schedule = (options.properties or {}).get(NAME_PROPERTY)
     return schedule if isinstance(schedule, str) else None
@@ -527,7 +526,7 @@ class _Move:
         return self.moved_id + 1 + shard
 
     def shard_of(self, basis: str) -> int:
-        return crc32(basis.encode()) % self.count
+        return api.shard_of(basis, self.count)
 
     def _stays(self, source: _Source) -> int:
         """The shard of what names none."""
@@ -572,13 +571,13 @@ class _Move:
                 continue
             halves = [half for part in parts.get(head.id, ()) for half in part.halves]
             bases = {basis_of(half.options) for half in halves} - {None}
-            shards = {self.shard_of(basis) for basis in bases if basis is not None}
-            if len(shards) > 1:
+            homes = {self.shard_of(basis) for basis in bases if basis is not None}
+            if len(homes) > 1:
                 raise Conflict(
-                    f"transaction {head.id} is open, and its tasks would be in {len(shards)}"
+                    f"transaction {head.id} is open, and its tasks would be in {len(homes)}"
                     " shards: commit it or roll it back first"
                 )
-            shard = shards.pop() if shards else self.shard_of(head.id)
+            shard = homes.pop() if homes else self.shard_of(head.id)
             for one in (head, *parts.get(head.id, ())):
                 self._put(shard, TRANSACTION, one)
 
@@ -717,14 +716,19 @@ def _work(place: _Place, move: _Move, now_ms: int) -> None:
     try:
         for left in unfinished(place.folder):
             shutil.rmtree(left)
-        os.mkdir(f"{folder.path}{folder.part}")
-        failpoints.hit("reshard.begun")
-        sums = asyncio.run(_fill(place, move, now_ms))
-        disk.sync(f"{folder.path}{folder.part}")
-        failpoints.hit("reshard.copied")
-        for shard, expected in enumerate(sums):
-            _verify(folder.database(shard), move, shard, expected)
-        failpoints.hit("reshard.verified")
+        fresh = f"{folder.path}{folder.part}"
+        os.mkdir(fresh)
+        try:
+            failpoints.hit("reshard.begun")
+            sums = asyncio.run(_fill(place, move, now_ms))
+            disk.sync(fresh)
+            failpoints.hit("reshard.copied")
+            for shard, expected in enumerate(sums):
+                _verify(folder.database(shard), move, shard, expected)
+            failpoints.hit("reshard.verified")
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)  # its room is the daemons' again
+            raise
         _switch(place, move)
     finally:
         lock.release()

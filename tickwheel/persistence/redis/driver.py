@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import hiredis
 
-from tickwheel.model.records import SHARD_BITS
+from tickwheel.model.values import SHARD_BITS
 from tickwheel.persistence.contract import StoreError, StoreUnusable
 
 if TYPE_CHECKING:
