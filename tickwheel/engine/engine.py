@@ -128,17 +128,15 @@ class Engine:
         """Milliseconds until something beside the wheel is due; None: nothing is.
         ``has_checkpoints`` False: leave out deliveries that no batch holds."""
         core = self.core
+        times = [keep.until_mono_ms - mono_ms for keep in core.keeps.values()] if core.keeps else []
+        if core.expiry_mono_ms is not None:
+            times.append(core.expiry_mono_ms - mono_ms)
         checkpoint_mono_ms = self.next_checkpoint_mono_ms() if has_checkpoints else None
-        times = [
-            at_ms - mono_ms
-            for at_ms in (
-                core.expiry_mono_ms,
-                checkpoint_mono_ms,
-                self.delivery.next_token_mono_ms(),
-                min((keep.until_mono_ms for keep in core.keeps.values()), default=None),
-            )
-            if at_ms is not None
-        ]
+        if checkpoint_mono_ms is not None:
+            times.append(checkpoint_mono_ms - mono_ms)
+        token_mono_ms = self.delivery.next_token_mono_ms()
+        if token_mono_ms is not None:
+            times.append(token_mono_ms - mono_ms)
         planned_ms = core.schedule_heap.next_ms()
         if planned_ms is not None:
             times.append(planned_ms - now_ms)

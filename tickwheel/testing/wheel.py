@@ -176,6 +176,7 @@ class TestWheel:
 
     async def _advance_to(self, until_ms: int) -> None:
         await self.settle()
+        ready = getattr(asyncio.get_running_loop(), "_ready", None)
         steps = 0
         while self._sources.now_ms < until_ms:
             steps += 1
@@ -185,7 +186,7 @@ class TestWheel:
             wait_ms = left_ms if self._wait_ms is None else max(1, self._wait_ms)
             self._sources.now_ms += min(left_ms, wait_ms)
             self._shard._tick()  # at once: at most steps the wheel only looks ahead
-            if self._is_stirring():
+            if ready is None or ready or self._busy_with():  # something has begun with this step
                 await self.settle()
 
     async def run_until_idle(self, within: Duration | str = "365d") -> None:
@@ -237,19 +238,16 @@ class TestWheel:
             if ready is not None and not ready:
                 await asyncio.sleep(PAUSE_S)  # for a thread, or for a pause in real time
 
-    def _is_stirring(self) -> bool:
-        """Whether anything has begun with the last step."""
-        ready = getattr(asyncio.get_running_loop(), "_ready", None)
-        return ready is None or bool(ready) or bool(self._busy_with())
-
     def _busy_with(self) -> str:
         """What is under way; empty: nothing is."""
-        if any(end.is_busy for end in self._inside.ends):
-            return "a connection"
+        for end in self._inside.ends:
+            if end.is_busy:
+                return "a connection"
         is_up = self._inside.is_up.is_set()
         if is_up and self._shard.committer.trouble is None:  # else no answer comes, as it was asked
-            if any(client.is_asking for client in self._clients):
-                return "an answer of the daemon"
+            for client in self._clients:
+                if client.is_asking:
+                    return "an answer of the daemon"
         for worker in self._working:
             for lane in worker._lanes:
                 if lane.running:
@@ -274,8 +272,9 @@ class TestWheel:
             return "a tick"
         if shard.commands._waiting or shard.coalescing._waiting:
             return "a command"
-        if any(line.count for line in shard.lines):
-            return "a listing"
+        for line in shard.lines:
+            if line.count:
+                return "a listing"
         self._wait_ms = self._next_wait_ms()
         if core.runnable or (self._wait_ms is not None and self._wait_ms <= 0):
             asyncio.get_running_loop().call_soon(shard.timer_over)
