@@ -24,10 +24,11 @@ def judge(records: Records, server: Server, clocks: Clocks) -> list[str]:
     """What is wrong."""
     owed = {topic: groups for topic, groups in GROUPS.items() if topic != PLANNED_GROUPS}
     wrong = list(check([records.journal], owed, clocks=clocks).violations)
+    # The judge of the torture takes all tasks for enqueued before the first one comes. A delivery
+    # that a power cut made the store forget is due again later by a clock that was ahead then.
+    beside = ("out of order", "again, after") if not clocks.are_true else ("out of order",)
     wrong += [
-        text
-        for text in judge_order(records.seen, records.sent)
-        if not text.startswith("out of order")  # it takes all tasks for enqueued before they come
+        text for text in judge_order(records.seen, records.sent) if not text.startswith(beside)
     ]
     wrong += in_order(records) if clocks.are_true else ()
     wrong += one_owner_an_epoch(server)

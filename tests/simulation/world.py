@@ -124,9 +124,10 @@ class Node:
             await daemon.start()
             await daemon.wait()
         except Exception as error:
-            self.world.problems.append(
-                f"the daemon of {self.name} ended: {type(error).__name__}: {error}"
-            )
+            if not daemon.has_given_up(error):
+                self.world.problems.append(
+                    f"the daemon of {self.name} ended: {type(error).__name__}: {error}"
+                )
         try:
             await daemon.stop()
         except Exception as error:

@@ -275,6 +275,11 @@ class Daemon:
     def shall_stop(self) -> bool:
         return self._stop_asked.is_set()
 
+    def has_given_up(self, error: BaseException) -> bool:
+        """Whether this is how ``start`` ends when the daemon shall stop while it waits for its
+        store: whoever asked for that has got it."""
+        return isinstance(error, StoreUnreachable) and self.shall_stop
+
     def accept_clock(self) -> None:
         """Trust the clock, as an operator says by a signal."""
         self._logins.note_signal("accept_clock")
@@ -485,11 +490,7 @@ async def _serve(settings: Settings, log: Log, on_start: Callable[[], None]) -> 
         await daemon.wait()
         log.info("stopping")
     except Exception as error:
-        # Whoever stops it while it waits for its store has what was asked for.
-        is_given_up = (
-            isinstance(error, StoreUnreachable) and daemon is not None and daemon.shall_stop
-        )
-        code = 0 if is_given_up else _failed(log, error)
+        code = 0 if daemon is not None and daemon.has_given_up(error) else _failed(log, error)
     try:
         if daemon is not None:
             await daemon.stop()
