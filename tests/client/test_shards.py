@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from datetime import timedelta
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from support.waiting import comes, soon
 from tickwheel import Client, Delivery, Task, Worker, errors
 from tickwheel.api.tasks import shard_of
 from tickwheel.client import Check, Partly
+from tickwheel.client.shards import IN_A_ROW
+from tickwheel.client.subscription import PREFETCH
 from tickwheel.model import records
 from tickwheel.model.values import SHARD_BITS
 
@@ -273,14 +276,16 @@ async def test_the_prefetch_is_divided_and_shards_take_turns() -> None:
             assert await prefetches() == [0, 0, 0]
             await deliveries.set_prefetch(1)
             assert await prefetches() == [1, 1, 1]
-            await deliveries.set_prefetch(12)
-            keys = [key_in(shard, COUNT) for shard in range(COUNT)] * 4
+            keys = [key_in(shard, COUNT) for shard in range(COUNT)] * IN_A_ROW * 2
+            await deliveries.set_prefetch(len(keys))
             await client.enqueue_many([Task("t", b"", key=key) for key in keys])
-            await comes(lambda: _is_in_flight(client, 12))
+            await comes(lambda: len(deliveries._buffer) == len(keys))
             found = [await soon(anext(deliveries)) for _ in keys]
-            turns = [shards_of(found[start : start + COUNT]) for start in range(0, 12, COUNT)]
-            assert all(sorted(turn) == [0, 1, 2] for turn in turns)
+            turns = [(shard, len(list(some))) for shard, some in groupby(shards_of(found))]
+            assert sorted(turns) == sorted([(shard, IN_A_ROW) for shard in range(COUNT)] * 2)
         assert await prefetches() == []
+        async with client.subscribe("t"):
+            assert await prefetches() == [PREFETCH] * COUNT
 
 
 async def _is_in_flight(client: Client, count: int) -> bool:

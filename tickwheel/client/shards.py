@@ -684,26 +684,39 @@ class SpreadAcks:
 # --- consuming -----------------------------------------------------------------------------------
 
 
+IN_A_ROW = 16
+"""Deliveries of one shard before the next one has its turn."""
+
+
 class SpreadBuffer(Buffer):
-    """What has come from all shards, handed out in turn, one of each."""
+    """What has come from all shards, handed out in turn, some of each."""
 
     def __init__(self, lease_s: float) -> None:
         super().__init__(lease_s)
         self.parts: list[Subscription] = []
-        self._turn = 0
+        self._turn = self._left = 0
+        self._present = Buffer(lease_s)
+        """That of the shard whose turn it is, for as many deliveries as are left."""
 
     def __len__(self) -> int:
         return sum(len(part._buffer) for part in self.parts)
 
     def take(self, now_s: float) -> Delivery | None:
+        if self._left:
+            delivery = self._present.take(now_s)
+            if delivery is not None:
+                self._left -= 1
+                return delivery
         parts = self.parts
         for _ in parts:
             self._turn = (self._turn + 1) % len(parts)
             part = parts[self._turn]
             delivery = part._buffer.take(now_s)
             if delivery is not None:
+                self._present, self._left = part._buffer, IN_A_ROW - 1
                 return delivery
             part.refill()
+        self._left = 0
         return None
 
 
@@ -756,7 +769,10 @@ class Parts:
         return len(self._members)
 
     def _share(self, prefetch: int, shard: int) -> int:
-        """The part of a prefetch that one shard gets: at least 1, unless it is 0."""
+        """The part of a prefetch that one shard gets: at least 1, unless it is 0; all of one that
+        nobody has named."""
+        if not self._front._divides:
+            return prefetch
         each, extra = divmod(prefetch, self._count)
         return max(each + (shard < extra), min(prefetch, 1))
 

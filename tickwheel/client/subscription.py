@@ -203,6 +203,8 @@ LEASE_GUESS_S = 30.0
 STREAK_MAX = 128
 """After so many deliveries the event loop gets a turn, so that acks leave, and more deliveries come
 in, while a fast consumer works."""
+PREFETCH = 256
+"""The prefetch of a subscription that names none, at each shard."""
 
 
 class Spread(Protocol):
@@ -234,8 +236,9 @@ class Subscription:
         subscriptions: Subscriptions,
         number: int,
         subscribe_options: SubscribeOptions,
-        prefetch: int,
+        prefetch: int | None,
     ) -> None:
+        """``prefetch``: None is ``PREFETCH``, at each shard where there are several."""
         self.topic, self.group, self.leased = (
             subscribe_options.topic,
             subscribe_options.group,
@@ -248,7 +251,9 @@ class Subscription:
         self._reconnector = subscriptions.reconnector
         self._call = subscriptions.calls.call
         self._number = number
-        self._prefetch = prefetch
+        self._prefetch = PREFETCH if prefetch is None else prefetch
+        self._divides = prefetch is not None
+        """Whether shards have a part of the prefetch each, because somebody has named it."""
         self._buffer = Buffer(_lease_guess_s(subscribe_options))
         self._arrived = Signal()
         self._extender: Extender[DeliveryBatch] = Extender(
@@ -266,7 +271,7 @@ class Subscription:
         self._insists = True
         """Whether a group with another ``retry`` policy is a Conflict."""
         self._subscribing = False
-        self._credit = prefetch
+        self._credit = self._prefetch
         """The prefetch that the daemon was asked for; smaller while an old buffer drains."""
         self._streak = 0
         self._resuming: asyncio.Task[None] | None = None
@@ -323,7 +328,7 @@ class Subscription:
     async def set_prefetch(self, prefetch: int) -> None:
         """Set how many unsettled deliveries the daemon may have out here; 0 pauses."""
         self._all.check_prefetch(prefetch)
-        self._prefetch = prefetch
+        self._prefetch, self._divides = prefetch, True
         if self._parts is not None:
             self._credit = prefetch
             await self._parts.set_prefetch(prefetch)
@@ -599,9 +604,10 @@ class Subscriptions:
         self._open: dict[int, Subscription] = {}
         self._last_number = 0
 
-    def make(self, subscribe_options: SubscribeOptions, prefetch: int) -> Subscription:
+    def make(self, subscribe_options: SubscribeOptions, prefetch: int | None) -> Subscription:
         """A subscription that is not started. Raises BadRequest."""
-        self.check_prefetch(prefetch)
+        if prefetch is not None:
+            self.check_prefetch(prefetch)
         self._last_number += 1
         return Subscription(self, self._last_number, subscribe_options, prefetch)
 

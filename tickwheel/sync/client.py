@@ -374,7 +374,7 @@ class Client(generated.Client):
         topic: str,
         *,
         group: str = "default",
-        prefetch: int = 256,
+        prefetch: int | None = None,
         lease: Duration | None = None,
         retry: Retry | None = None,
         ack: AckMode = "manual",
@@ -384,9 +384,10 @@ class Client(generated.Client):
     ) -> Subscription:
         """Deliveries as they come due, to one of the group's members each.
 
-        At most ``prefetch`` of them are unsettled here; ``lease``: how long one may take before
-        it is delivered again (default: the daemon's). ``retry``: the policy of a group that has
-        none of its own; where it has another one, the subscription ends with Conflict.
+        At most ``prefetch`` of them are unsettled here (default: 256, of each shard where there
+        are several); ``lease``: how long one may take before it is delivered again (default: the
+        daemon's). ``retry``: the policy of a group that has none of its own; where it has another
+        one, the subscription ends with Conflict.
 
         ``ack="on_delivery"``: at most once. The task is over before it is sent; a crash here
         loses it, and ``close`` what was not read. ``broadcast``: everything that comes due while
