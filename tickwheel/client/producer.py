@@ -108,6 +108,11 @@ class Producer:
         )
 
     @property
+    def tasks(self) -> int:
+        """Tasks without an outcome."""
+        return self._tasks + (self._open.count if self._open is not None else 0)
+
+    @property
     def has_open(self) -> bool:
         """Whether a frame is being filled."""
         return self._open is not None or self._timed is not None

@@ -139,22 +139,20 @@ class Shards:
         return self.any() if basis is None else self.of_basis(basis)
 
     def any(self) -> Member:
-        """The client of the shard whose turn it is: the same one while its frame is open, else the
-        next one that is connected and has room."""
+        """The client of the shard with the fewest tasks on their way, of those that are connected
+        and have room; the next one in turn, where several have as few."""
         members, count = self.members, len(self.members)
-        present = members[self._next]
-        if present.connected and _producer(present).has_open:
-            return present
-        best = None
+        best, least = (self._next + 1) % count, (2, 0)
         for step in range(1, count + 1):
             index = (self._next + step) % count
             member = self._opened(members[index])
-            if member.connected and (best is None or not _producer(member).is_full):
-                best = index
-                if not _producer(member).is_full:
-                    break
-        self._next = (self._next + 1) % count if best is None else best
-        return members[self._next]
+            if member.connected:
+                producer = _producer(member)
+                waiting = int(producer.is_full), producer.tasks
+                if waiting < least:
+                    best, least = index, waiting
+        self._next = best
+        return members[best]
 
     def home_of_transaction(
         self, home: Verbs | None, name: str, wires: Iterable[WireTask]
@@ -499,6 +497,10 @@ async def _bulks(lists: Sequence[AsyncGenerator[Any, None]]) -> AsyncGenerator[A
 # --- producing -----------------------------------------------------------------------------------
 
 
+TOGETHER = 512
+"""Tasks that may be anywhere and go to one shard together, before the next one is looked for."""
+
+
 class SpreadProducer:
     """What ``Producer`` is for one shard, for several: each task goes to the producer of its shard.
     One that is away holds nobody else up."""
@@ -508,7 +510,9 @@ class SpreadProducer:
         self._full: Producer | None = None
         """The one that had no room for a task when it was last asked."""
         self._filling: Producer | None = None
-        """The one that got the last task that may be anywhere."""
+        """The one that got the last task that may be anywhere,"""
+        self._left = 0
+        """and how many more may go there with it."""
 
     @property
     def is_full(self) -> bool:
@@ -518,12 +522,21 @@ class SpreadProducer:
 
     def _home(self, wire: WireTask) -> Producer:
         """The producer that a task goes to: the way of most tasks. Raises BadRequest."""
-        basis = checked_basis(wire[3]) if len(wire) == 4 else None
-        if basis is not None:
-            return _producer(self._shards.of_basis(basis))
+        if len(wire) == 4:
+            basis = checked_basis(wire[3])
+            if basis is not None:
+                return _producer(self._shards.of_basis(basis))
         producer = self._filling
-        if producer is None or not producer.has_open or producer.reconnector.connection is None:
-            producer = self._filling = _producer(self._shards.any())
+        if (
+            self._left
+            and producer is not None
+            and producer.has_open
+            and producer.reconnector.connection is not None
+        ):
+            self._left -= 1
+            return producer
+        self._left = TOGETHER - 1
+        self._filling = producer = _producer(self._shards.any())
         return producer
 
     def add(self, checked: CheckedTask) -> asyncio.Future[Any]:
@@ -595,7 +608,7 @@ class SpreadProducer:
             if basis is not None:
                 home = _producer(self._shards.of_basis(basis))
             else:
-                home = free = free or _producer(self._shards.any())
+                home = free = free or self._home(wire)
             parts.setdefault(home, []).append(index)
         if len(parts) == 1 and future is None:
             [home] = parts
