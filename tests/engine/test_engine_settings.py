@@ -106,6 +106,17 @@ def test_without_a_burst_it_is_what_a_second_brings(rig: Rig) -> None:
     assert [len(rig.tick()), rig.pass_time(1_000), len(rig.tick())] == [5, None, 5]
 
 
+@pytest.mark.parametrize(("burst", "at_once"), [(8, 2), (1, 1), (None, 5)])
+def test_of_several_shards_each_has_its_part_of_a_rate(burst: int | None, at_once: int) -> None:
+    rig = Rig(replace(CONFIG, shards=4))
+    rig.subscribe()
+    rig.configure("t", "default", rate=20.0, burst=burst)
+    rig.store(count=20)
+    assert len(rig.tick()) == at_once
+    assert rig.after(199).tick() == []
+    assert len(rig.after(1).tick()) == 1
+
+
 def test_the_rate_of_a_topic_bounds_the_sum_of_its_groups_and_shares_it(rig: Rig) -> None:
     rig.subscribe_all("ab")
     rig.configure("t", rate=10.0, burst=1)

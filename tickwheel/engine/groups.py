@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.events import DELETED
 from tickwheel.engine.ownership import is_done, owing
-from tickwheel.engine.queues import changed
+from tickwheel.engine.queues import Bucket, changed
 from tickwheel.engine.tasks import RESET, Step
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.model.filters import filters_of, judge_of, length_of
@@ -165,7 +165,7 @@ class Grouping:
         """Give the group settings, durable with the open batch, in force at the next dispatch."""
         core = self._core
         if settings[1:3] != group.settings[1:3]:
-            group.bucket = changed(group.bucket, settings.rate, settings.burst, mono_ms)
+            group.bucket = self._bucket(group.bucket, settings, mono_ms)
             core.throttled.pop(group, None)
         if filters_of(settings) != filters_of(group.settings):
             self._filter(group, settings)
@@ -177,6 +177,12 @@ class Grouping:
             core.recorder.configured(group.topic, group)
         core.wake(group)
 
+    def _bucket(
+        self, old: Bucket | None, settings: GroupSettings, mono_ms: int
+    ) -> Bucket | None:  # fmt: skip
+        """This shard's part of the rate and burst, which are of all shards together."""
+        return changed(old, settings.rate, settings.burst, mono_ms, self._core.config.shards)
+
     def _share(self, group: Group, former: GroupSettings, mono_ms: int) -> None:
         """Rearrange the fair shares of the group if the settings of its sharing have changed."""
         if _sharing(group.settings) == _sharing(former):
@@ -187,7 +193,7 @@ class Grouping:
     def set_topic(self, topic: Topic, settings: GroupSettings, mono_ms: int) -> None:
         core = self._core
         if settings[1:3] != topic.settings[1:3]:
-            topic.bucket = changed(topic.bucket, settings.rate, settings.burst, mono_ms)
+            topic.bucket = self._bucket(topic.bucket, settings, mono_ms)
             for group in topic.groups.values():
                 core.throttled.pop(group, None)
         self.note_settings(topic, settings)
@@ -278,7 +284,7 @@ class Grouping:
     def restore(self, row: GroupRow) -> None:
         """Restore a group or topic settings. Rows come oldest first; bursts are full again."""
         topic, settings = self._core.topic(row.topic), row.settings or NOTHING_SET
-        bucket = changed(None, settings.rate, settings.burst, 0)
+        bucket = self._bucket(None, settings, 0)
         if row.group == TOPIC_ITSELF:
             self.set_settings(topic, settings)
             topic.bucket = bucket

@@ -296,9 +296,9 @@ class Bucket:
 
     __slots__ = ("_at_mono_ms", "_tokens", "burst", "rate")
 
-    def __init__(self, rate: float, burst: int | None, mono_ms: int) -> None:
+    def __init__(self, rate: float, burst: float | None, mono_ms: int) -> None:
         self.rate = rate
-        self.burst = max(1.0, rate) if burst is None else float(burst)
+        self.burst = max(1.0, rate if burst is None else burst)
         self._tokens = self.burst
         self._at_mono_ms = mono_ms
 
@@ -321,12 +321,13 @@ class Bucket:
 
 
 def changed(
-    old: Bucket | None, rate: float | None, burst: int | None, mono_ms: int
+    old: Bucket | None, rate: float | None, burst: int | None, mono_ms: int, shards: int = 1
 ) -> Bucket | None:
-    """A bucket with another rate and burst, no fuller than the old one; None: there is no rate."""
+    """A bucket with another rate and burst, no fuller than the old one; None: there is no rate.
+    ``shards``: so many buckets have these together, and this one an equal part."""
     if rate is None:
         return None
-    fresh = Bucket(rate, burst, mono_ms)
+    fresh = Bucket(rate / shards, None if burst is None else burst / shards, mono_ms)
     if old is not None:
         fresh.take(max(0, int(fresh.burst) - old.left(mono_ms)))
     return fresh

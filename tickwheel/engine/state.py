@@ -89,6 +89,8 @@ class EngineConfig:
     slots: int = 3600
     tick_ms: int = 1000
     shard: int = 0
+    shards: int = 1
+    """How many there are: rates of groups and topics are of all of them together."""
     moved_id: int = 0
     """Tasks with ids up to this may be in any shard, whatever number their ids have."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)

@@ -586,6 +586,7 @@ class Settings(BaseSettings):
             slots=self.slots,
             tick_ms=self.tick_ms,
             shard=self.shard,
+            shards=len(self.shard_urls) or 1,
             moved_id=self.moved_id,
             retry=retry,
             policies=named_policies(self.retry_policies, retry),

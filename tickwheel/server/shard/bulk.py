@@ -91,8 +91,9 @@ class Work:
         self.bulk = bulk
         self._bucket: Bucket | None = None
         if bulk.rate is not None:
-            burst = max(1, int(bulk.rate / BURSTS_PER_S))
-            self._bucket = Bucket(bulk.rate, burst, runner.clock.read().mono_ms)
+            rate = bulk.rate / runner.engine.core.config.shards
+            burst = max(1, int(rate / BURSTS_PER_S))
+            self._bucket = Bucket(rate, burst, runner.clock.read().mono_ms)
         self._is_acting = False
         self.note = ""
         """A remark for people that is kept when the bulk operation is done."""
