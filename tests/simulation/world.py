@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from contextvars import Context
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
@@ -129,7 +130,8 @@ class Node:
                     f"the daemon of {self.name} ended: {type(error).__name__}: {error}"
                 )
         try:
-            await daemon.stop()
+            # A task of its own: at the end of a run one that hangs in a ``finally`` can be closed.
+            await host.spawn(daemon.stop())
         except Exception as error:
             # The store did not take the last batch, or could not be asked: the next start recovers.
             self.world.trace("stop", host, type(error).__name__)
@@ -140,8 +142,9 @@ class Node:
 
     def _start_later(self) -> None:
         self.is_wanted = False
-        loop = self.world.loop
-        loop.call_later(self.world.rnd.uniform(*RESTART_S), self.restart)
+        after_s = self.world.rnd.uniform(*RESTART_S)
+        # Whoever starts it is not the process that has just ended, of which nothing runs any more.
+        self.world.loop.call_later(after_s, self.restart, context=Context())
 
     def restart(self) -> None:
         """Start it, unless it runs."""
