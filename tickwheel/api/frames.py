@@ -17,7 +17,8 @@ SESSION_BYTES = 16
 
 
 class FrameType(IntEnum):
-    """First element of every frame. Below 64: client to daemon; above: daemon to client."""
+    """First element of every frame. Below 64, and from 96 up: client to daemon; from 65 to 95:
+    daemon to client."""
 
     HELLO = 1
     ENQUEUE = 2
@@ -90,3 +91,7 @@ class FrameType(IntEnum):
     ENDED = 69
     HEARTBEAT = 70
     CHECK = 71
+
+    NODE_LIST = 96
+    SHARD_MOVE = 97
+    NODE_DRAIN = 98

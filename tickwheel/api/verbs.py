@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tickwheel.api import bulk, daemon, dead, groups, schedules, targets, tasks, transactions
+from tickwheel.api import (
+    bulk,
+    daemon,
+    dead,
+    groups,
+    nodes,
+    schedules,
+    targets,
+    tasks,
+    transactions,
+)
 from tickwheel.api.frames import FrameType
 from tickwheel.api.verb import Need, Of, Over, Right, Verb
 
@@ -84,7 +94,7 @@ VERBS: Final[Mapping[str, Verb]] = MappingProxyType(
         verb.name: verb
         for verb in (
             *BY_HAND, *tasks.VERBS, *dead.VERBS, *groups.VERBS, *schedules.VERBS,
-            *transactions.VERBS, *bulk.VERBS, *targets.VERBS, *daemon.VERBS,
+            *transactions.VERBS, *bulk.VERBS, *targets.VERBS, *nodes.VERBS, *daemon.VERBS,
         )
     }
 )  # fmt: skip

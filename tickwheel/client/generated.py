@@ -23,6 +23,7 @@ from tickwheel.api.groups import (
     ResetPreview,
     TopicHeld,
 )
+from tickwheel.api.nodes import NodeDrained, Nodes, ShardPlaced
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.targets import PushSent, TargetInfo, TargetRemoved
 from tickwheel.api.tasks import TaskInfo, TaskOutcome, Value
@@ -939,6 +940,36 @@ class GeneratedVerbs(Verbs):
         NotFound, Conflict."""
         answer: PushSent = await self._ask(
             "resend", {"topic": topic, "group": group, "number": number}, timeout
+        )
+        return answer
+
+    async def nodes(self, *, timeout: Duration | None = None) -> Nodes:
+        """All nodes that serve shards of this store, and who leads which shard since when. Raises
+        Conflict for a daemon that is no node (``?shards=N``)."""
+        answer: Nodes = await self._ask("nodes", {}, timeout)
+        return answer
+
+    async def move_shard(
+        self, shard: int, node: str | None = None, *, timeout: Duration | None = None
+    ) -> ShardPlaced:
+        """Say that a shard shall be on a node, or, without ``node``, wherever it belongs. The
+        answer comes once that is noted; the shard moves as soon as its new node stands by. While
+        the node is not there, or drains, the shard is elsewhere. Raises NotFound for a node that is
+        not there, Conflict for a daemon that is no node."""
+        answer: ShardPlaced = await self._ask("move_shard", {"shard": shard, "node": node}, timeout)
+        return answer
+
+    async def drain_node(
+        self, node: str, *, draining: bool = True, timeout: Duration | None = None
+    ) -> NodeDrained:
+        """Say that a node shall have no shards, also after it was started again, until it is said
+        with ``draining=False`` that it shall. The answer comes once that is noted; its shards move
+        one after the other. Raises NotFound for a node that is not there, Conflict for a daemon
+        that is no node.
+
+        ``draining``: false: it shall have shards again."""
+        answer: NodeDrained = await self._ask(
+            "drain_node", {"node": node, "draining": draining}, timeout
         )
         return answer
 

@@ -24,6 +24,7 @@ from tickwheel.api.groups import (
     ResetPreview,
     TopicHeld,
 )
+from tickwheel.api.nodes import NodeDrained, Nodes, ShardPlaced
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.targets import PushSent, TargetInfo, TargetRemoved
 from tickwheel.api.tasks import TaskInfo, TaskOutcome, Value
@@ -1132,6 +1133,31 @@ class Client(Blocking):
         """Send one of the last requests of a push once more; nothing becomes of its task. Raises
         NotFound, Conflict."""
         return self._call(AsyncClient.resend, topic, group, number, timeout=timeout)
+
+    def nodes(self, *, timeout: Duration | None = None) -> Nodes:
+        """All nodes that serve shards of this store, and who leads which shard since when. Raises
+        Conflict for a daemon that is no node (``?shards=N``)."""
+        return self._call(AsyncClient.nodes, timeout=timeout)
+
+    def move_shard(
+        self, shard: int, node: str | None = None, *, timeout: Duration | None = None
+    ) -> ShardPlaced:
+        """Say that a shard shall be on a node, or, without ``node``, wherever it belongs. The
+        answer comes once that is noted; the shard moves as soon as its new node stands by. While
+        the node is not there, or drains, the shard is elsewhere. Raises NotFound for a node that is
+        not there, Conflict for a daemon that is no node."""
+        return self._call(AsyncClient.move_shard, shard, node, timeout=timeout)
+
+    def drain_node(
+        self, node: str, *, draining: bool = True, timeout: Duration | None = None
+    ) -> NodeDrained:
+        """Say that a node shall have no shards, also after it was started again, until it is said
+        with ``draining=False`` that it shall. The answer comes once that is noted; its shards move
+        one after the other. Raises NotFound for a node that is not there, Conflict for a daemon
+        that is no node.
+
+        ``draining``: false: it shall have shards again."""
+        return self._call(AsyncClient.drain_node, node, draining=draining, timeout=timeout)
 
     def status(self, *, timeout: Duration | None = None) -> Status:
         """How the daemon is: its role and state, and since when. For one that is not active see

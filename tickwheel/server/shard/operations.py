@@ -25,6 +25,7 @@ from tickwheel.server.shard.bulk import Bulks
 from tickwheel.server.shard.delivery import Consuming
 from tickwheel.server.shard.enqueue import Producing
 from tickwheel.server.shard.groups import Grouping, Lining
+from tickwheel.server.shard.nodes import Placing, known
 from tickwheel.server.shard.overview import Watching
 from tickwheel.server.shard.resets import Resetting
 from tickwheel.server.shard.schedules import Scheduling
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from tickwheel.persistence.contract import Leader
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Ask, Caller, OnEvent
+    from tickwheel.server.shard.parts import Directory
     from tickwheel.server.shard.shard import Shard
     from tickwheel.server.shard.views import ValueBytes
 
@@ -85,6 +87,7 @@ class Operations:
             BackingUp(shard, shard.backups, shard.backup_folder),
             Watching(shard, lags, shard.stories, listings, shard.lookups, value_bytes),
             Restoring(shard, shard.restores, listings),
+            Placing(shard, listings),
             self.targeting,
         )
         for part in parts:
@@ -203,7 +206,8 @@ FRAME_BYTES_MAX = 64 * 1024
 
 
 class StandbyOperations:
-    """The operations of a standby: ``ping``, ``status``, ``leave``; others are ``not_active``."""
+    """The operations of a standby: ``ping``, ``status``, ``nodes``, ``leave``; others are
+    ``not_active``."""
 
     role = "standby"
     frame_bytes_max = FRAME_BYTES_MAX
@@ -217,6 +221,7 @@ class StandbyOperations:
         active: Callable[[], Leader | None],
         status: Callable[[], dict[str, Any]],
         on_event: OnEvent,
+        directory: Directory | None = None,
     ) -> None:
         """``active`` returns the daemon that leads, as far as is known."""
         self.settings = settings
@@ -225,6 +230,7 @@ class StandbyOperations:
         self._active = active
         self._status = status
         self._on_event = on_event
+        self.directory = directory
 
     def refusal(self) -> NotActive:
         """The answer to all that only the leader can do."""
@@ -246,6 +252,10 @@ class StandbyOperations:
     def status(self, ask: Ask[Nothing]) -> None:
         """Answer what the daemon says of itself."""
         ask.answer(self._status())
+
+    def nodes(self, ask: Ask[Nothing]) -> None:
+        """Answer all nodes and shards, as this daemon's node saw them last. Raises Conflict."""
+        ask.answer(known(self.directory).listing())
 
     def leave(self, caller: Caller, request: int) -> None:
         """Let the caller go; there is nothing to forget."""

@@ -58,6 +58,30 @@ class Sender(Protocol):
         ...
 
 
+class Directory(Protocol):
+    """All nodes that share the store, and where the shards are."""
+
+    def whereabouts(self, shard: int) -> str:
+        """The address of a shard as it is known here; empty: nobody is known to have it."""
+        ...
+
+    def route(self) -> tuple[int, tuple[str, ...]]:
+        """(version, the addresses of all shards in their order)."""
+        ...
+
+    def listing(self) -> dict[str, Any]:
+        """What the verb ``nodes`` answers, as it was seen last."""
+        ...
+
+    async def place(self, shard: int, node: str | None) -> None:
+        """Note where a shard shall be; None: anywhere. Raises BadRequest, NotFound, StoreError."""
+        ...
+
+    async def drain(self, node: str, *, draining: bool) -> None:
+        """Note whether a node shall have no shards. Raises NotFound, StoreError."""
+        ...
+
+
 class Parts(Protocol):
     """The parts of one shard at work."""
 
@@ -76,6 +100,8 @@ class Parts(Protocol):
     history: History | None
     outbound: Sender | None
     """What sends the tasks of groups with targets; None: nothing does."""
+    directory: Directory | None
+    """All nodes; None: this daemon is not one of a node."""
     observed: Observed
     on_event: OnEvent
     status: Callable[[], dict[str, Any]]

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from tickwheel.server.metrics.observed import Lateness
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Caller
-    from tickwheel.server.shard.parts import Sender
+    from tickwheel.server.shard.parts import Directory, Sender
     from tickwheel.server.tracing import Tracing
 
 NS_A_MS = 1_000_000
@@ -114,6 +114,7 @@ class Shard:
         self.observed = observed or Observed()
         self.history = history
         self.outbound: Sender | None = None
+        self.directory: Directory | None = None
         self._tracing = tracing
         self.callers: set[Caller] = set()
         self.draining = False
