@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 
 from tickwheel.errors import ProtocolError, shown
 
+SHARDS_MAX = 64
+"""Of one store."""
 ID_MAX = 2**63 - 1
 """Of a task."""
 KEY_TASKS_MAX = 10_000

@@ -13,9 +13,7 @@ from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import FLAG, NAME, Moment, Whole
 from tickwheel.api.shapes import Answer, Request, place, when
 from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
-
-SHARDS_MAX: Final = 64
-"""Shards of one store."""
+from tickwheel.limits import SHARDS_MAX
 
 # --- requests ------------------------------------------------------------------------------------
 

@@ -156,8 +156,12 @@ def serve(
         raise BadRequest("--token is what a client shows; the daemon's own is --serve-token")
     settings = _load_settings(config, {**_assignments(set_ or []), **options})
     _import_parts(settings)
-    from tickwheel.persistence import shard_folder
+    from tickwheel.persistence import shard_count, shard_folder
 
+    if shard_count(settings.store) is not None:
+        from tickwheel.server import nodes
+
+        return nodes.run(settings)
     if settings.processes == 1 and shard_folder(settings.store) is None:
         from tickwheel.server.daemon import run
 

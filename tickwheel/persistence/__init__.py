@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
+from tickwheel.limits import SHARDS_MAX
 from tickwheel.persistence.contract import Election, Store, StoreUnusable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tickwheel.persistence.contract import Election
+    from tickwheel.persistence.contract import Election, NodeRegistry
 
 KNOWN = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db, sqlite:///DIR/ with processes,"
@@ -148,6 +149,45 @@ def open_url(url: str, *, resident_bytes_max: int | None = None, disk_refuse: fl
 
     sqlite_options = replace(options_from(url, parsed.settings), disk_refuse=disk_refuse)
     return SqliteStore(parsed.path, sqlite_options)
+
+
+def shard_count(url: str) -> int | None:
+    """How many shards a node serves of the store at ``url`` (``redis://…?shards=N``); None: it
+    names no number. Raises StoreUnusable for one that cannot be."""
+    parts = urlsplit(url)
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    text = given.get("shards")
+    if text is None:
+        return None
+    name = without_secrets(url)
+    if parse(url).kind != "redis":
+        raise StoreUnusable(
+            f"store {name!r}: shards={text} is of a Redis that several nodes share; a folder"
+            " (sqlite:///DIR/) is served with processes"
+        )
+    if "shard" in given:
+        raise StoreUnusable(
+            f"store {name!r}: shard={given['shard']} is one shard and shards={text} are all; say"
+            " one of them"
+        )
+    if not text.isdecimal() or not 1 <= int(text) <= SHARDS_MAX:
+        raise StoreUnusable(f"store {name!r}: shards={text!r} must be 1 to {SHARDS_MAX}")
+    return int(text)
+
+
+def shard_url(url: str, shard: int) -> str:
+    """The URL of one shard of a store with several, a store of its own."""
+    parts = urlsplit(url)
+    kept = [one for one in parts.query.split("&") if one and one.partition("=")[0] != "shards"]
+    return with_setting(parts._replace(query="&".join(kept)).geturl(), "shard", str(shard))
+
+
+def open_nodes(url: str, shards: int) -> NodeRegistry:
+    """Where the nodes that serve the store at ``url``, that of any shard, find each other."""
+    from tickwheel.persistence.redis.driver import options_from
+    from tickwheel.persistence.redis.nodes import RedisNodes
+
+    return RedisNodes(options_from(url), shards)
 
 
 def open_election(url: str, ttl_ms: int) -> Election | None:

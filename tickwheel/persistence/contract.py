@@ -463,6 +463,88 @@ class Election(Protocol):
     async def close(self) -> None: ...
 
 
+# --- several nodes -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A shard that a node leads, as the node says."""
+
+    shard: int
+    epoch: int
+    address: str
+    since_ms: int
+    http: str = ""
+    """The URL of its HTTP; empty: it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """What a node says of itself."""
+
+    name: str
+    run: str
+    """Marks this run of the node, from its start to its end."""
+    address: str
+    """Its front door."""
+    version: str
+    capacity: float
+    since_ms: int
+    ttl_ms: int
+    """It counts as gone when it was not heard of for so long."""
+    leaving: bool = False
+    """Whether it is about to end, and gives its shards away."""
+    life: str = ""
+    """Marks its process, so that others on its machine see its end; empty: unknown."""
+    http: str = ""
+    claims: tuple[Claim, ...] = ()
+    standbys: tuple[int, ...] = ()
+    """The shards for which a daemon of it stands by."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodesSeen:
+    """All nodes at one moment, by the clock of the store."""
+
+    now_ms: int
+    nodes: Mapping[str, NodeRecord]
+    """Those that live, by name."""
+    seen_ms: Mapping[str, int]
+    """When each was heard of last."""
+    placed: Mapping[int, str]
+    """Shard → the node where an operator wants it."""
+    drained: frozenset[str]
+    """Names of nodes that shall have no shards, as an operator says."""
+    version: int
+    """It grows whenever a shard is led by another daemon."""
+    namesake: NodeRecord | None = None
+    """Another node that lives under the name of the one that asked, which is not among them."""
+
+
+class NodeRegistry(Protocol):
+    """Where the nodes that share a store find each other. All calls raise StoreError if the store
+    is away; ``StoreUnusable`` if it was laid out for another number of shards."""
+
+    async def beat(self, me: NodeRecord, instead_of: str = "") -> NodesSeen:
+        """Say what this node says of itself, for a time to live, and see all. ``instead_of``: the
+        run of a node with the same name that is known to be over."""
+        ...
+
+    async def leave(self, me: NodeRecord) -> None:
+        """Take this node out."""
+        ...
+
+    async def place(self, shard: int, node: str | None) -> None:
+        """Note where a shard shall be; None: anywhere."""
+        ...
+
+    async def drain(self, node: str, *, draining: bool) -> None:
+        """Note whether a node shall have no shards."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class SharedStore(Store, Protocol):
     """A store that more than one daemon can open."""
 

@@ -1,16 +1,20 @@
-"""What the parent of several shards knows of each, where its children can read it.
+"""What the processes of several shards know of each, where all of them can read it.
 
-Shared memory: the parent writes and waits for nobody, and a process that is started later finds all
-of it. Knows nothing of processes and of HTTP.
+Shared memory: who writes waits for nobody, and a process that is started later finds all of it. The
+parent writes what it knows of each daemon, each daemon of a node its own role, and the registrar of
+a node a bulletin: where all shards are. Each has its own place. Knows nothing of processes and of
+HTTP.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import signal
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from zlib import crc32
 
 
 class State(IntEnum):
@@ -34,26 +38,93 @@ class Seen(NamedTuple):
     """How the process before ended: its exit code, or its signal as a negative number."""
 
 
-_SEEN = struct.Struct("5q")
+class Role(IntEnum):
+    """What a daemon says of itself."""
+
+    STARTING = 0
+    STANDBY = 1
+    ACTIVE = 2
+
+
+class Part(NamedTuple):
+    """The part that a daemon has in its shard, as it says itself."""
+
+    pid: int
+    """The process that said so; 0: none has yet."""
+    role: Role
+    epoch: int
+    since_ms: int
+
+
+_SEEN, _PART = struct.Struct("5q"), struct.Struct("4q")
 
 
 class Board:
-    """What the parent knows of ``count`` shards."""
+    """What is known of the daemons of ``count`` shards."""
 
     def __init__(self, count: int) -> None:
-        self._memory = mmap.mmap(-1, count * _SEEN.size)
+        self._memory = mmap.mmap(-1, count * (_SEEN.size + _PART.size))
         self.count = count
 
     def write(self, shard: int, seen: Seen) -> None:
         _SEEN.pack_into(self._memory, shard * _SEEN.size, *seen)
 
     def read(self, shard: int) -> Seen:
-        """Read until two readings agree: the parent may be writing."""
-        found = None
-        while found != (found := _SEEN.unpack_from(self._memory, shard * _SEEN.size)):
-            pass
-        pid, state, *rest = found
+        """What the parent has written of a shard."""
+        pid, state, *rest = self._read(_SEEN, shard * _SEEN.size)
         return Seen(pid, State(state), *rest)
+
+    def write_part(self, shard: int, part: Part) -> None:
+        _PART.pack_into(self._memory, self._place_of_part(shard), *part)
+
+    def read_part(self, shard: int) -> Part | None:
+        """What the daemon of a shard says; None: it does not run, or has not said anything."""
+        pid, role, *rest = self._read(_PART, self._place_of_part(shard))
+        return Part(pid, Role(role), *rest) if pid and pid == self.read(shard).pid else None
+
+    def _place_of_part(self, shard: int) -> int:
+        return self.count * _SEEN.size + shard * _PART.size
+
+    def _read(self, form: struct.Struct, place: int) -> tuple[int, ...]:
+        """Read until two readings agree: somebody may be writing."""
+        found = None
+        while found != (found := form.unpack_from(self._memory, place)):
+            pass
+        return found
+
+
+_HEAD = struct.Struct("3q")
+BULLETIN_BYTES = 1 << 20
+
+
+class Bulletin:
+    """A map that one process writes and others read; a whole one, or the one before."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, BULLETIN_BYTES)
+        self._head: tuple[int, ...] = ()
+        self._read: dict[str, Any] = {}
+
+    def write(self, said: dict[str, Any]) -> None:
+        """Raises ValueError for a map that is too large."""
+        data = json.dumps(said, separators=(",", ":")).encode()
+        if _HEAD.size + len(data) > BULLETIN_BYTES:
+            raise ValueError(f"a bulletin of {len(data)} bytes; the limit is {BULLETIN_BYTES}")
+        number = _HEAD.unpack_from(self._memory)[0] + 1
+        self._memory[_HEAD.size : _HEAD.size + len(data)] = data
+        _HEAD.pack_into(self._memory, 0, number, len(data), crc32(data))
+
+    def read(self) -> dict[str, Any]:
+        """The newest one, which must not be changed; empty: there was none yet."""
+        head = _HEAD.unpack_from(self._memory)
+        if head == self._head or not head[0]:
+            return self._read
+        _, size, check = head
+        if 0 < size <= BULLETIN_BYTES - _HEAD.size:
+            data = self._memory[_HEAD.size : _HEAD.size + size]
+            if crc32(data) == check:  # else it is being written: the next reading finds it
+                self._head, self._read = head, json.loads(data)
+        return self._read
 
 
 def how_ended(code: int) -> str:

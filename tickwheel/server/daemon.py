@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from tickwheel.server.http.app import Http
     from tickwheel.server.metrics.exposition import Exposition
     from tickwheel.server.metrics.otlp import OtlpMetrics
+    from tickwheel.server.nodes import Member
     from tickwheel.server.shard.access import Principal
     from tickwheel.server.shard.shard import Shard
 
@@ -77,11 +78,13 @@ class Daemon:
         *,
         is_inside: bool = False,
         sources: Sources | None = None,
+        member: Member | None = None,
     ) -> None:
         """``is_inside``: it runs inside another program and listens nowhere; ``listener`` makes its
-        connections. ``sources``: of its clock. Raises StoreUnusable or BadRequest for settings that
-        cannot be served."""
+        connections. ``sources``: of its clock. ``member``: its side of its node. Raises
+        StoreUnusable or BadRequest for settings that cannot be served."""
         self.settings = settings
+        self.member = member
         self._is_inside = is_inside
         self.log = log
         self.url: str | None = None
@@ -97,6 +100,7 @@ class Daemon:
             status=lambda: status_map(self),
             sources=sources,
             has_process=not is_inside,
+            member=member,
         )
         self._standby = StandbyOperations(
             settings,
@@ -105,6 +109,7 @@ class Daemon:
             active=lambda: self.roles.other_leader,
             status=lambda: status_map(self),
             on_event=self.roles.on_event,
+            directory=member,
         )
         self._logins = Logins(settings, self.roles.clock, self.roles.on_event, self.roles.observed)
         self._certificates = self._make_certificates()
@@ -367,6 +372,7 @@ class Daemon:
     # --- connections -------------------------------------------------------------------------
 
     def _serving(self, shard: Shard) -> None:
+        shard.directory = self.member
         operations = Operations(shard, value_bytes)
         self.listener.serve(operations)
         if self._api is not None:
@@ -463,23 +469,29 @@ HTTP_FILES_EXTRA = 16
 """Descriptors among these for health checks while all other connections are busy."""
 
 
-def run(settings: Settings, on_start: Callable[[], None] = lambda: None) -> int:
+def run(
+    settings: Settings,
+    on_start: Callable[[], None] = lambda: None,
+    member: Member | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT. 0 after a clean stop, 1 when it could not go on. ``on_start``
-    is called once it serves, or stands by."""
+    is called once it serves, or stands by. ``member``: its side of its node."""
     log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(100_000, 50, 1_000)
     use_one_arena()
     settings = within_file_limit(settings, log)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(settings, log, on_start))
+        return runner.run(_serve(settings, log, on_start, member))
 
 
-async def _serve(settings: Settings, log: Log, on_start: Callable[[], None]) -> int:
+async def _serve(
+    settings: Settings, log: Log, on_start: Callable[[], None], member: Member | None
+) -> int:
     daemon: Daemon | None = None
     code = 0
     try:
-        daemon = Daemon(settings, log)
+        daemon = Daemon(settings, log, member=member)
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(LoopErrors(log, loop.time))
         for number in (signal.SIGTERM, signal.SIGINT):

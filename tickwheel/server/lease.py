@@ -118,6 +118,8 @@ def _stat(pid: int) -> tuple[str, int] | None:
 
 
 POLL_S_MAX = 0.25
+HURRY_S = 0.02
+"""How often a standby looks, in seconds, that expects the lease to be given back."""
 TROUBLE_RETRY_S = 0.2
 RENEWALS_PER_TTL = 4
 MARGIN_PART = 6
@@ -157,8 +159,10 @@ class Leadership:
         on_event: OnEvent,
         renewed: Callable[[], None],
         life: Life | None = None,
+        hurries: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``life``: that of this process, if the system tells."""
+        """``life``: that of this process, if the system tells. ``hurries``: whether the leader is
+        about to give the lease back."""
         self._election = election
         self._ttl_ms = ttl_ms
         self._poll_s = min(POLL_S_MAX, ttl_ms / 4000)
@@ -166,6 +170,7 @@ class Leadership:
         self._on_event = on_event
         self._renewed = renewed
         self._life = life
+        self._hurries = hurries
         self._node = ""
         """The name that no other daemon should have; set with the first campaign."""
         self._namesake = ("", 0)
@@ -244,6 +249,14 @@ class Leadership:
     def give_up(self) -> None:
         """Wait no longer for a store that cannot be asked: the daemon shall stop."""
         self._gives_up = True
+
+    async def _pause(self) -> None:
+        """Wait until it is time to look again."""
+        until_s = asyncio.get_running_loop().time() + self._poll_s
+        while (left_s := until_s - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(min(left_s, HURRY_S))
+            if self._hurries():
+                return
 
     async def look(self) -> bool:
         """Look once; whether it is this daemon's turn to lead. Raises StoreError."""
@@ -420,7 +433,7 @@ class Leadership:
                 self._ill(error)
                 self._wait = _Wait("the store, which does not answer", None)
             self._log_wait()
-            await asyncio.sleep(self._poll_s)
+            await self._pause()
 
     async def acquire(self, owner: str, address: str, instead_of: Leader | None = None) -> bool:
         now = self._clock.read()

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Sources
     from tickwheel.engine.state import EngineConfig
+    from tickwheel.server.nodes import Member
     from tickwheel.server.shard.parts import Sender
     from tickwheel.server.tracing import Exports, Tracing
 
@@ -80,10 +81,11 @@ class Roles:
         status: Callable[[], dict[str, Any]],
         sources: Sources | None = None,
         has_process: bool = True,
+        member: Member | None = None,
     ) -> None:
         """``sources``: of the clock, instead of the machine's. ``has_process``: whether the process
-        is the daemon's own, so that it says when garbage is looked for. Raises StoreUnusable or
-        BadRequest for settings that cannot be served."""
+        is the daemon's own, so that it says when garbage is looked for. ``member``: this daemon's
+        side of its node. Raises StoreUnusable or BadRequest for settings that cannot be served."""
         self.settings = settings
         self.log = log
         self.clock = Clock(int(settings.clock_hold_over_s * 1000), sources)
@@ -105,6 +107,7 @@ class Roles:
         self._deposed = deposed
         self._cut_off = cut_off
         self._status = status
+        self._member = member
         self._leadership: Leadership | None = None
         ttl_ms = int(settings.leader_ttl_s * 1000)
         election = open_election(settings.store, ttl_ms)
@@ -116,6 +119,7 @@ class Roles:
                 on_event=self.on_event,
                 renewed=self._wake,
                 life=Life.own(),
+                hurries=(lambda: member.hurries) if member is not None else (lambda: False),
             )
         options = settings.history(self._engine_config.shard)
         self.history = None if options is None else History(options, self.clock, self.on_event)
@@ -398,6 +402,9 @@ class Roles:
     def _enter(self, role: str) -> None:
         if role != self.role:
             self.role, self.role_since_ms = role, self.clock.read().now_ms
+            if self._member is not None:
+                epoch = self.shard.epoch if self.shard is not None else 0
+                self._member.note(role, epoch, self.role_since_ms)
             other = self.other_leader
             active = None if other is None else other.address
             state = f"{role} {active}"  # a takeover that fails is tried each second
@@ -512,6 +519,8 @@ class Running(Protocol):
     def connection_count(self) -> int: ...
     @property
     def outbound(self) -> Sender | None: ...
+    @property
+    def member(self) -> Member | None: ...
 
 
 def state_of(daemon: Running) -> tuple[str, str | None]:
@@ -568,13 +577,14 @@ def status_map(daemon: Running) -> dict[str, Any]:
         "pid": os.getpid(),
         "memory_bytes": memory_bytes(),
         **_disk(daemon.settings.store),
-        **_shards(daemon.settings),
+        **_shards(daemon),
     }
 
 
-def _shards(settings: Settings) -> dict[str, Any]:
+def _shards(daemon: Running) -> dict[str, Any]:
     """Where all shards are, if there are several."""
-    urls = settings.shard_urls
+    settings, member = daemon.settings, daemon.member
+    urls = settings.shard_urls if member is None else member.route()[1]
     return {"shard": settings.shard, "shards": urls} if urls else {}
 
 

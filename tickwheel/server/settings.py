@@ -64,6 +64,8 @@ class Settings(BaseSettings):
     moved_id: int = Field(default=0, ge=0)
     """Of such a daemon: tasks with ids up to this may be in any shard."""
     node: str = Field(default_factory=socket.gethostname)
+    node_capacity: float = Field(default=1.0, ge=0.01, le=1_000)
+    """Of a node (``?shards=N``): how many shards it gets, beside the capacity of the others."""
     serve_token: str | None = Field(default=None, repr=False)
     """Whoever shows it may do all. Not ``token``: ``TICKWHEEL_TOKEN`` is what a client shows."""
     tokens_file: str | None = None

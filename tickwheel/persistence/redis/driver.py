@@ -82,6 +82,8 @@ class RedisOptions:
     prefix: str = "tw"
     namespace: str = "default"
     shard: int = 0
+    part: str = ""
+    """What is kept for all shards together instead of a shard; not a setting of the URL."""
     allow_volatile_store: bool = False
     """Whether a Redis may be used that can lose or evict its data."""
     wait_replicas: int = 0
@@ -117,11 +119,11 @@ class RedisOptions:
     @property
     def tag(self) -> str:
         """The hash tag of the shard, which all of its keys share."""
-        return f"{self.prefix}:{self.namespace}:{self.shard}"
+        return f"{self.prefix}:{self.namespace}:{self.part or self.shard}"
 
 
 OF_SENTINELS = ("master", "sentinel_user", "sentinel_password_file")
-_IN_PATH = ("kind", "seeds", "host", "port", "db", "username", "password", "tls")
+_IN_PATH = ("kind", "seeds", "host", "port", "db", "username", "password", "tls", "part")
 _IN_QUERY = {item.name: item.type for item in fields(RedisOptions) if item.name not in _IN_PATH}
 
 
@@ -178,6 +180,11 @@ def _given(query: str, kind: str, wrong: Callable[[str], StoreUnusable]) -> dict
     given: dict[str, Any] = {}
     for key, text in parse_qsl(query, keep_blank_values=True):
         of = known.get(key)
+        if key == "shards":
+            raise wrong(
+                "shards= is of a node, which `tickwheel serve` is; everything else is done to one"
+                " of its shards, which shard= names"
+            )
         if of is None:
             raise wrong(f"unknown setting {key!r}; known are {', '.join(sorted(known))}")
         if of == "str":

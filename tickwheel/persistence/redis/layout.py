@@ -206,6 +206,7 @@ LEADER_LOOK = _script("leader", "leader_look")
 LEADER_ACQUIRE = _script("leader", "leader_acquire")
 LEADER_RENEW = _script("leader", "leader_renew")
 LEADER_RELEASE = _script("leader", "leader_release")
+NODES_BEAT = _script("nodes_beat")
 
 
 NEW_ROWS = 500

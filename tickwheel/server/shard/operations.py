@@ -98,6 +98,11 @@ class Operations:
         def __getattr__(self, verb: str) -> Callable[..., Any]:
             """Every other verb is an operation of one of the parts."""
 
+    @property
+    def directory(self) -> Directory | None:
+        """Where all shards are, where they move between nodes."""
+        return self.shard.directory
+
     # --- about the caller itself -----------------------------------------------------------------
 
     def ping(self, ask: Ask[Nothing]) -> None:

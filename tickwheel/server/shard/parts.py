@@ -61,8 +61,11 @@ class Sender(Protocol):
 class Directory(Protocol):
     """All nodes that share the store, and where the shards are."""
 
-    def whereabouts(self, shard: int) -> str:
-        """The address of a shard as it is known here; empty: nobody is known to have it."""
+    shard: int | None
+    """The shard of this daemon; None: it is a node's front door, which has none."""
+
+    def whereabouts(self, shard: int) -> tuple[str, str]:
+        """(address, HTTP) of the daemon that leads a shard; empty where that is not known."""
         ...
 
     def route(self) -> tuple[int, tuple[str, ...]]:

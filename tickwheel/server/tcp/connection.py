@@ -37,7 +37,7 @@ from tickwheel.errors import (
     Unauthorized,
     VersionUnsupported,
 )
-from tickwheel.limits import Limits
+from tickwheel.limits import SHARDS_MAX, Limits
 from tickwheel.model.records import ID_STEP
 from tickwheel.protocol import Decoder, Frame, check_nesting, encode, encode_all
 from tickwheel.server import checks
@@ -51,6 +51,7 @@ from tickwheel.server.tcp.shared import FRAME_STEPS, PLAIN_RUN_MAX, PLAIN_RUN_MI
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.sessions import StoredAnswer
+    from tickwheel.server.shard.parts import Directory
     from tickwheel.server.tcp.shared import Handler, Shared, Table
 
 BEFORE_HELLO_BYTES_MAX = 64 * 1024
@@ -396,16 +397,22 @@ class Connection(asyncio.Protocol):
         hello = read_hello(frame, self._shared.logins, peer)
         self.caller.principal = hello.principal
         self._shared.logins.quotas.enter(self.caller)
-        if hello.session is not None:
+        elsewhere = _elsewhere(self._settings, self._operations.directory, hello.shard)
+        if hello.session is not None and elsewhere is None:
             self._operations.join(self.caller, hello.session, now.now_ms)
         self.caller.name, self.caller.process = hello.name, hello.process
         self._table = self._shared.table_of(hello.principal)
+        if elsewhere is not None and self._shared.elsewhere is not None:
+            self._table = self._shared.elsewhere
         self._promised_heartbeats(hello.answers_heartbeats)
         self._greeted = True
         self._stop_timer()
         self._decoder.frame_bytes_max = self._operations.frame_bytes_max
         # It says nothing of any task, so it does not wait for the store.
-        greeting = {**self._operations.greeting(), **_route(self._settings, hello.principal)}
+        greeting = self._operations.greeting()
+        if elsewhere is not None:
+            greeting = {"epoch": 0, "role": "standby", "active": elsewhere or None}
+        greeting |= _route(self._settings, self._operations.directory, hello.principal)
         answer = hello_answer(self._settings, self._operations.limits, now.now_ms, greeting)
         self.send(encode((_OK, hello.request, answer)))
 
@@ -578,7 +585,7 @@ def limit_unacknowledged(sock: Any, timeout_s: float) -> None:
 
 # --- HELLO ---------------------------------------------------------------------------------------
 
-HELLO_OPTIONS = ("v", "session", "token", "client", "heartbeat", "host", "pid", "version")
+HELLO_OPTIONS = ("v", "session", "token", "client", "heartbeat", "host", "pid", "version", "shard")
 TEXT_LENGTH_MAX = 255
 PID_MAX = 2**32 - 1
 
@@ -592,6 +599,8 @@ class Hello(NamedTuple):
     session: bytes | None
     answers_heartbeats: bool
     process: Process
+    shard: int | None
+    """The shard that it looks for; None: whichever this is."""
 
 
 def read_hello(frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = None) -> Hello:
@@ -617,7 +626,10 @@ def read_hello(frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = No
         raise BadRequest(f"heartbeat must be true or false, not {checks.shown(heartbeat)}")
     if session is not None and principal.is_limited:
         session = _own(principal, session)
-    return Hello(request, principal, name, session, heartbeat, _process(options))
+    shard = options.get("shard")
+    if shard is not None:
+        shard = checks.integer(shard, "shard", 0, SHARDS_MAX - 1)
+    return Hello(request, principal, name, session, heartbeat, _process(options), shard)
 
 
 def _process(options: Mapping[str, Any]) -> Process:
@@ -638,10 +650,29 @@ def _own(principal: Principal, session: bytes) -> bytes:
     return hashlib.blake2b(named, digest_size=SESSION_BYTES, person=b"tw-tcp-session").digest()
 
 
-def _route(settings: Settings, principal: Principal) -> dict[str, Any]:
+def _elsewhere(settings: Settings, directory: Directory | None, shard: int | None) -> str | None:
+    """Where the shard is that a peer looks for, empty where nobody is known to have it; None: it
+    is here, or the peer looks for none."""
+    urls = settings.shard_urls
+    if shard is None or (directory is None and not urls):
+        return None
+    if directory is not None:
+        return None if shard == directory.shard else directory.whereabouts(shard)[0]
+    if shard == settings.shard:
+        return None
+    return urls[shard] if shard < len(urls) else ""
+
+
+def _route(settings: Settings, directory: Directory | None, principal: Principal) -> dict[str, Any]:
     """Which shard this daemon has, and where all of them are; empty where there is only one. The
     process that sends to targets is one for each shard, and is not told of others."""
-    if not settings.shard_urls or principal == OUTBOUND:
+    if principal == OUTBOUND:
+        return {}
+    if directory is not None:
+        version, urls = directory.route()
+        own = {} if directory.shard is None else {"shard": directory.shard}
+        return {**own, "shards": urls, "route_version": version}
+    if not settings.shard_urls:
         return {}
     moved = {"moved_id": settings.moved_id} if settings.moved_id else {}
     return {"shard": settings.shard, "shards": settings.shard_urls, **moved}

@@ -45,6 +45,7 @@ class Listener:
     def __init__(self, standby: StandbyOperations, logins: Logins) -> None:
         table = standby_table(standby)
         self._logins = logins
+        self._elsewhere = table
         self._standby = Shared[Connection](standby, lambda _: table, logins)
         self._active: Shared[Connection] | None = None
 
@@ -68,6 +69,7 @@ class Listener:
             return command_table(guards.of(principal))
 
         self._active = shared = Shared[Connection](operations, table_of, self._logins)
+        shared.elsewhere = self._elsewhere
         operations.shard.on_landed = shared.landed
         heartbeats = Heartbeats(
             shared.connections,

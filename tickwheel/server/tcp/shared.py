@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.access import Principal
     from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.parts import Directory
 
 FRAME_STEPS = 16
 """Steps of a frame that is handled alone; a plain ENQUEUE in a run is one step."""
@@ -114,6 +115,9 @@ class Conversing(Protocol):
 
     def greeting(self) -> dict[str, Any]: ...
 
+    @property
+    def directory(self) -> Directory | None: ...
+
     def opened(self, caller: Caller) -> None: ...
 
     def join(self, caller: Caller, session: bytes, now_ms: int) -> None: ...
@@ -176,6 +180,8 @@ class Shared(Generic[M]):
         """Decides which connection's requests are looked at now."""
         self.is_over = False
         """Whether the role has ended, so that nobody answers a connection that begins now."""
+        self.elsewhere: Table | None = None
+        """The handlers for a peer that looks for another shard; None: the same as for all."""
         self.unread_bytes = 0
         """The bytes of unfinished frames of all connections."""
 

@@ -1,0 +1,38 @@
+-- A node says that it lives, and sees all nodes.
+-- KEYS: nodes, until, placed, drained, route, scratch.
+-- ARGV: shards, ttl, name, run, record ('': it leaves), a run that may be replaced, and for each
+-- shard that it leads: shard, claim.
+local NODES, UNTIL, PLACED, DRAINED, ROUTE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local name, run = ARGV[3], ARGV[4]
+redis.call('DEL', KEYS[6])
+redis.call('HSETNX', ROUTE, 'shards', ARGV[1])
+local shards = redis.call('HGET', ROUTE, 'shards')
+if shards ~= ARGV[1] then return {shards} end
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local ends = redis.call('HGETALL', UNTIL)
+for i = 1, #ends, 2 do
+  if tonumber(ends[i + 1]) <= now_ms then
+    redis.call('HDEL', UNTIL, ends[i])
+    redis.call('HDEL', NODES, ends[i])
+  end
+end
+local found = redis.call('HGET', NODES, name)
+local whose = found and string.match(found, '^[^|]*') or ''
+local is_mine = whose == '' or whose == run or whose == ARGV[6]
+if is_mine and ARGV[5] == '' then
+  redis.call('HDEL', UNTIL, name)
+  redis.call('HDEL', NODES, name)
+elseif is_mine then
+  redis.call('HSET', NODES, name, run .. '|' .. ARGV[5])
+  redis.call('HSET', UNTIL, name, string.format('%.0f', now_ms + ARGV[2]))
+  for i = 7, #ARGV, 2 do
+    if redis.call('HGET', ROUTE, ARGV[i]) ~= ARGV[i + 1] then
+      redis.call('HSET', ROUTE, ARGV[i], ARGV[i + 1])
+      redis.call('HINCRBY', ROUTE, 'version', 1)
+    end
+  end
+end
+return {shards, now_ms, is_mine and 1 or 0, redis.call('HGET', ROUTE, 'version') or '0',
+  redis.call('HGETALL', NODES), redis.call('HGETALL', UNTIL),
+  redis.call('HGETALL', PLACED), redis.call('HGETALL', DRAINED)}

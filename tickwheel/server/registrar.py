@@ -1,0 +1,456 @@
+"""The registrar of a node: says in the store that the node lives and what it leads, sees the other
+nodes, decides which shards this one shall have, and answers at the node's front door.
+
+A process of its own, which has no task. It reads on the board what the node's daemons are, and
+writes its decisions on the bulletin. What is decided, and how, is in ``placement.py``. Invariants:
+
+* It decides only on what the store has just told it, and a while after it has begun, or the store
+  was away: until then others may not have been seen. Without the store all stays as it was.
+* One that dies is started again under the same name and run, and goes on where it was.
+* The front door answers HELLO like a daemon that stands by, and names one that leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from tickwheel.api.frames import FrameType
+from tickwheel.clock import Clock
+from tickwheel.errors import TickwheelError, TlsRequired
+from tickwheel.persistence import open_nodes, without_secrets
+from tickwheel.persistence.contract import (
+    Claim,
+    Leader,
+    NodeRecord,
+    NodesSeen,
+    StoreError,
+    StoreUnusable,
+)
+from tickwheel.protocol import encode
+from tickwheel.server import daemon
+from tickwheel.server.board import Role
+from tickwheel.server.lease import Life, is_over
+from tickwheel.server.logins import Logins
+from tickwheel.server.logs import ERRORS, WARNINGS, Log, configure
+from tickwheel.server.metrics.observed import Observed
+from tickwheel.server.nodes import Member, Node
+from tickwheel.server.placement import Decision, decide, eligible, leaders, place
+from tickwheel.server.roles import memory_bytes, store_url
+from tickwheel.server.shard.operations import StandbyOperations
+from tickwheel.server.tcp.listener import Listener
+from tickwheel.server.tls import Certificates, Files, TlsServer
+from tickwheel.version import __version__
+
+if TYPE_CHECKING:
+    pass
+
+SETTLE_S: Final = 1.0
+"""So long after its first word, or after the store was away, a node decides nothing, in seconds."""
+LOOK_S: Final = 0.25
+"""How often it looks at the other nodes, in seconds,"""
+HURRY_S: Final = 0.05
+"""and while a shard is on its way."""
+LEAVE_S: Final = 10.0
+"""So long a node that shall end waits for others to stand by for its shards."""
+GIVEN_S: Final = 15.0
+"""A shard that was given away counts as under way for so long, if nobody leads it."""
+
+
+def run(node: Node, look: Callable[[], None], on_start: Callable[[], None]) -> int:
+    """Be the registrar until SIGTERM, then hand all shards over; the exit code. ``look`` lets the
+    parent read the bulletin; ``on_start`` is called once it has decided for the first time."""
+    log = configure(node.settings.log_format, node.settings.log_level)
+    log = log.bind(node=node.settings.node)
+    daemon.use_one_arena()
+    with asyncio.Runner() as runner:
+        return runner.run(_serve(node, look, on_start, log))
+
+
+async def _serve(
+    node: Node, look: Callable[[], None], on_start: Callable[[], None], log: Log
+) -> int:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(daemon.LoopErrors(log, loop.time))
+    code = 0
+    registrar = door = None
+    try:
+        registrar = Registrar(node, log, look, on_start)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, registrar.leave)
+        door = FrontDoor(node, log)
+        await door.start()
+        await registrar.run()
+    except (TickwheelError, OSError) as error:
+        log.error("failed", detail=daemon.explain(error))
+        code = 1
+    if registrar is not None:
+        await registrar.close()
+    if door is not None:
+        await door.stop()
+    return code
+
+
+class Registrar:
+    """The node's part among all nodes; ``run`` it once, ``close`` it at the end."""
+
+    def __init__(
+        self, node: Node, log: Log, look: Callable[[], None], on_start: Callable[[], None]
+    ) -> None:
+        self._node = node
+        self._log = log
+        self._look = look
+        self._on_start = on_start
+        self._count = len(node.shards)
+        self._registry = open_nodes(store_url(node.shards[0]), self._count)
+        self._ttl_ms = int(node.settings.leader_ttl_s * 1000)
+        before = node.bulletin.read()
+        """What a former life of this registrar has said."""
+        self._wanted = frozenset[int](before.get("wanted", ()))
+        self._measured = {"handovers": 0.0, "handover_seconds": 0.0, **before.get("measured", {})}
+        self._giving: dict[int, float] = {}
+        """Shard that is given away → since when, by the steady clock."""
+        self._decides_s = 0.0 if before else float("inf")
+        """From when on it decides, by the steady clock."""
+        self._has_decided = bool(before)
+        self._trouble = ""
+        self._namesake_s = 0.0
+        """Since when another node is seen under this one's name; 0: none is."""
+        self._leaves_s: float | None = None
+        """Since when the node gives all away, because it shall end."""
+        self._is_news = asyncio.Event()
+
+    def leave(self) -> None:
+        """Give all shards away, then end."""
+        if self._leaves_s is None:
+            self._leaves_s = time.monotonic()
+            self._is_news.set()
+
+    async def run(self) -> None:
+        """Be there until all is given away after ``leave``. Raises StoreUnusable."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._node.heard, self._hear)
+        if self._has_decided:
+            self._on_start()
+        while True:
+            self._is_news.clear()
+            pause_s = LOOK_S
+            try:
+                seen = await self._beat()
+            except StoreUnusable:
+                raise
+            except StoreError as error:
+                self._ill(error)
+                if self._leaves_s is not None:
+                    return
+            else:
+                self._well()
+                if seen is not None:
+                    pause_s = self._act(seen)
+                    if self._has_left(seen):
+                        return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._is_news.wait()
+
+    def _hear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._node.heard, 4_096)
+        self._is_news.set()
+
+    async def close(self) -> None:
+        """Take the node out of the store."""
+        with contextlib.suppress(StoreError):
+            await self._registry.leave(self._record())
+        await self._registry.close()
+
+    # --- one look --------------------------------------------------------------------------------
+
+    async def _beat(self) -> NodesSeen | None:
+        """What the store says; None: another node lives under this one's name. Raises StoreError;
+        StoreUnusable: that one has lived for longer than a former life of this node can have."""
+        me, began_s = self._record(), time.monotonic()
+        seen = await self._registry.beat(me)
+        other = seen.namesake
+        if other is None:
+            self._namesake_s = 0.0
+            if self._decides_s == float("inf"):
+                self._decides_s = time.monotonic() + SETTLE_S
+            return seen
+        if is_over(other.life, Life.own()):
+            await self._registry.beat(me, instead_of=other.run)
+            return None
+        if not self._namesake_s:
+            self._namesake_s = began_s
+            detail = f"another node at {other.address} has this node's name, {me.name}, or had it"
+            self._log.warning("same_node_name", detail=detail)
+        wait_s = other.ttl_ms / 1000 + SETTLE_S
+        if not self._has_decided and began_s - self._namesake_s > wait_s:
+            raise StoreUnusable(
+                f"node {me.name!r}: another node at {other.address} lives under this name; give"
+                " each a name of its own (--set node=NAME)"
+            )
+        return None
+
+    def _record(self) -> NodeRecord:
+        """What the node says of itself."""
+        node = self._node
+        claims, standbys = list[Claim](), list[int]()
+        for one in node.shards:
+            part = node.board.read_part(one.shard)
+            if part is None or part.role is Role.STARTING:
+                continue
+            if part.role is Role.ACTIVE:
+                http = one.http_for_others(str(one.http_url)) if one.http else ""
+                address = str(one.advertise)
+                claims.append(Claim(one.shard, part.epoch, address, part.since_ms, http))
+            elif one.shard in self._wanted:
+                standbys.append(one.shard)
+        said = node.settings
+        return NodeRecord(
+            name=said.node,
+            run=node.run,
+            address=str(said.advertise),
+            version=__version__,
+            capacity=said.node_capacity,
+            since_ms=node.since_ms,
+            ttl_ms=self._ttl_ms,
+            leaving=self._leaves_s is not None,
+            life=node.life,
+            claims=tuple(claims),
+            standbys=tuple(standbys),
+        )
+
+    def _act(self, seen: NodesSeen) -> float:
+        """Decide, and say so; in how many seconds to look again."""
+        now_s = time.monotonic()
+        me = self._node.settings.node
+        self._note_given(seen, me, now_s)
+        target = place(self._count, eligible(seen), seen.placed)
+        decision = decide(me, seen, target, self._wanted, self._giving.keys())
+        may_decide = now_s >= self._decides_s
+        if may_decide:
+            for shard in decision.given:
+                self._giving.setdefault(shard, now_s)
+            self._log_changes(decision.wanted)
+            self._wanted = decision.wanted
+        self._write(seen, target, decision)
+        if may_decide and not self._has_decided:
+            self._has_decided = True
+            self._on_start()
+        is_moving = bool(self._giving or decision.expected or self._leaves_s is not None)
+        until_s = max(0.01, self._decides_s - now_s) if not may_decide else LOOK_S
+        return min(HURRY_S if is_moving else LOOK_S, until_s)
+
+    def _note_given(self, seen: NodesSeen, me: str, now_s: float) -> None:
+        """Take note of who leads the shards that were given away."""
+        led_by = leaders(seen)
+        for shard, since_s in list(self._giving.items()):
+            leader = led_by[shard][0] if shard in led_by else None
+            if leader not in (None, me):
+                self._measured["handovers"] += 1
+                self._measured["handover_seconds"] = round(now_s - since_s, 3)
+                detail = f"to {leader} in {now_s - since_s:.3f} s"
+                self._log.info("shard_handed_over", shard=shard, detail=detail)
+                del self._giving[shard]
+            elif now_s - since_s > GIVEN_S:
+                del self._giving[shard]
+
+    def _log_changes(self, wanted: frozenset[int]) -> None:
+        if more := sorted(wanted - self._wanted):
+            self._log.info("shards_wanted", shards=more)
+        if fewer := sorted(self._wanted - wanted):
+            self._log.info("shards_given_away", shards=fewer)
+
+    def _write(self, seen: NodesSeen, target: dict[int, str], decision: Decision) -> None:
+        """Put on the bulletin what is decided and seen."""
+        led_by = leaders(seen)
+        claims = {shard: claim for shard, (_, claim) in led_by.items()}
+        shards = range(self._count)
+        me = self._node.settings.node
+        before = self._node.bulletin.read().get("wanted")
+        measured = {
+            **self._measured,
+            "nodes": len(seen.nodes),
+            "shards": sum(name == me for name, _ in led_by.values()),
+            "unserved": self._count - len(led_by),
+            "route_version": seen.version,
+        }
+        self._node.bulletin.write(
+            {
+                "wanted": sorted(self._wanted),
+                "expected": sorted(decision.expected),
+                "version": seen.version,
+                "route": [claims[s].address if s in claims else "" for s in shards],
+                "http": [claims[s].http if s in claims else "" for s in shards],
+                "measured": measured,
+                "listing": _listing(seen, self._count, target, decision),
+            }
+        )
+        if before != sorted(self._wanted):
+            self._look()
+
+    def _has_left(self, seen: NodesSeen) -> bool:
+        """Whether a node that shall end need not wait any more."""
+        if self._leaves_s is None:
+            return False
+        me = self._node.settings.node
+        has_heirs = any(not one.leaving for name, one in seen.nodes.items() if name != me)
+        has_shards = bool(self._giving) or any(name == me for name, _ in leaders(seen).values())
+        is_late = time.monotonic() - self._leaves_s > LEAVE_S
+        return is_late or not has_heirs or not has_shards
+
+    # --- one line when it begins, one when it ends -----------------------------------------------
+
+    def _ill(self, error: StoreError) -> None:
+        if not self._trouble:
+            self._trouble = error.message
+            self._log.warning("registry_trouble", detail=f"{error.message}; all stays as it is")
+
+    def _well(self) -> None:
+        if self._trouble:
+            self._trouble = ""
+            self._decides_s = max(self._decides_s, time.monotonic() + SETTLE_S)
+            self._log.info("registry_works_again", detail="the other nodes can be seen")
+
+
+def _listing(
+    seen: NodesSeen, count: int, target: dict[int, str], decision: Decision
+) -> dict[str, Any]:
+    """What the verb ``nodes`` answers."""
+    led_by = leaders(seen)
+    nodes = [
+        {
+            "node": name,
+            "address": one.address,
+            "http": one.http or None,
+            "version": one.version,
+            "capacity": one.capacity,
+            "since_ms": one.since_ms,
+            "seen_ms": seen.seen_ms[name],
+            "draining": one.leaving or name in seen.drained,
+            "shards": sorted(shard for shard, (leader, _) in led_by.items() if leader == name),
+            "standbys": list(one.standbys),
+        }
+        for name, one in sorted(seen.nodes.items())
+    ]
+    shards = []
+    for shard in range(count):
+        leader, claim = led_by.get(shard, (None, None))
+        shards.append(
+            {
+                "shard": shard,
+                "node": leader,
+                "address": None if claim is None else claim.address,
+                "epoch": 0 if claim is None else claim.epoch,
+                "since_ms": None if claim is None else claim.since_ms,
+                "wanted": target.get(shard),
+                "placed": seen.placed.get(shard),
+                "waits": decision.waits.get(shard),
+            }
+        )
+    return {"nodes": nodes, "shards": shards, "route_version": seen.version}
+
+
+# --- the front door ------------------------------------------------------------------------------
+
+
+class FrontDoor:
+    """The node's listener that leads nothing, and tells where the shards are."""
+
+    def __init__(self, node: Node, log: Log) -> None:
+        settings = node.settings
+        self._settings = settings
+        self._log = log
+        self._observed = Observed()
+        self._member = Member(node, None)
+        self._since_ms = node.since_ms
+        clock = Clock(int(settings.clock_hold_over_s * 1000))
+        self._logins = Logins(settings, clock, self._on_event, self._observed)
+        self._certificates: Certificates | None = None
+        if settings.tls_cert is not None:
+            files = Files(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+            self._certificates = Certificates(files, self._on_event, self._observed)
+        self._clock = clock
+        operations = StandbyOperations(
+            settings,
+            settings.limits(),
+            clock,
+            active=self._any_leader,
+            status=self._status,
+            on_event=self._on_event,
+            directory=self._member,
+        )
+        self._listener = Listener(operations, self._logins)
+        self._server: asyncio.Server | TlsServer | None = None
+        self._watching: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Listen. Raises OSError (the address is taken), BadRequest (files that are not right)."""
+        await self._logins.start()
+        run = self._logins.run(self._present, self._listener.dismiss)
+        self._watching = [asyncio.create_task(run)]
+        if self._certificates is not None:
+            await self._certificates.start()
+            self._watching.append(asyncio.create_task(self._certificates.run()))
+        sock = daemon.bind(self._settings.listen)
+        if not self._settings.speaks_tls("listen"):
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(self._listener, sock=sock, backlog=1024)
+            return
+        assert self._certificates is not None, "settings refuse a port with TLS without it"
+        plain = encode((int(FrameType.ERROR), 0, TlsRequired.code, "this port speaks TLS: tls://"))
+        self._server = TlsServer(
+            sock, self._listener, self._certificates, self._settings, self._observed,
+            self._on_event, plain=plain,
+        )  # fmt: skip
+        self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._listener.end_standby("the node is shutting down")
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        await self._logins.stop()
+
+    def _present(self) -> list[Any]:
+        return [connection.caller.principal for connection in self._listener.connections]
+
+    def _on_event(self, event: str, text: str) -> None:
+        log = self._log.error if event in ERRORS else self._log.info
+        (self._log.warning if event in WARNINGS else log)(event, detail=text)
+
+    def _any_leader(self) -> Leader | None:
+        address, http = self._member.any_whereabouts()
+        return Leader("", address, 0, 0, http=http) if address else None
+
+    def _status(self) -> dict[str, Any]:
+        """The front door as STATUS shows it: a standby that never leads."""
+        settings, now_ms = self._settings, self._clock.read().now_ms
+        _, urls = self._member.route()
+        return {
+            "node": settings.node,
+            "version": __version__,
+            "role": "standby",
+            "state": "standby",
+            "detail": "the front door of a node",
+            "epoch": 0,
+            "address": settings.advertise,
+            "since_ms": self._since_ms,
+            "active": None,
+            "standbys": [],
+            "shards": urls,
+            "store": without_secrets(settings.store),
+            "store_ok": True,
+            "now_ms": now_ms,
+            "uptime_s": round((now_ms - self._since_ms) / 1000, 3),
+            "pid": os.getpid(),
+            "memory_bytes": memory_bytes(),
+        }
