@@ -118,7 +118,7 @@ def _stat(pid: int) -> tuple[str, int] | None:
 
 
 POLL_S_MAX = 0.25
-HURRY_S = 0.02
+HURRY_S = 0.05
 """How often a standby looks, in seconds, that expects the lease to be given back."""
 TROUBLE_RETRY_S = 0.2
 RENEWALS_PER_TTL = 4
@@ -159,10 +159,10 @@ class Leadership:
         on_event: OnEvent,
         renewed: Callable[[], None],
         life: Life | None = None,
-        hurries: Callable[[], bool] = lambda: False,
+        hurries: Callable[[], bool] | None = None,
     ) -> None:
         """``life``: that of this process, if the system tells. ``hurries``: whether the leader is
-        about to give the lease back."""
+        about to give the lease back; None: that is never known."""
         self._election = election
         self._ttl_ms = ttl_ms
         self._poll_s = min(POLL_S_MAX, ttl_ms / 4000)
@@ -252,10 +252,11 @@ class Leadership:
 
     async def _pause(self) -> None:
         """Wait until it is time to look again."""
-        until_s = asyncio.get_running_loop().time() + self._poll_s
-        while (left_s := until_s - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(min(left_s, HURRY_S))
-            if self._hurries():
+        waited_s, step_s = 0.0, HURRY_S if self._hurries is not None else self._poll_s
+        while waited_s < self._poll_s:
+            await asyncio.sleep(step_s)
+            waited_s += step_s
+            if self._hurries is not None and self._hurries():
                 return
 
     async def look(self) -> bool:

@@ -181,7 +181,7 @@ class NodeParent(Parent):
         super().__init__(node.settings, processes, node.board, log)
         self._node = node
         self._registrar = processes[-1]
-        self._is_leaving = False
+        self._is_announced = self._is_leaving = False
         """Whether the registrar hands the shards over, because the node shall end."""
 
     def _note(self, process: Process, state: State) -> None:
@@ -225,7 +225,9 @@ class NodeParent(Parent):
 
     def _all_serve(self) -> None:
         said = self._node.settings
-        self._log.info("node_serves", url=said.advertise)
+        if not self._is_announced:
+            self._is_announced = True
+            self._log.info("node_serves", url=said.advertise)
         self._write_ready_file(str(said.advertise), None)
 
 
@@ -249,7 +251,6 @@ class Member:
         self._node.board.write_part(self.shard, part)
         self._node.say()
 
-    @property
     def hurries(self) -> bool:
         """Whether the lease of this daemon's shard is about to be given back."""
         return self.shard in self._node.bulletin.read().get("expected", ())

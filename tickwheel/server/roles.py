@@ -119,7 +119,7 @@ class Roles:
                 on_event=self.on_event,
                 renewed=self._wake,
                 life=Life.own(),
-                hurries=(lambda: member.hurries) if member is not None else (lambda: False),
+                hurries=None if member is None else member.hurries,
             )
         options = settings.history(self._engine_config.shard)
         self.history = None if options is None else History(options, self.clock, self.on_event)

@@ -4,6 +4,7 @@
 -- shard that it leads: shard, claim.
 local NODES, UNTIL, PLACED, DRAINED, ROUTE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local name, run = ARGV[3], ARGV[4]
+local function epoch_of(claim) return claim and tonumber(string.match(claim, '^%d+')) or 0 end
 redis.call('DEL', KEYS[6])
 redis.call('HSETNX', ROUTE, 'shards', ARGV[1])
 local shards = redis.call('HGET', ROUTE, 'shards')
@@ -27,7 +28,9 @@ elseif is_mine then
   redis.call('HSET', NODES, name, run .. '|' .. ARGV[5])
   redis.call('HSET', UNTIL, name, string.format('%.0f', now_ms + ARGV[2]))
   for i = 7, #ARGV, 2 do
-    if redis.call('HGET', ROUTE, ARGV[i]) ~= ARGV[i + 1] then
+    local before = redis.call('HGET', ROUTE, ARGV[i])
+    -- One that is deposed and has not noticed yet changes nothing.
+    if before ~= ARGV[i + 1] and epoch_of(ARGV[i + 1]) >= epoch_of(before) then
       redis.call('HSET', ROUTE, ARGV[i], ARGV[i + 1])
       redis.call('HINCRBY', ROUTE, 'version', 1)
     end
