@@ -1,0 +1,362 @@
+"""Nodes that share the shards of a Redis: how they divide them, what becomes of the shards when one
+dies, stands still, is drained or told to move one, and what they say of themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.daemon import Daemon
+from support.nodes import Node, Nodes, family
+from support.redis_server import RedisServer
+from support.waiting import comes, until
+from tickwheel import Client, Delivery
+from tickwheel.api.frames import FrameType as T
+from tickwheel.errors import Conflict, NotFound
+
+SHARDS = 4
+TTL_S = 1.0
+DAY_MS = 86_400_000
+GAP_S = 0.5
+"""What is promised of a shard that is handed over, on a machine that has nothing else to do."""
+BUSY = 6
+"""So many times that on one whose processors are all taken."""
+
+
+@pytest.fixture
+def pair(server: RedisServer, tmp_path: Path) -> Iterator[Nodes]:
+    with Nodes(tmp_path, server.url(), SHARDS, leader_ttl_s=TTL_S) as nodes:
+        nodes.until_led("a", "ab")
+        yield nodes
+
+
+def enqueued(node: Node, shard: int) -> int:
+    with node.raw(shard) as raw:
+        answer = raw.enqueue(("t", b"body", DAY_MS))
+        assert answer[0] == T.OK, answer
+        return int(answer[2][1][0])
+
+
+def state(node: Node, shard: int, task: int) -> str:
+    with node.raw(shard) as raw:
+        return str(raw.call(T.LOOKUP, [task])[2][0]["state"])
+
+
+# --- dividing ------------------------------------------------------------------------------------
+
+
+def test_two_nodes_divide_the_shards_and_both_say_the_same(pair: Nodes) -> None:
+    led_by = pair.leaders("a")
+    assert sorted(map(list(led_by.values()).count, "ab")) == [2, 2]
+    assert pair.leaders("b") == led_by
+    urls = tuple(pair[str(led_by[shard])].url_of(shard) for shard in range(SHARDS))
+    listing = pair["a"].nodes()
+    assert [one["node"] for one in listing["nodes"]] == ["a", "b"]
+    for one in listing["nodes"]:
+        assert one["address"] == f"tcp://127.0.0.1:{pair[one['node']].first_port}"
+        assert list(one["shards"]) == [
+            shard for shard, name in led_by.items() if name == one["node"]
+        ]
+        assert (one["draining"], one["capacity"]) == (False, 1.0)
+    for shard in listing["shards"]:
+        assert shard["address"] == urls[shard["shard"]]
+        assert (shard["wanted"], shard["placed"]) == (shard["node"], None)
+    with pair["a"].front() as raw:
+        said = raw.hello_answer
+        assert (said["role"], said["shards"]) == ("standby", urls)
+        assert said["active"] in urls
+        assert said["active"].startswith(f"tcp://127.0.0.1:{pair['a'].first_port}"[:-2])
+        assert raw.call(T.ENQUEUE, 1, [("t", b"x", 0)])[2] == "not_active"
+        assert raw.call(T.STATUS)[2]["role"] == "standby"
+
+
+def test_hello_names_the_daemon_of_the_shard_that_is_looked_for(pair: Nodes) -> None:
+    led_by = pair.leaders("a")
+    for shard, name in led_by.items():
+        url = pair[str(name)].url_of(shard)
+        for node in pair.all.values():
+            with node.front(shard=shard) as raw:
+                assert (raw.hello_answer["role"], raw.hello_answer["active"]) == ("standby", url)
+        with pair[str(name)].raw(shard, shard=shard) as raw:
+            said = raw.hello_answer
+            assert (said["role"], said["shard"], said["active"]) == ("active", shard, None)
+            assert said["route_version"] >= SHARDS
+    here, there = 0, next(shard for shard, name in led_by.items() if name != led_by[0])
+    with pair[str(led_by[here])].raw(here, shard=there) as raw:
+        assert raw.hello_answer["active"] == pair[str(led_by[there])].url_of(there)
+        assert raw.enqueue(("t", b"kept nowhere", DAY_MS))[2] == "not_active"
+    with pair["a"].front(shard=SHARDS) as raw:
+        assert raw.hello_answer["active"] is None
+
+
+def test_a_client_with_one_address_finds_all_shards(pair: Nodes) -> None:
+    async def go() -> None:
+        async with Client(f"tcp://127.0.0.1:{pair['b'].first_port}") as client:
+            ids = [await client.enqueue("t", b"x", delay=3600) for _ in range(4 * SHARDS)]
+            assert {int(task) % 1024 for task in ids} == set(range(SHARDS))
+            found = await client.nodes()
+            assert sorted(found.raw["nodes"][0]) == sorted(found.raw["nodes"][1])
+
+    asyncio.run(go())
+
+
+def test_another_number_of_shards_is_refused(pair: Nodes, tmp_path: Path) -> None:
+    store = pair["a"].store.partition("?")[0]
+    other = Node(tmp_path / "other", "c", store, SHARDS + 1)
+    other.spawn()
+    assert other.wait() == 1
+    assert f"laid out for {SHARDS} shards, and shards is {SHARDS + 1}" in other.log_text()
+
+
+def test_another_node_of_the_same_name_is_refused(pair: Nodes, tmp_path: Path) -> None:
+    store = pair["a"].store.partition("?")[0]
+    other = Node(tmp_path / "other", "a", store, SHARDS, leader_ttl_s=TTL_S)
+    other.spawn()
+    assert other.wait() == 1
+    assert "lives under this name" in other.log_text()
+    assert set(pair.leaders("b").values()) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("store", "args", "said"),
+    [
+        ("redis://127.0.0.1:1/0?shards=4&shard=1", (), "shard=1 is one shard and shards=4 are all"),
+        ("redis://127.0.0.1:1/0?shards=65", (), "must be 1 to 64"),
+        ("sqlite:///x.db?shards=2", (), "served with processes"),
+        ("redis://127.0.0.1:1/0?shards=2", ("--processes", "2"), "processes (2) is of a folder"),
+        ("redis://127.0.0.1:1/0?shards=2", ("--set", "shard=1"), "shard cannot be set with"),
+        (
+            "redis://127.0.0.1:1/0?shards=2",
+            ("--http", "127.0.0.1:0", "--http-all", "127.0.0.1:0", "--processes", "2"),
+            "processes (2) is of a folder",
+        ),
+    ],
+)
+def test_settings_that_no_node_can_have(
+    make_daemon: Callable[..., Daemon], store: str, args: tuple[str, ...], said: str
+) -> None:
+    daemon = make_daemon(store=store, args=args)
+    daemon.spawn()
+    assert daemon.wait() != 0
+    assert said in daemon.log_text()
+
+
+# --- moving --------------------------------------------------------------------------------------
+
+
+def test_a_node_that_joins_gets_its_part_and_no_more_moves(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    with Nodes(tmp_path, server.url(), SHARDS, "a", leader_ttl_s=TTL_S) as nodes:
+        assert nodes.until_led("a", "a") == dict.fromkeys(range(SHARDS), "a")
+        task = {shard: enqueued(nodes["a"], shard) for shard in range(SHARDS)}
+        second = Node(tmp_path / "node-b", "b", server.url(), SHARDS, leader_ttl_s=TTL_S)
+        nodes.all["b"] = second
+        second.start()
+        led_by = nodes.until_led("a", "ab")
+        assert list(led_by.values()).count("b") == SHARDS // 2
+        for shard, name in led_by.items():
+            assert state(nodes[str(name)], shard, task[shard]) == "scheduled"
+        log = nodes["a"].log_text()
+        assert log.count("shard_handed_over") == SHARDS // 2
+        stayed = [shard for shard, name in led_by.items() if name == "a"]
+        assert all("epoch=1 leases_kept=0 node=a pending=0 ready=0" in log for _ in stayed)
+        assert {one["epoch"] for one in second.nodes()["shards"] if one["node"] == "a"} == {1}
+
+
+def test_a_shard_moves_where_an_operator_wants_it_and_back(pair: Nodes) -> None:
+    before = pair.leaders("a")
+    shard = next(shard for shard, name in before.items() if name == "a")
+    with pair["a"].raw(shard) as raw:
+        assert raw.call(T.SHARD_MOVE, shard, "b")[2] == {"shard": shard, "node": "b"}
+    until(lambda: pair.leaders("b")[shard] == "b", 60, pair.log)
+    said = pair["b"].nodes()["shards"][shard]
+    assert (said["placed"], said["wanted"], said["epoch"]) == ("b", "b", 2)
+    with pair["b"].raw(shard) as raw:
+        assert raw.call(T.SHARD_MOVE, shard, None)[2] == {"shard": shard, "node": None}
+    until(lambda: pair.leaders("a") == before, 60, pair.log)
+
+
+def test_a_shard_goes_nowhere_that_is_not_there(pair: Nodes) -> None:
+    async def go() -> None:
+        async with Client(f"tcp://127.0.0.1:{pair['a'].first_port}") as client:
+            with pytest.raises(NotFound, match="node 'c' is not there; there are a, b"):
+                await client.move_shard(0, "c")
+            with pytest.raises(NotFound):
+                await client.drain_node("c")
+            await client.drain_node("c", draining=False)  # of one that is away
+
+    asyncio.run(go())
+
+
+def test_a_drained_node_gives_all_away_until_it_is_said_that_it_shall_not(pair: Nodes) -> None:
+    before = pair.leaders("a")
+    shard = next(shard for shard, name in before.items() if name == "a")
+    with pair["a"].raw(shard) as raw:
+        assert raw.call(T.NODE_DRAIN, "b", True)[2] == {"node": "b", "draining": True}
+    pair.until_led("b", "a")
+    draining = {one["node"]: one["draining"] for one in pair["a"].nodes()["nodes"]}
+    assert draining == {"a": False, "b": True}
+    with pair["a"].raw(shard) as raw:
+        raw.call(T.NODE_DRAIN, "a", True)
+        until(lambda: pair["a"].nodes()["nodes"][0]["draining"], 60, pair.log)
+        # Somebody has to serve: where all are drained, all may have shards.
+        pair.until_led("b", "ab")
+    holder = pair.leaders("a")
+    first = str(holder[0])
+    for name in "ab":
+        with pair[first].raw(0) as raw:
+            raw.call(T.NODE_DRAIN, name, False)
+    until(lambda: pair.leaders("a") == before, 60, pair.log)
+
+
+# --- ends ----------------------------------------------------------------------------------------
+
+
+def test_the_shards_of_a_node_that_was_killed_go_to_the_others(pair: Nodes) -> None:
+    led_by = pair.leaders("a")
+    tasks = {shard: enqueued(pair[str(name)], shard) for shard, name in led_by.items()}
+    pids = family(pair["b"].pid)
+    pair["b"].kill()
+    pair.until_led("a", "a")
+    for shard, task in tasks.items():
+        assert state(pair["a"], shard, task) == "scheduled"
+    assert [one["node"] for one in pair["a"].nodes()["nodes"]] == ["a"]
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids[1:]))
+    pair["b"].start()
+    until(lambda: pair.leaders("a") == led_by, 60, pair.log)
+
+
+def test_a_node_that_is_stopped_hands_its_shards_over_first(pair: Nodes) -> None:
+    led_by = pair.leaders("a")
+    tasks = {shard: enqueued(pair[str(name)], shard) for shard, name in led_by.items()}
+    assert pair["a"].terminate() == 0
+    assert set(pair.leaders("b").values()) == {"b"}, "before it has ended"
+    log = pair["a"].log_text()
+    assert log.count("shard_handed_over") == list(led_by.values()).count("a")
+    gaps_s = [float(line.rpartition(" in ")[2].split()[0]) for line in handed_over(log)]
+    assert max(gaps_s) < BUSY * GAP_S, gaps_s
+    for shard, task in tasks.items():
+        assert state(pair["b"], shard, task) == "scheduled"
+    assert [one["node"] for one in pair["b"].nodes()["nodes"]] == ["b"], "it has said goodbye"
+    began_s = time.monotonic()
+    assert pair["b"].terminate() == 0
+    assert time.monotonic() - began_s < 8, "alone it waits for nobody"
+
+
+def handed_over(log: str) -> list[str]:
+    return [line for line in log.splitlines() if "shard_handed_over" in line]
+
+
+def test_a_subscriber_goes_on_while_a_node_is_drained(pair: Nodes) -> None:
+    """Tasks come and go all the time, on all shards, by clients with their defaults."""
+    early: list[int] = []
+    got: dict[int, float] = {}
+
+    async def take(delivery: Delivery) -> None:
+        if delivery.delivered_at < delivery.due_at:
+            early.append(delivery.id)
+        got.setdefault(delivery.id, time.monotonic())
+
+    async def go() -> list[int]:
+        url = ",".join(f"tcp://127.0.0.1:{node.first_port}" for node in pair.all.values())
+        sent: list[int] = []
+        async with Client(url) as client:
+            await client.subscribe("t", take, group="g")
+            ended = asyncio.create_task(pair["a"].aterminate())
+            while not ended.done() or len(sent) < 100:
+                sent.append(int(await client.enqueue("t", b"x")))
+                await asyncio.sleep(0.005)  # real time: it is the load
+            assert ended.result() == 0
+            await comes(lambda: len(got) >= len(sent))
+        return sent
+
+    sent = asyncio.run(go())
+    assert got.keys() == set(sent) and not early
+
+
+def test_a_node_that_stood_still_does_no_harm_and_gets_its_shards_back(pair: Nodes) -> None:
+    led_by = pair.leaders("a")
+    tasks = {shard: enqueued(pair[str(name)], shard) for shard, name in led_by.items()}
+    frozen = pair["b"].freeze()
+    try:
+        pair.until_led("a", "a")
+    finally:
+        pair["b"].wake(frozen)
+    until(lambda: pair.leaders("a") == led_by, 60, pair.log)
+    for shard, task in tasks.items():
+        assert state(pair[str(led_by[shard])], shard, task) == "scheduled"
+
+
+def test_a_registrar_that_dies_disturbs_no_shard(pair: Nodes) -> None:
+    led_by, epochs = pair.leaders("a"), {one["epoch"] for one in pair["a"].nodes()["shards"]}
+    children = family(pair["b"].pid)[1:]
+    serving = {shard: enqueued(pair[str(name)], shard) for shard, name in led_by.items()}
+    leading = [int(pid) for pid in pids_of_shards(pair["b"], led_by)]
+    [registrar] = [pid for pid in children if pid not in leading]
+    os.kill(registrar, signal.SIGKILL)
+    until(lambda: "registrar_ended" in pair["b"].log_text(), 60, pair.log)
+    until(lambda: answers(pair["b"]), 60, pair.log)
+    assert pair.leaders("b") == led_by
+    assert {one["epoch"] for one in pair["a"].nodes()["shards"]} == epochs
+    assert len(serving) == SHARDS
+    assert sorted(map(int, pids_of_shards(pair["b"], led_by))) == sorted(leading)
+
+
+def answers(node: Node) -> bool:
+    try:
+        return bool(node.nodes()["nodes"])
+    except (OSError, EOFError):
+        return False
+
+
+def pids_of_shards(node: Node, led_by: dict[int, str | None]) -> list[int]:
+    found = []
+    for shard, name in led_by.items():
+        if name == node.name:
+            with node.raw(shard) as raw:
+                found.append(raw.call(T.STATUS)[2]["pid"])
+    return found
+
+
+def test_a_daemon_that_dies_is_started_again_where_it_was(pair: Nodes) -> None:
+    led_by = pair.leaders("a")
+    pids = pids_of_shards(pair["b"], led_by)
+    os.kill(pids[0], signal.SIGKILL)
+    until(lambda: "shard_ended" in pair["b"].log_text(), 60, pair.log)
+
+    def is_back() -> bool:
+        try:
+            now = pids_of_shards(pair["b"], led_by)
+        except (OSError, EOFError):
+            return False
+        return pids[0] not in now and pair.leaders("a") == led_by
+
+    until(is_back, 60, pair.log)
+
+
+def test_while_redis_is_away_all_stays_as_it_is(pair: Nodes, server: RedisServer) -> None:
+    led_by = pair.leaders("a")
+    server.kill()
+    until(lambda: "registry_trouble" in pair["a"].log_text(), 60, pair.log)
+    server.start()
+    until(lambda: "registry_works_again" in pair["a"].log_text(), 60, pair.log)
+    until(lambda: pair.leaders("a") == led_by == pair.leaders("b"), 60, pair.log)
+
+
+def test_a_daemon_that_is_no_node_says_so(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(store="memory:").start()
+
+    async def go() -> None:
+        async with Client(daemon.url) as client:
+            for ask in (client.nodes(), client.move_shard(0, "a"), client.drain_node("a")):
+                with pytest.raises(Conflict, match="is no node"):
+                    await ask
+
+    asyncio.run(go())

@@ -1,0 +1,105 @@
+"""Nodes that share the shards of one Redis: real processes, each with a daemon for each shard."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any, Self
+
+from support.daemon import Daemon
+from support.ports import free_ports
+from support.raw import Raw
+from support.waiting import until
+from tickwheel.api.frames import FrameType as T
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it has started, those that were started first in front."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(one for child in children for one in family(int(child)))]
+
+
+class Node(Daemon):
+    """One node; ``listen`` is a row of ports that stays."""
+
+    def __init__(self, folder: Path, name: str, store: str, shards: int, **options: Any) -> None:
+        super().__init__(folder, store=f"{store}?shards={shards}", node=name, **options)
+        self.name = name
+        self.shards = shards
+        self.first_port = free_ports(shards + 1)
+        self._listen = f"tcp://127.0.0.1:{self.first_port}"
+
+    def url_of(self, shard: int) -> str:
+        """Where the node's daemon of a shard listens."""
+        return f"tcp://127.0.0.1:{self.first_port + 1 + shard}"
+
+    def front(self, **options: Any) -> Raw:
+        """A connection to the front door."""
+        return Raw(self.first_port, **options)
+
+    def raw(self, shard: int, **options: Any) -> Raw:
+        """A connection to the daemon of a shard."""
+        return Raw(self.first_port + 1 + shard, **options)
+
+    def freeze(self) -> list[int]:
+        """SIGSTOP to all processes of the node; these, for ``wake``."""
+        found = family(self.pid)
+        for pid in found:
+            os.kill(pid, signal.SIGSTOP)
+        return found
+
+    @staticmethod
+    def wake(frozen: list[int]) -> None:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+
+    def nodes(self) -> dict[str, Any]:
+        """What the front door says of all nodes and shards."""
+        with self.front() as raw:
+            answer: dict[str, Any] = raw.call(T.NODE_LIST)[2]
+            return answer
+
+
+class Nodes:
+    """Some nodes by name, in ``with``."""
+
+    def __init__(
+        self, folder: Path, store: str, shards: int, names: str = "ab", **options: Any
+    ) -> None:
+        self.all = {
+            name: Node(folder / f"node-{name}", name, store, shards, **options) for name in names
+        }
+        self.shards = shards
+
+    def __getitem__(self, name: str) -> Node:
+        return self.all[name]
+
+    def __enter__(self) -> Self:
+        for node in self.all.values():
+            node.spawn()
+        for node in self.all.values():
+            node.wait_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self.all.values():
+            if node.alive:
+                Node.wake(family(node.pid))
+                node.kill()
+
+    def log(self) -> str:
+        return "\n".join(node.log_text() for node in self.all.values())
+
+    def leaders(self, asked: str) -> dict[int, str | None]:
+        """Shard → the node that leads it, as one of them says."""
+        return {one["shard"]: one["node"] for one in self[asked].nodes()["shards"]}
+
+    def until_led(self, asked: str, by: str, timeout_s: float = 60.0) -> dict[int, str | None]:
+        """Until the nodes named in ``by``, each of which has some, lead all shards."""
+
+        def look() -> dict[int, str | None]:
+            found = self.leaders(asked)
+            return found if set(found.values()) == set(by) else {}
+
+        return until(look, timeout_s, self.log)
