@@ -55,6 +55,7 @@ HELP: dict[str, str] = {
     catalogue.BUILD: catalogue.BUILD_HELP,
     catalogue.STORE_AT: catalogue.STORE_AT_HELP,
     **dict(catalogue.OF_SHARDS),
+    **{name: about for name, about, _ in catalogue.OF_NODES},
     **_OF_THE_PROCESS,
     **_RECORDED,
 }

@@ -201,6 +201,27 @@ STORE = Dashboard(
                     ],
                     about="Of `tickwheel serve --http-all`; empty without.",
                 ),
+                Panel(
+                    "Nodes: shards, those that nobody leads, hand-overs",
+                    [
+                        (f"max by (node) (tickwheel_node_shards{{{NODE}}})", "{{node}} shards"),
+                        (f"max by (node) (tickwheel_nodes{{{NODE}}})", "{{node}} sees nodes"),
+                        (
+                            f"max by (node) (tickwheel_node_unserved_shards{{{NODE}}})",
+                            "{{node}} sees unserved",
+                        ),
+                        (
+                            f"max by (node) (tickwheel_node_handovers_total{{{NODE}}})",
+                            "{{node}} handed over",
+                        ),
+                        (
+                            f"max by (node) (tickwheel_node_handover_seconds{{{NODE}}})",
+                            "{{node}} s of the last one",
+                        ),
+                        (f"max by (node) (tickwheel_route_version{{{NODE}}})", "{{node}} route"),
+                    ],
+                    about="Of a store with `?shards=N`; empty without.",
+                ),
                 Panel("Daemons", [(f"tickwheel_build_info{{{NODE}}}", "")], kind="table"),
                 Panel(
                     "The store's server, and how often it moved",

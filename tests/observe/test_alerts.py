@@ -175,6 +175,14 @@ CASES = {
         [{'tickwheel_shard_restarts_total{shard="1"}': "0x50 2x10"}],
         {"severity": "warning", "instance": "a", "shard": "1"},
     ),
+    "TickwheelShardUnserved": Case(
+        {"tickwheel_node_unserved_shards": "0x50 2x10"},
+        [
+            {"tickwheel_node_unserved_shards": "0x60"},
+            {"tickwheel_node_unserved_shards": "0x50 2x1 0x8"},
+        ],
+        {"severity": "critical"},
+    ),
     "TickwheelTwoLeaders": Case(
         {"tickwheel_leader": "1x60", 'tickwheel_leader{instance="b"}': "1x60"},
         [

@@ -180,7 +180,8 @@ def used_names() -> dict[str, str]:
 
 def test_every_metric_named_in_grafana_exists() -> None:
     recorded = set(re.findall(r"record: (\S+)", (RULES / "recording.yml").read_text()))
-    existing = {*metrics.names(), *metrics.PROCESS, *dict(metrics.OF_SHARDS), *recorded}
+    of_nodes = {name for name, _, _ in metrics.OF_NODES}
+    existing = {*metrics.names(), *metrics.PROCESS, *dict(metrics.OF_SHARDS), *recorded, *of_nodes}
     for name, where in used_names().items():
         plain = re.sub(r"_(bucket|sum|count)$", "", name)
         assert name in existing or plain in existing, f"{where}: {name}"
@@ -188,7 +189,9 @@ def test_every_metric_named_in_grafana_exists() -> None:
 
 def test_every_metric_is_used_somewhere_in_grafana() -> None:
     used = {re.sub(r"_(bucket|sum|count)$", "", name) for name in used_names()}
-    assert {*metrics.names(), *dict(metrics.OF_SHARDS)} - used == {"tickwheel_topics"}
+    of_nodes = {name for name, _, _ in metrics.OF_NODES}
+    named = {*metrics.names(), *dict(metrics.OF_SHARDS), *of_nodes}
+    assert named - used == {"tickwheel_topics"}
 
 
 def test_every_alert_has_its_line_in_the_manual() -> None:

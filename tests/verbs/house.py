@@ -17,6 +17,7 @@ from support.in_process import InProcess
 from support.sender import FakeSender
 from support.shard_rig import NOW_MS
 from tickwheel.api.verb import Right
+from tickwheel.errors import BadRequest, NotFound
 from tickwheel.persistence.contract import Leader
 from tickwheel.server import tokens
 from tickwheel.server.http.api import Api
@@ -27,6 +28,46 @@ from tickwheel.server.tcp.listener import Listener
 
 PATIENCE_S = 60.0
 T = TypeVar("T")
+
+
+class FakeDirectory:
+    """One node, ``a``, that leads the only shard; it remembers what operators say."""
+
+    shard = 0
+
+    def __init__(self) -> None:
+        self.placed: str | None = None
+        self.draining = False
+
+    def whereabouts(self, shard: int) -> tuple[str, str]:
+        return "", ""
+
+    def route(self) -> tuple[int, tuple[str, ...]]:
+        return 7, ("",)
+
+    def listing(self) -> dict[str, Any]:
+        node = {
+            "node": "a", "address": "tcp://a:7355", "http": None, "version": "1", "capacity": 1.0,
+            "since_ms": NOW_MS, "seen_ms": NOW_MS, "draining": self.draining, "shards": [0],
+            "standbys": [],
+        }  # fmt: skip
+        shard = {
+            "shard": 0, "node": "a", "address": "tcp://a:7356", "epoch": 3, "since_ms": NOW_MS,
+            "wanted": "a", "placed": self.placed, "waits": None,
+        }  # fmt: skip
+        return {"nodes": [node], "shards": [shard], "route_version": 7}
+
+    async def place(self, shard: int, node: str | None) -> None:
+        if shard:
+            raise BadRequest(f"shard must be 0 to 0, not {shard}")
+        if node not in (None, "a"):
+            raise NotFound(f"node {node!r} is not there; there are a")
+        self.placed = node
+
+    async def drain(self, node: str, *, draining: bool) -> None:
+        if node != "a":
+            raise NotFound(f"node {node!r} is not there; there are a")
+        self.draining = draining
 
 
 class House:
@@ -82,6 +123,7 @@ class House:
         daemon.outbound = None
         await daemon.start()
         running.shard.outbound = FakeSender()
+        self.directory = running.shard.directory = FakeDirectory()
         await running.shard.loaded.wait()
         assert daemon._http is not None
         self.port = _port(daemon.url)
@@ -99,6 +141,7 @@ class House:
             active=lambda: leader,
             status=lambda: status_map(daemon) | {"role": "standby", "state": "standby"},
             on_event=daemon.roles.on_event,
+            directory=self.directory,
         )
         observed = daemon.roles.observed
         self._standby = await self._loop.create_server(

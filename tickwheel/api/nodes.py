@@ -105,7 +105,7 @@ VERBS: Final = (
         " comes once that is noted; the shard moves as soon as its new node stands by. While the"
         " node is not there, or drains, the shard is elsewhere. Raises NotFound for a node that is"
         " not there, Conflict for a daemon that is no node.",
-        FrameType.SHARD_MOVE, path="POST /v1/shards/{shard}/move", tag=_TAG,
+        FrameType.SHARD_MOVE, path="POST /v1/shard-moves", tag=_TAG,
         errors=("not_found", *_NOT_A_NODE), audit=Audit.ALWAYS, changes=True,
         methods=(Method("move_shard"),), over=Over.ONE,
     ),

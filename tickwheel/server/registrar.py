@@ -112,7 +112,7 @@ class Registrar:
         before = node.bulletin.read()
         """What a former life of this registrar has said."""
         self._wanted = frozenset[int](before.get("wanted", ()))
-        self._measured = {"handovers": 0.0, "handover_seconds": 0.0, **before.get("measured", {})}
+        self._measured = {"handovers": 0, "handover_seconds": 0.0, **before.get("measured", {})}
         self._giving: dict[int, float] = {}
         """Shard that is given away → since when, by the steady clock."""
         self._decides_s = 0.0 if before else float("inf")

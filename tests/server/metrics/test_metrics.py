@@ -89,7 +89,8 @@ def test_every_metric_is_in_the_manual_and_the_other_way_round() -> None:
     documented = {name: tuple(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     assert len(documented) == len(rows), "a name stands there twice"
     of_shards = dict.fromkeys(dict(metrics.OF_SHARDS), ("shard",))
-    assert documented == metrics.names() | of_shards | dict.fromkeys(metrics.PROCESS, ())
+    of_nodes = {name: ("node",) for name, _, _ in metrics.OF_NODES}
+    assert documented == metrics.names() | of_shards | of_nodes | dict.fromkeys(metrics.PROCESS, ())
 
 
 def _manual() -> str:

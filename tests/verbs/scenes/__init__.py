@@ -6,6 +6,7 @@ from verbs.scenes import (
     dead,
     deliveries,
     groups,
+    nodes,
     schedules,
     targets,
     tasks,
@@ -13,6 +14,6 @@ from verbs.scenes import (
 )
 
 __all__ = [
-    "bulk", "daemon", "dead", "deliveries", "groups", "schedules", "targets", "tasks",
-    "transactions",
+    "bulk", "daemon", "dead", "deliveries", "groups", "nodes", "schedules", "targets",
+    "tasks", "transactions",
 ]  # fmt: skip

@@ -396,6 +396,28 @@ OF_SHARDS = (
 )
 """Names and meanings of what is said of each shard in the metrics of all of them, beside what they
 say themselves; by ``shard``."""
+OF_NODES = (
+    ("tickwheel_nodes", "Nodes that live, as this daemon's node sees them.", "nodes"),
+    ("tickwheel_node_shards", "Shards that this daemon's node leads.", "shards"),
+    (
+        "tickwheel_node_handovers_total",
+        "Shards that this daemon's node has handed over to another one.",
+        "handovers",
+    ),
+    (
+        "tickwheel_node_handover_seconds",
+        "For how long a shard had no daemon when it was handed over last.",
+        "handover_seconds",
+    ),
+    (
+        "tickwheel_node_unserved_shards",
+        "Shards that no node leads, as this daemon's node sees them.",
+        "unserved",
+    ),
+    ("tickwheel_route_version", "Grows when a shard is led by another daemon.", "route_version"),
+)
+"""Name, meaning and place in ``Member.measured`` of what each daemon of a node says of its node, by
+``node``."""
 HOUR_MS = 3_600_000
 
 

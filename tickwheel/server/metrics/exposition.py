@@ -169,6 +169,7 @@ class Exposition:
             labels: Key = ("hour",)
             name, about = metrics.LOAD, metrics.LOAD_HELP
             yield Family(name, "gauge", about, labels, hours, _texts(labels, hours), counts)
+        yield from self._of_node()
         settings = self._daemon.settings
         store = settings.store.partition(":")[0]
         build = (__version__, platform.python_version(), store, settings.node)
@@ -180,6 +181,17 @@ class Exposition:
         name, about, labels = metrics.STORE_AT, metrics.STORE_AT_HELP, metrics.STORE_AT_LABELS
         texts = _texts(labels, [tuple(map(_escaped, server))])
         yield Family(name, "gauge", about, labels, [server], texts, [1])
+
+    def _of_node(self) -> Iterator[Family]:
+        """What a daemon of a node says of its node; nothing for another one."""
+        member = self._daemon.member
+        if member is None:
+            return
+        labels, key, measured = ("node",), (self._daemon.settings.node,), member.measured
+        texts = _texts(labels, [tuple(map(_escaped, key))])
+        for name, about, place in metrics.OF_NODES:
+            values = [measured.get(place, 0)]
+            yield Family(name, kind_of(name), about, labels, [key], texts, values)
 
     def _of_table(self, table: Table[Any], values: Values) -> Iterator[Family]:
         """The metrics of a table. On standby: counts of earlier tenures, and no states."""

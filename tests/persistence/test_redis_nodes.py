@@ -1,0 +1,143 @@
+"""The registry of nodes in Redis: who is there, until when, and what operators want."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from support.redis_server import RedisServer
+from support.waiting import comes
+from tickwheel.persistence import open_nodes, shard_count, shard_url
+from tickwheel.persistence.contract import (
+    Claim,
+    NodeRecord,
+    NodeRegistry,
+    StoreError,
+    StoreUnusable,
+)
+from tickwheel.persistence.redis.driver import options_from
+
+SHARDS = 4
+A = NodeRecord(
+    "a", "run-1", "tcp://a:7355", "1.0", 1.5, 17, 60_000, life="boot/1/2/3", http="http://a:1",
+    claims=(Claim(0, 3, "tcp://a:7356", 18, "http://a:2"), Claim(1, 1, "tcp://a:7357", 19)),
+    standbys=(2, 3),
+)  # fmt: skip
+B = replace(A, name="b", run="run-2", claims=(), standbys=())
+
+
+@pytest.fixture
+async def registry(shared_redis: RedisServer) -> AsyncIterator[NodeRegistry]:
+    shared_redis.call("FLUSHALL")
+    found = open_nodes(shared_redis.url(), SHARDS)
+    yield found
+    await found.close()
+
+
+async def test_what_a_node_says_is_seen_whole(registry: NodeRegistry) -> None:
+    await registry.beat(B)
+    seen = await registry.beat(A)
+    assert seen.nodes == {"a": A, "b": B}
+    assert seen.seen_ms["b"] <= seen.seen_ms["a"] == seen.now_ms
+    assert (seen.placed, seen.drained, seen.namesake) == ({}, frozenset(), None)
+    await registry.leave(A)
+    assert (await registry.beat(B)).nodes.keys() == {"b"}
+
+
+async def test_a_node_that_is_silent_is_gone_by_the_clock_of_the_store(
+    registry: NodeRegistry,
+) -> None:
+    await registry.beat(replace(A, ttl_ms=50))
+    await registry.beat(B)
+
+    async def is_alone() -> bool:
+        return (await registry.beat(B)).nodes.keys() == {"b"}
+
+    await comes(is_alone)
+
+
+async def test_the_version_grows_when_a_shard_is_led_by_another_daemon(
+    registry: NodeRegistry,
+) -> None:
+    assert (await registry.beat(A)).version == len(A.claims)
+    assert (await registry.beat(A)).version == len(A.claims), "nothing is new"
+    taken = replace(B, claims=(Claim(0, 4, "tcp://b:7356", 20),))
+    assert (await registry.beat(taken)).version == len(A.claims) + 1
+    assert (await registry.beat(A)).version == len(A.claims) + 1, "it is deposed"
+
+
+async def test_two_of_one_name_are_not_both_there(registry: NodeRegistry) -> None:
+    await registry.beat(A)
+    other = replace(A, run="run-9", address="tcp://c:7355", claims=())
+    seen = await registry.beat(other)
+    assert (seen.nodes, seen.namesake) == ({}, A)
+    assert (await registry.beat(A)).nodes == {"a": A}, "it took nothing from it"
+    await registry.leave(other)
+    assert (await registry.beat(A)).nodes == {"a": A}
+    assert (await registry.beat(other, instead_of="run-1")).nodes == {"a": other}
+
+
+async def test_what_operators_want_stays(registry: NodeRegistry) -> None:
+    await registry.place(2, "b")
+    await registry.place(3, "a")
+    await registry.place(3, None)
+    await registry.drain("a", draining=True)
+    await registry.drain("b", draining=True)
+    await registry.drain("b", draining=False)
+    await registry.leave(A)
+    seen = await registry.beat(B)
+    assert (seen.placed, seen.drained) == ({2: "b"}, {"a"})
+
+
+async def test_another_number_of_shards_changes_nothing(
+    registry: NodeRegistry, shared_redis: RedisServer
+) -> None:
+    await registry.beat(A)
+    other = open_nodes(shared_redis.url(), SHARDS + 1)
+    try:
+        with pytest.raises(StoreUnusable, match="laid out for 4 shards, and shards is 5"):
+            await other.beat(B)
+    finally:
+        await other.close()
+    assert (await registry.beat(A)).nodes == {"a": A}
+
+
+async def test_what_it_cannot_read_is_nobody(
+    registry: NodeRegistry, shared_redis: RedisServer
+) -> None:
+    key = "{tw:default:nodes}:nodes"
+    shared_redis.call("HSET", key, "new", 'r|{"format": 2}', "odd", "r|[", "none", "")
+    for name in ("new", "odd", "none"):
+        shared_redis.call("HSET", "{tw:default:nodes}:until", name, 9_999_999_999_999)
+    assert (await registry.beat(A)).nodes == {"a": A}
+
+
+async def test_a_full_store_still_takes_the_word_of_a_node(
+    registry: NodeRegistry, shared_redis: RedisServer
+) -> None:
+    await registry.beat(A)
+    shared_redis.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        assert (await registry.beat(A)).nodes == {"a": A}
+    finally:
+        shared_redis.call("CONFIG", "SET", "maxmemory", 0)
+
+
+async def test_a_store_that_is_away_is_an_error(tmp_path_factory: pytest.TempPathFactory) -> None:
+    registry = open_nodes("redis://127.0.0.1:1/0", SHARDS)
+    with pytest.raises(StoreError):
+        await asyncio.wait_for(registry.beat(A), 10)
+    await registry.close()
+
+
+@pytest.mark.parametrize("url", ["redis://h/0?shards=4", "redis+cluster://h,i/?mirror=no&shards=4"])
+def test_the_url_of_a_shard_names_that_shard_alone(url: str) -> None:
+    assert shard_count(url) == SHARDS
+    assert options_from(shard_url(url, 3)).shard == 3
+    assert options_from(shard_url(url, 3)).mirror is ("mirror" not in url)
+    assert shard_count("redis://h/0?shard=4") is None
+    with pytest.raises(StoreUnusable, match="shards= is of a node"):
+        options_from(url)

@@ -1,0 +1,226 @@
+"""Which node shall have which shard, and what a node does about it: for any nodes at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tickwheel.persistence.contract import Claim, NodeRecord, NodesSeen
+from tickwheel.server.placement import (
+    HANDOVERS_MAX,
+    bound_of,
+    decide,
+    eligible,
+    leaders,
+    place,
+)
+
+names = st.text("abcdefgh0123", min_size=1, max_size=6)
+capacities = st.dictionaries(names, st.sampled_from((0.5, 1.0, 2.0, 8.0)), min_size=1, max_size=9)
+counts = st.integers(1, 64)
+
+
+@given(counts, capacities, st.dictionaries(st.integers(0, 70), names, max_size=8))
+def test_every_shard_has_one_node_within_its_bound(
+    shards: int, nodes: dict[str, float], placed: dict[int, str]
+) -> None:
+    found = place(shards, nodes, placed)
+    assert found.keys() == set(range(shards))
+    wanted = {s: n for s, n in placed.items() if n in nodes and s < shards}
+    assert wanted.items() <= found.items()
+    total = sum(nodes.values())
+    by_hand = Counter(wanted.values())
+    for node, count in Counter(found.values()).items():
+        assert count <= max(bound_of(shards, nodes[node], total), by_hand[node])
+
+
+@given(counts, capacities)
+def test_the_bound_is_a_quarter_more_than_the_fair_share_or_the_next_whole_number(
+    shards: int, nodes: dict[str, float]
+) -> None:
+    total = sum(nodes.values())
+    for capacity in nodes.values():
+        fair = shards * capacity / total
+        assert fair - 1e-6 <= bound_of(shards, capacity, total) <= max(1.25 * fair, fair + 1)
+
+
+@given(counts, capacities, st.randoms())
+def test_the_order_in_which_nodes_are_seen_is_of_no_account(
+    shards: int, nodes: dict[str, float], order: Random
+) -> None:
+    items = list(nodes.items())
+    order.shuffle(items)
+    assert place(shards, dict(items), {}) == place(shards, nodes, {})
+
+
+@given(st.integers(8, 64), st.sets(names, min_size=2, max_size=6), names)
+def test_a_node_that_joins_moves_little_more_than_what_it_gets(
+    shards: int, nodes: set[str], new: str
+) -> None:
+    nodes.discard(new)
+    before = place(shards, dict.fromkeys(nodes, 1.0), {})
+    after = place(shards, dict.fromkeys(nodes | {new}, 1.0), {})
+    if not before:
+        return
+    moved = [shard for shard in before if before[shard] != after[shard]]
+    gets = list(after.values()).count(new)
+    bound = bound_of(shards, 1.0, len(nodes) + 1)
+    assert gets <= bound
+    # Those whose bound is smaller now give some more away.
+    assert len(moved) <= gets + shards // 3 + 1
+
+
+@given(st.integers(1, 64), st.sets(names, min_size=2, max_size=6))
+def test_what_only_one_node_had_to_give_up_goes_when_it_leaves(
+    shards: int, nodes: set[str]
+) -> None:
+    gone = min(nodes)
+    before = place(shards, dict.fromkeys(nodes, 1.0), {})
+    after = place(shards, dict.fromkeys(nodes - {gone}, 1.0), {})
+    assert gone not in after.values()
+    moved = [s for s in before if before[s] != after[s] and before[s] != gone]
+    assert len(moved) <= shards // 3 + 1
+
+
+def test_a_node_that_can_bear_twice_as_much_gets_about_twice_as_much() -> None:
+    found = Counter(place(60, {"small": 1.0, "large": 2.0}, {}).values())
+    assert 15 <= found["small"] <= 25
+    assert found["large"] == 60 - found["small"]
+
+
+def test_without_nodes_nobody_has_anything() -> None:
+    assert place(4, {}, {0: "a"}) == {}
+
+
+# --- who may have shards, who leads --------------------------------------------------------------
+
+
+def node(name: str, *claims: tuple[int, int], standbys: tuple[int, ...] = ()) -> NodeRecord:
+    return NodeRecord(
+        name, f"run-{name}", f"tcp://{name}:1", "1", 1.0, 0, 3_000, standbys=standbys,
+        claims=tuple(Claim(shard, epoch, f"tcp://{name}:{shard}", 0) for shard, epoch in claims),
+    )  # fmt: skip
+
+
+def seen(*nodes: NodeRecord, drained: str = "") -> NodesSeen:
+    return NodesSeen(
+        0, {one.name: one for one in nodes}, dict.fromkeys("ab", 0), {}, frozenset(drained), 0
+    )
+
+
+def test_who_is_drained_or_leaves_gets_none_unless_nobody_else_is_there() -> None:
+    a, b = node("a"), node("b")
+    assert eligible(seen(a, b)).keys() == {"a", "b"}
+    assert eligible(seen(a, b, drained="b")).keys() == {"a"}
+    assert eligible(seen(a, b, drained="ab")).keys() == {"a", "b"}
+    assert eligible(seen(replace(a, leaving=True), b)).keys() == {"b"}
+    assert eligible(seen(replace(a, leaving=True), b, drained="b")).keys() == {"b"}
+    assert eligible(seen(replace(a, leaving=True))) == {}
+
+
+def test_of_two_who_say_that_they_lead_the_later_one_does() -> None:
+    found = leaders(seen(node("a", (0, 2), (1, 5)), node("b", (0, 3))))
+    assert {shard: name for shard, (name, _) in found.items()} == {0: "b", 1: "a"}
+
+
+# --- what a node does ----------------------------------------------------------------------------
+
+NONE = frozenset[int]()
+
+
+def test_a_node_begins_what_it_shall_have_and_expects_it_from_whoever_leads_it() -> None:
+    found = decide("a", seen(node("a"), node("b", (0, 1))), {0: "a", 1: "a"}, NONE, NONE)
+    assert (found.wanted, found.expected, found.given) == ({0, 1}, {0}, NONE)
+    assert found.waits == {0: "b hands it over to a", 1: "nobody leads it yet; a will"}
+
+
+def test_a_shard_is_given_away_only_to_one_who_stands_by() -> None:
+    a = node("a", (0, 1))
+    found = decide("a", seen(a, node("b")), {0: "b"}, {0}, NONE)
+    assert (found.wanted, found.given) == ({0}, NONE)
+    assert found.waits == {0: "b does not stand by for it yet"}
+    found = decide("a", seen(a, node("b", standbys=(0,))), {0: "b"}, {0}, NONE)
+    assert (found.wanted, found.given) == (NONE, {0})
+
+
+def test_only_so_many_are_given_away_at_a_time() -> None:
+    shards = range(5)
+    a, b = node("a", *((s, 1) for s in shards)), node("b", standbys=tuple(shards))
+    found = decide("a", seen(a, b), dict.fromkeys(shards, "b"), set(shards), NONE)
+    assert len(found.given) == HANDOVERS_MAX
+    assert found.wanted == set(shards) - found.given
+    found = decide("a", seen(a, b), dict.fromkeys(shards, "b"), found.wanted, found.given)
+    assert len(found.given) == HANDOVERS_MAX, "those that nobody leads yet count"
+
+
+def test_one_that_is_given_away_and_wanted_again_is_kept() -> None:
+    found = decide("a", seen(node("a", (0, 1)), node("b")), {0: "a"}, NONE, {0})
+    assert (found.wanted, found.given) == ({0}, NONE)
+
+
+def test_who_stands_by_for_nothing_ends() -> None:
+    a = node("a", standbys=(0,))
+    found = decide("a", seen(a, node("b", (0, 1))), {0: "b"}, {0}, NONE)
+    assert found.wanted == NONE
+
+
+def test_who_stands_by_for_a_shard_that_nobody_leads_stays_until_the_heir_is_there() -> None:
+    a = node("a", standbys=(0,))
+    assert decide("a", seen(a, node("b")), {0: "b"}, {0}, NONE).wanted == {0}
+    heir = node("b", standbys=(0,))
+    assert decide("a", seen(a, heir), {0: "b"}, {0}, NONE).wanted == NONE
+
+
+def test_without_an_heir_all_stays() -> None:
+    assert decide("a", seen(node("a", (0, 1))), {}, {0}, NONE).wanted == {0}
+
+
+@given(st.integers(1, 16), st.data())
+def test_nodes_that_do_what_is_decided_come_to_where_all_shall_be(
+    shards: int, data: st.DataObject
+) -> None:
+    """A model of nodes: daemons begin at once, and who ends gives the lease to one who stands by.
+    Never are more shards without a leader than may be handed over at a time."""
+    owners = {shard: data.draw(st.sampled_from("abc")) for shard in range(shards)}
+    nodes = data.draw(st.sets(st.sampled_from("abcd"), min_size=1))
+    has = {name: {s for s, o in owners.items() if o == name} for name in "abcd"}
+    target = place(shards, dict.fromkeys(nodes, 1.0), {})
+    giving: dict[str, set[int]] = {name: set() for name in "abcd"}
+    for _ in range(4 * shards + 4):
+        picture = seen(
+            *(
+                node(
+                    name,
+                    *((s, 1) for s in has[name] if owners[s] == name),
+                    standbys=tuple(s for s in has[name] if owners[s] != name),
+                )
+                for name in "abcd"
+            )
+        )
+        for name in "abcd":
+            giving[name] = {s for s in giving[name] if owners[s] == name}
+            found = decide(name, picture, target, has[name], giving[name])
+            giving[name] |= found.given
+            assert len(giving[name]) <= HANDOVERS_MAX
+            for shard in has[name] - found.wanted:
+                if owners[shard] == name:
+                    owners[shard] = next(n for n in "abcd" if n != name and shard in has[n])
+            has[name] = set(found.wanted)
+    assert owners == target
+    assert all(has[name] == {s for s, o in target.items() if o == name} for name in "abcd")
+
+
+@pytest.mark.parametrize("shards", [16, 64])
+def test_a_join_moves_about_the_share_of_the_new_one(shards: int) -> None:
+    moved = []
+    for run in range(50):
+        nodes = [f"{run}-{number}" for number in range(4)]
+        before = place(shards, dict.fromkeys(nodes, 1.0), {})
+        after = place(shards, dict.fromkeys([*nodes, f"{run}-new"], 1.0), {})
+        moved.append(sum(before[shard] != after[shard] for shard in before))
+    assert sum(moved) / len(moved) < 1.3 * shards / 5
