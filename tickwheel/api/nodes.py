@@ -42,7 +42,9 @@ class NodeInfo(Answer):
 
     node: str
     address: Annotated[str, "Its front door, as clients find it."]
-    http: Annotated[str | None, "The URL of the HTTP of its first shard; None: it is off."]
+    http: Annotated[
+        str | None, "The URL of its HTTP, which is that of all its shards; None: it is off."
+    ]
     version: str
     capacity: Annotated[float, "How much it can bear, beside the capacity of the other nodes."]
     since_ms: Annotated[int, Moment(), "When it began."]

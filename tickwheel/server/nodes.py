@@ -18,7 +18,6 @@ import os
 import signal
 import time
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
@@ -90,12 +89,13 @@ def run(settings: Settings) -> int:
         log.error("failed", detail=daemon.explain(error))
         return 1
     count = len(node.shards)
-    for one in node.shards:
-        Path(str(one.backup_dir)).mkdir(parents=True, exist_ok=True)
     detail = f"a node for {count} shards of {without_secrets(settings.store)}"
     log.info("starting", detail=detail, pid=os.getpid())
     processes = [Process(one.shard, one, is_wanted=False) for one in node.shards]
-    processes.append(Process(count, node.settings, Kind.REGISTRAR))
+    if node.settings.http is not None:
+        whole = node.settings.model_copy(update={"audit_file": None})
+        processes.append(Process(count, whole, Kind.HTTP_ALL))
+    processes.append(Process(len(processes), node.settings, Kind.REGISTRAR))
     with NodeParent(node, processes, log) as parent:
         mine = parent.watch()
     if mine is None:
@@ -107,6 +107,16 @@ def run(settings: Settings) -> int:
 
         return registrar.run(
             node, lambda: say_ready(ready, LOOK), lambda: say_ready(ready, mine.number)
+        )
+    if mine.kind is Kind.HTTP_ALL:
+        from tickwheel.server.http import whole as http_of_node
+
+        return http_of_node.run(
+            mine.settings,
+            node.shards,
+            node.board,
+            lambda: say_ready(ready, mine.number),
+            lambda: node.bulletin.read().get("wanted", ()),
         )
     structlog.contextvars.bind_contextvars(shard=mine.number)
     member = Member(node, mine.number)
@@ -136,7 +146,6 @@ def _node_of(settings: Settings) -> Node:
     heard, nudge = os.pipe()
     os.set_blocking(heard, False)
     os.set_blocking(nudge, False)
-    backups = Path(settings.backup_dir or Path.cwd())
     shards = [
         settings.model_copy(
             update={
@@ -147,7 +156,6 @@ def _node_of(settings: Settings) -> Node:
                 "http": places.http[shard + 1] if places.http else None,
                 "http_advertise": http_advertise[shard + 1] if http_advertise else None,
                 "audit_file": settings.audit_file and f"{settings.audit_file}.shard-{shard}",
-                "backup_dir": str(backups / f"shard-{shard}"),
                 "ready_file": None,
             }
         )
@@ -228,7 +236,7 @@ class NodeParent(Parent):
         if not self._is_announced:
             self._is_announced = True
             self._log.info("node_serves", url=said.advertise)
-        self._write_ready_file(str(said.advertise), None)
+        self._write_ready_file(str(said.advertise), said.http_url)
 
 
 # --- a daemon ------------------------------------------------------------------------------------

@@ -221,6 +221,7 @@ class Registrar:
             since_ms=node.since_ms,
             ttl_ms=self._ttl_ms,
             leaving=self._leaves_s is not None,
+            http=said.http_for_others(str(said.http_url)) if said.http else "",
             life=node.life,
             claims=tuple(claims),
             standbys=tuple(standbys),

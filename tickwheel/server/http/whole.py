@@ -17,7 +17,7 @@ import json
 import re
 import signal
 import ssl
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
@@ -85,10 +85,15 @@ T = TypeVar("T")
 
 
 def run(
-    settings: Settings, shards: list[Settings], board: Board, on_start: Callable[[], None]
+    settings: Settings,
+    shards: list[Settings],
+    board: Board,
+    on_start: Callable[[], None],
+    which: Callable[[], Sequence[int]] | None = None,
 ) -> int:
     """Answer for all shards until SIGTERM or SIGINT; the exit code. ``settings.http`` is where;
-    ``shards`` are the settings of the daemons. ``on_start`` is called once it answers."""
+    ``shards`` are the settings of the daemons. ``on_start`` is called once it answers. ``which``:
+    of a node, the shards that it shall have a daemon of; the others are not its own."""
     log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
     daemon.use_one_arena()
     own = {
@@ -98,7 +103,7 @@ def run(
     }
     settings = daemon.within_file_limit(settings.model_copy(update=own), log)
     with asyncio.Runner() as runner:
-        return runner.run(_serve(settings, shards, board, log, on_start))
+        return runner.run(_serve(settings, shards, board, log, on_start, which))
 
 
 async def _serve(
@@ -107,13 +112,14 @@ async def _serve(
     board: Board,
     log: Log,
     on_start: Callable[[], None],
+    which: Callable[[], Sequence[int]] | None,
 ) -> int:
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(daemon.LoopErrors(log, loop.time))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.set)
-    whole = Whole(settings, shards, board, log)
+    whole = Whole(settings, shards, board, log, which)
     code = 0
     try:
         await whole.start()
@@ -148,8 +154,18 @@ class Found(NamedTuple):
 class Whole:
     """The server: ``start`` it once; ``stop`` it, also when it was not started."""
 
-    def __init__(self, settings: Settings, shards: list[Settings], board: Board, log: Log) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        shards: list[Settings],
+        board: Board,
+        log: Log,
+        which: Callable[[], Sequence[int]] | None = None,
+    ) -> None:
         self._settings = settings
+        self._which = which or (lambda: range(board.count))
+        # Of a node, a daemon that stands by is as it shall be.
+        self._ready_path = "/readyz" if which is None else "/readyz?standby=ok"
         self._shards = shards
         self._board = board
         self._log = log
@@ -228,7 +244,7 @@ class Whole:
         return not away, details
 
     async def _look_at_all(self) -> list[Found]:
-        return await asyncio.gather(*map(self._look_at, range(self._board.count)))
+        return await asyncio.gather(*map(self._look_at, self._which()))
 
     async def _look_at(self, shard: int) -> Found:
         seen = self._board.read(shard)
@@ -236,7 +252,7 @@ class Whole:
             reason = f"{how_ended(seen.ended)}; started again {seen.restarts} times"
             return Found(shard, seen, False, "down", reason)
         try:
-            status, body = await self._ask(shard, "/readyz", "*/*", READY_S, READY_BYTES_MAX)
+            status, body = await self._ask(shard, self._ready_path, "*/*", READY_S, READY_BYTES_MAX)
             said = json.loads(body)
             return Found(shard, seen, status == 200, said["status"], said.get("reason"))
         except Silent as error:
@@ -270,11 +286,11 @@ class Whole:
         return await self._scrape(is_open), OPENMETRICS_TYPE if is_open else TEXT_TYPE
 
     async def _collect(self, is_open: bool) -> bytes:
-        numbers = range(self._board.count)
+        numbers = self._which()
         accept = OPENMETRICS_TYPE if is_open else TEXT_TYPE
         texts = await asyncio.gather(*(self._metrics_of(shard, accept) for shard in numbers))
         families: dict[bytes, list[bytes]] = {}
-        for shard, text in enumerate(texts):
+        for shard, text in zip(numbers, texts, strict=True):
             if text is not None:
                 put_together(families, shard, text)
                 await asyncio.sleep(0)  # health checks get through
