@@ -4,11 +4,14 @@ dies, stands still, is drained or told to move one, and what they say of themsel
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -356,3 +359,32 @@ def test_a_daemon_that_is_no_node_says_so(make_daemon: Callable[..., Daemon]) ->
                     await ask
 
     asyncio.run(go())
+
+
+# --- HTTP ----------------------------------------------------------------------------------------
+
+
+def test_the_http_of_a_node_is_that_of_its_shards(server: RedisServer, tmp_path: Path) -> None:
+    with Nodes(tmp_path, server.url(), SHARDS, http=True, leader_ttl_s=TTL_S) as nodes:
+        led_by = nodes.until_led("a", "ab")
+        node = nodes["a"]
+        own = [shard for shard, name in led_by.items() if name == "a"]
+        assert [one["shard"] for one in get(node.http, "/v1/shards")["shards"]] == own
+        assert get(node.http, "/readyz") == {
+            "status": "ready",
+            "shards": {str(shard): "ready" for shard in own},
+        }
+        first = get(node.http, "/v1/shards")["shards"][0]
+        asked = get(first["http"], "/v1/nodes")
+        assert {one["node"]: one["http"] for one in asked["nodes"]} == {
+            name: one.http for name, one in nodes.all.items()
+        }
+        text = urlopen(f"{node.http}/metrics").read().decode()  # noqa: S310  # of this machine
+        for shard in own:
+            assert f'tickwheel_node_shards{{shard="{shard}",node="a"}} {len(own)}' in text
+            assert f'tickwheel_node_unserved_shards{{shard="{shard}",node="a"}} 0' in text
+
+
+def get(http: str, path: str) -> Any:
+    with urlopen(http + path) as answer:  # noqa: S310  # of this machine
+        return json.loads(answer.read())

@@ -35,7 +35,7 @@ from tickwheel.persistence.contract import (
 from tickwheel.protocol import encode
 from tickwheel.server import daemon
 from tickwheel.server.board import Role
-from tickwheel.server.lease import Life, is_over
+from tickwheel.server.lease import RENEWALS_PER_TTL, Life, is_over
 from tickwheel.server.logins import Logins
 from tickwheel.server.logs import ERRORS, WARNINGS, Log, configure
 from tickwheel.server.metrics.observed import Observed
@@ -109,6 +109,7 @@ class Registrar:
         self._count = len(node.shards)
         self._registry = open_nodes(store_url(node.shards[0]), self._count)
         self._ttl_ms = int(node.settings.leader_ttl_s * 1000)
+        self._look_s = min(LOOK_S, self._ttl_ms / 1000 / RENEWALS_PER_TTL)
         before = node.bulletin.read()
         """What a former life of this registrar has said."""
         self._wanted = frozenset[int](before.get("wanted", ()))
@@ -139,7 +140,7 @@ class Registrar:
             self._on_start()
         while True:
             self._is_news.clear()
-            pause_s = LOOK_S
+            pause_s = self._look_s
             try:
                 seen = await self._beat()
             except StoreUnusable:
@@ -245,8 +246,8 @@ class Registrar:
             self._has_decided = True
             self._on_start()
         is_moving = bool(self._giving or decision.expected or self._leaves_s is not None)
-        until_s = max(0.01, self._decides_s - now_s) if not may_decide else LOOK_S
-        return min(HURRY_S if is_moving else LOOK_S, until_s)
+        until_s = max(0.01, self._decides_s - now_s) if not may_decide else self._look_s
+        return min(HURRY_S if is_moving else self._look_s, until_s)
 
     def _note_given(self, seen: NodesSeen, me: str, now_s: float) -> None:
         """Take note of who leads the shards that were given away."""
@@ -365,8 +366,7 @@ class FrontDoor:
     """The node's listener that leads nothing, and tells where the shards are."""
 
     def __init__(self, node: Node, log: Log) -> None:
-        settings = node.settings
-        self._settings = settings
+        self._settings = settings = daemon.within_file_limit(node.settings, log)
         self._log = log
         self._observed = Observed()
         self._member = Member(node, None)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.sessions import StoredAnswer
     from tickwheel.server.shard.parts import Directory
-    from tickwheel.server.tcp.shared import Handler, Shared, Table
+    from tickwheel.server.tcp.shared import Conversing, Handler, Shared, Table
 
 BEFORE_HELLO_BYTES_MAX = 64 * 1024
 """Bytes that are buffered before HELLO: strangers may not make the daemon keep more."""
@@ -412,7 +412,7 @@ class Connection(asyncio.Protocol):
         greeting = self._operations.greeting()
         if elsewhere is not None:
             greeting = {"epoch": 0, "role": "standby", "active": elsewhere or None}
-        greeting |= _route(self._settings, self._operations.directory, hello.principal)
+        greeting |= _route(self._operations, hello.principal)
         answer = hello_answer(self._settings, self._operations.limits, now.now_ms, greeting)
         self.send(encode((_OK, hello.request, answer)))
 
@@ -663,15 +663,20 @@ def _elsewhere(settings: Settings, directory: Directory | None, shard: int | Non
     return urls[shard] if shard < len(urls) else ""
 
 
-def _route(settings: Settings, directory: Directory | None, principal: Principal) -> dict[str, Any]:
+def _route(operations: Conversing, principal: Principal) -> dict[str, Any]:
     """Which shard this daemon has, and where all of them are; empty where there is only one. The
     process that sends to targets is one for each shard, and is not told of others."""
+    settings, directory = operations.settings, operations.directory
     if principal == OUTBOUND:
         return {}
     if directory is not None:
         version, urls = directory.route()
-        own = {} if directory.shard is None else {"shard": directory.shard}
-        return {**own, "shards": urls, "route_version": version}
+        if directory.shard is None:
+            return {"shards": urls, "route_version": version}
+        own, shards = directory.shard, list(urls)
+        if operations.role == "active":
+            shards[own] = settings.advertise  # others may not know that yet
+        return {"shard": own, "shards": shards, "route_version": version}
     if not settings.shard_urls:
         return {}
     moved = {"moved_id": settings.moved_id} if settings.moved_id else {}

@@ -99,6 +99,7 @@ class Turns(Generic[M]):
 class Conversing(Protocol):
     """The operations about a conversation itself, as a leader and a standby have them."""
 
+    role: str
     settings: Settings
     limits: Limits
     """The limits of the daemon, as HELLO announces them."""
