@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from tickwheel.clock import Sources
     from tickwheel.server.http.api import Api
     from tickwheel.server.http.app import Http
+    from tickwheel.server.member import Member
     from tickwheel.server.metrics.exposition import Exposition
     from tickwheel.server.metrics.otlp import OtlpMetrics
-    from tickwheel.server.nodes import Member
     from tickwheel.server.shard.access import Principal
     from tickwheel.server.shard.shard import Shard
 

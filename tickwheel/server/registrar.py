@@ -38,10 +38,10 @@ from tickwheel.server.board import Role
 from tickwheel.server.lease import RENEWALS_PER_TTL, Life, is_over
 from tickwheel.server.logins import Logins
 from tickwheel.server.logs import ERRORS, WARNINGS, Log, configure
+from tickwheel.server.member import Member, Node
 from tickwheel.server.metrics.observed import Observed
-from tickwheel.server.nodes import Member, Node
 from tickwheel.server.placement import Decision, decide, eligible, leaders, place
-from tickwheel.server.roles import memory_bytes, store_url
+from tickwheel.server.roles import memory_bytes
 from tickwheel.server.shard.operations import StandbyOperations
 from tickwheel.server.tcp.listener import Listener
 from tickwheel.server.tls import Certificates, Files, TlsServer
@@ -107,7 +107,7 @@ class Registrar:
         self._look = look
         self._on_start = on_start
         self._count = len(node.shards)
-        self._registry = open_nodes(store_url(node.shards[0]), self._count)
+        self._registry = open_nodes(node.registry, self._count)
         self._ttl_ms = int(node.settings.leader_ttl_s * 1000)
         self._look_s = min(LOOK_S, self._ttl_ms / 1000 / RENEWALS_PER_TTL)
         before = node.bulletin.read()
