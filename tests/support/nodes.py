@@ -38,7 +38,7 @@ class Node(Daemon):
         """A connection to the front door."""
         return Raw(self.first_port, **options)
 
-    def raw(self, shard: int, **options: Any) -> Raw:
+    def raw(self, shard: int, /, **options: Any) -> Raw:
         """A connection to the daemon of a shard."""
         return Raw(self.first_port + 1 + shard, **options)
 
