@@ -94,6 +94,24 @@ def enqueued(raw: Raw, delay_ms: int = DAY_MS) -> int:
 # --- what each of them is to a client -------------------------------------------------------------
 
 
+def test_who_looks_for_another_shard_is_told_where_it_is_and_nothing_is_kept(
+    shards: Shards,
+) -> None:
+    with Raw(shards.port, shard=1) as raw:
+        said = raw.hello_answer
+        assert (said["role"], said["active"]) == ("standby", f"tcp://127.0.0.1:{shards.port + 1}")
+        assert raw.enqueue(("t", b"kept nowhere", DAY_MS))[2] == "not_active"
+        assert raw.call(T.PING)[0] == T.OK
+    with Raw(shards.port, shard=0) as raw:
+        assert (raw.hello_answer["role"], raw.hello_answer["shard"]) == ("active", 0)
+        assert enqueued(raw)
+    with Raw(shards.port, shard=SHARDS) as raw:
+        assert raw.hello_answer["active"] is None
+    for wrong in (-1, 64, "1", True):
+        with Raw(shards.port, hello=False) as raw:
+            assert raw.hello(shard=wrong)[2] == "bad_request"
+
+
 def test_each_shard_serves_a_plain_client_and_says_where_all_are(shards: Shards) -> None:
     route = tuple(f"tcp://127.0.0.1:{shards.port + shard}" for shard in range(SHARDS))
     with shards.raw(0) as first, shards.raw(1) as second:

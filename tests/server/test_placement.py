@@ -148,6 +148,12 @@ def test_a_shard_is_given_away_only_to_one_who_stands_by() -> None:
     assert (found.wanted, found.given) == (NONE, {0})
 
 
+def test_what_a_node_leads_it_has_whoever_said_so() -> None:
+    """A registrar that was started again may not know it."""
+    found = decide("a", seen(node("a", (0, 1)), node("b")), {0: "b"}, NONE, NONE)
+    assert found.wanted == {0}
+
+
 def test_only_so_many_are_given_away_at_a_time() -> None:
     shards = range(5)
     a, b = node("a", *((s, 1) for s in shards)), node("b", standbys=tuple(shards))

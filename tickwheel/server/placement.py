@@ -118,6 +118,7 @@ def decide(
     leader for as long as its daemon takes to end and another one to begin.
     """
     led_by = leaders(seen)
+    has = {*has, *(shard for shard, (leader, _) in led_by.items() if leader == me)}
     wanted, expected, given, waits = set[int](), set[int](), set(giving), dict[int, str]()
     for shard in sorted(set(target) | has):
         heir = target.get(shard)

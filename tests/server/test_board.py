@@ -1,0 +1,59 @@
+"""What processes of several shards know of each other, in memory that they share."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tickwheel.server.board import BULLETIN_BYTES, Board, Bulletin, Part, Role, Seen, State
+
+
+def test_what_a_daemon_says_counts_while_its_process_runs() -> None:
+    board = Board(2)
+    part = Part(17, Role.ACTIVE, 3, 1_000)
+    board.write_part(1, part)
+    assert board.read_part(1) is None, "the parent does not know it yet"
+    board.write(1, Seen(17, State.STARTING, 900, 0, 0))
+    assert (board.read_part(1), board.read_part(0)) == (part, None)
+    board.write(1, Seen(18, State.STARTING, 1_100, 1, -9))
+    assert board.read_part(1) is None, "another one runs now"
+    board.write(1, Seen(0, State.DOWN, 1_200, 1, -9))
+    assert board.read_part(1) is None
+
+
+def test_a_bulletin_is_read_by_another_process() -> None:
+    bulletin = Bulletin()
+    assert bulletin.read() == {}
+    pid = os.fork()
+    if not pid:
+        bulletin.write({"wanted": [1, 2]})
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert bulletin.read() == {"wanted": [1, 2]}
+    bulletin.write({"wanted": []})
+    assert bulletin.read() == {"wanted": []}
+    assert bulletin.read() is bulletin.read(), "it is taken apart once"
+
+
+def test_of_a_bulletin_that_is_half_written_the_one_before_is_read() -> None:
+    """Who writes may die at any moment."""
+    bulletin = Bulletin()
+    bulletin.write({"wanted": [1]})
+    assert bulletin.read() == {"wanted": [1]}
+    whole = bytes(bulletin._memory[:64])
+    bulletin.write({"wanted": [2]})
+    newer = bytes(bulletin._memory[:64])
+    for cut in range(64):
+        bulletin._memory[:64] = newer[:cut] + whole[cut:]
+        assert bulletin.read() in ({"wanted": [1]}, {"wanted": [2]})
+    bulletin._memory[:64] = newer
+    assert bulletin.read() == {"wanted": [2]}
+
+
+def test_a_bulletin_that_is_too_large_is_refused() -> None:
+    bulletin = Bulletin()
+    bulletin.write({"wanted": [1]})
+    with pytest.raises(ValueError, match=str(BULLETIN_BYTES)):
+        bulletin.write({"listing": "x" * BULLETIN_BYTES})
+    assert bulletin.read() == {"wanted": [1]}
