@@ -52,6 +52,7 @@ from tickwheel.protocol import encode
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:
+    from tickwheel.client.reconnector import Route
     from tickwheel.client.shards import Shards, SpreadAcks, SpreadProducer
 
 FRAMES_AHEAD = 8
@@ -138,6 +139,8 @@ class Client(WrittenVerbs):
         self._shards: Shards | None = None
         self._place: tuple[int, int] | None = None
         """Which shard is connected to, and how many there are; None: no daemon has said it."""
+        self._route: Route | None = None
+        """Where that shard is looked for, if it is one of several."""
 
     def _use(self, codec: Codec) -> None:
         """Pack and unpack bodies by this codec from now on; what has come keeps its own."""
@@ -190,6 +193,7 @@ class Client(WrittenVerbs):
             greeted=self._greeted,
             tls=self._tls,
             open_to=self._open_to,
+            route=self._route,
         )
         producer = Producer(reconnector, self._total_s, self._retries)
         self._producer: Producer | SpreadProducer = producer
@@ -217,7 +221,7 @@ class Client(WrittenVerbs):
             await reconnector.stop(told)
             if self._shards is not None:
                 await self._shards.close(0.0)
-                self._shards = self._place = None
+                self._shards = self._place = self._route = None
             raise
 
     # --- shards ---------------------------------------------------------------------------------
@@ -241,11 +245,16 @@ class Client(WrittenVerbs):
     def _spread(self, urls: Iterable[str], place: tuple[int, int]) -> None:
         """Have a client for each shard, of which the one of this connection is itself; enqueues
         that wait go where they belong."""
-        from tickwheel.client.shards import Shards  # for whoever has several
+        from tickwheel.client.shards import Place, Places, Shards  # for whoever has several
 
-        self._place = place
+        places = Places(place[1], self._addresses, secure=self._tls is not None)
+        places.learn(self._reconnector.info)
+        self._place, self._route = place, Place(places, place[0])
+        self._reconnector.follow(self._route)
         members = [
-            copy(self) if shard == place[0] else self._sibling(url, (shard, place[1]))
+            copy(self)
+            if shard == place[0]
+            else self._sibling(url, (shard, place[1]), Place(places, shard))
             for shard, url in enumerate(urls)
         ]
         self._shards = shards = Shards(members, place[0], self._reconnector)
@@ -255,13 +264,14 @@ class Client(WrittenVerbs):
         shards.producer.take_over(waiting)
         shards.answer_checks()
 
-    def _sibling(self, url: str, place: tuple[int, int]) -> Client:
-        """A client of another shard alone, with the same options. Raises ConnectionLost where it
-        would speak with TLS and this one does not, or the other way round."""
-        if is_secure(url) != (self._tls is not None):
+    def _sibling(self, url: str, place: tuple[int, int], route: Route) -> Client:
+        """A client of another shard alone, with the same options; ``url`` is "" while nobody serves
+        that one. Raises ConnectionLost where it would speak with TLS and this one does not, or the
+        other way round."""
+        if url and is_secure(url) != (self._tls is not None):
             raise ConnectionLost(f"shard {place[0]} is at {url:.200}: all or none must have TLS")
         made = copy(self)
-        made._addresses, made._place, made._state = parse_url(url), place, "new"
+        made._route, made._place, made._state = route, place, "new"
         made._checks = Checks(made)
         made._checks.handlers = self._checks.handlers
         made._checks.under_way = self._checks.under_way

@@ -12,6 +12,9 @@ silently. Knows no frame but HELLO and PING. Invariants:
   to the list and never replace it: a wrong one costs one attempt. An address that was silent (it
   takes connections and says nothing, as a stopped process does) costs time at every attempt: for a
   while it is only tried when no other daemon answers.
+* A client of one of several shards asks a ``Route`` for its list, anew in each round, because
+  shards move. It says in HELLO which shard it means, so that a daemon of another one answers as a
+  standby does, with a hint; a daemon that refuses to hear that is greeted without.
 * A stopped process and a cut line look alike: nothing comes any more. So a connection that was
   quiet for a heartbeat is asked with PING, which a daemon answers even while its store is stuck.
   Anything that comes counts as an answer. A connection from which nothing came for 2.5 heartbeats
@@ -26,7 +29,7 @@ import asyncio
 import random
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -84,6 +87,21 @@ class Source(Protocol):
         """Fail all waiting requests."""
 
 
+class Route(Protocol):
+    """What is known of where one of several shards is; it changes while the client is open."""
+
+    shard: int
+
+    def addresses(self) -> Sequence[Address]:
+        """Where to look for the shard now, the likeliest place first."""
+
+    def learn(self, info: Mapping[str, Any]) -> None:
+        """Take what the answer to a HELLO says of where shards are."""
+
+    def stands(self, at: Address | None) -> None:
+        """Take note of where the shard was found; None: that connection has ended."""
+
+
 class _Hello(Request):
     __slots__ = ("done",)
 
@@ -116,9 +134,11 @@ class Reconnector:
         greeted: Callable[[Limits], None],
         tls: ssl.SSLContext | None = None,
         open_to: Open = connect,
+        route: Route | None = None,
     ) -> None:
         """``tls``: the context for every address; None: plain TCP. ``open_to`` opens a connection
-        to an address."""
+        to an address. ``route``: where the one shard is that this is about; None: there is one
+        only, or it is not known yet."""
         self._tls, self._open_to = tls, open_to
         self.loop = asyncio.get_running_loop()
         self.limits = Limits()
@@ -133,6 +153,11 @@ class Reconnector:
         """Why the last attempt or connection failed."""
         self._search = Search(addresses, self._greet, connect_timeout_s)
         self._hello_options = {"v": PROTOCOL_VERSION, "heartbeat": True, **hello_options}
+        self._shardless: set[Address] = set()
+        """Addresses whose daemon refused to hear in HELLO of a shard."""
+        self._route: Route | None = None
+        if route is not None:
+            self.follow(route)
         self._connect_timeout_s = connect_timeout_s
         self._active_timeout_s = max(active_timeout_s, connect_timeout_s)
         self._deliver = deliver
@@ -192,6 +217,11 @@ class Reconnector:
         await asyncio.gather(*tasks, return_exceptions=True)
         if connection is not None:
             await connection.finish(error)
+
+    def follow(self, route: Route) -> None:
+        """From now on, connect to the shard of this route and to no other."""
+        self._route = self._search.route = route
+        self._hello_options["shard"] = route.shard
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that ends with the reconnector at the latest."""
@@ -260,8 +290,6 @@ class Reconnector:
         while True:
             connection = await self._search.find()
             began_s = self.loop.time()
-            if len(self.info.get("shards") or ()) > 1:
-                self._search.stay()
             LOGGER.info("connected to %s", connection.peer)
             self._stand(connection)
             self.trouble = await asyncio.shield(connection.closed)
@@ -274,6 +302,9 @@ class Reconnector:
 
     def _stand(self, connection: Connection) -> None:
         self.connection = connection
+        self._shardless.clear()  # another daemon may be there by the next time
+        if self._route is not None:
+            self._route.stands(self._search.at)
         self._up.set()
         for source in self.sources:
             source.up()
@@ -282,6 +313,8 @@ class Reconnector:
     def _fall(self, connection: Connection) -> None:
         self.connection = None
         self._up.clear()
+        if self._route is not None:
+            self._route.stands(None)
         for source in self.sources:
             source.down()
         connection.give_up_requests()
@@ -292,7 +325,7 @@ class Reconnector:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._open_to(connection, address, self._tls)
-                await self._say_hello(connection)
+                await self._say_hello(connection, address)
             return connection
         except TimeoutError:
             error: TickwheelError = Silent(f"did not answer within {timeout_s:g} s")
@@ -313,10 +346,13 @@ class Reconnector:
         # With TLS 1.3 a daemon that refuses a certificate can only hang up.
         return ConnectionLost(f"{error.message}, before HELLO: does it take our certificate?")
 
-    async def _say_hello(self, connection: Connection) -> None:
+    async def _say_hello(self, connection: Connection, address: Address) -> None:
         request = _Hello(0.0)
         number = self.next_number()
-        connection.ask(number, request, hello(number, self._hello_options))
+        options = dict(self._hello_options)
+        if address in self._shardless:
+            options.pop("shard", None)
+        connection.ask(number, request, hello(number, options))
         connection.flush()
         await asyncio.wait((request.done, connection.closed), return_when=asyncio.FIRST_COMPLETED)
         if not request.done.done():
@@ -324,13 +360,18 @@ class Reconnector:
         try:
             info = request.done.result()
         except BadRequest as error:
-            if self._hello_options.pop("heartbeat", None) is None:
+            # An older daemon refuses what it does not know in a HELLO, the newest word first.
+            if "shard" in options:
+                self._shardless.add(address)
+            elif self._hello_options.pop("heartbeat", None) is None:
                 raise
-            # A daemon from before heartbeats refuses what it does not know in a HELLO.
             raise ConnectionLost(f"HELLO was refused: {error.message}; once more without") from None
         if not isinstance(info, dict):
             raise ProtocolError("HELLO's answer is no map")
-        not_active = standby(info, secure=self._tls is not None)
+        if self._route is not None:
+            self._route.learn(info)
+        shard = None if self._route is None else self._route.shard
+        not_active = standby(info, secure=self._tls is not None, shard=shard)
         if not_active is not None:
             raise not_active
         self.limits = Limits.from_wire(info.get("limits"))
@@ -449,6 +490,11 @@ BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 5.0
 STANDBY_BACKOFF_S_MAX = 1.0
 """The longest pause, in seconds, before a standby is asked again: it may take over soon."""
+HANDOVER_S = 1.0
+"""For so many seconds after a good connection has ended, a standby is expected to take over at any
+moment, because that connection's daemon has handed over;"""
+HANDOVER_BACKOFF_S_MAX = 0.1
+"""and so long is a pause then, in seconds, at most."""
 ATTEMPT_S_MAX = 2.0
 """How long one of several addresses may take to answer, in seconds."""
 SILENT_S = 3.0
@@ -469,17 +515,36 @@ class Standby(NotActive):
         self.active = active
 
 
+class Elsewhere(Unreachable):
+    """The greeting of a daemon that has not the shard that is looked for, with that one's address,
+    if it says one."""
+
+    def __init__(self, message: str, active: Address | None) -> None:
+        super().__init__(message)
+        self.active = active
+
+
 class Silent(Unreachable):
     """A daemon did not answer in time."""
 
 
-def standby(info: dict[str, Any], *, secure: bool = False) -> Standby | None:
-    """The error for a standby's answer to HELLO; None: the daemon is active, as one without a role
-    is. ``secure``: this client speaks TLS, and so it does where a standby sends it."""
+Redirect = (Standby, Elsewhere)
+"""Errors of daemons that are there and know who else there is."""
+
+
+def standby(
+    info: dict[str, Any], *, secure: bool = False, shard: int | None = None
+) -> Standby | Elsewhere | None:
+    """The error for the answer to HELLO of a standby, or of a daemon that has another shard than
+    the one that was asked for (``shard``); None: the daemon is active, as one without a role is.
+    ``secure``: this client speaks TLS, and so it does where a standby sends it."""
     role = info.get("role", "active")
     if role == "active":
         return None
     active = _hint(info.get("active"), secure=secure)
+    if shard is not None and info.get("shard") != shard:
+        names = f"it names {address_text(active)}" if active else "it knows nobody who has it"
+        return Elsewhere(f"it does not have shard {shard}, {names}", active)
     names = f"it names {address_text(active)} as active" if active else "it knows no active one"
     return Standby(f"{role!s:.20}, {names}", active)
 
@@ -503,14 +568,17 @@ class Search:
         self._connect_timeout_s = connect_timeout_s
         self._first = 0
         """The index of the address that the next round begins with."""
-        self._at: Address | None = None
+        self.at: Address | None = None
         """The address of the last connection."""
+        self.route: Route | None = None
+        """Where the list comes from instead, anew in each round."""
         self._silent_until_s: dict[Address, float] = {}
         self._said: dict[Address, TickwheelError] = {}
         """Why each address has failed since the last connection."""
         self.backoff_s = BACKOFF_S_MIN
         """How long the next pause is at most."""
         self._found_once = False
+        self._handover_until_s = 0.0
 
     async def find(self) -> Connection:
         """Look for an active daemon, in rounds with growing pauses.
@@ -528,14 +596,9 @@ class Search:
                 raise said[-1]
             await self.pause()
 
-    def stay(self) -> None:
-        """Try no other address than that of the found connection: the others are other shards."""
-        if self._at is not None:
-            self._addresses, self._first = [self._at], 0
-
     def ended(self, error: TickwheelError, *, silent: bool, steady: bool) -> None:
         """Note that the found connection has ended, so that another address comes first."""
-        at, self._at = self._at, None
+        at, self.at = self.at, None
         if at is None:
             return
         self._said[at] = error
@@ -545,10 +608,13 @@ class Search:
             self._first = (self._addresses.index(at) + 1) % len(self._addresses)
         if steady:
             self.backoff_s = BACKOFF_S_MIN
+            self._handover_until_s = asyncio.get_running_loop().time() + HANDOVER_S
 
     async def pause(self) -> None:
         """Pause, longer each time, with jitter."""
         limit_s = STANDBY_BACKOFF_S_MAX if self.any_standby else BACKOFF_S_MAX
+        if self.any_standby and asyncio.get_running_loop().time() < self._handover_until_s:
+            limit_s = HANDOVER_BACKOFF_S_MAX
         await asyncio.sleep(min(self.backoff_s, limit_s) * random.uniform(0.5, 1.0))
         self.backoff_s = min(self.backoff_s * 2, limit_s)
 
@@ -558,14 +624,15 @@ class Search:
         said = "; ".join(
             f"{address_text(address)}: {self._report(address)}" for address in addresses
         )
-        if self.any_standby:
-            return NotActive(f"no active daemon within {waited_s:g} s: {said}")
-        return Unreachable(f"no daemon within {waited_s:g} s: {said}")
+        of = "" if self.route is None else f" of shard {self.route.shard}"
+        if any(isinstance(error, NotActive) for error in self._said.values()):
+            return NotActive(f"no active daemon{of} within {waited_s:g} s: {said}")
+        return Unreachable(f"no daemon{of} within {waited_s:g} s: {said}")
 
     @property
     def any_standby(self) -> bool:
-        """Whether a daemon was found that does not lead."""
-        return any(isinstance(error, NotActive) for error in self._said.values())
+        """Whether a daemon was found that does not lead, or has not the shard."""
+        return any(isinstance(error, (NotActive, Elsewhere)) for error in self._said.values())
 
     def _report(self, address: Address) -> str:
         error = self._said.get(address)
@@ -578,6 +645,8 @@ class Search:
 
     async def _round(self) -> Connection | None:
         """Try each address once, then the hints of standbys; the connection to an active daemon."""
+        if self.route is not None:
+            self._addresses, self._first = list(dict.fromkeys(self.route.addresses())), 0
         order = self._addresses[self._first :] + self._addresses[: self._first]
         now_s = asyncio.get_running_loop().time()
         self._silent_until_s = {a: s for a, s in self._silent_until_s.items() if s > now_s}
@@ -594,12 +663,12 @@ class Search:
                 connection = await self._attempt(address, self._patience_s(address))
             except TickwheelError as error:
                 self._note(address, error)
-                standbys = standbys or isinstance(error, NotActive)
-                hint = error.active if isinstance(error, Standby) else None
+                standbys = standbys or isinstance(error, (NotActive, Elsewhere))
+                hint = error.active if isinstance(error, Redirect) else None
                 if hint is not None and self._worth_trying(hint, tried):
                     waiting.appendleft(hint)
             else:
-                self._at = address
+                self.at = address
                 return connection
         known = tried.union(self._addresses)
         self._said = {a: error for a, error in self._said.items() if a in known}

@@ -13,6 +13,7 @@ of several shards, and by no other. Invariants:
 * An id says the shard of its task, unless it is from before a change of the number of shards
   (``moved_id`` of HELLO): then the task may be in any of them, and all are asked.
 * An answer is made of the answers of all shards that it is about, or is an error.
+* The number of shards does not change while the client is open; where they are does.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tickwheel.api.schedules import NewSchedule
 from tickwheel.api.tasks import basis_of, shard_of
 from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
-from tickwheel.client.connection import LOGGER, fail
+from tickwheel.client.connection import LOGGER, fail, is_secure, parse_url
 from tickwheel.client.leases import Leases
 from tickwheel.client.producer import Batch, ColumnBatch, Producer, failure, outcomes_of
 from tickwheel.client.requests import own_name, retry_pause_s
@@ -50,6 +51,7 @@ from tickwheel.protocol import encode
 if TYPE_CHECKING:
     from tickwheel.api.times import Duration
     from tickwheel.api.verb import Verb
+    from tickwheel.client.connection import Address
     from tickwheel.client.delivery import Acks, Delivery
     from tickwheel.client.leases import InHand
     from tickwheel.client.reconnector import Reconnector
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
 
 JOIN_S = 2.0
 """How long, in seconds, a subscription waits for shards that are away, when one is there."""
+OTHERS_MAX = 8
+"""Addresses of other shards at which a round looks for one."""
 WAIT_MS = 1_000
 """How long a pull waits at a shard at a time: what comes there when it has ended is given back."""
 
@@ -79,6 +83,65 @@ def checked_basis(options: Mapping[str, Any]) -> str | None:
             " shards a task is: with if_pending they must be the same"
         )
     return basis_of(order_key, key)
+
+
+class Places:
+    """Where the daemons of all shards are, as far as it is known: said in answers to HELLO, and
+    seen from connections that stand. What is wrong here costs attempts, and no more."""
+
+    def __init__(self, count: int, given: Sequence[Address], *, secure: bool) -> None:
+        """``given``: the addresses that the client was given. ``secure``: it speaks TLS, and
+        passes over addresses without."""
+        self._given, self._secure = given, secure
+        self._named: list[Address | None] = [None] * count
+        """The address of each shard's daemon; None: nobody is known to serve it."""
+        self._version = 0
+        self.standing: dict[int, Address] = {}
+        """Shard → the address of the connection to it."""
+
+    def learn(self, info: Mapping[str, Any]) -> None:
+        """Take the addresses of the answer to a HELLO, unless newer ones are known."""
+        urls, version = info.get("shards"), info.get("route_version", 0)
+        if urls and len(urls) == len(self._named) and version >= self._version:
+            self._version = version
+            self._named = [self._address(url) for url in urls]
+
+    def _address(self, url: Any) -> Address | None:
+        if not url:
+            return None
+        with suppress(BadRequest):
+            return parse_url(url)[0] if is_secure(url) == self._secure else None
+        return None
+
+    def around(self, shard: int) -> list[Address]:
+        """Where to look for a shard: at its own address, where the client was told to begin, at
+        daemons that are there, and at those of other shards; one of each host before a second."""
+        own, other = self._named[shard], Counter[str]()
+        rest = dict.fromkeys((*self.standing.values(), *filter(None, self._named)))
+        ranked: list[tuple[int, int, Address]] = []
+        for index, address in enumerate(rest):
+            if address != own and address not in self._given:
+                ranked.append((other[address[0]], index, address))
+                other[address[0]] += 1
+        first = [] if own is None else [own]
+        return [*first, *self._given, *(one[2] for one in sorted(ranked)[:OTHERS_MAX])]
+
+
+class Place:
+    """Where one shard is: the ``Route`` of its client's connection."""
+
+    def __init__(self, places: Places, shard: int) -> None:
+        self._places, self.shard = places, shard
+        self.learn = places.learn
+
+    def addresses(self) -> Sequence[Address]:
+        return self._places.around(self.shard)
+
+    def stands(self, at: Address | None) -> None:
+        if at is None:
+            self._places.standing.pop(self.shard, None)
+        else:
+            self._places.standing[self.shard] = at
 
 
 class Member(Protocol):
