@@ -20,6 +20,7 @@ from tickwheel.cli import (
     enqueue,
     groups,
     history,
+    nodes,
     schedules,
     serve,
     subscribe,
@@ -104,7 +105,7 @@ COMMANDS: tuple[tuple[str, Command], ...] = (
     (SERVE, serve.reshard),
     (TASKS, enqueue.enqueue), (TASKS, subscribe.subscribe), (TASKS, tasks.cancel),
     (TASKS, tasks.reschedule), (TASKS, tasks.run_now), (TASKS, tasks.show), (TASKS, tasks.list_),
-    (SERVE, serve.status), (SERVE, serve.shards), (WATCH, top.stats), (SERVE, serve.backup),
+    (SERVE, serve.status), (WATCH, top.stats), (SERVE, serve.backup),
     (WATCH, top.load),
     (TOPICS, groups.pause), (TOPICS, groups.resume), (TOPICS, groups.rate),
     (TOPICS, subscribe.consumers), (SERVE, history.restore), (WATCH, history.report),
@@ -126,6 +127,14 @@ def _word(name: str) -> str:
 
 for _panel, _function in COMMANDS:
     command(app, _word(_function.__name__), panel=_panel)(_function)
+_below(
+    SERVE, "shards", "Shards: which there are and where (by default); move one, drain a node.",
+    list=nodes.list_shards, move=nodes.move, drain=nodes.drain,
+)  # fmt: skip
+_below(
+    SERVE, "nodes", "Nodes that share a store of several shards: list (by default), drain.",
+    list=nodes.list_nodes, drain=nodes.drain,
+)  # fmt: skip
 _below(
     TOPICS, "topics", "Topics: list them (by default), delete them, keep one for broadcasts only.",
     list=groups.topics, delete=groups.delete_topic, broadcast=groups.broadcast_topic,

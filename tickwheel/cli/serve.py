@@ -417,7 +417,7 @@ async def status(call: Call) -> int:
     """
     found = await statuses(call.url, token=call.token, name="tickwheel-cli")
     grid = Grid(_STATUS_COLUMNS, right=("epoch",))
-    Listing(call.out, grid, _status_row, _status_fields).show(found.items())
+    Listing(call.out, grid, status_row, status_fields).show(found.items())
     if not call.out.as_json:
         answers = [answer for answer in found.values() if isinstance(answer, Status)]
         for line in dict.fromkeys(line for answer in answers for line in _store_lines(answer)):
@@ -445,11 +445,11 @@ def _status_exit_code(found: dict[str, Status | TickwheelError]) -> int:
     return EXIT_UNREACHABLE if silent else EXIT_FAILED
 
 
-Answer = tuple[str, Status | TickwheelError]
+Answered = tuple[str, Status | TickwheelError]
 """The address that was asked, and what it answered."""
 
 
-def _status_fields(one: Answer) -> dict[str, Any]:
+def status_fields(one: Answered) -> dict[str, Any]:
     """The answer of one address; ``address`` in it is what the daemon tells others."""
     url, answer = one
     if isinstance(answer, Status):
@@ -457,7 +457,7 @@ def _status_fields(one: Answer) -> dict[str, Any]:
     return {"url": url, "reachable": False, "error": answer.code, "message": answer.message}
 
 
-def _status_row(one: Answer) -> tuple[str, ...]:
+def status_row(one: Answered) -> tuple[str, ...]:
     url, answer = one
     address = url.removeprefix("tcp://").removeprefix("tls://")
     if not isinstance(answer, Status):
@@ -485,39 +485,6 @@ def _since(answer: Status) -> str:
         return "-"
     lasting = format_duration((answer.now_ms - answer.since_ms) / 1000)
     return f"{format_time(answer.since_ms)[:-4]} ({lasting})"
-
-
-_SHARD_COLUMNS = ("shard", "address", "pid", "state", "epoch", "since", "store")
-
-
-async def shards(call: Call) -> int:
-    """The shards that the daemon of --url is one of: address, process and state of each.
-
-    Exit code 0 when all of them serve, 1 when one does not, 3 when --url cannot be reached.
-    """
-    async with call.client() as client:
-        route = client.server_info.get("shards")
-    found = await statuses(
-        ",".join(route) if route else call.url, token=call.token, name="tickwheel-cli"
-    )
-    grid = Grid(_SHARD_COLUMNS, right=("shard", "pid", "epoch"))
-    Listing(call.out, grid, _shard_row, _shard_fields).show(enumerate(found.items()))
-    all_serve = all(isinstance(answer, Status) and answer.serves for answer in found.values())
-    return 0 if all_serve else EXIT_FAILED
-
-
-def _shard_fields(one: tuple[int, Answer]) -> dict[str, Any]:
-    shard, answer = one
-    return {"shard": shard, **_status_fields(answer)}
-
-
-def _shard_row(one: tuple[int, Answer]) -> tuple[str, ...]:
-    shard, (url, answer) = one
-    address, _, role, state, epoch, since, store = _status_row((url, answer))
-    if not isinstance(answer, Status):
-        return str(shard), address, "-", role, epoch, since, store
-    pid = "-" if answer.pid is None else str(answer.pid)
-    return str(shard), address, pid, state, epoch, since, store
 
 
 # --- backup and bench ----------------------------------------------------------------------------

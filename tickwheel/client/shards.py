@@ -96,8 +96,10 @@ class Places:
         self._named: list[Address | None] = [None] * count
         """The address of each shard's daemon; None: nobody is known to serve it."""
         self._version = 0
-        self.standing: dict[int, Address] = {}
+        self._standing: dict[int, Address] = {}
         """Shard → the address of the connection to it."""
+        self._found: dict[int, Address] = {}
+        """Shard → where it was found last: its daemon may not be named yet when it serves."""
 
     def learn(self, info: Mapping[str, Any]) -> None:
         """Take the addresses of the answer to a HELLO, unless newer ones are known."""
@@ -113,18 +115,23 @@ class Places:
             return parse_url(url)[0] if is_secure(url) == self._secure else None
         return None
 
+    def stands(self, shard: int, at: Address | None) -> None:
+        """Take note of the address of the connection to a shard; None: it has ended."""
+        self._standing.pop(shard, None)
+        if at is not None:
+            self._standing[shard] = self._found[shard] = at
+
     def around(self, shard: int) -> list[Address]:
         """Where to look for a shard: at its own address, where the client was told to begin, at
         daemons that are there, and at those of other shards; one of each host before a second."""
-        own, other = self._named[shard], Counter[str]()
-        rest = dict.fromkeys((*self.standing.values(), *filter(None, self._named)))
-        ranked: list[tuple[int, int, Address]] = []
-        for index, address in enumerate(rest):
-            if address != own and address not in self._given:
-                ranked.append((other[address[0]], index, address))
-                other[address[0]] += 1
-        first = [] if own is None else [own]
-        return [*first, *self._given, *(one[2] for one in sorted(ranked)[:OTHERS_MAX])]
+        own = (self._named[shard], self._found.get(shard))
+        first = dict.fromkeys((*filter(None, own), *self._given))
+        others = dict.fromkeys((*self._standing.values(), *filter(None, self._named)))
+        ranked, hosts = list[tuple[int, int, Address]](), Counter[str]()
+        for index, address in enumerate(one for one in others if one not in first):
+            ranked.append((hosts[address[0]], index, address))
+            hosts[address[0]] += 1
+        return [*first, *(one[2] for one in sorted(ranked)[:OTHERS_MAX])]
 
 
 class Place:
@@ -138,10 +145,7 @@ class Place:
         return self._places.around(self.shard)
 
     def stands(self, at: Address | None) -> None:
-        if at is None:
-            self._places.standing.pop(self.shard, None)
-        else:
-            self._places.standing[self.shard] = at
+        self._places.stands(self.shard, at)
 
 
 class Member(Protocol):
