@@ -17,7 +17,8 @@ from tickwheel.cli.call import Call, command, exit_code
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
-    "serve", "init", "status", "demo", "check", "enqueue", "subscribe", "cancel", "reschedule",
+    "serve", "init", "status", "demo", "check", "shards", "nodes", "enqueue", "subscribe", "cancel",
+    "reschedule",
     "run-now", "show", "list", "stats", "backup", "topics", "groups", "pause", "resume", "rate",
     "policy", "dead", "top", "work", "bench",
 ]  # fmt: skip
@@ -101,6 +102,12 @@ COMMANDS = [
         ("status --url http://x", "http"),
         ("serve --log-format xml", "log_format"),
         ("serve --config missing-file.toml", "missing-file.toml"),
+        ("shards move", "SHARD"),
+        ("shards move x a", "SHARD"),
+        ("shards move 3", "a NODE, or --anywhere"),
+        ("shards move 3 a --anywhere", "a NODE, or --anywhere"),
+        ("shards drain", "NODE"),
+        ("nodes drain a --now", "--now"),
         ("bench --seconds 3600", "--seconds"),
     ],
 )

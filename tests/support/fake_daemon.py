@@ -157,6 +157,8 @@ class FakeDaemon:
         """The role in HELLO's answer; None: as a daemon that knows no roles."""
         self.active: str | None = None
         """Whom a standby names."""
+        self.more: dict[str, Any] = {}
+        """What HELLO's answer has beside that."""
         self.status: dict[str, Any] | None = None
         """The answer to STATUS; None: it is the test's to give."""
         self.port = 0
@@ -209,7 +211,7 @@ class FakeDaemon:
         answer: dict[str, Any] = {"v": 1, "epoch": self.epoch, "node": "fake", "now_ms": NOW_MS}
         if self.role is not None:
             answer |= {"role": self.role, "active": self.active}
-        peer.ok(frame, answer | {"limits": self.limits.to_wire()})
+        peer.ok(frame, answer | {"limits": self.limits.to_wire()} | self.more)
         self._peers.put_nowait(peer)
 
     async def peer(self) -> Peer:

@@ -1,0 +1,302 @@
+"""A client of several shards that move: it follows them, whoever knows where they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from support.fake_daemon import FakeDaemon, Peer
+from support.shards import key_in
+from support.waiting import soon
+from tickwheel import Client, errors
+from tickwheel.api.frames import FrameType as T
+from tickwheel.client import reconnector, shards
+from tickwheel.client.connection import Address, Connection
+from tickwheel.client.shards import Places
+from tickwheel.protocol import Frame
+
+
+class Route:
+    """Where the shards are, as all daemons of it say in HELLO, and as HELLO's ``shard`` is
+    answered."""
+
+    def __init__(self, count: int) -> None:
+        self.version = 1
+        self.urls = [""] * count
+        self.hellos: list[tuple[FakeDaemon, dict[str, Any]]] = []
+        self.stands_by: dict[FakeDaemon, int] = {}
+        """To how many HELLOs for its own shard a daemon will answer that it stands by."""
+
+    def serve(self, shard: int | None, daemon: FakeDaemon) -> FakeDaemon:
+        """Let a daemon have a shard from the next HELLO on, or be a front door (None)."""
+
+        def greet(peer: Peer, frame: Frame) -> None:
+            self.hellos.append((daemon, frame[2]))
+            asked = frame[2].get("shard", shard)
+            own = {} if shard is None else {"shard": shard}
+            route = {**own, "shards": list(self.urls), "route_version": self.version}
+            left = self.stands_by.get(daemon, 0)
+            if shard is not None and asked == shard and not left:
+                daemon.more = route
+                daemon.welcome(peer, frame)
+                return
+            self.stands_by[daemon] = max(left - 1, 0)
+            led = next(filter(None, self.urls)) if asked is None else self.urls[asked]
+            active = led if asked != shard or asked is None else ""
+            peer.ok(frame, {"epoch": 0, "role": "standby", "active": active or None, **route})
+
+        daemon.greet = greet
+        if shard is not None:
+            self.urls[shard] = daemon.url
+            self.version += 1
+        return daemon
+
+    def asked(self, daemon: FakeDaemon) -> list[int | None]:
+        """Which shards were looked for at a daemon, in order."""
+        return [hello.get("shard") for one, hello in self.hellos if one is daemon]
+
+
+@contextlib.asynccontextmanager
+async def daemons(count: int) -> AsyncIterator[list[FakeDaemon]]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(FakeDaemon()) for _ in range(count)]
+
+
+async def enqueued(client: Client, daemon: FakeDaemon, key: str) -> None:
+    """A task with this key is sent to this daemon, whose newest connection has it."""
+    future = client.enqueue_nowait("t", b"", key=key)
+    peer = await daemon.peer()
+    peer.store(await peer.next(T.ENQUEUE))
+    await soon(future)
+
+
+def newest(daemon: FakeDaemon) -> Peer:
+    """The connection that is open."""
+    [peer] = daemon.open
+    return peer
+
+
+# --- finding -----------------------------------------------------------------------------------
+
+
+async def test_a_front_door_leads_to_all_shards() -> None:
+    async with daemons(3) as (door, first, second):
+        route = Route(2)
+        route.serve(None, door)
+        route.serve(0, first)
+        route.serve(1, second)
+        async with door.client() as client:
+            await enqueued(client, second, key_in(1, 2))
+            await enqueued(client, first, key_in(0, 2))
+        assert route.asked(door) == [None]
+        assert route.asked(first) == [None], "its first HELLO looked for any shard"
+        assert route.asked(second) == [1]
+
+
+async def test_a_shard_that_moved_is_found_by_whoever_knows_it() -> None:
+    """Its old daemon is gone, and nobody had to say goodbye."""
+    async with daemons(3) as (first, second, new):
+        route = Route(2)
+        route.serve(0, first)
+        route.serve(1, second)
+        async with first.client() as client:
+            await enqueued(client, second, key_in(1, 2))
+            waiting = client.enqueue_nowait("t", b"x", key=key_in(1, 2))
+            old = newest(second)
+            sent = await old.next(T.ENQUEUE)
+            route.serve(1, new)
+            await second.deaf()
+            old.close()
+            peer = await new.peer()
+            assert peer.hello["session"] == old.hello["session"]
+            again = await peer.next(T.ENQUEUE)
+            assert again == sent, "under the same number"
+            peer.store(again)
+            await soon(waiting)
+        assert route.asked(first)[1:] == [1], "a daemon of another shard was asked once"
+
+
+async def test_the_own_shard_moves_like_the_others() -> None:
+    async with daemons(3) as (first, second, new):
+        route = Route(2)
+        route.serve(0, first)
+        route.serve(1, second)
+        async with first.client() as client:
+            await enqueued(client, second, key_in(1, 2))
+            peer = await first.peer()
+            subscription = client.subscribe("t")
+            starting = asyncio.ensure_future(subscription.start())
+            sub = await peer.subscribed()
+            await newest(second).subscribed()
+            await soon(starting)
+            ids = peer.deliver(sub, b"a")
+            delivery = await soon(anext(subscription))
+            route.serve(0, new)
+            await first.deaf()
+            peer.goodbye("not_active")
+            other = await new.peer()
+            assert other.hello["shard"] == 0
+            again = await other.next(T.SUBSCRIBE)
+            other.ok(again, {"lease_ms": 30_000})
+            ack = delivery.ack_nowait()
+            asked = await other.next(T.ACK)
+            assert list(asked[5]) == ids, "what the old daemon delivered is acked at the new one"
+            other.ok(asked)
+            assert await soon(ack) == "acked"
+            other.deliver(again[2], b"b", epoch=2)
+            assert (await soon(anext(subscription))).body == b"b"
+            assert client.server_info["shards"] == tuple(route.urls)
+
+
+async def test_a_shard_that_nobody_serves_keeps_nobody_from_the_others() -> None:
+    async with daemons(2) as (first, second):
+        route = Route(2)
+        route.serve(0, first)
+        async with first.client(send_timeout=0.3, retries=0) as client:
+            await enqueued(client, first, key_in(0, 2))
+            with pytest.raises(errors.Unreachable, match="no daemon of shard 1") as raised:
+                await soon(client.enqueue("t", b"", key=key_in(1, 2)))
+            assert "does not have shard 1, it knows nobody who has it" in raised.value.message
+            route.serve(1, second)
+            await enqueued(client, second, key_in(1, 2))
+
+
+async def test_a_standby_of_the_shard_is_waited_for() -> None:
+    """It takes over when the daemon before it has handed over."""
+    async with daemons(3) as (first, second, new):
+        route = Route(2)
+        route.serve(0, first)
+        route.serve(1, second)
+        async with first.client() as client:
+            await enqueued(client, second, key_in(1, 2))
+            waiting = client.enqueue_nowait("t", b"", key=key_in(1, 2))
+            old = newest(second)
+            await old.next(T.ENQUEUE)
+            route.serve(1, new)
+            route.stands_by[new] = 3
+            await second.deaf()
+            old.goodbye("not_active")
+            peer = await new.peer()
+            peer.store(await peer.next(T.ENQUEUE))
+            await soon(waiting)
+        assert route.asked(new) == [1] * 4
+
+
+async def test_daemons_that_know_no_option_shard_are_greeted_without() -> None:
+    """Those of a release before shards could move; each is asked for itself."""
+    async with daemons(2) as (first, second):
+        urls = [first.url, second.url]
+        said: list[Any] = []
+
+        def greet(shard: int, daemon: FakeDaemon) -> None:
+            def old(peer: Peer, frame: Frame) -> None:
+                said.append((shard, frame[2].get("shard"), frame[2].get("heartbeat")))
+                if "shard" in frame[2]:
+                    peer.error(frame, "bad_request", "options has an unknown key 'shard'")
+                    peer.close()
+                else:
+                    daemon.more = {"shard": shard, "shards": urls}
+                    daemon.welcome(peer, frame)
+
+            daemon.greet = old
+
+        greet(0, first)
+        greet(1, second)
+        async with first.client() as client:
+            await enqueued(client, second, key_in(1, 2))
+            assert said[:2] == [(0, None, True), (1, 1, True)]
+            assert (1, None, True) in said, "heartbeats were not given up with it"
+            peer = await first.peer()
+            peer.close()
+            await enqueued(client, first, key_in(0, 2))
+
+
+async def test_a_number_of_shards_that_changed_is_refused() -> None:
+    async with daemons(3) as (first, second, new):
+        route, other = Route(2), Route(3)
+        route.serve(0, first)
+        route.serve(1, second)
+        async with first.client() as client:
+            await enqueued(client, second, key_in(1, 2))
+            other.serve(1, new)
+            route.urls[1] = new.url
+            await second.deaf()
+            newest(second).close()
+            with pytest.raises(errors.Unreachable, match="shard 1 of 3 answers here"):
+                await soon(client.enqueue("t", b"", key=key_in(1, 2), timeout=0.5))
+
+
+# --- where to look -------------------------------------------------------------------------------
+
+
+def address(host: str, port: int = 7356) -> tuple[str, int]:
+    return host, port
+
+
+def test_a_shard_is_looked_for_at_its_own_place_first_then_where_somebody_is() -> None:
+    places = Places(4, [address("given", 7355)], secure=False)
+    urls = [f"tcp://{host}:{7356 + n}" for n, host in enumerate("aabb")]
+    places.learn({"shards": urls, "route_version": 3})
+    assert places.around(1) == [
+        ("a", 7357), ("given", 7355), ("a", 7356), ("b", 7358), ("b", 7359),
+    ]  # fmt: skip
+    places.stands(3, address("b", 7359))
+    assert places.around(1)[2:4] == [("b", 7359), ("a", 7356)], "a daemon that is there comes first"
+    places.stands(3, None)
+    assert places.around(1)[2:4] == [("a", 7356), ("b", 7358)]
+
+
+def test_an_older_route_does_not_replace_a_newer_one() -> None:
+    places = Places(2, [], secure=False)
+    places.learn({"shards": ["tcp://a:1", "tcp://b:1"], "route_version": 5})
+    places.learn({"shards": ["tcp://c:1", "tcp://d:1"], "route_version": 4})
+    assert places.around(0)[0] == ("a", 1)
+    places.learn({"shards": ["tcp://c:1", "tcp://d:1"], "route_version": 6})
+    assert places.around(0)[0] == ("c", 1)
+    places.learn({"shards": ["tcp://e:1"], "route_version": 7})
+    places.learn({"route_version": 8})
+    assert places.around(0)[0] == ("c", 1), "of another number of shards, or of none"
+
+
+def test_a_shard_that_nobody_names_is_looked_for_where_it_was() -> None:
+    places = Places(2, [address("given")], secure=False)
+    places.learn({"shards": ["", "tcp://b:1"]})
+    assert places.around(0) == [address("given"), ("b", 1)]
+    places.stands(0, ("x", 9))
+    places.stands(0, None)
+    assert places.around(0) == [("x", 9), address("given"), ("b", 1)]
+
+
+@pytest.mark.parametrize("url", ["tls://b:1", "http://b", "tcp://", 5])
+def test_an_address_that_cannot_be_asked_is_passed_over(url: Any) -> None:
+    places = Places(2, [address("given")], secure=False)
+    places.learn({"shards": ["tcp://a:1", url]})
+    assert places.around(1) == [address("given"), ("a", 1)]
+
+
+def test_of_many_shards_a_few_are_asked_one_of_each_host_first() -> None:
+    places = Places(64, [address("given")], secure=False)
+    places.learn({"shards": [f"tcp://h{n % 4}:{1000 + n}" for n in range(64)]})
+    found = places.around(63)
+    assert len(found) == 2 + shards.OTHERS_MAX
+    assert {host for host, _ in found[2:6]} == {"h0", "h1", "h2", "h3"}
+
+
+async def test_pauses_are_short_while_a_hand_over_may_be_under_way() -> None:
+    async def attempt(address: Address, timeout_s: float) -> Connection:
+        raise reconnector.Standby("standby", None)
+
+    search = reconnector.Search([address("a")], attempt, 10.0)
+    search.at = address("a")
+    search.ended(errors.NotActive(), silent=False, steady=True)
+    assert await search._round() is None
+    for _ in range(4):
+        await search.pause()
+        assert search.backoff_s <= reconnector.HANDOVER_BACKOFF_S_MAX
+    search._handover_until_s = 0.0
+    await search.pause()
+    assert search.backoff_s > reconnector.HANDOVER_BACKOFF_S_MAX

@@ -1,0 +1,238 @@
+"""Clients with their defaults and the address of one node, while shards move and a node dies: no
+call ends in an error, nothing is lost, order keys stay in order. And the commands about nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cli_runner import Cli
+from support.nodes import Nodes
+from support.redis_server import RedisServer
+from support.shards import key_in
+from support.waiting import comes, until
+from tickwheel import Client, Delivery, Task, Worker, sync
+
+SHARDS = 3
+TTL_S = 1.0
+KEYS = [f"customer-{n}" for n in range(6)]
+
+
+@pytest.fixture
+def pair(server: RedisServer, tmp_path: Path) -> Iterator[Nodes]:
+    with Nodes(tmp_path, server.url(), SHARDS, leader_ttl_s=TTL_S) as nodes:
+        nodes.until_led("a", "ab")
+        until(lambda: nodes.leaders("b") == nodes.leaders("a"), 60, nodes.log)
+        yield nodes
+
+
+class Work:
+    """What programs do all the time; each turn of each kind of work is counted."""
+
+    def __init__(self, client: Client, consumer: Client) -> None:
+        self.client, self.consumer = client, consumer
+        self.turns: dict[str, int] = {}
+        self.sent: set[str] = set()
+        self.got: set[str] = set()
+        self.worked: set[str] = set()
+        self.in_order: dict[str, list[int]] = {key: [] for key in KEYS}
+        self._is_over = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def begin(self) -> None:
+        await self.client.create_group("t", "g", order_failure="retry")
+        await self.client.create_group("t", "w")
+        await self.client.put_schedule("tick", "ticks", b"", every=0.2)
+        self._tasks = [asyncio.ensure_future(self._consume()), asyncio.ensure_future(self._work())]
+        for kind in (self._single, self._many, self._transact, self._look, self._pull):
+            self.turns[kind.__name__] = 0
+            self._tasks.append(asyncio.ensure_future(self._repeat(kind)))
+
+    async def _repeat(self, work: Callable[[int], Awaitable[None]]) -> None:
+        while not self._is_over:
+            await work(self.turns[work.__name__])
+            self.turns[work.__name__] += 1
+
+    async def go_on(self, turns: int = 5) -> None:
+        """Until each kind of work was done some more times. Raises what one of them raised."""
+        before = dict(self.turns)
+
+        def done() -> bool:
+            self.check()
+            return all(self.turns[kind] >= count + turns for kind, count in before.items())
+
+        await comes(done)
+
+    def check(self) -> None:
+        for task in self._tasks:
+            if task.done():
+                task.result()
+
+    async def end(self) -> None:
+        """Stop, and wait until all has come that was sent."""
+        self._is_over = True
+        await asyncio.gather(*self._tasks[2:])
+
+        def all_came() -> bool:
+            self.check()
+            return self.sent <= self.got & self.worked
+
+        await comes(all_came)
+        for task in self._tasks[:2]:
+            task.cancel()
+        await asyncio.wait(self._tasks[:2])
+
+    # --- kinds of work --------------------------------------------------------------------------
+
+    async def _send(self, body: str, sending: Awaitable[Any]) -> None:
+        await sending
+        self.sent.add(body)
+
+    async def _single(self, turn: int) -> None:
+        key = f"key-{turn}"
+        await self._send(key, self.client.enqueue("t", key.encode(), key=key))
+        plain = f"plain-{turn}"
+        await self._send(plain, self.client.enqueue("t", plain.encode()))
+
+    async def _many(self, turn: int) -> None:
+        bodies = {key: f"{key}/{turn}" for key in KEYS}
+        tasks = [Task("t", body.encode(), order_key=key) for key, body in bodies.items()]
+        await self.client.enqueue_many(tasks)
+        self.sent.update(bodies.values())
+
+    async def _transact(self, turn: int) -> None:
+        body, key = f"half-{turn}", KEYS[turn % len(KEYS)]
+        transaction = self.client.transaction("p")
+        await transaction.enqueue("t", body.encode(), key=key)
+        await self._send(body, transaction.commit())
+
+    async def _look(self, turn: int) -> None:
+        await self.client.stats()
+        made = await self.client.enqueue("later", b"", key=f"later-{turn}", delay=3600)
+        assert (await self.client.lookup(made.id)).state == "scheduled"
+        assert await self.client.cancel(made.id) == "cancelled"
+        assert [one.name async for one in self.client.list_schedules()] == ["tick"]
+
+    async def _pull(self, turn: int) -> None:
+        for delivery in await self.client.pull("ticks", group="p", wait=0.5):
+            await delivery.ack()
+
+    async def _consume(self) -> None:
+        async with self.consumer.subscribe("t", group="g") as deliveries:
+            async for delivery in deliveries:
+                body = delivery.body.decode()
+                if body not in self.got and delivery.order_key is not None:
+                    self.in_order[delivery.order_key].append(int(body.rpartition("/")[2]))
+                self.got.add(body)
+                assert await delivery.ack() in ("acked", "already_acked", "gone"), body
+
+    async def _work(self) -> None:
+        async def handle(delivery: Delivery) -> None:
+            self.worked.add(delivery.body.decode())
+
+        worker = Worker(self.consumer)
+        worker.on("t", group="w")(handle)
+        await worker.run()
+
+
+@contextlib.asynccontextmanager
+async def working(nodes: Nodes) -> AsyncIterator[Work]:
+    """Programs that were given the addresses of both nodes' front doors, with all else as it is by
+    default."""
+    url = ",".join(node.url for node in nodes.all.values())
+    async with Client(url) as client, Client(url) as consumer:
+        work = Work(client, consumer)
+        await work.begin()
+        await work.go_on()
+        yield work
+        await work.end()
+        assert all(seen == sorted(seen) for seen in work.in_order.values()), work.in_order
+        ticks = await client.show_schedule("tick")
+        assert ticks.runs > 0
+
+
+async def led_by(nodes: Nodes, asked: str, shard: int, name: str) -> None:
+    await comes(lambda: asyncio.to_thread(lambda: nodes.leaders(asked).get(shard) == name))
+
+
+async def test_no_program_sees_an_error_while_shards_move(pair: Nodes) -> None:
+    async with working(pair) as work:
+        own = int(work.client.server_info["shard"])
+        for shard in (own, (own + 1) % SHARDS):
+            holder = pair.leaders("a")[shard]
+            for name in ("b", "a") if holder == "a" else ("a", "b"):
+                await work.client.move_shard(shard, name)
+                await led_by(pair, name, shard, name)
+                await work.go_on()
+        assert {one.node for one in (await work.client.nodes()).nodes} == {"a", "b"}
+
+
+async def test_no_program_sees_an_error_while_a_node_is_drained_and_stopped(pair: Nodes) -> None:
+    async with working(pair) as work:
+        await work.client.drain_node("b")
+        await comes(lambda: asyncio.to_thread(lambda: set(pair.leaders("a").values()) == {"a"}))
+        await work.go_on()
+        await work.client.drain_node("b", draining=False)
+        await comes(lambda: asyncio.to_thread(lambda: set(pair.leaders("b").values()) == set("ab")))
+        await work.go_on()
+        await asyncio.to_thread(pair["a"].stop)
+        await work.go_on()
+
+
+async def test_no_program_sees_an_error_when_a_node_is_killed(pair: Nodes) -> None:
+    async with working(pair) as work:
+        pair["b"].kill()
+        await work.go_on()
+        await comes(lambda: asyncio.to_thread(lambda: set(pair.leaders("a").values()) == {"a"}))
+        await work.go_on()
+
+
+def test_a_program_without_an_event_loop_follows_a_shard(pair: Nodes) -> None:
+    with sync.Client(pair["a"].url) as client:
+        for shard in range(SHARDS):
+            client.enqueue("t", b"%d" % shard, key=key_in(shard, SHARDS), delay=3600)
+        for shard, name in pair.leaders("a").items():
+            other = "b" if name == "a" else "a"
+            client.move_shard(shard, other)
+            until(lambda s=shard, o=other: pair.leaders(o)[s] == o, 60, pair.log)
+            client.enqueue("t", b"again", key=key_in(shard, SHARDS), delay=3600)
+        assert client.stats().pending == 2 * SHARDS
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def test_commands_show_nodes_and_move_shards(pair: Nodes) -> None:
+    cli, leaders = Cli(pair["a"]), pair.leaders("a")
+    nodes = cli.json("nodes")
+    assert [(one["node"], one["draining"]) for one in nodes] == [("a", False), ("b", False)]
+    assert {shard: one["node"] for one in nodes for shard in one["shards"]} == leaders
+    shards = cli.json("shards")
+    assert {one["shard"]: one["node"] for one in shards} == leaders
+    assert all(one["reachable"] and one["state"] == "ready" for one in shards)
+    shown = cli.run("shards", "list").stdout.decode().splitlines()
+    assert shown[0].split() == [
+        "shard", "node", "address", "pid", "state", "epoch", "since", "store",
+    ]  # fmt: skip
+    other = "b" if leaders[0] == "a" else "a"
+    assert cli.one("shards", "move", "0", other) == {"shard": 0, "node": other}
+    until(lambda: pair.leaders(other)[0] == other, 60, pair.log)
+    until(lambda: cli.code("shards") == 0, 60, pair.log)
+    [first] = [one for one in cli.json("shards") if one["shard"] == 0]
+    assert (first["node"], first["placed"]) == (other, other)
+    assert "may be on any node" in cli.run("shards", "move", "0", "--anywhere").stdout.decode()
+    assert "not there" in cli.fails(4, "shards", "move", "0", "nobody")
+    assert "0 to 2" in cli.fails(2, "shards", "move", "9", "a")
+    assert "--anywhere" in cli.fails(2, "shards", "move", "0")
+    assert "not there" in cli.fails(4, "nodes", "drain", "nobody")
+    assert cli.one("shards", "drain", "b") == {"node": "b", "draining": True}
+    until(lambda: set(pair.leaders("a").values()) == {"a"}, 60, pair.log)
+    shown = cli.run("nodes").stdout.decode()
+    assert " draining " in shown and "0-2" in shown
+    assert "gets shards again" in cli.run("nodes", "drain", "b", "--undo").stdout.decode()
+    pair.until_led("a", "ab")
