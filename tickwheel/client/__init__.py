@@ -33,6 +33,7 @@ from tickwheel.api.groups import (
     ResetPreview,
     TopicHeld,
 )
+from tickwheel.api.nodes import NodeDrained, NodeInfo, Nodes, ShardInfo, ShardPlaced
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import ScheduleInfo, ScheduleRun
 from tickwheel.api.targets import PushSent, TargetInfo, TargetRemoved
@@ -82,6 +83,9 @@ __all__ = [
     "KeyPause",
     "Load",
     "NewGroupKeywords",
+    "NodeDrained",
+    "NodeInfo",
+    "Nodes",
     "Partly",
     "PausedKey",
     "PushSent",
@@ -93,6 +97,8 @@ __all__ = [
     "ScheduleRun",
     "ScheduledTaskKeywords",
     "SettingsKeywords",
+    "ShardInfo",
+    "ShardPlaced",
     "Stats",
     "Status",
     "Subscription",
