@@ -127,7 +127,8 @@ class Places:
         own = (self._named[shard], self._found.get(shard))
         first = dict.fromkeys((*filter(None, own), *self._given))
         others = dict.fromkeys((*self._standing.values(), *filter(None, self._named)))
-        ranked, hosts = list[tuple[int, int, Address]](), Counter[str]()
+        hosts: Counter[str] = Counter()
+        ranked: list[tuple[int, int, Address]] = []
         for index, address in enumerate(one for one in others if one not in first):
             ranked.append((hosts[address[0]], index, address))
             hosts[address[0]] += 1
