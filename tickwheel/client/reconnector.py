@@ -497,6 +497,8 @@ HANDOVER_BACKOFF_S_MAX = 0.1
 """and so long is a pause then, in seconds, at most."""
 ATTEMPT_S_MAX = 2.0
 """How long one of several addresses may take to answer, in seconds."""
+SLOW_ONES = 4
+"""So many addresses of a route that take all of that time are tried within ``connect_timeout``."""
 SILENT_S = 3.0
 """How long other addresses are preferred to one that was silent, in seconds."""
 HINTS_MAX = 8
@@ -686,7 +688,10 @@ class Search:
         """How long an address may take, in seconds, so that a silent one leaves time for others."""
         if self._addresses == [address]:
             return self._connect_timeout_s
-        return min(ATTEMPT_S_MAX, self._connect_timeout_s / len(self._addresses))
+        count = len(self._addresses)
+        if self.route is not None:
+            count = min(count, SLOW_ONES)
+        return min(ATTEMPT_S_MAX, self._connect_timeout_s / count)
 
     def _note(self, address: Address, error: TickwheelError) -> None:
         self._said[address] = error

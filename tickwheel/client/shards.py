@@ -104,12 +104,13 @@ class Places:
     def learn(self, info: Mapping[str, Any]) -> None:
         """Take the addresses of the answer to a HELLO, unless newer ones are known."""
         urls, version = info.get("shards"), info.get("route_version", 0)
-        if urls and len(urls) == len(self._named) and version >= self._version:
+        is_route = isinstance(urls, (list, tuple)) and len(urls) == len(self._named)
+        if is_route and type(version) is int and version >= self._version:
             self._version = version
-            self._named = [self._address(url) for url in urls]
+            self._named = [self._address(url) for url in urls or ()]
 
     def _address(self, url: Any) -> Address | None:
-        if not url:
+        if not isinstance(url, str) or not url:
             return None
         with suppress(BadRequest):
             return parse_url(url)[0] if is_secure(url) == self._secure else None
