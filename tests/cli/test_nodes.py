@@ -94,7 +94,7 @@ async def test_a_shard_is_moved(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("node", "anywhere"), [(None, False), ("b", True)])
 async def test_where_a_shard_shall_be_is_said_once(node: str | None, *, anywhere: bool) -> None:
     with pytest.raises(BadRequest, match="a NODE, or --anywhere"):
-        await nodes.move(Call(None, None, Output()), 3, node, anywhere=anywhere)
+        await nodes.move(Call(None, None, Output(as_json=False)), 3, node, anywhere=anywhere)
 
 
 @pytest.mark.parametrize("undo", [False, True])
@@ -138,6 +138,7 @@ async def test_shards_say_who_has_them_where_they_go_and_what_they_wait_for(
 async def test_the_shards_of_a_daemon_that_is_alone(capsys: pytest.CaptureFixture[str]) -> None:
     async with FakeDaemon() as daemon:
         daemon.set_status(node="alone")
-        assert await soon(nodes.list_shards(Call(daemon.url, None, Output()))) == 0
+        call = Call(daemon.url, None, Output(as_json=False))
+        assert await soon(nodes.list_shards(call)) == 0
         [_, one] = capsys.readouterr().out.splitlines()
         assert one.split()[:3] == ["0", "alone", daemon.address]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.fake_daemon import FakeDaemon, Peer
+from support.fake_daemon import FakeDaemon, Peer, turns
 from support.shards import key_in
 from support.waiting import soon
 from tickwheel import Client, errors
@@ -156,7 +156,7 @@ async def test_a_shard_that_nobody_serves_keeps_nobody_from_the_others() -> None
     async with daemons(2) as (first, second):
         route = Route(2)
         route.serve(0, first)
-        async with first.client(send_timeout=0.3, retries=0) as client:
+        async with first.client(connect_timeout=0.3, active_timeout=0.3) as client:
             await enqueued(client, first, key_in(0, 2))
             with pytest.raises(errors.Unreachable, match="no daemon of shard 1") as raised:
                 await soon(client.enqueue("t", b"", key=key_in(1, 2)))
@@ -225,7 +225,10 @@ async def test_a_number_of_shards_that_changed_is_refused() -> None:
             other.serve(1, new)
             route.urls[1] = new.url
             await second.deaf()
-            newest(second).close()
+            old = newest(second)
+            old.close()
+            await old.gone()
+            await turns(20)  # until the client has noticed
             with pytest.raises(errors.Unreachable, match="shard 1 of 3 answers here"):
                 await soon(client.enqueue("t", b"", key=key_in(1, 2), timeout=0.5))
 

@@ -47,7 +47,7 @@ class Work:
     async def begin(self) -> None:
         await self.client.create_group("t", "g", order_failure="retry")
         await self.client.create_group("t", "w")
-        await self.client.put_schedule("tick", "ticks", b"", every=0.2)
+        await self.client.put_schedule("tick", topic="ticks", every=0.2)
         self._tasks = [asyncio.ensure_future(self._consume()), asyncio.ensure_future(self._work())]
         for kind in (self._single, self._many, self._transact, self._look, self._pull):
             self.turns[kind.__name__] = 0
