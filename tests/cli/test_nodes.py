@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -68,14 +67,7 @@ async def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
 
 async def test_a_daemon_that_is_no_node_is_told_by_its_own_words() -> None:
     with pytest.raises(Conflict, match="no node"):
-        await _ask(_code(nodes.list_nodes), T.NODE_LIST, Conflict("this daemon is no node"))
-
-
-def _code(run: Callable[[Call], Awaitable[Any]]) -> Callable[[Call], Awaitable[None]]:
-    async def done(call: Call) -> None:
-        await run(call)
-
-    return done
+        await _ask(nodes.list_nodes, T.NODE_LIST, Conflict("this daemon is no node"))
 
 
 async def test_a_shard_is_moved(capsys: pytest.CaptureFixture[str]) -> None:

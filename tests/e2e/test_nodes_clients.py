@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +157,14 @@ async def working(nodes: Nodes) -> AsyncIterator[Work]:
         assert ticks.runs > 0
 
 
-async def led_by(nodes: Nodes, asked: str, shard: int, name: str) -> None:
-    await comes(lambda: asyncio.to_thread(lambda: nodes.leaders(asked).get(shard) == name))
+async def led(nodes: Nodes, asked: str, by: str, shards: range) -> None:
+    """Until the nodes named in ``by`` lead these shards, as the one that is asked says."""
+
+    async def look() -> bool:
+        leaders = await asyncio.to_thread(nodes.leaders, asked)
+        return {leaders.get(shard) for shard in shards} == set(by)
+
+    await comes(look)
 
 
 async def test_no_program_sees_an_error_while_shards_move(pair: Nodes) -> None:
@@ -167,7 +174,7 @@ async def test_no_program_sees_an_error_while_shards_move(pair: Nodes) -> None:
             holder = pair.leaders("a")[shard]
             for name in ("b", "a") if holder == "a" else ("a", "b"):
                 await work.client.move_shard(shard, name)
-                await led_by(pair, name, shard, name)
+                await led(pair, name, name, range(shard, shard + 1))
                 await work.go_on()
         assert {one.node for one in (await work.client.nodes()).nodes} == {"a", "b"}
 
@@ -175,12 +182,12 @@ async def test_no_program_sees_an_error_while_shards_move(pair: Nodes) -> None:
 async def test_no_program_sees_an_error_while_a_node_is_drained_and_stopped(pair: Nodes) -> None:
     async with working(pair) as work:
         await work.client.drain_node("b")
-        await comes(lambda: asyncio.to_thread(lambda: set(pair.leaders("a").values()) == {"a"}))
+        await led(pair, "a", "a", range(SHARDS))
         await work.go_on()
         await work.client.drain_node("b", draining=False)
-        await comes(lambda: asyncio.to_thread(lambda: set(pair.leaders("b").values()) == set("ab")))
+        await led(pair, "b", "ab", range(SHARDS))
         await work.go_on()
-        await asyncio.to_thread(pair["a"].stop)
+        assert await pair["a"].aterminate() == 0
         await work.go_on()
 
 
@@ -188,8 +195,12 @@ async def test_no_program_sees_an_error_when_a_node_is_killed(pair: Nodes) -> No
     async with working(pair) as work:
         pair["b"].kill()
         await work.go_on()
-        await comes(lambda: asyncio.to_thread(lambda: set(pair.leaders("a").values()) == {"a"}))
+        await led(pair, "a", "a", range(SHARDS))
         await work.go_on()
+
+
+def has(nodes: Nodes, name: str, shard: int) -> bool:
+    return nodes.leaders(name)[shard] == name
 
 
 def test_a_program_without_an_event_loop_follows_a_shard(pair: Nodes) -> None:
@@ -199,7 +210,7 @@ def test_a_program_without_an_event_loop_follows_a_shard(pair: Nodes) -> None:
         for shard, name in pair.leaders("a").items():
             other = "b" if name == "a" else "a"
             client.move_shard(shard, other)
-            until(lambda s=shard, o=other: pair.leaders(o)[s] == o, 60, pair.log)
+            until(partial(has, pair, other, shard), 60, pair.log)
             client.enqueue("t", b"again", key=key_in(shard, SHARDS), delay=3600)
         assert client.stats().pending == 2 * SHARDS
 
@@ -215,8 +226,8 @@ def test_commands_show_nodes_and_move_shards(pair: Nodes) -> None:
     shards = cli.json("shards")
     assert {one["shard"]: one["node"] for one in shards} == leaders
     assert all(one["reachable"] and one["state"] == "ready" for one in shards)
-    shown = cli.run("shards", "list").stdout.decode().splitlines()
-    assert shown[0].split() == [
+    head, *_ = cli.run("shards", "list").stdout.decode().splitlines()
+    assert head.split() == [
         "shard", "node", "address", "pid", "state", "epoch", "since", "store",
     ]  # fmt: skip
     other = "b" if leaders[0] == "a" else "a"
