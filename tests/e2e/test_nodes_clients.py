@@ -159,12 +159,12 @@ async def working(nodes: Nodes) -> AsyncIterator[Work]:
 
 async def led(nodes: Nodes, asked: str, by: str, shards: range) -> None:
     """Until the nodes named in ``by`` lead these shards, as the one that is asked says."""
+    await comes(lambda: _led(nodes, asked, by, shards))
 
-    async def look() -> bool:
-        leaders = await asyncio.to_thread(nodes.leaders, asked)
-        return {leaders.get(shard) for shard in shards} == set(by)
 
-    await comes(look)
+async def _led(nodes: Nodes, asked: str, by: str, shards: range) -> bool:
+    leaders = await asyncio.to_thread(nodes.leaders, asked)
+    return {leaders.get(shard) for shard in shards} == set(by)
 
 
 async def test_no_program_sees_an_error_while_shards_move(pair: Nodes) -> None:
