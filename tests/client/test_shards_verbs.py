@@ -106,6 +106,9 @@ ELSEWHERE = {
     "status": "it is about one daemon",
     "test_push": "it is about one daemon",
     "ping": "it is about one daemon",
+    "nodes": "any daemon answers for all: tests/e2e/test_nodes_clients.py",
+    "move_shard": "any daemon notes it: tests/e2e/test_nodes_clients.py",
+    "drain_node": "any daemon notes it: tests/e2e/test_nodes_clients.py",
 }
 """Verbs whose answers are not compared here, and why."""
 
