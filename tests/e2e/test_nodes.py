@@ -18,7 +18,7 @@ import pytest
 from support.daemon import Daemon
 from support.nodes import Node, Nodes, family
 from support.redis_server import RedisServer
-from support.waiting import until
+from support.waiting import soon, until
 from tickwheel import Client
 from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import Conflict, NotFound
@@ -106,6 +106,22 @@ def test_a_client_with_one_address_finds_all_shards(pair: Nodes) -> None:
             assert {task.id % 1024 for task in ids} == set(range(SHARDS))
             found = await client.nodes()
             assert sorted(found.raw["nodes"][0]) == sorted(found.raw["nodes"][1])
+
+    asyncio.run(go())
+
+
+def test_the_rate_of_a_group_is_of_all_shards(pair: Nodes) -> None:
+    async def go() -> None:
+        async with Client(f"tcp://127.0.0.1:{pair['a'].first_port}") as client:
+            await client.create_group("t", "g", rate=0.004, burst=SHARDS)
+            for _ in range(3 * SHARDS):
+                await client.enqueue("t", b"x")
+            async with client.subscribe("t", group="g") as deliveries:
+                found = [await soon(anext(deliveries)) for _ in range(SHARDS)]
+                assert {one.id % 1024 for one in found} == set(range(SHARDS))
+                with pytest.raises(TimeoutError):
+                    # real time: nothing more may come
+                    await asyncio.wait_for(anext(deliveries), 0.5)
 
     asyncio.run(go())
 

@@ -92,7 +92,8 @@ class Roles:
         self._has_process = has_process
         if self.clock.steered:
             log.warning("test_clock", detail=f"{TEST_CLOCK_ENV} is set: a file steers the time")
-        self.store, self._engine_config = open_store(settings)
+        self.store, config = open_store(settings)
+        self._engine_config = config if member is None else replace(config, shards=member.count)
         self.observed = Observed(settings.metrics_lateness_topics_max)
         self.shard: Shard | None = None
         """The shard, while this daemon leads."""
