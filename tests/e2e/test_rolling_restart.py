@@ -1,5 +1,6 @@
-"""All shards are restarted one after the other, as docs/scaling.md says, while clients that have
-their defaults work: they see no error, and nothing is lost. How late tasks were is printed."""
+"""All shards, or all nodes, are restarted one after the other, as docs/scaling.md says, while
+clients that have their defaults work: they see no error, and nothing is lost. How late tasks were
+is printed."""
 
 from __future__ import annotations
 
@@ -10,10 +11,13 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from support.daemon import Daemon
+from support.nodes import Nodes
 from support.ports import free_ports
+from support.redis_server import RedisServer
 from support.waiting import comes, rest
 from tickwheel import Client, Delivery, Task, Worker
 
@@ -23,6 +27,7 @@ PAUSE_S = 0.05
 DELAY_S = 0.05
 BETWEEN_S = 0.5
 """Of full load, before each restart and after the last one."""
+NODE_TTL_S = 3.0
 
 
 class Load:
@@ -126,11 +131,13 @@ class Load:
         return all(self.owed[topic] <= set(self.came[topic]) for topic in self.owed)
 
 
-async def test_clients_with_their_defaults_see_no_error(tmp_path: Path) -> None:
-    args = ("--processes", str(SHARDS), "--listen", f"tcp://127.0.0.1:{free_ports(SHARDS)}")
-    parent = Daemon(tmp_path / "parent", store=f"sqlite:///{tmp_path}/shards/", args=args)
-    async with parent, Client(parent.url) as producer, Client(parent.url) as consumer:
-        load = Load(parent.url)
+async def rolls(url: str, restarts: list[Callable[[], Awaitable[None]]]) -> Load:
+    """All kinds of work, while one thing after the other is restarted."""
+    load = Load(url)
+    kinds = [load.enqueue, load.enqueue_with_a_key, load.enqueue_many, load.change_one]
+    kinds += [load.schedules, load.transact, load.pull, load.subscribe_anew, load.look]
+    kinds += [load.start_a_client]
+    async with Client(url) as producer, Client(url) as consumer:
         for topic, name in ((TOPIC, "g"), (TOPIC, "others"), (PULLED, "g")):
             await producer.create_group(topic, name)
         worker = Worker(consumer, signals=False)
@@ -139,16 +146,13 @@ async def test_clients_with_their_defaults_see_no_error(tmp_path: Path) -> None:
         async def handle(delivery: Delivery) -> None:
             load.note(delivery)
 
-        kinds = [load.enqueue, load.enqueue_with_a_key, load.enqueue_many, load.change_one]
-        kinds += [load.schedules, load.transact, load.pull, load.subscribe_anew, load.look]
-        kinds += [load.start_a_client]
         async with asyncio.TaskGroup() as group:  # the first error of any ends all
             consuming = [group.create_task(load.consume(consumer))]
             consuming += [group.create_task(worker.run())]
             working = [group.create_task(load.repeat(kind, producer)) for kind in kinds]
-            for shard in range(SHARDS):
+            for restarted in restarts:
                 await rest(BETWEEN_S)
-                await restart(parent, shard)
+                await restarted()
             await rest(BETWEEN_S)
             load.is_over.set()
             await asyncio.wait(working)
@@ -157,10 +161,18 @@ async def test_clients_with_their_defaults_see_no_error(tmp_path: Path) -> None:
                 task.cancel()
         assert (await producer.stats()).raw["early"] == 0
     assert set(load.rounds) == {kind.__name__ for kind in kinds}
+    print(f"longest lateness {load.longest_ms} ms, {load.rounds}")  # noqa: T201
+    return load
+
+
+async def test_clients_with_their_defaults_see_no_error(tmp_path: Path) -> None:
+    args = ("--processes", str(SHARDS), "--listen", f"tcp://127.0.0.1:{free_ports(SHARDS)}")
+    parent = Daemon(tmp_path / "parent", store=f"sqlite:///{tmp_path}/shards/", args=args)
+    async with parent:
+        await rolls(parent.url, [partial(restart, parent, shard) for shard in range(SHARDS)])
     assert parent.log_text().count("recovered") == 2 * SHARDS
     assert "unclean" not in parent.log_text()
     assert parent.log_text().count("it is started again at once") == SHARDS
-    print(f"longest lateness {load.longest_ms} ms, {load.rounds}")  # noqa: T201
 
 
 async def restart(parent: Daemon, shard: int) -> None:
@@ -174,3 +186,21 @@ def pids(parent: Daemon) -> list[int]:
     return [
         shard["pid"] for shard in json.loads((parent.folder / "ready.json").read_text())["shards"]
     ]
+
+
+async def test_nor_while_all_nodes_are_restarted(server: RedisServer, tmp_path: Path) -> None:
+    with Nodes(tmp_path, server.url(), SHARDS, "abc", leader_ttl_s=NODE_TTL_S) as nodes:
+        nodes.until_led("a", "abc")
+        url = f"tcp://{','.join(f'127.0.0.1:{node.first_port}' for node in nodes.all.values())}"
+        await rolls(url, [partial(restart_node, nodes, name) for name in nodes.all])
+        for node in nodes.all.values():
+            assert "unclean" not in node.log_text()
+            assert "handed_over" in node.log_text()
+
+
+async def restart_node(nodes: Nodes, name: str) -> None:
+    """SIGTERM to a node, then a new one of its name; wait until it has shards again."""
+    assert await nodes[name].aterminate() == 0
+    nodes[name].spawn()
+    await asyncio.to_thread(nodes[name].wait_ready)
+    await comes(lambda: name in nodes.leaders(name).values())
