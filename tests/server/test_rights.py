@@ -179,6 +179,8 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/topics/{topic}/groups/{group}/reset-preview"): {"to": "first"},
     ("POST", "/v1/bulk-previews"): BULK,
     ("POST", "/v1/backups"): {"name": "copy.db"},
+    ("POST", "/v1/shard-moves"): {"shard": 0, "node": "a"},
+    ("POST", "/v1/nodes/{node}/drain"): {"draining": True},
     ("POST", "/v1/restores"): {"into": "new.db", "backup": "copy.db"},
 }
 NAMED = {
@@ -190,6 +192,7 @@ NAMED = {
     "{transaction}": "daily",
     "{bulk}": "j",
     "{token}": "none",
+    "{node}": "a",
 }
 
 

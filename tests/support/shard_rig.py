@@ -263,7 +263,7 @@ class ShardRig:
             on_event=self.notice,
         )
         self.operations = Operations(self.shard, value_bytes)
-        standby: Any = SimpleNamespace(ping=None, status=None, limits=None)
+        standby: Any = SimpleNamespace(ping=None, status=None, nodes=None, limits=None)
         self.logins = Logins(self.settings, self.shard.clock, self.notice, self.observed)
         await self.logins.start()
         self.listener = Listener(cast(StandbyOperations, standby), self.logins)

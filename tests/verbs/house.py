@@ -123,12 +123,17 @@ class House:
         daemon.outbound = None
         await daemon.start()
         running.shard.outbound = FakeSender()
-        self.directory = running.shard.directory = FakeDirectory()
+        self.directory = FakeDirectory()
+        self.be_node(True)
         await running.shard.loaded.wait()
         assert daemon._http is not None
         self.port = _port(daemon.url)
         self.http_port = _port(daemon._http.url)
         await self._start_standby(str(daemon.url), f"http://127.0.0.1:{self.http_port}")
+
+    def be_node(self, is_node: bool) -> None:
+        """Whether the daemon that leads is one of a node from now on."""
+        self.running.shard.directory = self.directory if is_node else None
 
     async def _start_standby(self, url: str, http: str) -> None:
         daemon = self.running.daemon
