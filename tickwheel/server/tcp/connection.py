@@ -675,7 +675,7 @@ def _route(operations: Conversing, principal: Principal) -> dict[str, Any]:
             return {"shards": urls, "route_version": version}
         own, shards = directory.shard, list(urls)
         if operations.role == "active":
-            shards[own] = settings.advertise  # others may not know that yet
+            shards[own] = str(settings.advertise)  # others may not know that yet
         return {"shard": own, "shards": shards, "route_version": version}
     if not settings.shard_urls:
         return {}
