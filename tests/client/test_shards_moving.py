@@ -253,6 +253,15 @@ def test_a_shard_is_looked_for_at_its_own_place_first_then_where_somebody_is() -
     assert places.around(1)[2:4] == [("a", 7356), ("b", 7358)]
 
 
+def test_the_doors_of_nodes_are_asked_before_daemons_that_may_be_gone() -> None:
+    places = Places(2, [address("given")], secure=False)
+    doors = ["tcp://a:1", "tcp://b:1", "tls://c:1", None]
+    places.learn({"shards": ["tcp://a:2", "tcp://a:3"], "route_version": 1, "doors": doors})
+    assert places.around(0) == [("a", 2), address("given"), ("a", 1), ("b", 1), ("a", 3)]
+    places.learn({"shards": ["tcp://a:2", "tcp://a:3"], "route_version": 1, "doors": 5})
+    assert ("b", 1) in places.around(1)
+
+
 def test_an_older_route_does_not_replace_a_newer_one() -> None:
     places = Places(2, [], secure=False)
     places.learn({"shards": ["tcp://a:1", "tcp://b:1"], "route_version": 5})

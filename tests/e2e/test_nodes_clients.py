@@ -199,6 +199,17 @@ async def test_no_program_sees_an_error_when_a_node_is_killed(pair: Nodes) -> No
         await work.go_on()
 
 
+async def test_a_program_with_one_address_goes_on_when_all_was_on_that_node(pair: Nodes) -> None:
+    async with Client(pair["a"].url) as client:
+        await client.drain_node("b")
+        await led(pair, "a", "a", range(SHARDS))
+        made = [await client.enqueue("t", b"x", delay=3600) for _ in range(SHARDS)]
+        await client.drain_node("b", draining=False)
+        pair["a"].kill()
+        for one in made:
+            assert await client.cancel(one.id) in ("cancelled", "already_cancelled")
+
+
 def has(nodes: Nodes, name: str, shard: int) -> bool:
     return nodes.leaders(name)[shard] == name
 

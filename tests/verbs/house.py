@@ -57,6 +57,9 @@ class FakeDirectory:
         }  # fmt: skip
         return {"nodes": [node], "shards": [shard], "route_version": 7}
 
+    def doors(self) -> tuple[str, ...]:
+        return ()
+
     async def place(self, shard: int, node: str | None) -> None:
         if shard:
             raise BadRequest(f"shard must be 0 to 0, not {shard}")

@@ -96,6 +96,8 @@ class Places:
         self._named: list[Address | None] = [None] * count
         """The address of each shard's daemon; None: nobody is known to serve it."""
         self._version = 0
+        self._doors: list[Address] = []
+        """The front doors of nodes: each is there while its node is, whatever it leads."""
         self._standing: dict[int, Address] = {}
         """Shard → the address of the connection to it."""
         self._found: dict[int, Address] = {}
@@ -108,6 +110,9 @@ class Places:
         if is_route and type(version) is int and version >= self._version:
             self._version = version
             self._named = [self._address(url) for url in urls or ()]
+            doors = info.get("doors")
+            if isinstance(doors, (list, tuple)):
+                self._doors = [*filter(None, map(self._address, doors[:OTHERS_MAX]))]
 
     def _address(self, url: Any) -> Address | None:
         if not isinstance(url, str) or not url:
@@ -124,10 +129,11 @@ class Places:
 
     def around(self, shard: int) -> list[Address]:
         """Where to look for a shard: at its own address, where the client was told to begin, at
-        daemons that are there, and at those of other shards; one of each host before a second."""
+        daemons that are there, at the doors of nodes and at daemons of other shards; one of each
+        host before a second."""
         own = (self._named[shard], self._found.get(shard))
         first = dict.fromkeys((*filter(None, own), *self._given))
-        others = dict.fromkeys((*self._standing.values(), *filter(None, self._named)))
+        others = dict.fromkeys((*self._standing.values(), *self._doors, *filter(None, self._named)))
         hosts: Counter[str] = Counter()
         ranked: list[tuple[int, int, Address]] = []
         for index, address in enumerate(one for one in others if one not in first):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tickwheel.server.board import Board, Bulletin
     from tickwheel.server.settings import Settings
 
+DOORS_MAX: Final = 16
+"""Front doors that HELLO names."""
 _ROLES: Final = {"active": Role.ACTIVE, "standby": Role.STANDBY}
 
 
@@ -94,6 +96,11 @@ class Member:
         """(version, the addresses of all shards in their order; empty where nobody is known)."""
         said = self._node.bulletin.read()
         return said.get("version", 0), tuple(said.get("route", ("",) * self.count))
+
+    def doors(self) -> tuple[str, ...]:
+        """The front doors of the nodes that are there, some of many."""
+        nodes = self.listing()["nodes"]
+        return tuple(one["address"] for one in nodes[:DOORS_MAX])
 
     def listing(self) -> dict[str, Any]:
         """What the verb ``nodes`` answers."""

@@ -72,6 +72,10 @@ class Directory(Protocol):
         """(version, the addresses of all shards in their order)."""
         ...
 
+    def doors(self) -> tuple[str, ...]:
+        """The front doors of the nodes that are there, some of many."""
+        ...
+
     def listing(self) -> dict[str, Any]:
         """What the verb ``nodes`` answers, as it was seen last."""
         ...

@@ -671,12 +671,13 @@ def _route(operations: Conversing, principal: Principal) -> dict[str, Any]:
         return {}
     if directory is not None:
         version, urls = directory.route()
+        said = {"route_version": version, "doors": directory.doors()}
         if directory.shard is None:
-            return {"shards": urls, "route_version": version}
+            return {"shards": urls, **said}
         own, shards = directory.shard, list(urls)
         if operations.role == "active":
             shards[own] = str(settings.advertise)  # others may not know that yet
-        return {"shard": own, "shards": shards, "route_version": version}
+        return {"shard": own, "shards": shards, **said}
     if not settings.shard_urls:
         return {}
     moved = {"moved_id": settings.moved_id} if settings.moved_id else {}
