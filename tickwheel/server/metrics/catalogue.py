@@ -11,15 +11,17 @@ only grows. Counters count since the process began, over all its tenures as the 
 from __future__ import annotations
 
 import operator
+import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from tickwheel.model.coalescing import Merging
 from tickwheel.persistence.contract import Located
 from tickwheel.server.roles import readiness
+from tickwheel.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Group, Topic
@@ -65,6 +67,16 @@ class Plain(NamedTuple):
     read: Callable[[Running], float]
 
 
+class Labelled(NamedTuple):
+    """Numbers of the process by the values of labels; none where they have no meaning now."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    read: Callable[[Running, Moment | None], Mapping[tuple[str, ...], float]]
+    """Without a moment the daemon is not active."""
+
+
 class Distribution(NamedTuple):
     """A histogram of the process, or one for each value of a label."""
 
@@ -90,10 +102,6 @@ class CountsLosses(Protocol):
 def _age_s(group: Group, now_ms: int) -> float:
     since_ms = group.oldest_since_ms()
     return max(0, now_ms - since_ms) / 1000 if since_ms is not None else 0
-
-
-def _listeners(topic: Topic) -> int:
-    return len(topic.broadcasters)
 
 
 def _targets(daemon: Running, word: str) -> int:
@@ -186,7 +194,8 @@ GROUP: tuple[Metric[Group], ...] = (
 
 TOPIC: tuple[Metric[Topic], ...] = (
     Metric("tickwheel_pending_tasks", "Not due yet.", lambda t, _: t.scheduled),
-    Metric("tickwheel_broadcasters", "Open broadcast subscriptions.", lambda t, _: _listeners(t)),
+    Metric("tickwheel_broadcasters", "Open broadcast subscriptions.",
+           lambda t, _: len(t.broadcasters)),
     Metric("tickwheel_enqueued_total", "Tasks accepted.", lambda t, _: t.enqueued),
     Metric("tickwheel_cancelled_total", "Tasks cancelled.", lambda t, _: t.cancelled),
     Metric("tickwheel_kept_total", "Tasks not stored, because one with their key was pending.",
@@ -377,19 +386,49 @@ HISTOGRAMS: tuple[Distribution, ...] = (
                  lambda seen: [("", seen.loop_lag_s)]),
 )  # fmt: skip
 
-STORE_ERRORS = "tickwheel_store_errors_total"
-STORE_ERRORS_HELP = "Commits (refused, full, unknown) and election calls that failed."
-BULK_CHANGES = "tickwheel_bulk_changes_total"
-BULK_CHANGES_HELP = "Tasks that bulk operations have changed, by what they do."
-LOAD = "tickwheel_load_tasks"
-LOAD_HELP = "Tasks on the wheel that are due in this hour (0), in the next (1), and so on."
 LOAD_HOURS = 24
-BUILD = "tickwheel_build_info"
-BUILD_HELP = "1; version of this daemon and of Python, kind of store, node."
-BUILD_LABELS = ("version", "python", "store", "node")
-STORE_AT = "tickwheel_store_info"
-STORE_AT_HELP = "1; the server that has the store now, empty when it has none."
-STORE_AT_LABELS = ("server",)
+HOUR_MS = 3_600_000
+
+
+def _load(moment: Moment | None) -> dict[tuple[str, ...], float]:
+    """How many tasks are due in each hour by the clock. Rotations are hours too, unless they are
+    set otherwise, so that later ones are not looked into."""
+    if moment is None:
+        return {}
+    wheel = moment.core.wheel
+    hour_ms = max(1, HOUR_MS // wheel.tick_ms) * wheel.tick_ms
+    hours, _ = wheel.load(moment.now_ms // hour_ms * hour_ms, hour_ms, LOAD_HOURS)
+    return _by_label(enumerate(hours))
+
+
+def _by_label(pairs: Iterable[tuple[object, float]]) -> dict[tuple[str, ...], float]:
+    return {(str(label),): value for label, value in pairs}
+
+
+def _build(daemon: Running) -> tuple[str, ...]:
+    settings = daemon.settings
+    store = settings.store.partition(":")[0]
+    return __version__, platform.python_version(), store, settings.node
+
+
+LABELLED: tuple[Labelled, ...] = (
+    Labelled("tickwheel_store_errors_total",
+             "Commits (refused, full, unknown) and election calls that failed.", ("kind",),
+             lambda d, _: _by_label(_seen(d).store_errors.items())),
+    Labelled("tickwheel_bulk_changes_total",
+             "Tasks that bulk operations have changed, by what they do.", ("kind",),
+             lambda d, _: _by_label(_seen(d).bulk_changes.items())),
+    Labelled("tickwheel_load_tasks",
+             "Tasks on the wheel that are due in this hour (0), in the next (1), and so on.",
+             ("hour",), lambda _, moment: _load(moment)),
+    Labelled("tickwheel_build_info",
+             "1; version of this daemon and of Python, kind of store, node.",
+             ("version", "python", "store", "node"), lambda d, _: {_build(d): 1}),
+    Labelled("tickwheel_store_info",
+             "1; the server that has the store now, empty when it has none.", ("server",),
+             lambda d, _: {(d.roles.store_at or "",): 1}),
+)  # fmt: skip
+"""Metrics of the process by other labels than topic and group."""
 OF_SHARDS = (
     ("tickwheel_shard_up", "1: the metrics of this shard are in this answer."),
     ("tickwheel_shard_restarts_total", "Times that this shard was started again."),
@@ -418,24 +457,12 @@ OF_NODES = (
 )
 """Name, meaning and place in ``Member.measured`` of what each daemon of a node says of its node, by
 ``node``."""
-HOUR_MS = 3_600_000
-
-
-def load(core: Core, now_ms: int) -> list[int]:
-    """How many tasks are due in each hour by the clock. Rotations are hours too, unless they are
-    set otherwise, so that later ones are not looked into."""
-    hour_ms = max(1, HOUR_MS // core.wheel.tick_ms) * core.wheel.tick_ms
-    return core.wheel.load(now_ms // hour_ms * hour_ms, hour_ms, LOAD_HOURS)[0]
 
 
 PROCESS = (
-    "process_cpu_seconds_total",
-    "process_max_fds",
-    "process_open_fds",
-    "process_resident_memory_bytes",
-    "process_start_time_seconds",
-    "process_virtual_memory_bytes",
-)
+    "process_cpu_seconds_total", "process_max_fds", "process_open_fds",
+    "process_resident_memory_bytes", "process_start_time_seconds", "process_virtual_memory_bytes",
+)  # fmt: skip
 """Metrics of every process, under the names that all programs use, by prometheus-client."""
 
 
@@ -447,9 +474,5 @@ def names() -> dict[str, tuple[str, ...]]:
         **{metric.name: () for metric in ENGINE},
         **{plain.name: () for plain in DAEMON},
         **{each.name: (each.label,) if each.label else () for each in HISTOGRAMS},
-        STORE_ERRORS: ("kind",),
-        BULK_CHANGES: ("kind",),
-        LOAD: ("hour",),
-        BUILD: BUILD_LABELS,
-        STORE_AT: STORE_AT_LABELS,
+        **{labelled.name: labelled.labels for labelled in LABELLED},
     }

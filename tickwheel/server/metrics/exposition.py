@@ -3,8 +3,7 @@
 Names and meanings come from ``catalogue``. The values are read on a walk over topics and groups
 that can be cut into small steps. The text is written here and not by prometheus-client, which needs
 90 ms for the 17,000 samples of a thousand topics and cannot be cut into slices; a test reads both
-with its parsers and compares. ``Collector`` gives the same families to a registry of
-prometheus-client.
+with its parsers and compares.
 
 Invariants: a topic or group is read in one step of the event loop. At most ``most`` topics, and
 as many pairs of topic and group, have series of their own, first come, first served; the rest
@@ -14,26 +13,18 @@ is summed under ``_other``, whose counters never fall, and a pair that is in the
 from __future__ import annotations
 
 import asyncio
-import platform
 import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
 from prometheus_client.core import Metric as ClientMetric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
-from prometheus_client.registry import Collector as ClientCollector
 
 from tickwheel.server.metrics import catalogue as metrics
 from tickwheel.server.metrics.catalogue import Distribution, Metric, Moment, kind_of
 from tickwheel.server.metrics.observed import OTHER, Observed
-from tickwheel.version import __version__
 
 if TYPE_CHECKING:
     from tickwheel.engine.state import Core
@@ -99,7 +90,7 @@ class Exposition:
             began_s = time.monotonic()
             values = await self._walk()
             chunks = [await asyncio.to_thread(self._process_text, is_open)]
-            for family in self._families(*values):
+            for family in self._families(values):
                 for chunk in lines(family, is_open=is_open):
                     chunks.append(chunk.encode())
                     await asyncio.sleep(0)
@@ -114,12 +105,12 @@ class Exposition:
             values = await self._walk()
             process = await asyncio.to_thread(lambda: list(self._process.collect()))
             found = list(map(_of_process, process))
-            for family in self._families(*values):
+            for family in self._families(values):
                 found.append(family)
                 await asyncio.sleep(0)
             return found
 
-    async def _walk(self) -> tuple[Values, Values, Values]:
+    async def _walk(self) -> list[Found]:
         while True:
             tenures = self._tables.tenures
             until_s = time.monotonic() + SLICE_S
@@ -143,44 +134,21 @@ class Exposition:
 
     # --- families --------------------------------------------------------------------------
 
-    def families(self) -> Iterator[Family]:
-        """All metrics with their series, read in one step."""
-        for _ in self._tables.walk(self._core, self._now_ms()):
-            pass
-        return self._families(*self._tables.finish())
-
-    def _families(self, groups: Values, topics: Values, engine: Values) -> Iterator[Family]:
-        tables = self._tables
-        yield from self._of_table(tables.engine, engine)
-        yield from self._of_table(tables.topics, topics)
-        yield from self._of_table(tables.groups, groups)
+    def _families(self, found: list[Found]) -> Iterator[Family]:
+        for table, values in found:
+            yield from self._of_table(table, values)
         for plain in metrics.DAEMON:
-            value = plain.read(self._daemon)
-            kind = kind_of(plain.name)
+            kind, value = kind_of(plain.name), plain.read(self._daemon)
             yield Family(plain.name, kind, plain.help, (), [()], [""], [+value])
         for distribution in metrics.HISTOGRAMS:
             yield _histogram(distribution, self._observed)
-        errors, changes = self._observed.store_errors, self._observed.bulk_changes
-        yield _by_kind(metrics.STORE_ERRORS, metrics.STORE_ERRORS_HELP, errors)
-        yield _by_kind(metrics.BULK_CHANGES, metrics.BULK_CHANGES_HELP, changes)
-        if self._core is not None:
-            hours: list[Key] = [(str(hour),) for hour in range(metrics.LOAD_HOURS)]
-            counts = metrics.load(self._core, self._now_ms())
-            labels: Key = ("hour",)
-            name, about = metrics.LOAD, metrics.LOAD_HELP
-            yield Family(name, "gauge", about, labels, hours, _texts(labels, hours), counts)
+        moment = None if self._core is None else Moment(self._now_ms(), self._core)
+        for name, about, labels, read in metrics.LABELLED:
+            if numbers := read(self._daemon, moment):
+                keys, texts = list(numbers), _texts(labels, [map(_escaped, key) for key in numbers])
+                values = list(numbers.values())
+                yield Family(name, kind_of(name), about, labels, keys, texts, values)
         yield from self._of_node()
-        settings = self._daemon.settings
-        store = settings.store.partition(":")[0]
-        build = (__version__, platform.python_version(), store, settings.node)
-        name, about = metrics.BUILD, metrics.BUILD_HELP
-        labels = metrics.BUILD_LABELS
-        texts = _texts(labels, [tuple(map(_escaped, build))])
-        yield Family(name, "gauge", about, labels, [build], texts, [1])
-        server = (self._daemon.roles.store_at or "",)
-        name, about, labels = metrics.STORE_AT, metrics.STORE_AT_HELP, metrics.STORE_AT_LABELS
-        texts = _texts(labels, [tuple(map(_escaped, server))])
-        yield Family(name, "gauge", about, labels, [server], texts, [1])
 
     def _of_node(self) -> Iterator[Family]:
         """What a daemon of a node says of its node; nothing for another one."""
@@ -211,12 +179,6 @@ def _of_process(metric: ClientMetric) -> Family:
     name = f"{metric.name}_total" if metric.type == "counter" else metric.name
     (sample,) = (sample for sample in metric.samples if sample.name == name)
     return Family(name, metric.type, metric.documentation, (), [()], [""], [sample.value])
-
-
-def _by_kind(name: str, about: str, counts: Mapping[str, int]) -> Family:
-    labels: Key = ("kind",)
-    keys: list[Key] = [(kind,) for kind in counts]
-    return Family(name, "counter", about, labels, keys, _texts(labels, keys), list(counts.values()))
 
 
 def _histogram(distribution: Distribution, observed: Observed) -> Family:
@@ -263,7 +225,7 @@ def _histogram_lines(name: str, text: str, value: Distributed) -> list[str]:
     return found
 
 
-def _texts(labels: Key, keys: Iterable[Key]) -> list[str]:
+def _texts(labels: Key, keys: Iterable[Iterable[str]]) -> list[str]:
     """The labels of each series as they stand behind its name."""
     if not labels:
         return [""]
@@ -274,34 +236,6 @@ def _texts(labels: Key, keys: Iterable[Key]) -> list[str]:
 def _escaped(value: str) -> str:
     """A label's value, escaped: topics and groups need that not, but nodes may have any name."""
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-class Collector(ClientCollector):
-    """The metrics for a registry of prometheus-client, all read in one step."""
-
-    def __init__(self, exposition: Exposition) -> None:
-        self._exposition = exposition
-
-    def collect(self) -> Iterator[ClientMetric]:
-        for family in self._exposition.families():
-            yield _client_metric(family)
-
-
-def _client_metric(family: Family) -> ClientMetric:
-    name, about, labels = family.name.removesuffix("_total"), family.help, family.labels
-    if family.kind == "histogram":
-        histograms = HistogramMetricFamily(name, about, labels=labels)
-        for key, value in zip(family.keys, family.values, strict=True):
-            assert isinstance(value, Distributed)
-            buckets = list(zip(value.bounds, value.cumulative, strict=True))
-            histograms.add_metric(key, buckets, value.sum)
-        return histograms
-    kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-    numbers = kind(name, about, labels=labels)
-    for key, value in zip(family.keys, family.values, strict=True):
-        assert not isinstance(value, Distributed)
-        numbers.add_metric(key, value)
-    return numbers
 
 
 Key = tuple[str, ...]
@@ -400,6 +334,10 @@ class Table(Generic[Subject]):
         self._gone = [0.0] * len(self.metrics)
 
 
+Found = tuple[Table[Any], Values]
+"""What a walk has found for a table."""
+
+
 class Tables:
     """All tables whose values are read from an engine."""
 
@@ -407,14 +345,14 @@ class Tables:
         self.groups: Table[Group] = Table(metrics.GROUP, ("topic", "group"), most)
         self.topics: Table[Topic] = Table(metrics.TOPIC, ("topic",), most)
         self.engine: Table[Core] = Table(metrics.ENGINE, (), 1)
+        self._all = (self.engine, self.topics, self.groups)
         self.tenures = 0
         """How many tenures have ended. A walk during which one ended has to begin again."""
 
     def walk(self, core: Core | None, now_ms: int) -> Iterator[None]:
         """Read all values, a few at each step; ``core`` None: this daemon is not active."""
-        self.groups.begin()
-        self.topics.begin()
-        self.engine.begin()
+        for table in self._all:
+            table.begin()
         if core is None:
             return
         moment = Moment(now_ms, core)
@@ -429,16 +367,14 @@ class Tables:
                 self.groups.read((topic.name, group.name), group, moment)
                 yield
 
-    def finish(self) -> tuple[Values, Values, Values]:
-        """The values that a whole walk found, of groups, topics and the engine."""
-        return self.groups.end(), self.topics.end(), self.engine.end()
+    def finish(self) -> list[Found]:
+        """The values that a whole walk found."""
+        return [(table, table.end()) for table in self._all]
 
     def end_tenure(self, core: Core, now_ms: int) -> None:
         """End a tenure: read ``core`` a last time, and keep its counts."""
         for _ in self.walk(core, now_ms):
             pass
         self.tenures += 1
-        groups, topics, engine = self.finish()
-        self.groups.keep(groups)
-        self.topics.keep(topics)
-        self.engine.keep(engine)
+        for table, values in self.finish():
+            table.keep(values)

@@ -39,6 +39,11 @@ BUSY_SHARE = 0.9
 """The share of computing from which on an event loop is busy, though it may answer soon."""
 REFUSED, FULL, UNKNOWN, ELECTION = "refused", "full", "unknown", "election"
 STORE_ERROR_KINDS = (REFUSED, FULL, UNKNOWN, ELECTION)
+NOTICED = {
+    "deposed": "deposed", "same_node_name": "namesakes", "backup_failed": "backup_failures",
+    "internal_error": "internal_errors",
+}  # fmt: skip
+"""Notice of the shard → the count that it adds to."""
 
 
 class Observed:
@@ -123,19 +128,13 @@ class Observed:
 
     def notice(self, event: str) -> None:
         """Count one of the shard's notices to the log."""
-        if event == "deposed":
-            self.deposed += 1
-        elif event == "same_node_name":
-            self.namesakes += 1
+        if (counter := NOTICED.get(event)) is not None:
+            setattr(self, counter, getattr(self, counter) + 1)
         elif event == "election_trouble":
             self.store_errors[ELECTION] += 1
             self.election_trouble = True
         elif event == "election_works_again":
             self.election_trouble = False
-        elif event == "backup_failed":
-            self.backup_failures += 1
-        elif event == "internal_error":
-            self.internal_errors += 1
 
     def backed_up(self, begun_s: float) -> None:
         """Note that a daily backup begun at ``begun_s`` (Unix time) is whole."""
