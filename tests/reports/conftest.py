@@ -65,7 +65,9 @@ def load(spark: SparkSession, history: Path, tmp_path: Path) -> Callable[..., Ou
 
     def run(**options: object) -> Outcome:
         settings = ReportSettings(str(history), str(tmp_path / "out"), **options)  # type: ignore[arg-type]  # what a test names
-        return Loader(spark, settings, lambda stage, done, of: None).load()
+        loader = Loader(spark, settings, lambda stage, done, of: None)
+        with loader.lock() as lock:
+            return loader.load(lock)
 
     return run
 

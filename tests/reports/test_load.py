@@ -17,8 +17,8 @@ from support.story import MAIL, Book, story, write
 from tickwheel.reports import ReportError, schema
 from tickwheel.reports import table as table_module
 from tickwheel.reports.files import Files
-from tickwheel.reports.state import Manifest
-from tickwheel.reports.table import Lock, Manifests, Table
+from tickwheel.reports.state import Manifest, newest_manifest
+from tickwheel.reports.table import Lock, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -212,11 +212,7 @@ def everything(table: Table, manifest: Manifest) -> dict[str, list[Any]]:
     parts = {"facts": facts(table, manifest)}
     found: dict[str, list[Any]] = {"facts": sorted(map(repr, parts["facts"].items()))}
     for name in sorted(set(schema.ROLLUPS) - {"facts"}):
-        frame = (
-            rollups.merged(name, table.rollup(name, manifest))
-            if name != "slow"
-            else (table.rollup(name, manifest))
-        )
+        frame = rollups.merged(name, table.rollup(name, manifest))
         columns = sorted(set(frame.columns) - {"run"})
         found[name] = sorted(map(repr, frame.select(*columns).collect()))
     for name, frame in (
@@ -241,7 +237,7 @@ def test_what_a_killed_run_left_is_not_seen_and_is_swept(
         (root / "_manifests/00000001.json").read_text()[:50]
     )
     (root / "_lock").write_text(json.dumps({"host": "elsewhere", "pid": 1})[:9])
-    assert Manifests(Files(spark), table.root).newest() == manifest
+    assert newest_manifest(Files(spark), table.root) == manifest
     assert seqs(table, manifest) == whole(20)
     write(history, events[20:], number=2)
     (root / "_manifests/.tmp-1-00000002.json").write_text("{")

@@ -206,7 +206,7 @@ def journey_events(spark: SparkSession) -> DataFrame:
 
 
 def test_journeys_follow_each_task_to_its_end(spark: SparkSession) -> None:
-    found = rollups.journeys(journey_events(spark)).persist()
+    found = rollups.advance(journey_events(spark), None).persist()
     closed = found.filter("closed")
     assert rows(
         closed, "task_id", "group", "came_due_ms", "acked_ms", "deliveries", "attempts"
@@ -260,7 +260,7 @@ def test_a_task_that_some_group_has_not_got_is_not_over(spark: SparkSession) -> 
     made.append({"task_id": 4, "time_ms": T0 + 9, "event": "rescheduled", "due_ms": T0 + 100})
     made[-2]["ended"] = False  # task 4, too, and it has a row of its own as a whole
     whole = events(spark, *made)
-    found = rollups.journeys(whole).persist()
+    found = rollups.advance(whole, None).persist()
     assert sorted(set(rows(found.filter("closed"), "task_id"))) == [(2,), (3,)]
     unfinished = found.filter("not closed").drop("closed")
     names = ("task_id", "group", "state", "expected_ms", "attempts")
@@ -291,7 +291,7 @@ def test_journeys_do_not_depend_on_the_order_of_runs(spark: SparkSession) -> Non
     first = rollups.advance(late, None)
     second = rollups.advance(early, first.filter("not closed").drop("closed"))
     seen = sorted(map(repr, first.filter("closed").union(second).drop("lead").collect()))
-    assert seen == sorted(map(repr, rollups.journeys(whole).drop("lead").collect()))
+    assert seen == sorted(map(repr, rollups.advance(whole, None).drop("lead").collect()))
 
 
 def test_the_slowest_keys_of_any_quarter_are_known(spark: SparkSession) -> None:
@@ -345,7 +345,7 @@ def test_the_slowest_come_first(spark: SparkSession) -> None:
         ("t", "g", "w1@10.0.0.1", 1, 2, 0, 40.0, 50),
         ("t", "g", "w2@10.0.0.1", 0, 0, 1, None, None),
     ]  # fmt: skip
-    origins = rollups.origins(rollups.journeys(journey_events(spark)).filter("closed"))
+    origins = rollups.origins(rollups.advance(journey_events(spark), None).filter("closed"))
     by_name = {row.name: row for row in metrics.producers(parties, origins, top=9).collect()}
     assert (by_name["shop"].enqueued, by_name["shop"].acked) == (2, None)
     parties.unpersist()

@@ -27,7 +27,7 @@ from tickwheel.cli.app import app
 from tickwheel.cli.history import report_grid
 from tickwheel.reports import ReportSettings
 from tickwheel.reports.session import LITTLE_BYTES, LITTLE_ROWS, little_to_do
-from tickwheel.reports.state import Loaded, Manifest
+from tickwheel.reports.state import Loaded, Manifest, newest_manifest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +62,7 @@ def test_a_run_killed_half_way_leaves_nothing_that_counts(
 ) -> None:  # fmt: skip
     """SIGKILL while the second run is writing; then the same run again."""
     from tickwheel.reports.files import Files
-    from tickwheel.reports.table import Manifests, Table
+    from tickwheel.reports.table import Table
 
     events = story().events
     write(history, events[:12], number=1)
@@ -82,7 +82,7 @@ def test_a_run_killed_half_way_leaves_nothing_that_counts(
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    killed = Manifests(Files(spark), str(root)).newest()
+    killed = newest_manifest(Files(spark), str(root))
     assert killed == first.manifest
     assert (root / "_lock").exists()
     found = load()

@@ -42,7 +42,9 @@ def loaded(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Loa
     folder = tmp_path_factory.mktemp("samples")
     lines = [copied(n, sample / "history", folder / "history") for n, sample in enumerate(SAMPLES)]
     settings = ReportSettings(str(folder / "history"), str(folder / "out"))
-    found = Loader(spark, settings, lambda stage, done, of: None).load()
+    loader = Loader(spark, settings, lambda stage, done, of: None)
+    with loader.lock() as lock:
+        found = loader.load(lock)
     table = Table(spark, Files(spark), settings.table)
     rows = table.events(found.manifest).groupBy("shard").count().collect()
     return Loaded(

@@ -44,16 +44,13 @@ from tickwheel.reports.files import FAILED, Files, in_short
 from tickwheel.reports.metrics import BUCKET, DAY, HOUR, STEP, Cube
 from tickwheel.reports.page import Grain, grain
 from tickwheel.reports.session import started
-from tickwheel.reports.table import Loader, Outcome
+from tickwheel.reports.table import AT_ONCE, Loader, Outcome, Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
 
     from tickwheel.reports.state import Manifest
     from tickwheel.reports.table import Table
-
-Progress = Callable[[str, int, int], None]
-"""``progress(stage, done, of)``; stages are "loading" (bytes) and "figures"."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ def _run(spark: SparkSession, settings: ReportSettings, progress: Progress) -> R
     # two that write figures into one folder would mix them.
     with loader.lock() as lock:
         begun_s = time.monotonic()
-        loaded = loader.load_within(lock)
+        loaded = loader.load(lock)
         loaded_s = time.monotonic()
         progress("figures", 0, 1)
         found, topics = figures(loader.table, loaded.manifest, settings)
@@ -209,9 +206,6 @@ def _cell(value: Any) -> Any:
 
 KEYS = ("topic", "group")
 STUCK_LISTED_MAX = 10_000
-AT_ONCE = 3
-"""Plans that run side by side: their jobs are short and leave gaps."""
-
 STEPPED = {"by_step": "by_hour", "all_by_step": "all_by_hour", "backlog_by_step": "backlog"}
 """Tables by the step of the charts, and the tables whose columns they have; without rows where the
 charts are by the hour or day."""
@@ -348,17 +342,16 @@ def _of_tasks(
         backlog = metrics.backlog(stepped, settings.timezone, *span, buckets.step_ms)
         plans.append(alone("backlog_by_step", backlog))
     stuck = metrics.stuck(unfinished, horizon_ms, settings.stuck_after_ms)
-    splits = {
-        "step": lambda rows: metrics.steps(rows, settings.timezone, buckets.step_ms),
-        "hour": lambda rows: metrics.hours(rows, settings.timezone),
-        "day": lambda rows: metrics.days(rows, settings.timezone),
-    }
+
+    def split(rows: DataFrame) -> DataFrame:
+        return metrics.bucketed(rows, f"{buckets.name}_ms", settings.timezone, buckets.step_ms)
+
     return [
         *plans,
         alone("backlog", hourly),
         alone("stuck", stuck.limit(STUCK_LISTED_MAX)),
         alone("stuck_by_group", metrics.stuck_by_group(stuck, settings.since_ms)),
-        alone("examples", metrics.examples(slow, splits[buckets.name])),
+        alone("examples", metrics.examples(slow, split)),
     ]
 
 

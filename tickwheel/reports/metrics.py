@@ -30,67 +30,45 @@ from tickwheel.reports.rollups import last_event, last_ms, quarter
 from tickwheel.reports.schema import TASK_EVENTS
 
 BUCKET = ("start_ms", "local")
+STEP, HOUR, DAY = "step_ms", "hour_ms", "day_ms"
+"""Buckets of time: a step of its own length, the local hour, the local day."""
+_PATTERNS = {STEP: "yyyy-MM-dd HH:mm:ss", HOUR: "yyyy-MM-dd HH:'00'", DAY: "yyyy-MM-dd"}
 
 
-def hours(rows: DataFrame, timezone: str) -> DataFrame:
-    """``rows`` (with ``quarter_ms``) with the local hour each belongs to."""
-    return rows.withColumns(
-        {"start_ms": _hour_ms(timezone), "local": _hour_name(F.col("quarter_ms"), timezone)}
-    )
+def bucketed(rows: DataFrame, bucket: str, timezone: str, step_ms: int = QUARTER_MS) -> DataFrame:
+    """``rows`` (with ``quarter_ms``) with the bucket each belongs to."""
+    start = _start(bucket, timezone, step_ms)
+    at = start if bucket == STEP else F.col("quarter_ms")
+    return rows.withColumns({"start_ms": start, "local": _local(bucket, at, timezone)})
 
 
-def days(rows: DataFrame, timezone: str) -> DataFrame:
-    """``rows`` (with ``quarter_ms``) with the local day each belongs to."""
-    return rows.withColumns(
-        {"start_ms": _day_ms(timezone), "local": _day_name(F.col("quarter_ms"), timezone)}
-    )
-
-
-def steps(rows: DataFrame, timezone: str, step_ms: int) -> DataFrame:
-    """``rows`` (with ``quarter_ms``) with the step of ``step_ms`` each belongs to."""
-    start = quarter(F.col("quarter_ms"), step_ms)
-    return rows.withColumns({"start_ms": start, "local": _second_name(start, timezone)})
-
-
-def _hour_ms(timezone: str) -> Column:
+def _start(bucket: str, timezone: str, step_ms: int) -> Column:
+    """When the bucket of ``quarter_ms`` begins."""
     at = F.col("quarter_ms")
-    return at - F.minute(_wall(at, timezone)).cast("long") * 60_000 - F.pmod(at, F.lit(60_000))
+    if bucket == STEP:
+        return quarter(at, step_ms)
+    wall = _wall(at, timezone)
+    if bucket == DAY:
+        return F.unix_millis(F.to_utc_timestamp(F.date_trunc("day", wall), timezone))
+    return at - F.minute(wall).cast("long") * 60_000 - F.pmod(at, F.lit(60_000))
 
 
-def _day_ms(timezone: str) -> Column:
-    wall = _wall(F.col("quarter_ms"), timezone)
-    return F.unix_millis(F.to_utc_timestamp(F.date_trunc("day", wall), timezone))
-
-
-def _hour_name(quarter_ms: Column, timezone: str) -> Column:
-    return _named(quarter_ms, timezone, "yyyy-MM-dd HH:'00'")
-
-
-def _second_name(at_ms: Column, timezone: str) -> Column:
-    return _named(at_ms, timezone, "yyyy-MM-dd HH:mm:ss")
-
-
-def _named(quarter_ms: Column, timezone: str, pattern: str) -> Column:
-    wall = _wall(quarter_ms, timezone)
-    offset_min = ((F.unix_millis(wall) - quarter_ms) / 60_000).cast("int")
+def _local(bucket: str, at_ms: Column, timezone: str) -> Column:
+    """The name of the bucket that ``at_ms`` lies in; of steps and hours with the zone's offset."""
+    wall = _wall(at_ms, timezone)
+    name = F.date_format(wall, _PATTERNS[bucket])
+    if bucket == DAY:
+        return name
+    offset_min = ((F.unix_millis(wall) - at_ms) / 60_000).cast("int")
     sign = F.when(offset_min < 0, "-").otherwise("+")
     size = F.abs(offset_min)
     zone = F.format_string("%s%02d:%02d", sign, F.floor(size / 60), F.pmod(size, F.lit(60)))
-    return F.concat(F.date_format(wall, pattern), zone)
-
-
-def _day_name(quarter_ms: Column, timezone: str) -> Column:
-    return F.date_format(_wall(quarter_ms, timezone), "yyyy-MM-dd")
+    return F.concat(name, zone)
 
 
 def _wall(ms: Column, timezone: str) -> Column:
     """The wall-clock time in a zone, as if it were UTC (the session's zone is UTC)."""
     return F.from_utc_timestamp(F.timestamp_millis(ms), timezone)
-
-
-STEP, HOUR, DAY = "step_ms", "hour_ms", "day_ms"
-"""Keys of a :class:`Cube`: a step of its own length, the local hour, the local day."""
-TIMES = frozenset({STEP, HOUR, DAY})
 
 
 @dataclass(frozen=True)
@@ -114,31 +92,30 @@ class Cube:
     ) -> DataFrame:
         """``values`` of each group; ``more`` are further keys of every table."""
         names = [*self.keys, *more]
-        zone = self.timezone
-        times = {STEP: quarter(F.col("quarter_ms"), self.step_ms), HOUR: _hour_ms(zone),
-                 DAY: _day_ms(zone)}  # fmt: skip
-        placed = rows.withColumns({name: times[name] for name in names if name in times})
+        times = [name for name in _PATTERNS if name in names]
+        placed = rows.withColumns({t: _start(t, self.timezone, self.step_ms) for t in times})
         sets = [[F.col(name) for name in (*keys, *more)] for keys in self.tables.values()]
         found = placed.groupingSets(sets, *names).agg(
             F.grouping_id().alias("level"), F.max("quarter_ms").alias("quarter_ms"), *values
         )
-        local = {STEP: _second_name(F.col(STEP), zone) if STEP in names else F.lit(None),
-                 HOUR: _hour_name(F.col("quarter_ms"), zone),
-                 DAY: _day_name(F.col("quarter_ms"), zone)}  # fmt: skip
-        there = [name for name in times if name in names]
+        local = (
+            F.when(
+                F.col(t).isNotNull(),
+                _local(t, F.col(t if t == STEP else "quarter_ms"), self.timezone),
+            )
+            for t in times
+        )
         named = {
-            "start_ms": F.coalesce(*there, F.lit(None)),
-            "local": F.coalesce(
-                *(F.when(F.col(name).isNotNull(), local[name]) for name in there), F.lit(None)
-            ),
+            "start_ms": F.coalesce(*times, F.lit(None)),
+            "local": F.coalesce(*local, F.lit(None)),
         }
-        return found.withColumns(named).drop("quarter_ms", *there)
+        return found.withColumns(named).drop("quarter_ms", *times)
 
     def columns(self, table: str, found: Sequence[str]) -> list[str]:
         """The columns of a table among ``found``, in order: those of :meth:`aggregate`."""
         keys = self.tables[table]
-        timed = BUCKET if TIMES & set(keys) else ()
-        chosen = [*timed, *(key for key in keys if key not in TIMES)]
+        timed = BUCKET if _PATTERNS.keys() & set(keys) else ()
+        chosen = [*timed, *(key for key in keys if key not in _PATTERNS)]
         left = {*chosen, *self.keys, *BUCKET, "level"}
         return [*chosen, *(name for name in found if name not in left)]
 
@@ -198,7 +175,7 @@ def attempts(facts: DataFrame, cube: Cube) -> DataFrame:
 def reasons(found: DataFrame, cube: Cube, top: int) -> DataFrame:
     """The most frequent reasons of failed deliveries, for each event."""
     counted = cube.aggregate(found, ("event", "reason"), [F.sum("n").alias("n")])
-    same = [*BUCKET, *(key for key in cube.keys if key not in TIMES)]
+    same = [*BUCKET, *(key for key in cube.keys if key not in _PATTERNS)]
     most = Window.partitionBy(*same, "event").orderBy(F.desc("n"), "reason")
     placed = counted.withColumn("place", F.row_number().over(most))
     return placed.filter(F.col("place") <= top).drop("place")
@@ -421,7 +398,8 @@ def backlog(
         level = level.filter(F.col("quarter_ms") < until_ms)
     if since_ms is not None:
         level = _since(level, name, since_ms)
-    timed = hours(level, timezone) if step_ms is None else steps(level, timezone, step_ms)
+    bucket = HOUR if step_ms is None else STEP
+    timed = bucketed(level, bucket, timezone, step_ms or QUARTER_MS)
     found = timed.groupBy(*BUCKET, *name).agg(
         F.max_by("level", "quarter_ms").alias("at_end"),
         F.max(F.greatest("level", "held")).alias("most"),

@@ -261,16 +261,27 @@ OF_TOPIC = ("enqueued", "rescheduled", "cancelled", "expired")
 def whole(by_topic: Rows) -> Rows:
     """A row for each group, with what is counted for its topic alone; a topic's own row only where
     it has no group."""
-    own = {row["topic"]: row for row in by_topic if not row["group"]}
-    grouped = {row["topic"] for row in by_topic if row["group"]}
-    found = []
-    for row in by_topic:
-        if row["group"]:
-            more = own.get(row["topic"], {})
-            found.append({**row, **{name: row[name] + more.get(name, 0) for name in OF_TOPIC}})
-        elif row["topic"] not in grouped:
-            found.append(row)
-    return found
+
+    def more(row: Row, own: Row) -> Row:
+        return {name: row[name] + own.get(name, 0) for name in OF_TOPIC}
+
+    return _with_topics(by_topic, ("topic",), more)
+
+
+def _with_topics(rows: Rows, at: Sequence[str], more: Callable[[Row, Row], Row]) -> Rows:
+    """A row for each group, with ``more`` of it and its topic's own row (or none) that is alike in
+    ``at``; a topic's own row only where it has no group there."""
+
+    def place(row: Row) -> tuple[Any, ...]:
+        return tuple(row[name] for name in at)
+
+    own = {place(row): row for row in rows if not row["group"]}
+    grouped = {place(row) for row in rows if row["group"]}
+    return [
+        {**row, **more(row, own.get(place(row), {}))} if row["group"] else row
+        for row in rows
+        if row["group"] or place(row) not in grouped
+    ]
 
 
 def _notices(rows: Mapping[str, Rows], manifest: Manifest) -> str:
@@ -373,19 +384,13 @@ def newest(days: list[Row]) -> list[Row]:
     return sorted(known, key=lambda row: -abs(row["delivered_change"]))
 
 
-def whole_days(rows: list[Row]) -> list[Row]:
+def whole_days(rows: Rows) -> Rows:
     """:func:`whole` by the day: what was enqueued on it is the topic's, for each of its groups."""
-    own = {(row["topic"], row["local"]): row for row in rows if not row["group"]}
-    grouped = {(row["topic"], row["local"]) for row in rows if row["group"]}
-    found = []
-    for row in rows:
-        at = row["topic"], row["local"]
-        if row["group"]:
-            topic = own.get(at, row)
-            found.append({**row, **{name: topic[name] for name in ("enqueued", "enqueued_change")}})
-        elif at not in grouped:
-            found.append(row)
-    return found
+
+    def more(row: Row, own: Row) -> Row:
+        return {name: (own or row)[name] for name in ("enqueued", "enqueued_change")}
+
+    return _with_topics(rows, ("topic", "local"), more)
 
 
 def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:

@@ -168,9 +168,9 @@ def newest_rates(found: DataFrame) -> DataFrame:
 
 
 def merged(name: str, found: DataFrame) -> DataFrame:
-    """The rows of several runs as one run would have written them."""
-    if name == "rates":
-        return newest_rates(found)
+    """The rows of several runs, with those of ``rates`` that hold, as of one run."""
+    if name in ("rates", "slow"):
+        return found
     worst = {"took_max_ms"} & set(found.columns)
     sums = [c for c in ("n", "acked", "failed", "took_sum_ms") if c in found.columns]
     keys = [c for c in found.columns if c not in {*sums, *worst}]
@@ -182,7 +182,6 @@ def merged(name: str, found: DataFrame) -> DataFrame:
 # --- journeys ------------------------------------------------------------------------------------
 
 
-DAY_MS = 86_400_000
 UNTAKEN = "untaken"
 SLOW_KEPT = 50
 """Slow keys that are kept for each quarter of an hour, topic and group."""
@@ -264,11 +263,6 @@ def advance(events: DataFrame, unfinished: DataFrame | None) -> DataFrame:
         kept = unfinished.filter("`group` is not null").select(*_LEG)
         seen = merge_legs(seen.unionByName(kept))
     return _joined(enqueued, seen)
-
-
-def journeys(events: DataFrame) -> DataFrame:
-    """The journeys of one whole set of events."""
-    return advance(events, None)
 
 
 def _joined(enqueued: DataFrame, seen: DataFrame) -> DataFrame:
@@ -403,3 +397,11 @@ def origins(closed: DataFrame) -> DataFrame:
             F.max(took).alias("took_max_ms"),
         )
     )  # fmt: skip
+
+
+OF_EVENTS = {
+    "facts": facts, "reasons": reasons, "parties": parties, "occurrences": occurrences,
+}  # fmt: skip
+"""Rollups that are made of a run's new events alone."""
+OF_JOURNEYS = {"slow": slow, "waits": waits, "origins": origins}
+"""Rollups that are made of the journeys that a run has closed."""

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.reports import ReportError, ReportSettings
-from tickwheel.reports.state import LocalFiles, is_local, listed, new_segments, newest_manifest
+from tickwheel.reports.state import is_local, news
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,16 +119,10 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def records_classes(found: list[str]) -> bool:
-    """Whether a JVM with these options writes an archive when it ends."""
-    return any(option.startswith(_RECORD) for option in found)
-
-
-def give_up(found: list[str]) -> None:
-    """The JVM with these options was ended before it could write: the next report may record."""
-    for option in found:
-        if option.startswith(_RECORD):
-            Path(option.removeprefix(_RECORD)).unlink(missing_ok=True)
+def recorded(options: list[str]) -> Path | None:
+    """The archive that a JVM with these options writes when it ends; None: it writes none."""
+    found = (option.removeprefix(_RECORD) for option in options if option.startswith(_RECORD))
+    return next(map(Path, found), None)
 
 
 def _key() -> str | None:
@@ -155,7 +149,8 @@ def _key() -> str | None:
 def _java() -> Path | None:
     """The Java program that Spark's scripts start."""
     home = os.environ.get("JAVA_HOME")
-    found = Path(home) / "bin" / "java" if home else shutil.which("java")
+    of_home = Path(home) / "bin" / "java" if home else None
+    found = of_home if of_home is not None and of_home.exists() else shutil.which("java")
     return None if found is None else Path(found).resolve()
 
 
@@ -248,10 +243,7 @@ def missing_part() -> str | None:
     """What has to be installed first; None: nothing."""
     if importlib.util.find_spec("pyspark") is None:
         return PYSPARK_HELP
-    home = os.environ.get("JAVA_HOME")
-    if home and (Path(home) / "bin" / "java").exists():
-        return None
-    return None if shutil.which("java") else JAVA_HELP
+    return JAVA_HELP if _java() is None else None
 
 
 @contextlib.contextmanager
@@ -280,7 +272,8 @@ def started(
     wanted, kept = dict(NEEDED), list[str]()
     if master is None and not conf.contains("spark.master"):
         master = "local[*]"
-    if (master or "").startswith("local"):
+    is_on_one_machine = (master or "").startswith("local")
+    if is_on_one_machine:
         cores = _cores(str(master))
         # Options are for a JVM that is yet to start.
         kept = class_options(class_cache) if SparkContext._gateway is None else []
@@ -302,7 +295,7 @@ def started(
             spark = builder.getOrCreate()
         except Exception as error:
             raise ReportError(f"Spark did not start: {_reason(error, log)}") from error
-    if (master or "").startswith("local"):
+    if is_on_one_machine:
         spare_programs(spark)
     done = False
     try:
@@ -312,22 +305,20 @@ def started(
         gateway: Any = SparkContext._gateway
         spark.stop()
         # What a report that failed has loaded is no sample of what the next one needs.
-        if not done and records_classes(kept):
+        if not done and (archive := recorded(kept)) is not None:
             gateway.proc.kill()
-            give_up(kept)
+            archive.unlink(missing_ok=True)  # the next one may record
 
 
 def little_to_do(settings: ReportSettings) -> bool:
     """Whether a run has little to do, guessed from local files; False where that is unknown."""
-    there = LocalFiles()
     if not is_local(settings.history, settings.out):
         return False
     try:
-        held = newest_manifest(there, settings.table)
-        news = new_segments(listed(there, settings), held)
+        held, new = news(settings)
     except (OSError, ReportError):
         return False
-    return sum(segment.bytes for segment in news) < LITTLE_BYTES and held.rows < LITTLE_ROWS
+    return sum(segment.bytes for segment in new) < LITTLE_BYTES and held.rows < LITTLE_ROWS
 
 
 def _cores(master: str) -> int:

@@ -226,14 +226,19 @@ def new_segments(
 
     (The table knows events that it has read before, so to read a segment again is no risk.)
     """
+    known = {name: (held.bytes, held.sealed) for name, held in manifest.segments.items()}
+    return [
+        segment
+        for segment in segments
+        if segment.name in again or known.get(segment.name) != (segment.bytes, segment.sealed)
+    ]
 
-    def is_new(segment: Segment) -> bool:
-        known = manifest.segments.get(segment.name)
-        if known is None or segment.name in again:
-            return True
-        return (known.bytes, known.sealed) != (segment.bytes, segment.sealed)
 
-    return [segment for segment in segments if is_new(segment)]
+def news(settings: ReportSettings) -> tuple[Manifest, list[Segment]]:
+    """What the table holds, and the segments that it lacks, from local files."""
+    there = LocalFiles()
+    held = newest_manifest(there, settings.table)
+    return held, new_segments(listed(there, settings), held)
 
 
 def batches(segments: Sequence[Segment], bytes_max: int) -> Iterator[list[Segment]]:
@@ -284,7 +289,10 @@ def still_holds(settings: ReportSettings) -> Summary | None:
         return None
     try:
         kept = json.loads(_at(settings, REPORT).read_text("utf-8"))
-        if kept["made_of"] != _made_of(settings, kept["run"]) or _news(settings, kept["run"]):
+        if kept["made_of"] != _made_of(settings, kept["run"]):
+            return None
+        held, new = news(settings)
+        if held.run != kept["run"] or new:
             return None
         said = Summary(**kept["summary"])
     except (OSError, ValueError, KeyError, TypeError, ReportError):
@@ -321,19 +329,14 @@ def _at(settings: ReportSettings, name: str) -> Path:
     return Path(settings.table) / name
 
 
-def _news(settings: ReportSettings, run: int) -> bool:
-    """Whether the table has changed, or lacks some of the history."""
-    there = LocalFiles()
-    held = newest_manifest(there, settings.table)
-    return held.run != run or bool(new_segments(listed(there, settings), held))
-
-
 def _made_of(settings: ReportSettings, run: int) -> dict[str, Any]:
     """All that decides what a report says, as JSON."""
     options = {k: v for k, v in asdict(settings).items() if k not in NO_FIGURE}
+    out = Path(settings.out)
+    written = [out / "report.html", *out.glob("csv/*.csv"), *out.glob("metrics/*.parquet/*")]
     found = {
         "format": REPORT_FORMAT, "run": run, "options": options, "program": _program(),
-        "files": _written(Path(settings.out)),
+        "files": {str(path.relative_to(out)): path.stat().st_size for path in written},
     }  # fmt: skip
     read: dict[str, Any] = json.loads(json.dumps(found))
     return read
@@ -354,9 +357,3 @@ def _parts(folder: Traversable, under: str) -> Iterator[tuple[str, bytes]]:
             yield from _parts(part, f"{name}/")
         elif not name.endswith(".pyc"):
             yield name, part.read_bytes()
-
-
-def _written(out: Path) -> dict[str, int]:
-    """The files of page and figures, with their sizes in bytes."""
-    found = [out / "report.html", *out.glob("csv/*.csv"), *out.glob("metrics/*.parquet/*")]
-    return {str(path.relative_to(out)): path.stat().st_size for path in found}

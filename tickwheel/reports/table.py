@@ -36,6 +36,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from pyspark.sql import DataFrame, Observation, SparkSession, Window
@@ -62,10 +63,13 @@ if TYPE_CHECKING:
 
 
 PARTS = ("events", "journeys", "quarantine", *schema.ROLLUPS)
+MANIFESTS_KEPT = 3
+"""Manifests that stay: who has just read an older one finds its files for one more run."""
+_EVENTS = f"{schema.ROW}, run INT, {schema.PARTITIONS}"
 
 
 class Table:
-    """The parts of one table; each call is given the manifest that says what to read."""
+    """The parts and manifests of one table; reading is given the manifest that says what."""
 
     def __init__(self, spark: SparkSession, files: Files, root: str) -> None:
         self.root = root
@@ -82,13 +86,11 @@ class Table:
             if dates is None or date in dates
             for run in runs
         ]
-        return self._read("events", f"{schema.ROW}, run INT, {schema.PARTITIONS}", paths)
+        return self._read("events", _EVENTS, paths)
 
     def added(self, run: int) -> DataFrame:
         """The rows that one run added."""
-        return self._read(
-            "events", f"{schema.ROW}, run INT, {schema.PARTITIONS}", [self.place("events", run)]
-        )
+        return self._read("events", _EVENTS, [self.place("events", run)])
 
     def rollup(self, name: str, manifest: Manifest) -> DataFrame:
         """One rollup over all runs. Its rows may have to be added up; figures do that anyway."""
@@ -98,11 +100,11 @@ class Table:
     def open_journeys(self, manifest: Manifest) -> DataFrame:
         """The journeys that have not ended."""
         runs = () if manifest.open is None else (manifest.open,)
-        return self._journeys(runs).filter("not closed").drop("closed")
+        return self._journeys(runs, "not closed")
 
     def closed_journeys(self, runs: Iterable[int]) -> DataFrame:
         """The journeys that the given runs finished."""
-        return self._journeys(runs).filter("closed").drop("closed")
+        return self._journeys(runs, "closed")
 
     def quarantine(self, manifest: Manifest) -> DataFrame:
         """Bad lines, each as often as it lies in the newest state of its segment.
@@ -114,11 +116,9 @@ class Table:
         current = self._spark.createDataFrame(newest, "segment STRING, newest INT")
         return found.join(F.broadcast(current), "segment").filter("run = newest").drop("newest")
 
-    def _journeys(self, runs: Iterable[int]) -> DataFrame:
-        paths = [self.place("journeys", run) for run in runs]
-        return self._read("journeys", f"{schema.JOURNEY}, run INT, closed BOOLEAN", paths).drop(
-            "run"
-        )
+    def _journeys(self, runs: Iterable[int], which: str) -> DataFrame:
+        found = self._runs("journeys", f"{schema.JOURNEY}, closed BOOLEAN", runs)
+        return found.filter(which).drop("closed")
 
     def _runs(self, part: str, columns: str, runs: Iterable[int]) -> DataFrame:
         names = {field.split()[0] for field in columns.split(",")}
@@ -132,69 +132,53 @@ class Table:
         reader = self._spark.read.schema(columns).option("basePath", f"{self.root}/{part}")
         return reader.parquet(*paths)
 
-    def sweep(self, manifest: Manifest) -> int:
-        """Delete what no run of ``manifest`` needs: left by killed runs, or replaced; how many."""
+    def write(self, rows: DataFrame, part: str, run: int, *folders: str) -> None:
+        """Write what ``run`` adds to a part, a folder for each value of ``folders``."""
+        writer = rows.write.mode("overwrite")
+        (writer.partitionBy(*folders) if folders else writer).parquet(self.place(part, run))
+
+    def sweep(self, manifest: Manifest) -> None:
+        """Delete what no run of ``manifest`` needs: left by killed runs, or replaced."""
         needed: dict[str, Collection[int | None]] = {
             "events": {run for runs in manifest.events.values() for run in runs},
             "journeys": {*manifest.journeys, manifest.open},
             "quarantine": {*manifest.quarantine},
             **{name: {*manifest.rollups} for name in schema.ROLLUPS},
         }
-        gone = 0
         for part in PARTS:
             for name in self._files.names(f"{self.root}/{part}"):
                 run = name.removeprefix("run=")
                 if name != run and not (run.isdecimal() and int(run) in needed[part]):
                     self._files.delete(f"{self.root}/{part}/{name}")
-                    gone += 1
         for name in self._files.names(f"{self.root}/events"):
             dates = self._files.names(f"{self.root}/events/{name}")
             for date in (d for d in dates if d.startswith("date=")):
                 if int(name.removeprefix("run=")) not in manifest.events.get(date[5:], ()):
                     self._files.delete(f"{self.root}/events/{name}/{date}")
-        return gone
 
+    # --- commits -----------------------------------------------------------------------------
 
-# --- commits -------------------------------------------------------------------------------------
-
-
-MANIFESTS_KEPT = 3
-"""Manifests that stay: who has just read an older one finds its files for one more run."""
-
-
-class Manifests:
-    """The manifests of one table, in ``_manifests/`` below it."""
-
-    def __init__(self, files: Files, table: str) -> None:
-        self._files, self._table = files, table
-        self._folder = manifest_folder(table)
-
-    def newest(self) -> Manifest:
-        """The manifest that holds; an empty one when there is no table yet."""
-        return newest_manifest(self._files, self._table)
-
-    def sweep(self) -> None:
+    def sweep_manifests(self) -> None:
         """Delete torn manifests: their numbers would be taken for ever. Only with the lock."""
-        for name in self._files.names(self._folder):
-            text = self._files.read(f"{self._folder}/{name}")
-            torn = text is None or (name in self._names() and Manifest.from_text(text) is None)
+        folder, known = manifest_folder(self.root), manifest_names(self._files, self.root)
+        for name in self._files.names(folder):
+            text = self._files.read(f"{folder}/{name}")
+            torn = text is None or (name in known and Manifest.from_text(text) is None)
             if torn or name.startswith(ASIDE):
-                self._files.delete(f"{self._folder}/{name}")
+                self._files.delete(f"{folder}/{name}")
 
-    def commit(self, manifest: Manifest) -> None:
+    def commit(self, manifest: Manifest) -> Manifest:
         """Make ``manifest`` the newest. Raises ReportError when another run was quicker."""
-        path = f"{self._folder}/{manifest.run:08d}.json"
-        names = self._names()
+        folder, names = manifest_folder(self.root), manifest_names(self._files, self.root)
+        path = f"{folder}/{manifest.run:08d}.json"
         newer = bool(names) and int(names[-1].partition(".")[0]) >= manifest.run
         if newer or not self._files.create(path, manifest.to_text()):
             raise ReportError(
                 "another report changed this table meanwhile; nothing of this run was kept"
             )
         for name in names[: -(MANIFESTS_KEPT - 1)]:
-            self._files.delete(f"{self._folder}/{name}")
-
-    def _names(self) -> list[str]:
-        return manifest_names(self._files, self._table)
+            self._files.delete(f"{folder}/{name}")
+        return manifest
 
 
 # --- loading -------------------------------------------------------------------------------------
@@ -205,10 +189,10 @@ SALT_BYTES = 32 << 20
 BLOCK = 4_096
 """Events that are compared for duplicates together; they fit Spark's buffer in memory."""
 AT_ONCE = 3
-"""Rollups of a batch that are computed side by side: their jobs are short and leave gaps."""
+"""Rollups, and figures, that are computed side by side: their jobs are short and leave gaps."""
 
 Progress = Callable[[str, int, int], None]
-"""``progress(what, done, of)``, for people."""
+"""``progress(stage, done, of)``; stages are "loading" (bytes) and "figures"."""
 
 
 @dataclass(frozen=True)
@@ -229,21 +213,15 @@ class Loader:
         self._spark, self._settings, self._progress = spark, settings, progress
         self._files = Files(spark)
         self.table = Table(spark, self._files, settings.table)
-        self._manifests = Manifests(self._files, settings.table)
 
     def lock(self) -> Lock:
         """The lock that is held by who changes the table, or reads figures from it."""
         return Lock(self._files, f"{self._settings.table}/_lock")
 
-    def load(self) -> Outcome:
-        """Bring the table up to date with the history."""
-        with self.lock() as lock:
-            return self.load_within(lock)
-
-    def load_within(self, lock: Lock) -> Outcome:
-        """``load`` for a caller that holds the lock."""
-        self._manifests.sweep()
-        before = manifest = self._manifests.newest()
+    def load(self, lock: Lock) -> Outcome:
+        """Bring the table up to date with the history, for a caller that holds the lock."""
+        self.table.sweep_manifests()
+        before = manifest = newest_manifest(self._files, self.table.root)
         self.table.sweep(manifest)
         again = self._not_understood(manifest)
         segments = new_segments(listed(self._files, self._settings), manifest, again)
@@ -256,7 +234,7 @@ class Loader:
             lock.refresh()
             done += sum(segment.bytes for segment in batch)
             self._progress("loading", done, total)
-        manifest = compact(self.table, manifest, self._manifests)
+        manifest = compact(self.table, manifest)
         self.table.sweep(manifest)
         return Outcome(
             manifest,
@@ -316,7 +294,7 @@ class Loader:
             bad = schema.bad_rows(schema.parse(self._lines(batch)), run)
             lost = [(s.name, run, schema.DAMAGED, "", s.bytes) for s in damaged]
             broken = self._spark.createDataFrame(lost, schema.QUARANTINE)
-            self._write(bad.unionByName(broken), "quarantine", run)
+            self.table.write(bad.unionByName(broken), "quarantine", run)
         self._write_parts(manifest, run, written)
         rows, lines = int(counts["rows"]), int(counts["lines"])
         loaded = {
@@ -326,7 +304,10 @@ class Loader:
             manifest,
             run=run,
             segments={**manifest.segments, **loaded},
-            events=_with(manifest.events, written, run),
+            events={
+                **manifest.events,
+                **{day: (*manifest.events.get(day, ()), run) for day in written},
+            },
             rollups=(*manifest.rollups, run),
             journeys=(*manifest.journeys, run),
             open=run,
@@ -336,12 +317,11 @@ class Loader:
             rows=manifest.rows + rows,
             lines=manifest.lines + lines,
             duplicates=manifest.duplicates + lines - int(counts["bad"]) - rows,
-            first_ms=_least(manifest.first_ms, counts["first_ms"]),
-            last_ms=_most(manifest.last_ms, counts["last_ms"]),
+            first_ms=min(_known(manifest.first_ms, counts["first_ms"]), default=None),
+            last_ms=max(_known(manifest.last_ms, counts["last_ms"]), default=None),
             synthetic=manifest.synthetic + int(counts["synthetic"]),
         )
-        self._manifests.commit(changed)
-        return changed
+        return self.table.commit(changed)
 
     # --- rows ------------------------------------------------------------------------------
 
@@ -373,9 +353,8 @@ class Loader:
             F.min("time_ms").alias("first_ms"),
             F.max("time_ms").alias("last_ms"),
         )
-        place = self.table.place("events", run)
-        rows.write.mode("overwrite").partitionBy("date", "topic_part").parquet(place)
-        names = self._files.names(place)
+        self.table.write(rows, "events", run, "date", "topic_part")
+        names = self._files.names(self.table.place("events", run))
         written = {name.removeprefix("date=") for name in names if name.startswith("date=")}
         return {**before.get, **after.get}, written
 
@@ -387,26 +366,19 @@ class Loader:
         kept = None if manifest.open is None else self.table.open_journeys(manifest)
 
         def travelled() -> None:
-            found = rollups.advance(added, kept)
-            place = self.table.place("journeys", run)
-            found.write.mode("overwrite").partitionBy("closed").parquet(place)
+            self.table.write(rollups.advance(added, kept), "journeys", run, "closed")
             closed = self.table.closed_journeys([run])
-            self._write(rollups.slow(closed), "slow", run)
-            self._write(rollups.waits(closed), "waits", run)
-            self._write(rollups.origins(closed), "origins", run)
+            for name, count in rollups.OF_JOURNEYS.items():
+                self.table.write(count(closed), name, run)
 
         def rated() -> None:
             seen = self._overlapping(added, manifest, dates)
-            self._write(rollups.rates(seen, run), "rates", run)
+            self.table.write(rollups.rates(seen, run), "rates", run)
 
-        work: list[Callable[[], None]] = [
-            travelled,
-            rated,
-            lambda: self._write(rollups.facts(added), "facts", run),
-            lambda: self._write(rollups.reasons(added), "reasons", run),
-            lambda: self._write(rollups.parties(added), "parties", run),
-            lambda: self._write(rollups.occurrences(added), "occurrences", run),
-        ]
+        def counted(name: str) -> None:
+            self.table.write(rollups.OF_EVENTS[name](added), name, run)
+
+        work = [travelled, rated, *(partial(counted, name) for name in rollups.OF_EVENTS)]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for future in [pool.submit(job) for job in work]:
                 future.result()
@@ -424,9 +396,6 @@ class Loader:
         )
         same = held.join(F.broadcast(touched), ["quarter_ms", "date", "topic_part"], "left_semi")
         return added.unionByName(same.drop("quarter_ms"))
-
-    def _write(self, rows: DataFrame, part: str, run: int) -> None:
-        rows.write.mode("overwrite").parquet(self.table.place(part, run))
 
 
 def distinct(rows: DataFrame, salts: int) -> DataFrame:
@@ -452,18 +421,8 @@ def distinct(rows: DataFrame, salts: int) -> DataFrame:
     )
 
 
-def _with(
-    events: Mapping[str, tuple[int, ...]], dates: set[str], run: int
-) -> dict[str, tuple[int, ...]]:
-    return {**events, **{date: (*events.get(date, ()), run) for date in dates}}
-
-
-def _least(one: int | None, other: int | None) -> int | None:
-    return min((x for x in (one, other) if x is not None), default=None)
-
-
-def _most(one: int | None, other: int | None) -> int | None:
-    return max((x for x in (one, other) if x is not None), default=None)
+def _known(*values: int | None) -> list[int]:
+    return [value for value in values if value is not None]
 
 
 _HELD: set[object] = set()
@@ -526,10 +485,8 @@ class Lock:
 def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)  # another user's is alive, too
     return True
 
 
@@ -541,42 +498,30 @@ JOURNEY_RUNS_MERGED = 32
 """Runs of journeys that are merged: the newest, which are the smallest."""
 
 
-def compact(table: Table, manifest: Manifest, manifests: Manifests) -> Manifest:
+def compact(table: Table, manifest: Manifest) -> Manifest:
     """Rewrite parts with too many runs, each kind with a commit of its own."""
     if len(manifest.rollups) > ROLLUP_RUNS_MAX:
-        manifest = _commit(manifests, _rollups(table, manifest))
+        manifest = table.commit(_rollups(table, manifest))
     if len(manifest.journeys) > JOURNEY_RUNS_MAX:
-        manifest = _commit(manifests, _journeys(table, manifest))
+        manifest = table.commit(_journeys(table, manifest))
     many = {date for date, runs in manifest.events.items() if len(runs) > EVENT_RUNS_MAX}
-    if many:
-        manifest = _commit(manifests, _events(table, manifest, many))
-    return manifest
-
-
-def _commit(manifests: Manifests, changed: Manifest) -> Manifest:
-    manifests.commit(changed)
-    return changed
+    return table.commit(_events(table, manifest, many)) if many else manifest
 
 
 def _rollups(table: Table, manifest: Manifest) -> Manifest:
     run = manifest.run + 1
     for name in schema.ROLLUPS:
-        found = table.rollup(name, manifest)
-        whole = found if name == "slow" else rollups.merged(name, found)
-        whole.coalesce(4).write.mode("overwrite").parquet(table.place(name, run))
+        whole = rollups.merged(name, table.rollup(name, manifest))
+        table.write(whole.coalesce(4), name, run)
     return replace(manifest, run=run, rollups=(run,))
 
 
 def _journeys(table: Table, manifest: Manifest) -> Manifest:
     """Merge runs of closed journeys; open ones have one run anyway."""
-    run = manifest.run + 1
-    kept, merged = (
-        manifest.journeys[:-JOURNEY_RUNS_MERGED],
-        manifest.journeys[-JOURNEY_RUNS_MERGED:],
-    )
+    run, runs = manifest.run + 1, manifest.journeys
+    kept, merged = runs[:-JOURNEY_RUNS_MERGED], runs[-JOURNEY_RUNS_MERGED:]
     found = table.closed_journeys(merged).withColumn("closed", F.lit(True))
-    place = table.place("journeys", run)
-    found.coalesce(4).write.mode("overwrite").partitionBy("closed").parquet(place)
+    table.write(found.coalesce(4), "journeys", run, "closed")
     return replace(manifest, run=run, journeys=(*kept, run))
 
 
@@ -584,6 +529,5 @@ def _events(table: Table, manifest: Manifest, dates: set[str]) -> Manifest:
     run = manifest.run + 1
     rows = table.events(manifest, dates).drop("run").repartition("date", "topic_part")
     sorted_rows = rows.sortWithinPartitions("date", "topic_part", "shard", "epoch", "seq")
-    place = table.place("events", run)
-    sorted_rows.write.mode("overwrite").partitionBy("date", "topic_part").parquet(place)
+    table.write(sorted_rows, "events", run, "date", "topic_part")
     return replace(manifest, run=run, events={**manifest.events, **dict.fromkeys(dates, (run,))})
