@@ -20,7 +20,9 @@ import json
 import os
 import zlib
 from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tickwheel.history import segments
@@ -107,15 +109,6 @@ def load_position(folder: Path) -> Position | None:
         return None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def sync(path: Path) -> None:
-    """Make what was written to a file survive a power cut. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fdatasync(fd)
-    finally:
-        os.close(fd)
 
 
 # --- open segments -------------------------------------------------------------------------------
@@ -295,7 +288,8 @@ class Sealer:
 
     def __init__(self) -> None:
         self._waiting: deque[Path] = deque()
-        self._current: _Current | None = None
+        self._sealing: Generator[None] | None = None
+        """The sealing of the first one that waits, if it has begun."""
         self.sealed = 0
 
     def add(self, path: Path) -> None:
@@ -303,92 +297,65 @@ class Sealer:
 
     @property
     def busy(self) -> bool:
-        return self._current is not None or bool(self._waiting)
+        return bool(self._waiting)
 
     @property
     def paths(self) -> set[Path]:
         """The files that nobody else may remove."""
-        return set(self._waiting) | ({self._current.source} if self._current else set())
+        return set(self._waiting)
 
     def step(self) -> bool:
         """Seal one piece; whether there was one. Raises OSError; call again later."""
-        if self._current is None:
-            if not self._waiting:
-                return False
-            self._current = _Current(self._waiting.popleft())
-        current = self._current
+        if not self._waiting:
+            return False
+        self._sealing = self._sealing or _seal(self._waiting[0])
         try:
-            done = current.step()
-        except BaseException:
-            self.abandon()
-            raise
-        if done:
-            self._current = None
+            next(self._sealing)
+        except StopIteration:
+            self._sealing = None
+            self._waiting.popleft()
             self.sealed += 1
+        except BaseException:
+            self._sealing = None
+            raise
         return True
 
     def abandon(self) -> None:
         """Leave a half sealed segment; it begins again with the next ``step``."""
-        current, self._current = self._current, None
-        if current is not None:
-            current.abandon()
-            self._waiting.appendleft(current.source)
+        if self._sealing is not None:
+            self._sealing.close()
+            self._sealing = None
 
 
-class _Current:
-    """A segment that is being sealed."""
-
-    def __init__(self, source: Path) -> None:
-        self.source = source
-        self._target = source.with_name(source.name + ".gz")
-        self._part = source.with_name(f"{PART}{self._target.name}")
-        self._from: int | None = None
-        self._to: int | None = None
-        self._left = 0
-        self._compress = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP)
-
-    def step(self) -> bool:
-        """Seal one piece. True: the segment is sealed."""
-        if self._from is None:
-            return self._begin()
-        assert self._to is not None
-        data = os.read(self._from, min(PIECE_BYTES, self._left))
-        self._left -= len(data)
-        _write_all(self._to, self._compress.compress(data))
-        if self._left and data:
-            return False
-        _write_all(self._to, self._compress.flush())
-        os.fdatasync(self._to)
-        self._close()
-        self._part.rename(self._target)
-        self.source.unlink()
-        return True
-
-    def _begin(self) -> bool:
-        try:
-            self._from = os.open(self.source, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return True
-        self._left = _whole_bytes(self._from)
-        if not self._left or self._target.exists():
-            # Nothing in it; or sealed before, and only the removal was cut off.
-            self._close()
-            self.source.unlink()
-            return True
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._to = os.open(self._part, flags, 0o644)
-        return False
-
-    def abandon(self) -> None:
-        self._close()
-        with contextlib.suppress(OSError):
-            self._part.unlink(missing_ok=True)
-
-    def _close(self) -> None:
-        for fd in (self._from, self._to):
-            if fd is not None:
-                os.close(fd)
-        self._from = self._to = None
+def _seal(source: Path) -> Generator[None]:
+    """Seal one segment, a piece at a time; one that is abandoned leaves nothing but ``source``."""
+    target = source.with_name(source.name + ".gz")
+    try:
+        reading = source.open("rb")
+    except FileNotFoundError:
+        return
+    with reading:
+        left = _whole_bytes(reading.fileno())
+        # Else there is nothing in it; or it was sealed, and only the removal was cut off.
+        if left and not target.exists():
+            part = source.with_name(f"{PART}{target.name}")
+            try:
+                with open(part, "wb", opener=partial(os.open, mode=0o644)) as writing:
+                    compress = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP)
+                    while left:
+                        yield
+                        data = reading.read(min(PIECE_BYTES, left))
+                        left -= len(data) if data else left
+                        writing.write(compress.compress(data))
+                    writing.write(compress.flush())
+                    writing.flush()
+                    os.fdatasync(writing.fileno())
+                part.rename(target)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    part.unlink(missing_ok=True)
+                raise
+    source.unlink()
 
 
 def _whole_bytes(fd: int) -> int:
@@ -401,9 +368,3 @@ def _whole_bytes(fd: int) -> int:
             return start + at + 1
         end = start
     return 0
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import Any
 
 from tickwheel.clock import sources
-from tickwheel.disk import Use, measure
+from tickwheel.disk import Use, measure, sync
 from tickwheel.history import segments, spool
 from tickwheel.history.lines import MALFORMED, Kind, Renderer
-from tickwheel.history.output import POSITION, Output, Place, Position, Sealer, load_position, sync
+from tickwheel.history.output import POSITION, Output, Place, Position, Sealer, load_position
 from tickwheel.history.segments import Limits, Upkeep, hour_of, state_folder
 from tickwheel.history.spool import SpoolName
 
@@ -296,25 +296,19 @@ class Follower:
         self._written = sum(map(len, texts.values()))
 
     def _adopt(self, epoch: int, place: Place, done: int) -> int:
-        self._save(epoch, place)
+        self._save(self.position.moved(epoch, place), self._lengths)
         self._output.keep(self._lengths)
         self.events += self._written
         self.newest_ms = place.last_ms
         return done
 
-    def _save(self, epoch: int, place: Place) -> None:
-        position = replace(
-            self.position,
-            number=self._output.number,
-            epochs=self.position.moved(epoch, place),
-            open=self._lengths,
-        )
-        position.save(self._folder)
-        self.position = position
-
     def save(self) -> None:
         """Save the position with what the output has open now. Raises OSError."""
-        position = replace(self.position, number=self._output.number, open=self._output.lengths())
+        self._save(self.position.epochs, self._output.lengths())
+
+    def _save(self, epochs: dict[int, Place], lengths: dict[str, int]) -> None:
+        number = self._output.number
+        position = replace(self.position, number=number, epochs=epochs, open=lengths)
         position.save(self._folder)
         self.position = position
 
@@ -323,8 +317,8 @@ class Follower:
         if last:
             self._output.end_epoch(epoch)
             self._renderers.pop(epoch, None)
-        self._lengths = self._output.lengths()
-        self._save(epoch, replace(place, file=place.file + 1, offset=0))
+        place = replace(place, file=place.file + 1, offset=0)
+        self._save(self.position.moved(epoch, place), self._output.lengths())
         sync(self._folder / POSITION)
         path.unlink(missing_ok=True)
 
