@@ -11,7 +11,7 @@ import pytest
 from support.history_rig import HOUR_MS, NOW_MS, acked, delivered, enqueued, make_id, write
 from tickwheel.history import read
 from tickwheel.history.lines import Kind
-from tickwheel.history.read import TaskQuery, search_tasks
+from tickwheel.history.read import Query, search_tasks
 from tickwheel.history.segments import Tally
 
 KEY = 'ключ "1"\n'
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def find(folder: Path, **wanted: Any) -> list[dict[str, Any]]:
-    return list(search_tasks(folder, TaskQuery(**wanted), Tally()))
+    return list(search_tasks(folder, Query(**wanted), Tally()))
 
 
 def ids(found: list[dict[str, Any]]) -> list[int]:
@@ -107,7 +107,7 @@ def test_more_than_one_look_takes_are_all_found_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("limit", "complete"), [(2, False), (5, True), (100, True)])
 def test_an_answer_says_whether_it_is_whole(folder: Path, limit: int, complete: bool) -> None:
-    found, is_whole = read.find_tasks(folder, TaskQuery(), limit)
+    found, is_whole = read.find_tasks(folder, Query(), limit)
     assert (len(found), is_whole) == (min(limit, 5), complete)
 
 
@@ -115,15 +115,15 @@ def test_an_answer_is_bounded_in_bytes_and_in_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read, "BYTES_MAX", 300)
-    found, is_whole = read.find_tasks(folder, TaskQuery(), 100)
+    found, is_whole = read.find_tasks(folder, Query(), 100)
     assert 0 < len(found) < 5 and not is_whole
     monkeypatch.setattr(read, "S_MAX", -1.0)
-    assert read.find_tasks(folder, TaskQuery(), 100) == ([], False)
+    assert read.find_tasks(folder, Query(), 100) == ([], False)
 
 
 def test_the_process_answers_a_question(folder: Path) -> None:
     done = subprocess.run(
-        read.lookup_command(str(folder)), input=read.tasks_question(TaskQuery(KEY), 2),
+        read.lookup_command(str(folder)), input=read.tasks_question(Query(key=KEY), 2),
         capture_output=True, check=True,
     )  # fmt: skip
     found, is_whole = read.answer_of(done.stdout)

@@ -136,7 +136,7 @@ def tasks(
 
     Exit code 4 when there is none.
     """
-    from tickwheel.history.read import TaskQuery, search_tasks
+    from tickwheel.history.read import Query, search_tasks
     from tickwheel.history.segments import Tally
 
     tally = Tally()
@@ -146,7 +146,7 @@ def tasks(
         times=("enqueued", "ended"),
         spare=("attempts",),
     )
-    query = TaskQuery(key, topic, _ms(since), _ms(until))
+    query = Query(key=key, topic=topic, since_ms=_ms(since), until_ms=_ms(until))
     found = cut(call.out, limit, search_tasks(folder_of(directory, "--dir"), query, tally))
     count = Listing(call.out, grid, _task_row, dict, "").show(found)
     remark_skipped(call, tally)

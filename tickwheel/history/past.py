@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tickwheel.history.fold import body_of, options_of
-from tickwheel.history.read import task_id
+from tickwheel.history.read import spellings, task_id
 from tickwheel.history.replay import Replay
 from tickwheel.history.segments import Event, Tally, find
 from tickwheel.history.segments import events as segment_events
@@ -413,9 +413,7 @@ def fill(
 
 def events_of(folder: Path, shard: int, topic: str) -> Iterator[Event]:
     """The events of a topic, and maybe others, in the order in which they were written."""
-    spellings = {dumps(topic), dumps(topic, ensure_ascii=False)}
-    needles = [*(spelling.encode() for spelling in spellings), b'"dropped"']
-    return Replay([folder], shard, None, needles=needles).events()
+    return Replay([folder], shard, None, needles=[*spellings(topic), b'"dropped"']).events()
 
 
 def beginning(folder: Path, shard: int) -> int | None:

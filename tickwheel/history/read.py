@@ -25,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby, islice
 from json import dumps, loads
 from pathlib import Path
@@ -79,9 +79,9 @@ class Query:
         # Of all events only these have the key.
         names = [value for _, value in self._named()]
         names += [self.key] if self.events == ENQUEUED and self.key is not None else []
-        needles = [_spellings(name) for name in names]
+        needles = [spellings(name) for name in names]
         if self.events is not None:
-            needles.append([needle for name in self.events for needle in _spellings(name)])
+            needles.append([needle for name in self.events for needle in spellings(name)])
         ids = None if self.ids is None else frozenset(str(i).encode() for i in self.ids)
 
         def may(line: bytes) -> bool:
@@ -151,7 +151,7 @@ def newest_id(history_dir: Path, query: Query, tally: Tally) -> int | None:
 def _with_key(found: Iterable[Segment], enqueued: Query, tally: Tally) -> Iterator[int]:
     """The ids of tasks that were enqueued with the key of the question."""
     assert enqueued.key is not None
-    needles = _spellings(enqueued.key)
+    needles = spellings(enqueued.key)
     for segment in found:
         for event in segments.events(segment.path, tally, needles):
             one = task_id(event)
@@ -220,7 +220,7 @@ def _order(event: Event) -> tuple[int, int, int]:
     return (event["time_ms"], epoch if type(epoch) is int else 0, seq if type(seq) is int else 0)
 
 
-def _spellings(text: str) -> list[bytes]:
+def spellings(text: str) -> list[bytes]:
     """The ways in which a text may stand in a line: escaped as here, or as by others."""
     kinds = {dumps(text), dumps(text, ensure_ascii=False)}
     return [kind.encode("utf-8", "surrogatepass") for kind in kinds]
@@ -379,24 +379,10 @@ _WHAT: Final = (
 UNFINISHED: Final = "unfinished"
 
 
-class TaskQuery(NamedTuple):
-    """Which tasks are looked for; None: any. Enqueued from ``since_ms`` to before ``until_ms``."""
-
-    key: str | None = None
-    topic: str | None = None
-    since_ms: int | None = None
-    until_ms: int | None = None
-
-
-def search_tasks(history_dir: Path, wanted: TaskQuery, tally: Tally) -> Iterator[dict[str, Any]]:
-    """Outlines of the tasks, the newest first, as they are found."""
-    query = Query(
-        key=wanted.key,
-        topic=wanted.topic,
-        events=ENQUEUED,
-        since_ms=wanted.since_ms,
-        until_ms=wanted.until_ms,
-    )
+def search_tasks(history_dir: Path, wanted: Query, tally: Tally) -> Iterator[dict[str, Any]]:
+    """Outlines of the tasks that were enqueued as ``wanted`` says, the newest first, as they are
+    found."""
+    query = replace(wanted, events=ENQUEUED)
     for hour_ms, hour in reversed(hours(history_dir, query)):
         ids = deque(_enqueued(hour, query, tally), maxlen=KEPT_MAX)
         newest_first = reversed(dict.fromkeys(ids))
@@ -463,7 +449,7 @@ def _take_over(found: dict[str, Any], event: Event) -> None:
             found["body_base64"] = event["body"]
 
 
-def find_tasks(folder: Path, wanted: TaskQuery, limit: int) -> Answer:
+def find_tasks(folder: Path, wanted: Query, limit: int) -> Answer:
     """Outlines of at most ``limit`` tasks."""
     return _bounded(search_tasks(folder, wanted, Hurried()), limit)
 
@@ -482,9 +468,9 @@ def story_question(task_id: int, begun_ms: int) -> bytes:
     return dumps({"story": task_id, "begun_ms": begun_ms}).encode() + b"\n"
 
 
-def tasks_question(wanted: TaskQuery, limit: int) -> bytes:
+def tasks_question(wanted: Query, limit: int) -> bytes:
     """The question for at most ``limit`` tasks, as a line for the process."""
-    return dumps({"tasks": wanted, "limit": limit}).encode() + b"\n"
+    return dumps({"tasks": asdict(wanted), "limit": limit}).encode() + b"\n"
 
 
 def answer_of(line: bytes) -> Answer:
@@ -496,7 +482,7 @@ def answer_of(line: bytes) -> Answer:
 def _answer(folder: Path, asked: dict[str, Any]) -> Answer:
     if "story" in asked:
         return story(folder, asked["story"], asked["begun_ms"])
-    return find_tasks(folder, TaskQuery(*asked["tasks"]), asked["limit"])
+    return find_tasks(folder, Query(**asked["tasks"]), asked["limit"])
 
 
 def lookup_command(folder: str) -> list[str]:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Group, Subscriber, Topic
-    from tickwheel.history.read import Answer, TaskQuery
+    from tickwheel.history.read import Answer, Query
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.background import Lags
     from tickwheel.server.shard.callers import Ask, Caller
@@ -373,7 +373,9 @@ class Watching:
     def history_tasks(self, ask: Ask[HistoryPage]) -> None:
         """Answer what tasks were and what became of them, newest first. Raises Overloaded."""
         asked = ask.request
-        wanted = read.TaskQuery(asked.key, asked.topic, asked.since_ms, asked.until_ms)
+        wanted = read.Query(
+            key=asked.key, topic=asked.topic, since_ms=asked.since_ms, until_ms=asked.until_ms
+        )
         look = partial(self._stories.tasks, wanted, asked.limit)
         self._lookups.answer(ask, partial(self._found, "tasks", look, ask.only))
 
@@ -607,7 +609,7 @@ class Stories:
         """The events of a task in their order. Raises Overloaded when no process answers."""
         return await self._answer(read.story_question(task_id, id_time_ms(task_id)))
 
-    async def tasks(self, wanted: TaskQuery, limit: int) -> Answer:
+    async def tasks(self, wanted: Query, limit: int) -> Answer:
         """Outlines of tasks, newest first. Raises Overloaded when no process answers."""
         return await self._answer(read.tasks_question(wanted, limit))
 
