@@ -30,7 +30,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -292,49 +292,51 @@ class _Found:
     size: int
     taken: int
     """The bytes of the disk that the file takes; at least, where a file system does not say."""
-    removable: bool = field(default=True)
+    is_busy: bool
+    is_needed: bool
+    """Whether a restore from the last backup needs it."""
+
+    @property
+    def may_go(self) -> bool:
+        """Whether it may be removed for its size."""
+        return self.segment.name.sealed and not self.is_busy and not self.is_needed
 
 
 def clean(
     history_dir: Path, limits: Limits, now_ms: int, busy: AbstractSet[Path] = frozenset()
 ) -> Cleaned:
     """Remove what is over the limits of age and size. Raises OSError."""
-    keep_ms = needed_since_ms(history_dir)
     cleaned = Cleaned()
     left: list[_Found] = []
     for found in _measure(history_dir, busy):
         end_ms = found.segment.hour_ms + HOUR_MS
-        needed = keep_ms is not None and end_ms > keep_ms
         if limits.retention_ms is not None and end_ms <= now_ms - limits.retention_ms:
-            if found.removable and not needed:
+            if not found.is_busy and not found.is_needed:
                 _remove(found, cleaned)
                 continue
-            cleaned.kept_segments += found.removable
-        found.removable = found.removable and not needed and found.segment.name.sealed
+            cleaned.kept_segments += not found.is_busy
         left.append(found)
     cleaned.left_bytes = sum(found.size for found in left)
     if limits.bytes_max is not None:
         for found in left:
             if cleaned.left_bytes <= limits.bytes_max:
                 break
-            if found.removable:
+            if found.may_go:
                 _remove(found, cleaned)
                 cleaned.left_bytes -= found.size
         if cleaned.left_bytes > limits.bytes_max:
-            cleaned.kept_segments += sum(1 for found in left if not found.removable)
+            cleaned.kept_segments += sum(not found.may_go for found in left)
     return cleaned
 
 
 def free(history_dir: Path, bytes_: int, busy: AbstractSet[Path] = frozenset()) -> Cleaned:
     """Remove the oldest sealed segments until so many bytes of the disk are free. Raises
     OSError."""
-    keep_ms = needed_since_ms(history_dir)
     cleaned = Cleaned(missing_bytes=bytes_)
     for found in _measure(history_dir, busy):
         if cleaned.missing_bytes <= 0:
             break
-        needed = keep_ms is not None and found.segment.hour_ms + HOUR_MS > keep_ms
-        if found.removable and not needed and found.segment.name.sealed:
+        if found.may_go:
             _remove(found, cleaned)
             cleaned.missing_bytes -= found.taken
         else:
@@ -342,17 +344,16 @@ def free(history_dir: Path, bytes_: int, busy: AbstractSet[Path] = frozenset()) 
     return cleaned
 
 
-def total_bytes(history_dir: Path) -> int:
-    return sum(found.size for found in _measure(history_dir, frozenset()))
-
-
 def _measure(history_dir: Path, busy: AbstractSet[Path]) -> list[_Found]:
+    keep_ms = needed_since_ms(history_dir)
     found = []
     for segment in find(history_dir):
         with contextlib.suppress(FileNotFoundError):
             status = segment.path.stat()
             taken = max(status.st_size, status.st_blocks * 512)
-            found.append(_Found(segment, status.st_size, taken, segment.path not in busy))
+            is_needed = keep_ms is not None and segment.hour_ms + HOUR_MS > keep_ms
+            is_busy = segment.path in busy
+            found.append(_Found(segment, status.st_size, taken, is_busy, is_needed))
     return found
 
 
