@@ -35,7 +35,6 @@ from tickwheel.history.lines import Kind
 from tickwheel.history.segments import state_folder
 from tickwheel.history.spool import BYTES_MAX, Pending, Spool, take_pending
 from tickwheel.history.writer import DISK_CLEAN, DISK_WARN, RETENTION_S, WriterOptions
-from tickwheel.model.records import LINE_SETTINGS, LINES_FROM
 from tickwheel.persistence.contract import Opened
 from tickwheel.version import __version__
 
@@ -90,12 +89,8 @@ class Recorder:
 
     # --- batches -----------------------------------------------------------------------------
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self._arrivals or self._records or self._occurrences)
-
     def cut(self) -> Notes | None:
-        if self.is_empty:
+        if not (self._arrivals or self._records or self._occurrences):
             return None
         notes = Notes(self._arrivals, self._records, self._occurrences)
         self._arrivals, self._records, self._occurrences = [], [], []
@@ -107,7 +102,7 @@ class Recorder:
             self._arrivals[:0] = _only(notes.arrivals, accepted)
             self._records[:0] = notes.records
             # They wait again: a store that refuses over and over must not begin the count anew.
-            self._repeats += sum(map(_events_of, filter(_is_repeat, notes.records)))
+            self._repeats += sum(_events_of(one) for one in notes.records if one[0] in REPEATS)
 
     def forget_arrivals(self, accepted: Container[int] = ()) -> None:
         self._arrivals, self._occurrences = _only(self._arrivals, accepted), []
@@ -336,23 +331,16 @@ def _events_of(record: Record) -> int:
     return next((len(field) for field in record if type(field) is list), 1)
 
 
-def _is_repeat(record: Record) -> bool:
-    return record[0] in REPEATS
-
-
 def settings_map(settings: GroupSettings) -> dict[str, Any]:
     """The settings of a group or topic that are set; ``closed_ms``: the topic is being deleted."""
-    names = ("paused", "rate", "burst", "retry", "closed_ms")
-    found = {name: getattr(settings, name) for name in names}
-    if settings.if_pending is not None:
-        found["if_pending"] = settings.if_pending.to_map()
-    if settings.broadcast_only:
-        found["broadcast_only"] = True
-    found |= {"tags": settings.tags, "where": settings.where}
-    if settings.former:
+    rule = settings.if_pending
+    found = settings._asdict() | {
+        "if_pending": None if rule is None else rule.to_map(),
+        "broadcast_only": settings.broadcast_only or None,
         # Ids as text, here too.
-        found["former"] = [[*one[:3], str(one.id)] for one in settings.former]
-    found |= zip(LINE_SETTINGS, settings[LINES_FROM:], strict=True)
+        "former": [[*one[:3], str(one.id)] for one in settings.former] or None,
+        "closed_id": None,
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 

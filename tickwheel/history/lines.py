@@ -140,25 +140,9 @@ class Renderer:
     def __init__(self, node: str, shard: int, epoch: int) -> None:
         self._end = f',"node":{quote(node)},"shard":{shard},"epoch":{epoch},"seq":'
         self._kinds: dict[int, Callable[[list[Any], int], Iterable[str]]] = {
-            Kind.ENQUEUED: self._enqueued,
-            Kind.DELIVERED: self._delivered,
-            Kind.ACKED: self._acked,
-            Kind.NACKED: self._nacked,
-            Kind.LEASE_OVER: self._lease_over,
-            Kind.RELEASED: self._released,
-            Kind.DEAD: self._dead,
-            Kind.ENDED: self._ended,
-            Kind.RESCHEDULED: self._rescheduled,
-            Kind.REQUEUED: self._requeued,
-            Kind.GROUP: self._group,
-            Kind.DAEMON: self._daemon,
-            Kind.DROPPED: self._dropped,
-            Kind.REPLACED: self._replaced,
-            Kind.MERGED: self._merged,
-            Kind.SCHEDULE: self._schedule,
-            Kind.OCCURRENCE: self._occurrence,
-            Kind.TRANSACTION: self._transaction,
+            kind: getattr(self, f"_{kind.name.lower()}") for kind in Kind
         }
+        """What makes lines of each kind of record: the method of its name."""
 
     def render(self, record: list[Any], seq: int) -> list[str]:
         """A line for each event of ``record``, numbered from ``seq`` on.
@@ -314,79 +298,70 @@ class Renderer:
 
     def _group(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, what, details, *_ = record
-        details = dict(details)
-        since_ms, since_id = details.pop("since_ms", None), details.pop("since_id", None)
-        text = f"{_start(time_ms, GROUP_EVENTS[what])}{_names(topic, group)}"
-        if since_ms is not None:
-            text += f',"since_ms":{since_ms:d}'
-        if since_id is not None:
-            text += f',"since_id":{quote(since_id)}'
-        if details:
-            text += f',"settings":{to_json(details)}'
-        return [f"{text}{self._end}{seq}}}\n"]
+        rest = dict(details)
+        since = {name: rest.pop(name, None) for name in ("since_ms", "since_id")}
+        said = {"topic": topic, "group": group or None, **since, "settings": rest or None}
+        return self._one(time_ms, GROUP_EVENTS[what], said, seq)
 
     def _daemon(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, what, details, *_ = record
         if what not in DAEMON_EVENTS:
             raise ValueError(f"{what!r} is nothing that a daemon does")
         rest = dict(details or {})
-        text = _start(time_ms, what)
-        if "clean" in rest:
-            text += f',"clean":{"true" if rest.pop("clean") else "false"}'
-        if rest:
-            text += f',"details":{to_json(rest)}'
-        return [f"{text}{self._end}{seq}}}\n"]
+        clean = bool(rest.pop("clean")) if "clean" in rest else None
+        return self._one(time_ms, what, {"clean": clean, "details": rest or None}, seq)
 
     def _dropped(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, count, *rest = record
-        text = _start(time_ms, "dropped")
-        if rest and rest[0]:
-            text += f',"reason":{quote(rest[0])}'
-        if count is not None:
-            text += f',"count":{count:d}'
-        return [f"{text}{self._end}{seq}}}\n"]
+        reason = rest[0] or None if rest else None
+        return self._one(time_ms, "dropped", {"reason": reason, "count": count}, seq)
 
     # --- schedules -----------------------------------------------------------------------------
 
     def _schedule(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, name, what, state, *rest = record
-        text = _start(time_ms, SCHEDULE_EVENTS[what]) + _names(topic, None)
+        said = {"topic": topic}
         if (settings := state.get("settings")) is not None:
-            settings = dict(settings)
+            said["settings"] = settings = dict(settings)
             if (task := settings.pop("task", None)) is not None:
                 settings["task"] = options_map(task)
-            text += f',"settings":{to_json(settings)}'
         if rest and rest[0] is not None:
-            text += f',"body":"{b64encode(rest[0]).decode()}"'
-        return [f"{text}{_state(name, state)}{self._end}{seq}}}\n"]
+            said["body"] = b64encode(rest[0]).decode()
+        return self._one(time_ms, SCHEDULE_EVENTS[what], said | _progress(name, state), seq)
 
     def _occurrence(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, name, runs, state, *_ = record
-        end = _state(name, state) + self._end
         lines = []
         for number, (planned_ms, outcome, task, count) in enumerate(runs, seq):
             event = OCCURRENCE_EVENTS[outcome]
-            text = _start(time_ms, event)
-            text += f',"task_id":"{task:d}"' if task else ""
-            text += f'{_names(topic, None)},"planned_ms":{planned_ms:d}'
-            if event == "occurrence_fired":
-                text += f',"lateness_ms":{max(0, time_ms - planned_ms)}'
-            text += "" if outcome in ("fired", "queued") else f',"reason":{quote(outcome)}'
-            text += f',"count":{count:d}' if count > 1 else ""
-            lines.append(f"{text}{end}{number}}}\n")
+            is_fired = event == "occurrence_fired"
+            said = {
+                "task_id": f"{task:d}" if task else None, "topic": topic, "planned_ms": planned_ms,
+                "lateness_ms": max(0, time_ms - planned_ms) if is_fired else None,
+                "reason": None if outcome in ("fired", "queued") else outcome,
+                "count": count if count > 1 else None,
+            }  # fmt: skip
+            lines += self._one(time_ms, event, said | _progress(name, state), number)
         return lines
 
     # --- transactions --------------------------------------------------------------------------
 
     def _transaction(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, producer, name, what, tasks, first_id, details, *_ = record
-        text = _start(time_ms, TRANSACTION_EVENTS[what])
-        text += f',"task_id":"{first_id:d}"' if first_id else ""
-        age_ms = details.get("age_ms")
-        text += f',"ack_ms":{age_ms:d}' if age_ms is not None else ""
-        text += f',"producer":{quote(producer)}' if producer else ""
-        text += f',"details":{to_json(details)},"count":{tasks:d},"transaction":{quote(name)}'
-        return [f"{text}{self._end}{seq}}}\n"]
+        said = {
+            "task_id": f"{first_id:d}" if first_id else None, "ack_ms": details.get("age_ms"),
+            "producer": producer or None, "details": details, "count": tasks, "transaction": name,
+        }  # fmt: skip
+        return self._one(time_ms, TRANSACTION_EVENTS[what], said, seq)
+
+    # --- lines ---------------------------------------------------------------------------------
+
+    def _one(self, time_ms: int, event: str, said: Mapping[str, Any], seq: int) -> list[str]:
+        """The line of an event that is rare, with those of its fields that are not None."""
+        fields = (
+            f',"{name}":{to_json(value)}' for name, value in said.items() if value is not None
+        )
+        return [f"{_start(time_ms, event)}{''.join(fields)}{self._end}{seq}}}\n"]
 
     def _each(
         self, what: tuple[int, str, str, str | None], ids: Sequence[int], seq: int,
@@ -443,13 +418,9 @@ def _column(value: Any, count: int) -> list[Any]:
     return value if type(value) is list else [value] * count
 
 
-def _state(name: str, state: Mapping[str, Any]) -> str:
+def _progress(name: str, state: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that say how far a schedule has come."""
-    text = f',"schedule":{quote(name)}'
-    for field in ("next_ms", "runs", "queued_ms"):
-        if (value := state.get(field)) is not None:
-            text += f',"{field}":{value:d}'
-    return text
+    return {"schedule": name} | {of: state.get(of) for of in ("next_ms", "runs", "queued_ms")}
 
 
 def options_map(options: Sequence[Any]) -> dict[str, Any]:
