@@ -20,7 +20,17 @@ from support.history_rig import (
     spool_of,
     write,
 )
-from support.restore_rig import LATER_MS, STARTED, group, held, make_backup, run, stopped, url
+from support.restore_rig import (
+    LATER_MS,
+    STARTED,
+    group,
+    held,
+    make_backup,
+    restored,
+    run,
+    stopped,
+    url,
+)
 from tickwheel.engine.ownership import owes
 from tickwheel.errors import BadRequest, Conflict, NotFound
 from tickwheel.history import segments
@@ -71,8 +81,7 @@ async def test_without_events_it_is_the_backup(tmp_path: Path) -> None:
     paused = PausedKey("t", "g", None, "k", NOW_MS, "ops")
     records = keyed(SESSION, [session]) | keyed(PAUSED_KEY, [paused])
     backup = await make_backup(tmp_path, [OLD], records=records, ended={D: Outcome.CANCELLED})
-    report = await run(tmp_path, backup, history=())
-    found = await held(url(tmp_path))
+    report, found = await restored(tmp_path, backup, history=())
     assert found.rows == {A: OLD}
     assert found.small.of_kind(SESSION) == [session]
     assert found.small.of_kind(PAUSED_KEY) == [paused]
@@ -93,8 +102,7 @@ async def test_what_was_enqueued_since_comes_with_all_it_had(tmp_path: Path) -> 
          [enqueued([B, C, D], DUE, options=dict(enumerate(given)), bodies=BODIES)],
          [stopped()]],
     )  # fmt: skip
-    report = await run(tmp_path, backup)
-    found = await held(url(tmp_path))
+    report, found = await restored(tmp_path, backup)
     assert found.rows == {
         A: OLD,
         B: TaskRow(B, DUE, "t", b"\x00\xff", options),
@@ -123,8 +131,7 @@ async def test_order_keys_and_what_groups_say_of_them_come_back(tmp_path: Path) 
     configured = [Kind.GROUP, t(3), "t", "g", "configured", settings]
     write(tmp_path, [[STARTED, group(), configured],
                      [enqueued([B], DUE, options=given, bodies=[b"x"])], [stopped()]])  # fmt: skip
-    await run(tmp_path, await make_backup(tmp_path, [OLD]))
-    found = await held(url(tmp_path))
+    _, found = await restored(tmp_path, await make_backup(tmp_path, [OLD]))
     options = TaskOptions(order_key="customer 7")
     assert found.rows[B] == TaskRow(B, DUE, "t", b"x", options)
     assert found.groups["t", "g"].settings == GroupSettings(**settings)
@@ -139,8 +146,7 @@ async def test_what_has_ended_does_not_come_back(tmp_path: Path) -> None:
          [[Kind.ENDED, t(8), "t", None, "cancelled", [B], None]],
          [[Kind.ENDED, t(9), "t", "g", "expired", [C], True]], [stopped()]],
     )  # fmt: skip
-    report = await run(tmp_path, backup)
-    found = await held(url(tmp_path))
+    report, found = await restored(tmp_path, backup)
     assert list(found.rows) == [D]
     assert found.outcomes == {A: Outcome.ACKED, B: Outcome.CANCELLED, C: Outcome.EXPIRED}
     assert report.ended_since == 3
@@ -159,8 +165,7 @@ async def test_events_from_before_the_backup_do_no_harm(tmp_path: Path) -> None:
          [failed(Kind.NACKED, A, 1, t(-40), [t(100)], ["no"]), acked([B], time_ms=t(-40))],
          [stopped()]],
     )  # fmt: skip
-    report = await run(tmp_path, backup)
-    found = await held(url(tmp_path))
+    report, found = await restored(tmp_path, backup)
     assert found.rows == {A: old, C: TaskRow(C, DUE, "t", b"c")}
     assert found.progress == {(A, "g"): waiting}
     assert report.exact
@@ -179,8 +184,7 @@ async def test_attempts_failures_and_due_times(tmp_path: Path) -> None:
          [[Kind.RESCHEDULED, t(31), "t", [D], [t(500)]]],
          [stopped()]],
     )  # fmt: skip
-    report = await run(tmp_path, backup)
-    found = await held(url(tmp_path))
+    report, found = await restored(tmp_path, backup)
     released, waiting = ProgressState.RELEASED, ProgressState.WAITING
     over = Failure(1, t(20), "lease over", "w@1")
     assert found.progress == {
@@ -213,8 +217,7 @@ async def test_rescheduled_after_a_failure_only_the_retry_moves(tmp_path: Path) 
          [failed(Kind.NACKED, A, 1, t(10), [t(900)], ["no"])],
          [[Kind.RESCHEDULED, t(31), "t", [A], [t(7_777)]]], [stopped()]],
     )  # fmt: skip
-    await run(tmp_path, backup)
-    found = await held(url(tmp_path))
+    _, found = await restored(tmp_path, backup)
     assert found.rows == {A: OLD}
     row = found.progress[A, "g"]
     assert (row.state, row.at_ms, row.attempt) == (ProgressState.WAITING, t(7_777), 1)
@@ -233,8 +236,7 @@ async def test_dead_letters_are_made_deleted_and_requeued(tmp_path: Path) -> Non
          [[Kind.REQUEUED, t(11), "t", "g", [D]]],
          [stopped()]],
     )  # fmt: skip
-    report = await run(tmp_path, backup)
-    found = await held(url(tmp_path))
+    report, found = await restored(tmp_path, backup)
     assert set(found.rows) == {A, B, D}
     failure = Failure(1, t(9), "w" * 200, "w@1")
     assert found.dead == {(A, "g"): DeadRow(A, "g", "t", t(9), 1, "w" * 200, (failure,), failed=1)}
@@ -260,8 +262,7 @@ async def test_a_replaced_task_has_what_replaced_it(tmp_path: Path) -> None:
     bodiless = [Kind.REPLACED, t(6), "p", [C], [DUE + 3], "t", {}, None, None]
     kept = [Kind.MERGED, t(7), "p", "t", "kept", [A]]
     write(tmp_path, [[STARTED], [whole, placed, bodiless, kept], [stopped()]])
-    report = await run(tmp_path, backup, allow_missing_bodies=True)
-    found = await held(url(tmp_path))
+    report, found = await restored(tmp_path, backup, allow_missing_bodies=True)
     assert found.rows[A] == TaskRow(A, DUE + 1, "t", b"new", TaskOptions("k", priority=3))
     assert found.rows[B] == TaskRow(B, DUE + 2, "t", b"newer", TaskOptions(order_id=D))
     assert C not in found.rows and report.without_body.count == 1
@@ -278,8 +279,7 @@ async def test_each_group_owes_its_own_end(tmp_path: Path) -> None:
          [[Kind.DEAD, t(9), "t", "h", [C], [1], ["no"]], acked([C], group="g", ended=False)],
          [stopped()]],
     )  # fmt: skip
-    await run(tmp_path, backup)
-    found = await held(url(tmp_path))
+    _, found = await restored(tmp_path, backup)
     assert set(found.rows) == {B, C}
     done, released = ProgressState.DONE, ProgressState.RELEASED
     assert {key: row.state for key, row in found.progress.items()} == {
@@ -306,8 +306,7 @@ async def test_groups_of_the_history(tmp_path: Path) -> None:
           [Kind.ENDED, t(9), "t", "g", "deleted", [A, B], False]],
          [acked([A], group="h")], [stopped()]],
     )  # fmt: skip
-    report = await run(tmp_path, backup)
-    found = await held(url(tmp_path))
+    report, found = await restored(tmp_path, backup)
     # A daemon that starts on it goes on with the deletion, and finds nothing left to do.
     deleted = GroupSettings(closed_ms=t(8), closed_id=B)
     assert found.groups == {
@@ -336,8 +335,7 @@ async def test_filters_of_the_history(tmp_path: Path) -> None:
          [[Kind.ENDED, t(9), "t", "h", "filtered", [A, B], False]],
          [[Kind.ENDED, t(9), "t", "h", "filtered", [B], True]], [stopped()]],
     )  # fmt: skip
-    report = await run(tmp_path, backup)
-    found = await held(url(tmp_path))
+    report, found = await restored(tmp_path, backup)
     filters = (FormerFilter("eu", None, DUE, B), FormerFilter(None, "n > 1", t(5), 2**60))
     assert found.groups["t", "h"].settings == GroupSettings(
         tags="us", where="n > 2", former=filters
@@ -358,8 +356,7 @@ async def test_groups_and_moved_tasks_keep_their_places(tmp_path: Path) -> None:
          [[Kind.RESCHEDULED, t(4), "t", [B], [t(20)], [place]]],
          [[Kind.RESCHEDULED, t(5), "t", [A], [t(20)]]], [stopped()]],
     )  # fmt: skip
-    await run(tmp_path, backup)
-    found = await held(url(tmp_path))
+    _, found = await restored(tmp_path, backup)
     assert found.groups["t", "h"] == GroupRow("t", "h", t(30), None, B)
     assert found.rows[B] == TaskRow(B, t(20), "t", b"b", TaskOptions(order_id=place))
     assert found.rows[A] == OLD._replace(due_ms=t(20))
@@ -375,8 +372,7 @@ async def test_a_task_of_no_group_expires_and_broadcasts_own_nothing(tmp_path: P
         [[STARTED], [delivered([A, B], group=None, time_ms=t(6))],  # type: ignore[arg-type]  # as for broadcasts
          [[Kind.ENDED, t(9), "t", None, "expired", [B], None]], [stopped()]],
     )  # fmt: skip
-    await run(tmp_path, backup)
-    found = await held(url(tmp_path))
+    _, found = await restored(tmp_path, backup)
     assert found.rows == {A: OLD}
     assert found.progress == {} and found.groups == {}
 
@@ -387,8 +383,7 @@ async def test_a_task_of_no_group_expires_and_broadcasts_own_nothing(tmp_path: P
 async def test_one_task_alone(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD, TaskRow(B, DUE, "t", b"b")])
     write(tmp_path, [[STARTED], [enqueued([C], DUE, bodies=[b"c"])], [stopped()]])
-    report = await run(tmp_path, backup, ids=frozenset((B, D)))
-    found = await held(url(tmp_path))
+    report, found = await restored(tmp_path, backup, ids=frozenset((B, D)))
     assert set(found.rows) == {B}
     assert (report.not_found.count, report.not_found.ids) == (1, [str(D)])
     os.unlink(tmp_path / "new.db")
@@ -412,8 +407,7 @@ async def test_overdue_tasks_stay_away_when_that_is_wanted(tmp_path: Path) -> No
     report = await run(tmp_path, backup)
     assert (report.restored, report.overdue) == (4, 1)
     os.unlink(tmp_path / "new.db")
-    report = await run(tmp_path, backup, include_overdue=False)
-    found = await held(url(tmp_path))
+    report, found = await restored(tmp_path, backup, include_overdue=False)
     assert set(found.rows) == {B, C, D}  # in the future, waiting, a dead letter
     assert (report.restored, report.skipped_overdue.ids) == (3, [str(A)])
 
@@ -445,8 +439,7 @@ async def test_history_alone_will_do(tmp_path: Path) -> None:
         [[STARTED, group()], [enqueued([A, B], DUE, bodies=[b"a", b"b"])],
          [delivered([A]), acked([A])], [stopped()]],
     )  # fmt: skip
-    report = await run(tmp_path, None)
-    found = await held(url(tmp_path))
+    report, found = await restored(tmp_path, None)
     assert found.rows == {B: TaskRow(B, DUE, "t", b"b")}
     assert set(found.groups) == {("t", "g")}
     assert report.exact
@@ -459,8 +452,7 @@ async def test_epoch_and_id_mark_are_above_everything_seen(tmp_path: Path) -> No
     backup = await make_backup(tmp_path, [OLD], opens=5)
     far = make_id(0, LATER_MS + 10 * HOUR_MS)
     write(tmp_path, [[STARTED], [enqueued([far], LATER_MS, bodies=[b""])], [stopped()]], epoch=8)
-    report = await run(tmp_path, backup)
-    found = await held(url(tmp_path))
+    report, found = await restored(tmp_path, backup)
     assert report.epoch == 9
     assert found.opened.epoch == 10  # raised by this look at it
     assert found.opened.id_mark == int(report.id_mark) == far

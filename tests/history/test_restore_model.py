@@ -48,8 +48,9 @@ class Copy(NamedTuple):
     records: int
 
     def task(self, task_id: int) -> Task:
-        progress = [row for row in self.progress if row.id == task_id]
-        return Task(self.tasks[task_id], progress, [d for d in self.dead if d.id == task_id])
+        progress = {row.group: row for row in self.progress if row.id == task_id}
+        dead = {row.group: row for row in self.dead if row.id == task_id}
+        return Task(self.tasks[task_id], progress, dead)
 
 
 NOTHING = Copy({}, [], [], [], 0, 0)

@@ -16,7 +16,7 @@ from history.recording_rig import RecordingRig
 from history.test_restore_model import lines
 from support.engine_rig import CONFIG
 from support.history_rig import NOW_MS, enqueued, make_id, write
-from support.restore_rig import STARTED, held, make_backup, run, stopped, url
+from support.restore_rig import STARTED, held, make_backup, restored, run, stopped, url
 from tickwheel.history.daemon import Recorder, schedule_map
 from tickwheel.history.fold import Fold, Owners
 from tickwheel.history.lines import Kind
@@ -58,8 +58,8 @@ async def test_one_that_was_put_since_comes_as_it_was_asked_for(tmp_path: Path) 
            None]],
          [stopped()]],
     )  # fmt: skip
-    report = await run(tmp_path, backup)
-    found = (await held(url(tmp_path))).small.of_kind(SCHEDULE)
+    report, found = await restored(tmp_path, backup)
+    found = found.small.of_kind(SCHEDULE)
     assert sorted(found) == [daily._replace(paused=True), changed]
     assert report.exact and report.schedules == 2
 

@@ -9,7 +9,7 @@ from engine.transaction_rig import TRANSACTIONS, TransactionRig, half
 from history.recording_rig import RecordingRig
 from history.test_restore_model import lines
 from support.history_rig import NOW_MS, write
-from support.restore_rig import STARTED, held, make_backup, run, stopped, url
+from support.restore_rig import STARTED, held, make_backup, restored, run, stopped, url
 from tickwheel.history.lines import Kind
 from tickwheel.model.effects import keyed
 from tickwheel.model.kinds import (
@@ -39,8 +39,8 @@ def event(what: str, first_id: int = 0, **details: Any) -> list[Any]:
 async def test_one_that_is_open_comes_as_it_was(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, records=keyed(TRANSACTION, [HEAD, HALVES]))
     write(tmp_path, [[STARTED], [event("checked", checks=1, asked=1)], [stopped()]])
-    report = await run(tmp_path, backup)
-    found = (await held(url(tmp_path))).small.of_kind(TRANSACTION)
+    report, found = await restored(tmp_path, backup)
+    found = found.small.of_kind(TRANSACTION)
     assert rows(*found) == rows(HEAD, HALVES)
     assert report.exact
 

@@ -27,7 +27,7 @@ from support.history_rig import (
 from tickwheel.history import segments
 from tickwheel.history.output import POSITION
 from tickwheel.history.segments import STATE, Tally, state_folder
-from tickwheel.history.spool import files
+from tickwheel.history.spool import Spool, files
 
 PATIENCE_S = 120.0
 """It has a low priority: on a busy machine it gets little."""
@@ -104,6 +104,15 @@ def torn_only_at_the_end(folder: Path) -> None:
     assert len(seen) == max((seq for _, seq in seen), default=0)
 
 
+def begun(folder: Path) -> tuple[Spool, subprocess.Popen[bytes]]:
+    """A spool and the process that has written its first event."""
+    spool = spool_of(folder)
+    spool.append(1, [enqueued([make_id(1)])])
+    process = start_writer(folder)
+    until(lambda: len(read_all(folder)) == 1, process)
+    return spool, process
+
+
 def test_a_wake_up_is_heard_and_the_end_of_the_pipe_ends_it(tmp_path: Path) -> None:
     process = start_writer(tmp_path)
     assert process.stdin is not None
@@ -121,10 +130,7 @@ def test_a_wake_up_is_heard_and_the_end_of_the_pipe_ends_it(tmp_path: Path) -> N
 
 def test_signals_for_the_daemon_do_not_end_it(tmp_path: Path) -> None:
     """A terminal's Ctrl-C and a service manager's SIGTERM reach the whole process group."""
-    spool = spool_of(tmp_path)
-    spool.append(1, [enqueued([make_id(1)])])
-    process = start_writer(tmp_path)
-    until(lambda: len(read_all(tmp_path)) == 1, process)
+    spool, process = begun(tmp_path)
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
     spool.append(2, [enqueued([make_id(2)])])
@@ -134,10 +140,7 @@ def test_signals_for_the_daemon_do_not_end_it(tmp_path: Path) -> None:
 
 
 def test_a_second_writer_waits_for_the_end_of_the_first(tmp_path: Path) -> None:
-    spool = spool_of(tmp_path)
-    spool.append(1, [enqueued([make_id(1)])])
-    first = start_writer(tmp_path)
-    until(lambda: len(read_all(tmp_path)) == 1, first)
+    spool, first = begun(tmp_path)
     second = start_writer(tmp_path)
     spool.append(2, [enqueued([make_id(2)])])
     until(lambda: len(read_all(tmp_path)) == 2, second)
@@ -152,10 +155,7 @@ def test_a_second_writer_waits_for_the_end_of_the_first(tmp_path: Path) -> None:
 
 def test_a_second_writer_ends_with_its_own_daemon(tmp_path: Path) -> None:
     """A standby of the same name: what is there is the work of the active one's writer."""
-    spool = spool_of(tmp_path)
-    spool.append(1, [enqueued([make_id(1)])])
-    first = start_writer(tmp_path)
-    until(lambda: len(read_all(tmp_path)) == 1, first)
+    spool, first = begun(tmp_path)
     assert end(start_writer(tmp_path)) == (0, "")
     spool.append(2, [enqueued([make_id(2)])])
     spool.close()
@@ -186,10 +186,7 @@ def test_a_second_writer_does_not_leave_what_only_a_dead_one_holds(tmp_path: Pat
 
 
 def test_a_folder_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
-    spool = spool_of(tmp_path)
-    spool.append(1, [enqueued([make_id(1)])])
-    first = start_writer(tmp_path)
-    until(lambda: len(read_all(tmp_path)) == 1, first)
+    spool, first = begun(tmp_path)
     assert not spool.is_lost()
     (tmp_path / STATE).rename(tmp_path / "away")
     assert first.wait(PATIENCE_S) == 1

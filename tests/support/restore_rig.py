@@ -93,6 +93,12 @@ class Held:
         self.outcomes = dict(small.outcomes)
 
 
+async def restored(folder: Path, backup: str | None, **options: Any) -> tuple[Report, Held]:
+    """The report of a restore, and what the new store holds."""
+    report = await run(folder, backup, **options)
+    return report, await held(url(folder))
+
+
 async def held(store_url: str) -> Held:
     store = open_url(store_url)
     opened = await store.open(OWNER, LATER_MS)

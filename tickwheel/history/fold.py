@@ -19,13 +19,15 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from tickwheel.engine.ownership import is_closed, moved_before, owing
 from tickwheel.history.lines import NAMES
 from tickwheel.history.read import task_id
 from tickwheel.history.segments import Event
-from tickwheel.model.coalescing import Coalescing, checked
+from tickwheel.model.coalescing import checked
 from tickwheel.model.kinds import (
     BACKFILLED,
     FIRED,
@@ -42,7 +44,6 @@ from tickwheel.model.kinds import (
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     ID_STEP,
-    LINE_SETTINGS,
     NO_PAST,
     REASON_LENGTH_MAX,
     TOPIC_ITSELF,
@@ -60,12 +61,6 @@ from tickwheel.model.records import (
     TaskRow,
 )
 from tickwheel.model.retry import of_history
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tickwheel.history.segments import Event
-    from tickwheel.model.records import TaskRow
 
 
 def body_of(event: Event) -> bytes | None:
@@ -96,31 +91,19 @@ def options_of(event: Event) -> TaskOptions | None:
     return None if found == TaskOptions() else found
 
 
-def _rule(given: Any) -> Coalescing | None:
-    return None if given is None else checked(given, "if_pending")
-
-
-def _former(tags: str | None, where: str | None, due_ms: int, order: str) -> FormerFilter:
-    return FormerFilter(tags, where, int(due_ms), int(order))
-
-
 def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
     """The settings in an event; None: nothing was ever set."""
     if not given:
         return None
-    found = GroupSettings(
-        paused=bool(given.get("paused", False)),
-        rate=given.get("rate"),
-        burst=given.get("burst"),
-        retry=of_history(given.get("retry")),
-        closed_ms=given.get("closed_ms"),
-        if_pending=_rule(given.get("if_pending")),
-        broadcast_only=bool(given.get("broadcast_only", False)),
-        tags=given.get("tags"),
-        where=given.get("where"),
-        former=tuple(_former(*fields) for fields in given.get("former", ())),
-        **{name: given[name] for name in LINE_SETTINGS if name in given},
-    )
+    said = {name: given[name] for name in GroupSettings._fields if name in given}
+    if (rule := given.get("if_pending")) is not None:
+        said["if_pending"] = checked(rule, "if_pending")
+    if "former" in given:
+        said["former"] = tuple(
+            FormerFilter(tags, where, int(due_ms), int(order))
+            for tags, where, due_ms, order in given["former"]
+        )
+    found = GroupSettings(**said | {"retry": of_history(given.get("retry"))})
     return None if found == GroupSettings() else found
 
 
@@ -282,14 +265,6 @@ def _noted(row: ScheduleRow, event: Event) -> ScheduleRow:
 # --- transactions --------------------------------------------------------------------------------
 
 
-PREPARED, COMMITTED = "transaction_prepared", "transaction_committed"
-ROLLED_BACK, PARKED, CHECKED = (
-    "transaction_rolled_back",
-    "transaction_parked",
-    "transaction_checked",
-)
-
-
 class Transactions:
     """The state of transactions after events; ``apply`` each event."""
 
@@ -318,17 +293,17 @@ class Transactions:
         kind, name = event["event"], event.get("transaction")
         if name is None:
             return False
-        if kind == PREPARED:
+        if kind == "transaction_prepared":
             if event["details"]["part"] not in self._parts.get(name, {}):
                 self._drop(name)
                 self._lost[name] = None
-        elif kind == COMMITTED:
+        elif kind == "transaction_committed":
             first = int(event["task_id"])
             self._fill(name, first, event["count"], tasks)
             self._decide(event, TransactionState.COMMITTED, first)
-        elif kind == ROLLED_BACK:
+        elif kind == "transaction_rolled_back":
             self._decide(event, TransactionState.ROLLED_BACK, 0)
-        elif kind == PARKED and name in self._heads:
+        elif kind == "transaction_parked" and name in self._heads:
             self._heads[name] = self._heads[name]._replace(state=TransactionState.PARKED)
         return True
 
@@ -390,17 +365,22 @@ class Fold:
         self._verbs: dict[str, Callable[[Task, Event], None]] = {
             "replaced": self._replaced,
             "rescheduled": self._rescheduled,
-            "cancelled": self._cancelled,
+            "cancelled": lambda task, _: self._end(task, Outcome.CANCELLED),
             "delivered": self._delivered,
-            "acked": self._acked,
+            "acked": partial(self._finish, Outcome.ACKED),
             "nacked": self._nacked,
             "lease_over": self._lease_over,
             "released": self._released,
             "dead": self._dead,
             "requeued": self._requeued,
-            "expired": self._expired,
+            "expired": partial(self._finish, Outcome.EXPIRED),
             "deleted": self._deleted,
             "filtered": self._filtered,
+        }
+        self._of_groups: dict[str, Callable[[Event], None]] = {
+            "group_created": owners.created,
+            "group_configured": owners.configured,
+            "group_deleted": owners.deleted,
         }
 
     def needs(self, events: Collection[Event]) -> list[int]:
@@ -437,8 +417,8 @@ class Fold:
         if not is_old and self.transactions.apply(event, self.tasks):
             return
         if named is None:
-            if not is_old:
-                self._of_group(kind, event)
+            if not is_old and (of_group := self._of_groups.get(kind)) is not None:
+                of_group(event)
             return
         self.id_mark = max(self.id_mark, named)
         if kind == "enqueued":
@@ -452,14 +432,6 @@ class Fold:
                     return
                 self.owners.ensure(task.row, group)
             verb(task, event)
-
-    def _of_group(self, kind: str, event: Event) -> None:
-        if kind == "group_created":
-            self.owners.created(event)
-        elif kind == "group_configured":
-            self.owners.configured(event)
-        elif kind == "group_deleted":
-            self.owners.deleted(event)
 
     # --- producers ---------------------------------------------------------------------------
 
@@ -479,7 +451,7 @@ class Fold:
 
     def _rescheduled(self, task: Task, event: Event) -> None:
         due_ms = int(event["due_ms"])
-        if not has_history(task):
+        if not (task.dead or task.progress):
             options = self._placed(task.row.options, event)
             task.row = task.row._replace(due_ms=due_ms, options=options)
             task.progress.clear()
@@ -497,9 +469,6 @@ class Fold:
         self.id_mark = max(self.id_mark, int(place))
         return (options or TaskOptions())._replace(order_id=int(place))
 
-    def _cancelled(self, task: Task, event: Event) -> None:
-        self._end(task, Outcome.CANCELLED)
-
     # --- consumers ---------------------------------------------------------------------------
 
     def _delivered(self, task: Task, event: Event) -> None:
@@ -509,9 +478,6 @@ class Fold:
         task.holders[group] = str(event.get("subscriber", ""))
         past = past_of(task, group, until=(event["time_ms"], ATTEMPT_MAX))
         self._set(task, event, ProgressState.IN_FLIGHT, past)
-
-    def _acked(self, task: Task, event: Event) -> None:
-        self._finish(task, event, Outcome.ACKED)
 
     def _nacked(self, task: Task, event: Event) -> None:
         past = self._failed(task, event)
@@ -560,13 +526,10 @@ class Fold:
         task.progress.pop(event["group"], None)
         task.dead.pop(event["group"], None)
 
-    def _expired(self, task: Task, event: Event) -> None:
-        self._finish(task, event, Outcome.EXPIRED)
-
     def _deleted(self, task: Task, event: Event) -> None:
         group = event.get("group")
         if group is None or not self.owners.is_closed(task.row.topic, group):
-            self._finish(task, event, Outcome.DELETED)
+            self._finish(Outcome.DELETED, task, event)
             return
         task.progress.pop(group, None)
         task.dead.pop(group, None)
@@ -608,7 +571,7 @@ class Fold:
         row = ProgressRow(task.row.id, group, state, int(attempt), at_ms, epoch, *past)
         task.progress[group] = row
 
-    def _finish(self, task: Task, event: Event, outcome: Outcome) -> None:
+    def _finish(self, outcome: Outcome, task: Task, event: Event) -> None:
         """End the task for one group, or for all."""
         group = event.get("group")
         if group is None:
@@ -654,39 +617,26 @@ class Fold:
 # --- one task --------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class Task:
     """A task that some event has named."""
 
-    __slots__ = ("dead", "has_body", "holders", "is_new", "let_go", "progress", "row")
-
-    def __init__(
-        self,
-        row: TaskRow,
-        progress: Iterable[ProgressRow] = (),
-        dead: Iterable[DeadRow] = (),
-        *,
-        has_body: bool = True,
-        is_new: bool = False,
-    ) -> None:
-        self.row = row
-        self.is_new = is_new
-        """Whether the backup lacks the task."""
-        self.progress = {one.group: one for one in progress}
-        self.dead = {one.group: one for one in dead}
-        self.holders: dict[str, str] = {}
-        """Group → the consumer that had the task last."""
-        self.let_go: set[str] = set()
-        """Groups that had the task and were deleted."""
-        self.has_body = has_body
+    row: TaskRow
+    progress: dict[str, ProgressRow] = field(default_factory=dict)
+    """Group → how far the task is in it."""
+    dead: dict[str, DeadRow] = field(default_factory=dict)
+    """Group → its dead letter of the task."""
+    has_body: bool = True
+    is_new: bool = False
+    """Whether the backup lacks the task."""
+    holders: dict[str, str] = field(default_factory=dict)
+    """Group → the consumer that had the task last."""
+    let_go: set[str] = field(default_factory=set)
+    """Groups that had the task and were deleted."""
 
 
 def is_done(row: ProgressRow | None) -> bool:
     return row is not None and row.state.is_over
-
-
-def has_history(task: Task) -> bool:
-    """Whether some group has deliveries, an ack or a dead letter to remember."""
-    return bool(task.dead or task.progress)
 
 
 def past_of(task: Task, group: str, until: tuple[int, int] | None = None) -> Past:

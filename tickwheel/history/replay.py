@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 from tickwheel.history import segments, spool
 from tickwheel.history.lines import MALFORMED, Renderer
@@ -93,7 +92,7 @@ class Replay:
         """Every event once, in the order of epochs and numbers."""
         with ExitStack() as stack:
             # Before the segments: what a writer takes from a spool meanwhile is in both then.
-            spools = [stack.enter_context(Spools(f, self._shard)) for f in self._folders]
+            spools = [Spools(folder, self._shard, stack) for folder in self._folders]
             yield from self._events(spools)
 
     def _events(self, opened: list[Spools]) -> Iterator[Event]:
@@ -178,35 +177,27 @@ class Replay:
 
 
 class Spools:
-    """The spools of one shard in one history; a context manager that holds them open."""
+    """The spools of one shard in one history, which ``stack`` holds open."""
 
-    def __init__(self, history_dir: Path, shard: int) -> None:
+    def __init__(self, history_dir: Path, shard: int, stack: ExitStack) -> None:
         self._history_dir = history_dir
         self._shard = shard
         self._files: dict[Path, list[tuple[SpoolName, int]]] = {}
         self._positions: dict[Path, Position | None] = {}
         self.written_ms: int | None = None
         """When something was appended last, by the files."""
-
-    def __enter__(self) -> Self:
         for folder in sorted((self._history_dir / STATE).glob(f"*-s{self._shard}")):
             if not folder.is_dir():
                 continue  # the mark of the last backup
             found = self._files[folder] = []
             for name in spool.files(folder):
                 with contextlib.suppress(FileNotFoundError):
-                    fd = os.open(folder / str(name), os.O_RDONLY | os.O_CLOEXEC)
+                    fd = stack.enter_context((folder / str(name)).open("rb")).fileno()
                     found.append((name, fd))
                     written_ms = os.fstat(fd).st_mtime_ns // 1_000_000
                     self.written_ms = max(self.written_ms or 0, written_ms)
             # After the files: what lies before it is in segments by now.
             self._positions[folder] = load_position(folder)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for found in self._files.values():
-            for _, fd in found:
-                os.close(fd)
 
     def by_epoch(self, seen: Seen) -> dict[int, Iterator[Event]]:
         """The events of each epoch; ``seen`` counts while they are read."""

@@ -113,7 +113,6 @@ class _Run:
             shard=self._shard,
             history=bool(plan.history),
         )
-        self._wanted = set(plan.ids or ())
 
     def _epoch_of_backup(self) -> int:
         return max([self._backup.epoch, *(row.epoch for row in self._backup.small.progress)])
@@ -144,7 +143,8 @@ class _Run:
     async def _bring(self, events: list[Event]) -> None:
         """Bring the tasks of the backup that these events name."""
         for task in await self._backup.read(self._fold.needs(events)):
-            self._fold.put(Task(task.row, task.progress, task.dead))
+            progress = {row.group: row for row in task.progress}
+            self._fold.put(Task(task.row, progress, {row.group: row for row in task.dead}))
 
     def _report_events(self) -> None:
         seen, report = self._replay.seen, self._report
@@ -194,7 +194,7 @@ class _Run:
     async def _look(self) -> None:
         """Count everything before anything is written."""
         report, fold = self._report, self._fold
-        left = set(self._wanted)
+        left = set(self._plan.ids or ())
         looked = 0
         async for task in self._tasks():
             if looked % TASKS_AT_ONCE == 0:
@@ -306,13 +306,9 @@ def _some(events: Iterator[Event]) -> Iterator[list[Event]]:
 
 def _given_back(task: StoredTask) -> StoredTask:
     """The task with all deliveries given back: nobody has it now."""
-    return task._replace(progress=tuple(map(_released, task.progress)))
-
-
-def _released(row: ProgressRow) -> ProgressRow:
-    if row.state is not ProgressState.IN_FLIGHT:
-        return row
-    return row._replace(state=ProgressState.RELEASED)
+    back = {ProgressState.IN_FLIGHT: ProgressState.RELEASED}
+    rows = (row._replace(state=back.get(row.state, row.state)) for row in task.progress)
+    return task._replace(progress=tuple(rows))
 
 
 def _waits(row: ProgressRow) -> bool:
