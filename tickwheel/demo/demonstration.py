@@ -467,7 +467,6 @@ class DemoDaemon:
         self.port = 0
         self.http: str | None = None
         """The URL of its HTTP API; None: it is not up."""
-        self.starts = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -506,7 +505,6 @@ class DemoDaemon:
             await asyncio.sleep(0.01)
         said = json_.loads(ready.read_text())
         self.port, self.http = int(said["url"].rpartition(":")[2]), said["http"]
-        self.starts += 1
         return time.monotonic() - began
 
     def kill(self) -> None:

@@ -17,7 +17,8 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Self
 
@@ -59,7 +60,7 @@ class Plan:
 class Made:
     """The history that was made. ``events`` counts lines by event."""
 
-    events: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    events: dict[str, int]
     segments: int = 0
     bytes: int = 0
 
@@ -70,10 +71,10 @@ class Made:
 
 def generate(plan: Plan, out: Path, on_hour: Callable[[int, int], None] | None = None) -> Made:
     """Write the history below ``out``; ``on_hour(hours done, hours)`` after each."""
-    made = Made()
     maker = _Maker(plan)
+    made = Made(maker.counts)
     hours = plan.days * 24
-    with SegmentFiles(out, NODE, plan.segment_bytes) as files:
+    with SegmentFiles(out, plan.segment_bytes, made) as files:
         for hour in range(hours):
             start_ms = plan.start_ms + hour * HOUR_MS
             epoch = 1 + hour // (24 * RESTART_EVERY_DAYS)
@@ -81,8 +82,6 @@ def generate(plan: Plan, out: Path, on_hour: Callable[[int, int], None] | None =
             files.hour(start_ms, epoch, lines)
             if on_hour is not None:
                 on_hour(hour + 1, hours)
-    made.events.update(maker.counts)
-    made.segments, made.bytes = files.segments, files.bytes
     return made
 
 
@@ -102,7 +101,7 @@ class _Maker:
             for load in LOADS
             for group in load.groups
         }
-        weight = sum(_weight(load, hour) for load in LOADS for hour in range(24))
+        weight = sum(load.weight(hour) for load in LOADS for hour in range(24))
         self._per_weight = plan.tasks / plan.days / weight
         self._carry = [0.0] * len(LOADS)
 
@@ -113,7 +112,7 @@ class _Maker:
         if hour % (24 * RESTART_EVERY_DAYS) == 0:
             self._daemon(events, start_ms, "started", hour == 0)
         for index, load in enumerate(LOADS):
-            wanted = _weight(load, hour % 24) * self._per_weight + self._carry[index]
+            wanted = load.weight(hour % 24) * self._per_weight + self._carry[index]
             self._carry[index] = wanted - int(wanted)
             self._enqueue(start_ms, index, load, int(wanted))
         if last:  # what rounding left over
@@ -124,7 +123,7 @@ class _Maker:
         if last or (hour + 1) % (24 * RESTART_EVERY_DAYS) == 0:
             self._daemon(events, start_ms + HOUR_MS - 1, "stopped", True)
         del self._events[hour]
-        events.sort(key=_time)
+        events.sort(key=itemgetter(0))
         return events
 
     def _put(self, at_ms: int, event: str, text: str) -> None:
@@ -243,30 +242,20 @@ class _Maker:
         return slow_times
 
 
-def _time(event: tuple[int, str]) -> int:
-    return event[0]
-
-
-def _weight(load: Load, hour: int) -> float:
-    return load.share * load.rhythm[hour]
-
-
 # --- files -------------------------------------------------------------------------------------
 
 
 class SegmentFiles:
-    """Writes hours as sealed segments; ``segments`` and ``bytes`` count what is finished.
+    """Writes hours as sealed segments; ``made`` counts what is finished.
 
     Compression runs beside the making of the next hour: zlib lets other threads go on meanwhile.
     """
 
-    def __init__(self, out: Path, node: str, segment_bytes: int) -> None:
-        self._out, self._node, self._segment_bytes = out, node, segment_bytes
+    def __init__(self, out: Path, segment_bytes: int, made: Made) -> None:
+        self._out, self._segment_bytes, self._made = out, segment_bytes, made
         self._number, self._seq, self._epoch = 0, 0, 0
         self._pool = ThreadPoolExecutor(1)
         self._under_way: list[Future[int]] = []
-        self.segments = 0
-        self.bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -282,7 +271,7 @@ class SegmentFiles:
         """Write one hour's events in order; ``seq`` begins anew with each epoch."""
         if epoch != self._epoch:
             self._epoch, self._seq = epoch, 0
-        ends = f',"node":"{self._node}","shard":{SHARD},"epoch":{epoch},"seq":'
+        ends = f',"node":"{NODE}","shard":{SHARD},"epoch":{epoch},"seq":'
         last = ',"synthetic":true}\n'
         texts: list[str] = []
         size = 0
@@ -299,14 +288,14 @@ class SegmentFiles:
     def _seal(self, start_ms: int, texts: list[str]) -> None:
         self._number += 1
         folder = self._out / hour_folder(start_ms)
-        name = str(SegmentName(self._node, SHARD, self._epoch, self._number, sealed=True))
+        name = str(SegmentName(NODE, SHARD, self._epoch, self._number, sealed=True))
         while len(self._under_way) >= AHEAD:
             self._finish()
         self._under_way.append(self._pool.submit(_write, folder, name, texts))
 
     def _finish(self) -> None:
-        self.bytes += self._under_way.pop(0).result()
-        self.segments += 1
+        self._made.bytes += self._under_way.pop(0).result()
+        self._made.segments += 1
 
 
 def _write(folder: Path, name: str, texts: list[str]) -> int:
@@ -321,7 +310,7 @@ def _write(folder: Path, name: str, texts: list[str]) -> int:
 # --- who enqueues what -------------------------------------------------------------------------
 
 
-_MINUTE, _HOUR = 60_000, 3_600_000
+_MINUTE = 60_000
 
 OFFICE = (1, 1, 1, 1, 1, 2, 4, 8, 14, 18, 20, 19, 16, 17, 19, 18, 16, 13, 9, 7, 5, 4, 2, 1)
 EVENING = (5, 3, 2, 1, 1, 1, 2, 4, 6, 7, 8, 9, 11, 10, 9, 9, 10, 13, 17, 21, 23, 20, 14, 9)
@@ -360,6 +349,9 @@ class Load:
     crowd_ms: float = 0.0
     ttl_ms: int = 0
 
+    def weight(self, hour: int) -> float:
+        return self.share * self.rhythm[hour]
+
 
 def _workers(name: str, count: int) -> tuple[str, ...]:
     return tuple(f"{name}-{i}@10.0.3.{10 + i}:{50_000 + 7 * i}" for i in range(1, count + 1))
@@ -367,7 +359,7 @@ def _workers(name: str, count: int) -> tuple[str, ...]:
 
 LOADS = (
     Load(
-        "orders.close", 24, OFFICE, 30 * _MINUTE, 2 * _HOUR, ("shop-api-1", "shop-api-2"),
+        "orders.close", 24, OFFICE, 30 * _MINUTE, 2 * HOUR_MS, ("shop-api-1", "shop-api-2"),
         (
             Group("billing", _workers("billing", 4), 24, 0.012, reasons=(
                 "payment provider: 503", "payment provider: timed out", "order is locked")),
@@ -376,7 +368,7 @@ LOADS = (
         key="customer", keys=4_000, on_minute=True, crowd_ms=9,
     ),
     Load(
-        "push.reminder", 30, EVENING, 1_000, 6 * _HOUR, ("app-backend-1", "app-backend-2",
+        "push.reminder", 30, EVENING, 1_000, 6 * HOUR_MS, ("app-backend-1", "app-backend-2",
         "app-backend-3"),
         (Group("push", _workers("push", 6), 38, 0.004, retries=3, slow=True, reasons=(
             "device token is gone", "rate limited")),),
@@ -390,7 +382,7 @@ LOADS = (
         key="endpoint", keys=300,
     ),
     Load(
-        "payments/retry", 6, OFFICE, 60_000, 24 * _HOUR, ("payments-1", "payments-2"),
+        "payments/retry", 6, OFFICE, 60_000, 24 * HOUR_MS, ("payments-1", "payments-2"),
         (Group("gateway", _workers("gateway", 2), 320, 0.06, retries=6, reasons=(
             "card declined", "issuer unavailable", "3-D Secure pending")),),
         key="card", keys=9_000,
@@ -412,7 +404,7 @@ LOADS = (
         key="product", keys=20_000,
     ),
     Load(
-        "legacy.import:v1", 0.02, FLAT, 60_000, 4 * _HOUR, ("legacy-importer",), (),
+        "legacy.import:v1", 0.02, FLAT, 60_000, 4 * HOUR_MS, ("legacy-importer",), (),
     ),
 )  # fmt: skip
 """The topics of the history. The last one has no subscriber: a report lists its tasks as stuck."""
