@@ -24,6 +24,8 @@ it was acked.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -399,9 +401,13 @@ def origins(closed: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-OF_EVENTS = {
+OF_EVENTS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "facts": facts, "reasons": reasons, "parties": parties, "occurrences": occurrences,
 }  # fmt: skip
 """Rollups that are made of a run's new events alone."""
-OF_JOURNEYS = {"slow": slow, "waits": waits, "origins": origins}
+OF_JOURNEYS: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "slow": slow,
+    "waits": waits,
+    "origins": origins,
+}
 """Rollups that are made of the journeys that a run has closed."""

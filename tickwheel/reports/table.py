@@ -378,7 +378,8 @@ class Loader:
         def counted(name: str) -> None:
             self.table.write(rollups.OF_EVENTS[name](added), name, run)
 
-        work = [travelled, rated, *(partial(counted, name) for name in rollups.OF_EVENTS)]
+        work: list[Callable[[], None]] = [travelled, rated]
+        work += [partial(counted, name) for name in rollups.OF_EVENTS]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for future in [pool.submit(job) for job in work]:
                 future.result()

@@ -18,9 +18,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric as ClientMetric
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from tickwheel.server.metrics import catalogue as metrics
 from tickwheel.server.metrics.catalogue import Distribution, Metric, Moment, kind_of
@@ -88,9 +87,8 @@ class Exposition:
         is_open = "application/openmetrics-text" in accept
         async with self._busy:
             began_s = time.monotonic()
-            values = await self._walk()
-            chunks = [await asyncio.to_thread(self._process_text, is_open)]
-            for family in self._families(values):
+            chunks = []
+            for family in await self._read():
                 for chunk in lines(family, is_open=is_open):
                     chunks.append(chunk.encode())
                     await asyncio.sleep(0)
@@ -102,13 +100,16 @@ class Exposition:
     async def read(self) -> list[Family]:
         """All metrics with their series, those of the process too, read in slices."""
         async with self._busy:
-            values = await self._walk()
-            process = await asyncio.to_thread(lambda: list(self._process.collect()))
-            found = list(map(_of_process, process))
-            for family in self._families(values):
-                found.append(family)
-                await asyncio.sleep(0)
-            return found
+            return await self._read()
+
+    async def _read(self) -> list[Family]:
+        values = await self._walk()
+        process = await asyncio.to_thread(lambda: list(self._process.collect()))
+        found = list(map(_of_process, process))
+        for family in self._families(values):
+            found.append(family)
+            await asyncio.sleep(0)
+        return found
 
     async def _walk(self) -> list[Found]:
         while True:
@@ -122,12 +123,6 @@ class Exposition:
                     until_s = time.monotonic() + SLICE_S
             else:
                 return self._tables.finish()
-
-    def _process_text(self, is_open: bool) -> bytes:
-        if is_open:
-            text: bytes = generate_openmetrics(self._process)  # type: ignore[no-untyped-call]  # theirs
-            return text.removesuffix(b"# EOF\n")
-        return generate_latest(self._process)
 
     def _now_ms(self) -> int:
         return self._daemon.roles.clock.read().now_ms
@@ -145,9 +140,9 @@ class Exposition:
         moment = None if self._core is None else Moment(self._now_ms(), self._core)
         for name, about, labels, read in metrics.LABELLED:
             if numbers := read(self._daemon, moment):
-                keys, texts = list(numbers), _texts(labels, [map(_escaped, key) for key in numbers])
-                values = list(numbers.values())
-                yield Family(name, kind_of(name), about, labels, keys, texts, values)
+                keys, column = list(numbers), list(numbers.values())
+                texts = _texts(labels, [map(_escaped, key) for key in keys])
+                yield Family(name, kind_of(name), about, labels, keys, texts, column)
         yield from self._of_node()
 
     def _of_node(self) -> Iterator[Family]:
