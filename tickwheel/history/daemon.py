@@ -493,8 +493,7 @@ class History:
         folder, shard = Path(self._options.folder), self._options.shard
         left = take_pending(folder, shard, opened.epoch, opened.last_batch)
         for _, data in left:
-            if not self._spool.append_packed(data):
-                self._drop(1, self._spool.trouble or "unknown")
+            self._append_packed(data, 1)
         self._epoch = opened.epoch
         self._renew_pending()
 
@@ -565,20 +564,18 @@ class History:
         if self._missing:
             now_ms = self._clock.read().now_ms
             records = [[Kind.DROPPED, now_ms, self._missing, self._reason], *records]
-        if not spool.append(self._number, records):
-            self._drop(events, spool.trouble or "unknown")
-            return
-        self._recent += events
-        if self._missing:
+        if self._append_packed(spool.pack(self._number, records), events) and self._missing:
             self._on_event("history_kept_again", f"{self._missing} events are missing")
             self._missing = 0
 
-    def _append_packed(self, data: bytes, events: int) -> None:
+    def _append_packed(self, data: bytes | None, events: int) -> bool:
+        """Append what was packed, if it could be; whether that is kept."""
         assert self._spool is not None
-        if self._spool.append_packed(data):
-            self._recent += events
-        else:
+        if data is None or not self._spool.append_packed(data):
             self._drop(events, self._spool.trouble or "unknown")
+            return False
+        self._recent += events
+        return True
 
     def _look_after(self) -> None:
         """Begin a new spool if its file was removed: writes to that would succeed all the same."""
