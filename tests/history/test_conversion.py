@@ -30,11 +30,12 @@ from support.history_rig import (
     writer_of,
 )
 from support.stand_in import stand_in
-from tickwheel.history import output, segments
+from tickwheel.history import segments
+from tickwheel.history import writer as writing
 from tickwheel.history.lines import Kind
-from tickwheel.history.output import POSITION
 from tickwheel.history.segments import Tally, hour_folder, parse_segment, safe_node, state_folder
 from tickwheel.history.spool import files
+from tickwheel.history.writer import POSITION
 
 FOLDER = hour_folder(NOW_MS)
 
@@ -107,7 +108,7 @@ def test_an_hour_is_sealed_when_it_is_over(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, clock=clock)
     while writer.step():
         pass
-    clock.now_ms = NOW_MS + HOUR_MS + output.LATE_MS - 1
+    clock.now_ms = NOW_MS + HOUR_MS + writing.LATE_MS - 1
     writer.step()
     assert segment_names(tmp_path)[0].endswith(".jsonl")
     clock.now_ms += 1
@@ -198,12 +199,12 @@ def test_many_epochs_before_do_not_push_the_current_one_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new store begins with epoch 1 again, below all that is remembered."""
-    monkeypatch.setattr(output, "EPOCHS_MAX", 3)
+    monkeypatch.setattr(writing, "EPOCHS_MAX", 3)
     for epoch in (50, 51, 52, 53, 1):
         write(tmp_path, batches(2), epoch)
     write(tmp_path, batches(1), 1)
     assert sorted(numbers(read_all(tmp_path)))[:9] == [(1, seq) for seq in range(1, 10)]
-    kept = output.load_position(state_folder(tmp_path, NODE, 0))
+    kept = writing.load_position(state_folder(tmp_path, NODE, 0))
     assert kept is not None and list(kept.epochs) == [52, 53, 1]
 
 
@@ -279,7 +280,7 @@ def test_a_full_disk_delays_lines_and_loses_none(
     fill(tmp_path, batches(10))
     writer = writer_of(tmp_path)
     writer.follower._chunk_bytes = 100
-    calls = _fail_once_in(monkeypatch, output, "pwrite", 4)
+    calls = _fail_once_in(monkeypatch, writing, "pwrite", 4)
     failed = 0
     while True:
         try:
@@ -302,10 +303,10 @@ def test_a_position_that_cannot_be_saved_repeats_the_same_lines(
     fill(tmp_path, batches(2))
     writer = writer_of(tmp_path)
 
-    def full(self: output.Position, folder: Path) -> None:
+    def full(self: writing.Position, folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(output.Position, "save", full)
+    monkeypatch.setattr(writing.Position, "save", full)
     for _ in range(3):
         with pytest.raises(OSError, match="No space"):
             writer.step()

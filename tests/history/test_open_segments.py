@@ -22,9 +22,9 @@ from support.history_rig import (
     writer_of,
 )
 from support.stand_in import stand_in
-from tickwheel.history import output
-from tickwheel.history.output import Sealer
+from tickwheel.history import writer as writing
 from tickwheel.history.segments import hour_folder
+from tickwheel.history.writer import Sealer
 
 
 def open_segment(folder: Path, text: str) -> Path:
@@ -44,7 +44,7 @@ def seal(path: Path) -> None:
 def test_the_lines_are_the_same_and_a_torn_one_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "PIECE_BYTES", 10)
+    monkeypatch.setattr(writing, "PIECE_BYTES", 10)
     text = "".join(f'{{"time_ms":{n}}}\n' for n in range(100))
     path = open_segment(tmp_path, text + '{"time_ms":1')
     seal(path)
@@ -81,7 +81,7 @@ def test_a_full_disk_begins_anew_and_leaves_nothing_half(
     sealer = Sealer()
     sealer.add(path)
     with monkeypatch.context() as patch:
-        patch.setattr(output, "os", stand_in(os, fdatasync=full))
+        patch.setattr(writing, "os", stand_in(os, fdatasync=full))
         with pytest.raises(OSError, match="No space"):
             while sealer.step():
                 pass

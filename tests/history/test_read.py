@@ -27,9 +27,9 @@ from support.history_rig import (
 from tickwheel.errors import LimitExceeded
 from tickwheel.history import read, segments
 from tickwheel.history.lines import Kind
-from tickwheel.history.output import Sealer
 from tickwheel.history.read import Follow, Query, flow, newest, search
 from tickwheel.history.segments import Tally, hour_folder
+from tickwheel.history.writer import Sealer
 
 KEY = 'ключ "1"\n'
 

@@ -25,9 +25,9 @@ from support.history_rig import (
     start_writer,
 )
 from tickwheel.history import segments
-from tickwheel.history.output import POSITION
 from tickwheel.history.segments import STATE, Tally, state_folder
 from tickwheel.history.spool import Spool, files
+from tickwheel.history.writer import POSITION
 
 PATIENCE_S = 120.0
 """It has a low priority: on a busy machine it gets little."""

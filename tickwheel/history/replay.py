@@ -20,9 +20,9 @@ from pathlib import Path
 
 from tickwheel.history import segments, spool
 from tickwheel.history.lines import MALFORMED, Renderer
-from tickwheel.history.output import Place, Position, load_position
 from tickwheel.history.segments import HOUR_MS, STATE, Event, Segment, Tally
 from tickwheel.history.spool import SpoolName
+from tickwheel.history.writer import Place, Position, load_position
 
 
 @dataclass(slots=True)
