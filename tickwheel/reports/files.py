@@ -115,9 +115,9 @@ class Files:
         system.setWriteChecksum(False)
         return system, hadoop
 
-    def matching(self, pattern: str) -> list[Found]:
-        """Files that match a glob pattern."""
-        system, path = self._at(pattern)
+    def matching(self, folder: str, pattern: str) -> list[Found]:
+        """The files in a folder that match a pattern."""
+        system, path = self._at(f"{folder}/{pattern}")
         statuses = system.globStatus(path) or ()
         return [
             Found(status.getPath().toString(), int(status.getLen()))

@@ -338,9 +338,7 @@ def subscribers(parties: DataFrame, top: int) -> DataFrame:
     )
 
 
-def examples(
-    ended: DataFrame, split: Callable[[DataFrame], DataFrame], kept: int = EXAMPLES_KEPT
-) -> DataFrame:
+def examples(ended: DataFrame, split: Callable[[DataFrame], DataFrame]) -> DataFrame:
     """Of each bucket, topic and group the tasks that took longest from due to the ack.
 
     ``split`` adds the bucket (``start_ms``) to rows with ``quarter_ms``.
@@ -352,7 +350,7 @@ def examples(
     timed = split(known.withColumns({"quarter_ms": F.col("acked_ms"), "took_ms": took}))
     return (
         timed.withColumn("place", F.row_number().over(longest))
-        .filter(F.col("place") <= kept)
+        .filter(F.col("place") <= EXAMPLES_KEPT)
         .select(*name, "task_id", "key", "came_due_ms", "took_ms", "deliveries")
         .orderBy(*name, F.desc("took_ms"), "task_id")
     )

@@ -50,7 +50,7 @@ class Found:
 class Readable(Protocol):
     """Files that can be listed and read. Paths are text; a missing file reads as None or empty."""
 
-    def matching(self, pattern: str) -> list[Found]: ...
+    def matching(self, folder: str, pattern: str) -> list[Found]: ...
     def names(self, folder: str) -> list[str]: ...
     def exists(self, path: str) -> bool: ...
     def read(self, path: str) -> str | None: ...
@@ -64,10 +64,9 @@ def is_local(*paths: str) -> bool:
 class LocalFiles:
     """The interface of :class:`~tickwheel.reports.files.Files` for plain paths."""
 
-    def matching(self, pattern: str) -> list[Found]:
-        """The files that match a pattern; folders before its first ``*`` stand for themselves."""
-        folder, _, last = pattern.partition("*")[0].rpartition("/")
-        found = Path(folder or "/").glob(last + pattern[len(folder) + 1 + len(last) :])
+    def matching(self, folder: str, pattern: str) -> list[Found]:
+        """The files in a folder that match a pattern."""
+        found = Path(folder or "/").glob(pattern)
         return [Found(str(path), path.stat().st_size) for path in found if path.is_file()]
 
     def names(self, folder: str) -> list[str]:
@@ -207,7 +206,7 @@ def listed(files: Readable, settings: ReportSettings) -> list[Segment]:
     if not files.exists(root):
         raise ReportError(f"{root}: there is no such folder; is it the daemon's history_dir?")
     found: dict[str, Segment] = {}
-    for file in files.matching(f"{root}/dt=*/hour=*/*.jsonl*"):
+    for file in files.matching(root, "dt=*/hour=*/*.jsonl*"):
         match = _SEGMENT.search(file.path)
         if match is None:
             continue

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 Subject = TypeVar("Subject")
+Part = TypeVar("Part")
 
 
 def kind_of(name: str) -> str:
@@ -104,24 +105,13 @@ def _age_s(group: Group, now_ms: int) -> float:
     return max(0, now_ms - since_ms) / 1000 if since_ms is not None else 0
 
 
-def _targets(daemon: Running, word: str) -> int:
-    return 0 if daemon.outbound is None else daemon.outbound.count(word)
-
-
-def _attempts(daemon: Running, name: str) -> int:
-    return 0 if daemon.outbound is None else daemon.outbound.total(name)
+def _of(part: Part | None, read: Callable[[Part], float]) -> float:
+    """A number of a part of the daemon; 0 where it has no such part."""
+    return 0 if part is None else read(part)
 
 
 def _seen(daemon: Running) -> Observed:
     return daemon.roles.observed
-
-
-def _exports(daemon: Running) -> tuple[int, int, int]:
-    """(spans sent, spans dropped, exports that failed)"""
-    exports = daemon.roles.exports
-    if exports is None:
-        return 0, 0, 0
-    return exports.spans_sent, exports.spans_dropped, exports.failures
 
 
 def _epoch(daemon: Running) -> int:
@@ -141,12 +131,6 @@ def _store_up(daemon: Running) -> bool:
 def _store_full(daemon: Running) -> bool:
     shard = daemon.roles.shard
     return shard is not None and shard.committer.full
-
-
-def _history(daemon: Running) -> tuple[int, int, int]:
-    """Events dropped, bytes that wait, restarts of the writer; zeros when the history is off."""
-    found = daemon.roles.history
-    return (found.dropped, found.spool_bytes, found.writer_restarts) if found else (0, 0, 0)
 
 
 def _moves(store: Store) -> int:
@@ -319,11 +303,12 @@ DAEMON: tuple[Plain, ...] = (
           "Times another server had the store than before: a failover, or a slot that moved.",
           lambda d: _moves(d.roles.store)),
     Plain("tickwheel_history_dropped_total", "Events of the history that were not kept.",
-          lambda d: _history(d)[0]),
+          lambda d: _of(d.roles.history, lambda h: h.dropped)),
     Plain("tickwheel_history_spool_bytes", "What waits for the process that writes the history.",
-          lambda d: _history(d)[1]),
+          lambda d: _of(d.roles.history, lambda h: h.spool_bytes)),
     Plain("tickwheel_history_writer_restarts_total",
-          "Times that process ended and was started again.", lambda d: _history(d)[2]),
+          "Times that process ended and was started again.",
+          lambda d: _of(d.roles.history, lambda h: h.writer_restarts)),
     Plain("tickwheel_backup_last_success_timestamp_seconds",
           "When the newest daily backup was begun (Unix time); 0: none is known.",
           lambda d: _seen(d).backup_s),
@@ -338,28 +323,28 @@ DAEMON: tuple[Plain, ...] = (
           "Unexpected errors of one request or one task; the log has their tracebacks.",
           lambda d: _seen(d).internal_errors),
     Plain("tickwheel_spans_total", "Spans that the endpoint of OpenTelemetry has taken.",
-          lambda d: _exports(d)[0]),
+          lambda d: _of(d.roles.exports, lambda e: e.spans_sent)),
     Plain("tickwheel_spans_dropped_total", "Spans that were not made, or not taken.",
-          lambda d: _exports(d)[1]),
+          lambda d: _of(d.roles.exports, lambda e: e.spans_dropped)),
     Plain("tickwheel_otlp_failures_total",
           "Exports of spans or metrics that the endpoint has not taken.",
-          lambda d: _exports(d)[2]),
+          lambda d: _of(d.roles.exports, lambda e: e.failures)),
     Plain("tickwheel_same_node_name_total", "Other daemons seen to lead under this node's name.",
           lambda d: _seen(d).namesakes),
     Plain("tickwheel_targets", "Groups that are sent to a URL, or to another broker.",
-          lambda d: _targets(d, "")),
+          lambda d: _of(d.outbound, lambda o: o.count(""))),
     Plain("tickwheel_targets_failing", "Those whose last attempt failed.",
-          lambda d: _targets(d, "failing")),
+          lambda d: _of(d.outbound, lambda o: o.count("failing"))),
     Plain("tickwheel_targets_open", "Those that are sent nothing for a while: their host fails.",
-          lambda d: _targets(d, "open")),
+          lambda d: _of(d.outbound, lambda o: o.count("open"))),
     Plain("tickwheel_targets_ended", "Those whose endpoint answered 410.",
-          lambda d: _targets(d, "ended")),
+          lambda d: _of(d.outbound, lambda o: o.count("ended"))),
     Plain("tickwheel_target_attempts_total", "Attempts to send a task to a target.",
-          lambda d: _attempts(d, "sent")),
+          lambda d: _of(d.outbound, lambda o: o.total("sent"))),
     Plain("tickwheel_target_failures_total", "Those that failed.",
-          lambda d: _attempts(d, "failed")),
+          lambda d: _of(d.outbound, lambda o: o.total("failed"))),
     Plain("tickwheel_outbound_restarts_total", "How often the process that sends was restarted.",
-          lambda d: 0 if d.outbound is None else d.outbound.restarts),
+          lambda d: _of(d.outbound, lambda o: o.restarts)),
     Plain("tickwheel_clock_held", "1: firing is held.", lambda d: d.roles.clock.held),
     Plain("tickwheel_clock_jumps_total", "Jumps noticed.", lambda d: d.roles.clock.jumps),
     Plain("tickwheel_scrape_seconds", "The scrape before this.", lambda d: _seen(d).scrape_s),

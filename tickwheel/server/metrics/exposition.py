@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
@@ -240,39 +240,18 @@ Values = Mapping[Key, list[float]]
 Subject = TypeVar("Subject")
 
 
-class Places:
-    """Which subjects have series of their own; kept from one walk to the next."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._own: set[Hashable] = set()
-        self._others: set[Hashable] = set()
-        self._seen: tuple[set[Hashable], set[Hashable]] = (set(), set())
-
-    def begin(self) -> None:
-        self._seen = (set(), set())
-
-    def has(self, key: Hashable) -> bool:
-        """Whether the subject has a series of its own; a new one gets a free place."""
-        if key not in self._own and (key in self._others or len(self._own) >= self._most):
-            self._seen[1].add(key)
-            return False
-        self._own.add(key)
-        self._seen[0].add(key)
-        return True
-
-    def end(self) -> None:
-        """Free the places of subjects that are gone."""
-        self._own, self._others = self._seen
-
-
 class Table(Generic[Subject]):
     """The values of one table of metrics, by labels, over all tenures of this process."""
 
     def __init__(self, table: Sequence[Metric[Subject]], labels: Key, most: int) -> None:
         self.metrics = table
         self.labels = labels
-        self._places = Places(most)
+        self._most = most
+        self._own: set[Key] = set()
+        """The labels that have series of their own; kept from one walk to the next,"""
+        self._summed: set[Key] = set()
+        """and those that are summed up."""
+        self._seen: tuple[set[Key], set[Key]] = (set(), set())
         self._others = (OTHER,) * len(labels)
         self._earlier: Values = {}
         """The counters of tenures that are over."""
@@ -283,7 +262,7 @@ class Table(Generic[Subject]):
         self._values: dict[Key, list[float]] = {}
 
     def begin(self) -> None:
-        self._places.begin()
+        self._seen = (set(), set())
         self._values = {}
         for key, values in self._earlier.items():
             pairs = zip(self.metrics, values, strict=True)
@@ -294,7 +273,7 @@ class Table(Generic[Subject]):
         self._add(key, [metric.read(subject, moment) for metric in self.metrics])
 
     def _add(self, key: Key, found: list[float]) -> None:
-        place = key if key == self._others or self._places.has(key) else self._others
+        place = key if key == self._others or self._has_series(key) else self._others
         known = self._values.get(place)
         if known is not None:
             found = [
@@ -302,8 +281,17 @@ class Table(Generic[Subject]):
             ]
         self._values[place] = found
 
+    def _has_series(self, key: Key) -> bool:
+        """Whether the labels have a series of their own; new ones get a free place."""
+        is_own = key in self._own or (key not in self._summed and len(self._own) < self._most)
+        if is_own:
+            self._own.add(key)
+        self._seen[not is_own].add(key)
+        return is_own
+
     def end(self) -> Values:
-        self._places.end()
+        # The places of labels that are gone are free again.
+        self._own, self._summed = self._seen
         values, self._values = self._values, {}
         others = values.get(self._others)
         if others is not None or any(self._shown):
