@@ -232,17 +232,13 @@ class Schedules:
         self._without_body.discard(name)
         if body is None:
             self._without_body.add(name)
-        schedule = schedule_of(name, event["topic"], body or b"", settings)
+        said = {field: value for field, value in settings.items() if field in _FIELDS}
+        given = {"cron": None, "timezone": "UTC", "every_ms": None, "anchor_ms": 0} | said
+        task = options_of(settings.get("task") or {})
+        schedule = Schedule(name, event["topic"], body or b"", task, **given)
         row = ScheduleRow(schedule) if before is None else before._replace(schedule=schedule)
         row = row._replace(paused=bool(settings.get("paused", False)))
         self._rows[name] = _advanced(row, event)
-
-
-def schedule_of(name: str, topic: str, body: bytes, settings: dict[str, Any]) -> Schedule:
-    """The schedule that a ``schedule_put`` has asked for."""
-    fields = {field: value for field, value in settings.items() if field in _FIELDS}
-    given = {"cron": None, "timezone": "UTC", "every_ms": None, "anchor_ms": 0} | fields
-    return Schedule(name, topic, body, options_of(settings.get("task") or {}), **given)
 
 
 def _advanced(row: ScheduleRow, event: Event) -> ScheduleRow:

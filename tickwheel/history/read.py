@@ -185,14 +185,10 @@ def hours(history_dir: Path, query: Query) -> list[tuple[int, list[Segment]]]:
 
 def merged(hour: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
     """The wanted events of an hour, by time."""
-    chains = [_chain(some, query, tally) for some in chains_of(hour)]
+    # Segments of one writing daemon and epoch together, in the order of their numbers.
+    ordered = groupby(sorted(hour, key=lambda s: s.name), lambda s: s.name[:3])
+    chains = [_chain(list(some), query, tally) for _, some in ordered]
     return chains[0] if len(chains) == 1 else heapq.merge(*chains, key=_order)
-
-
-def chains_of(found: Iterable[Segment]) -> list[list[Segment]]:
-    """Segments of one writing daemon and epoch together, in the order of their numbers."""
-    ordered = sorted(found, key=lambda s: s.name)
-    return [list(some) for _, some in groupby(ordered, lambda s: s.name[:3])]
 
 
 def _chain(chain: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
@@ -258,8 +254,10 @@ class Follow:
                 event = segments.parse_line(line, self._tally)
                 if event is None or self._is_known(chain, event):
                     continue
-                if self._key is not None and event.get("key") == self._key:
-                    self._learn(event)
+                one = task_id(event)
+                if one is not None and event.get("event") == "enqueued":
+                    if self._key is not None and event.get("key") == self._key:
+                        self._ids.add(one)
                 if self._query.wants(event):
                     found.append(event)
         return sorted(found, key=_order)
@@ -291,11 +289,6 @@ class Follow:
             return True
         self._last[chain] = seq
         return False
-
-    def _learn(self, event: Event) -> None:
-        one = task_id(event)
-        if event.get("event") == "enqueued" and one is not None:
-            self._ids.add(one)
 
 
 # --- the story of one task -----------------------------------------------------------------------

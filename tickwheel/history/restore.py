@@ -103,7 +103,8 @@ class _Run:
         folders = [Path(folder) for folder in plan.history]
         self._replay = Replay(folders, self._shard, since_ms, backup.position_ms)
         small = backup.small
-        owners, epoch = Owners(small.of_kind(GROUP)), self._epoch_of_backup()
+        owners = Owners(small.of_kind(GROUP))
+        epoch = max([backup.epoch, *(row.epoch for row in small.progress)])
         schedules, transactions = small.of_kind(SCHEDULE), small.of_kind(TRANSACTION)
         self._fold = Fold(owners, backup.id_mark, epoch, schedules, transactions)
         self._report = Report(
@@ -113,9 +114,6 @@ class _Run:
             shard=self._shard,
             history=bool(plan.history),
         )
-
-    def _epoch_of_backup(self) -> int:
-        return max([self._backup.epoch, *(row.epoch for row in self._backup.small.progress)])
 
     async def run(self) -> Report:
         if self._plan.history:

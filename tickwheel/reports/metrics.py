@@ -148,7 +148,13 @@ def with_targets(facts: DataFrame, slos: Sequence[Slo]) -> DataFrame:
 
 def service(facts: DataFrame, cube: Cube) -> DataFrame:
     """Volumes, lateness, ack times and outcomes in one pass."""
-    values = [*_volumes(), *_lateness(), *_ack_times(), *_outcomes(), *_held_up()]
+    values = [
+        *_volumes(),
+        *_lateness(),
+        *_spread(F.col("event") == "acked", "ack"),
+        *_outcomes(),
+        *_held_up(),
+    ]
     return cube.aggregate(facts, (), values)
 
 
@@ -212,10 +218,6 @@ def _lateness() -> list[Column]:
         F.max("target_ms").alias("target_ms"),
         *_spread(first, "late"),
     ]
-
-
-def _ack_times() -> list[Column]:
-    return _spread(F.col("event") == "acked", "ack")
 
 
 def _outcomes() -> list[Column]:
