@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tickwheel.cli.dead import dead_grid
-from tickwheel.cli.enqueue import transactions_grid
+from tickwheel.cli import dead, enqueue, schedules, subscribe, tasks
 from tickwheel.cli.groups import groups_grid, topics_grid
 from tickwheel.cli.history import report_grid
-from tickwheel.cli.output import Grid, table_of
-from tickwheel.cli.schedules import schedules_grid
+from tickwheel.cli.output import Grid, grid_of, table_of
 from tickwheel.cli.serve import tokens_grid
-from tickwheel.cli.subscribe import consumers_grid
-from tickwheel.cli.tasks import tasks_grid
 from tickwheel.cli.top import Meter, rows_grid, stats_topics_grid
 
 TERMINAL = 80
@@ -58,32 +54,42 @@ def _top() -> Grid:
 TABLES: dict[str, tuple[Grid, str]] = {
     "topics": (topics_grid(TOPICS), "topic pending ready in flight waiting dead paused"),
     "groups": (
-        groups_grid([((LONG, name), of) for name, of in TOPIC["groups"].items()]),
+        groups_grid([{"topic": LONG, "group": n, **of} for n, of in TOPIC["groups"].items()]),
         "topic group ready in flight waiting dead paused",
     ),
     "stats": (stats_topics_grid(TOPICS), "topic group pending ready in flight waiting dead"),
     "top": (_top(), "topic group ready in flight waiting dead out/s"),
     "list": (
-        _with(tasks_grid(), (ID, "in flight", "orders.close", AT, "order-42", '{"order": 42}')),
+        _with(
+            grid_of(tasks.COLUMNS),
+            (ID, "in flight", "orders.close", AT, "order-42", '{"order": 42}'),
+        ),
         "id state topic due key",
     ),
     "dead list": (
-        _with(dead_grid(), (ID, "billing", LONG, AT, "3", "ValueError: no such order")),
+        _with(
+            grid_of(dead.COLUMNS, spare=dead.SPARE),
+            (ID, "billing", LONG, AT, "3", "ValueError: no such order"),
+        ),
         "id group topic died reason",
     ),
     "schedule list": (
-        _with(schedules_grid(), ("nightly", "reports.daily", "0 3 * * 1-5 Europe/Berlin", AT, "7")),
+        _with(
+            grid_of(schedules.COLUMNS),
+            ("nightly", "reports.daily", "0 3 * * 1-5 Europe/Berlin", AT, "7"),
+        ),
         "name topic when next runs",
     ),
     "transactions list": (
         _with(
-            transactions_grid(), ("9f86d081884c7d65" * 2, "pay", "parked", "3", AT, "2 of 5", LONG)
+            grid_of(enqueue.COLUMNS, spare=enqueue.SPARE),
+            ("9f86d081884c7d65" * 2, "pay", "parked", "3", AT, "2 of 5", LONG),
         ),
         "transaction group state tasks began asked",
     ),
     "consumers": (
         _with(
-            consumers_grid(),
+            grid_of(subscribe.CONSUMERS, spare=subscribe.SPARE),
             ("worker-17.shop.example", "4711", LONG, "billing", "12", "1,000", "3h 12m",
              "subscription", "billing-worker", "1.0.0"),
         ),

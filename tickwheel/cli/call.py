@@ -20,7 +20,7 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
@@ -28,7 +28,7 @@ import typer
 from typer.core import TyperGroup
 from typer.models import OptionInfo
 
-from tickwheel.cli.output import Grid, Listing, Output
+from tickwheel.cli.output import Listing, Output
 from tickwheel.client import Client
 from tickwheel.client.encodings import KEYS_VARIABLE
 from tickwheel.errors import (
@@ -106,15 +106,11 @@ class Call:
         self,
         limit: int | None,
         find: Callable[[Client, int | None], AsyncIterator[T]],
-        grid: Grid,
-        row: Callable[[T], Sequence[str]],
-        fields: Callable[[T], dict[str, Any]],
-        nothing: str | None = None,
-    ) -> int:
-        """Show what ``find(client, how many)`` finds, as a ``Listing`` does; returns how many."""
-        listing = Listing(self.out, grid, row, fields, nothing)
+        listing: Listing[T],
+    ) -> None:
+        """Show what ``find(client, how many)`` finds, as the listing has it."""
         async with self.client() as client:
-            return await listing.ask(limit, lambda most: find(client, most))
+            await listing.ask(limit, lambda most: find(client, most))
 
 
 def merge(

@@ -34,7 +34,14 @@ from tickwheel.cli.options import (
     option,
     parse_id,
 )
-from tickwheel.cli.output import Grid, format_duration, format_time, progress_bar
+from tickwheel.cli.output import (
+    Listing,
+    column,
+    format_duration,
+    format_time,
+    progress_bar,
+    text_columns,
+)
 from tickwheel.cli.tasks import (
     Matching,
     dead_groups,
@@ -88,11 +95,8 @@ class SettleOptions(SelectOptions, DeadBulkOptions, total=False):
 async def list_(call: Call, limit: LimitOption = None, **options: Unpack[SelectOptions]) -> None:
     """Dead letters with the reason of their last failure."""
     query = Selection(**options).query()
-    await call.listed(
-        limit,
-        lambda client, most: client.dead_list(**query, limit=most),
-        dead_grid(), dead_row, dead_fields,
-    )  # fmt: skip
+    listing = Listing.of(call.out, COLUMNS, dead_fields, spare=SPARE)
+    await call.listed(limit, lambda client, most: client.dead_list(**query, limit=most), listing)
 
 
 async def show(call: Call, ids: Ids) -> int:
@@ -350,24 +354,12 @@ async def count_dead(client: Client, selection: Selection) -> int:
 # --- tables and JSON of dead letters -------------------------------------------------------------
 
 
-def dead_grid() -> Grid:
-    return Grid(
-        ("id", "group", "topic", "died", "attempts", "reason"),
-        right=("id", "attempts"),
-        times=("died",),
-        spare=("attempts",),
-    )
-
-
-def dead_row(letter: DeadLetter) -> tuple[str, ...]:
-    return (
-        str(letter.id),
-        letter.group,
-        letter.topic,
-        format_time(letter.died_ms),
-        str(letter.attempt),
-        reason_text(letter.reason),
-    )
+COLUMNS = (
+    column("id", right=True), *text_columns("group", "topic"),
+    column("died", "died_ms", format_time), column("attempts", "attempt", right=True),
+    column("reason", show=reason_text),
+)  # fmt: skip
+SPARE = ("attempts",)
 
 
 def dead_fields(letter: DeadLetter) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from typing import Annotated, Any, BinaryIO, TypeVar, Unpack, cast
 
 from tickwheel.api.kinds import Kind, Policy, Properties, Rule, Span, Whole
 from tickwheel.api.tasks import LEVEL_MAX, TaskFields
+from tickwheel.api.transactions import HalfTask
 from tickwheel.api.words import TransactionState
 from tickwheel.cli.call import Call, given
 from tickwheel.cli.options import (
@@ -48,14 +49,18 @@ from tickwheel.cli.options import (
     task_keywords,
 )
 from tickwheel.cli.output import (
-    Grid,
+    Column,
+    Listing,
+    column,
+    count_columns,
     facts_grid,
     fields_of,
-    format_count,
     format_duration,
     format_time,
+    grid_of,
     iso_time,
     progress_bar,
+    text_columns,
     time_facts,
 )
 from tickwheel.client import Client, Receipt, Task, TransactionInfo
@@ -409,7 +414,6 @@ def _milliseconds(name: str, value: Any) -> int:
 # --- transactions --------------------------------------------------------------------------------
 
 TransactionArgument = Annotated[str, argument("ID", "The transaction's name.")]
-_MOMENTS = ("began_ms", "touched_ms", "checked_ms", "decided_ms")
 
 
 class TransactionStates(StrEnum):
@@ -432,26 +436,21 @@ async def list_transactions(
     """Transactions that nobody has decided. A parked one waits for you: its producers were asked
     often enough."""
     only: TransactionState | None = None if state is None else state.value
+    nothing = "there is no such transaction"
     await call.listed(
         limit,
         lambda client, most: client.list_transactions(group=group, state=only, limit=most),
-        transactions_grid(), _row, transaction_fields, "there is no such transaction",
-    )  # fmt: skip
-
-
-def transactions_grid() -> Grid:
-    return Grid(
-        ("transaction", "group", "state", "tasks", "began", "asked", "topics"),
-        right=("tasks", "asked"),
-        times=("began",),
-        spare=("topics", "asked"),
+        Listing.of(call.out, COLUMNS, transaction_fields, nothing, SPARE),
     )
 
 
-def _row(one: TransactionInfo) -> tuple[str, ...]:
-    asked, topics = f"{one.asked} of {one.checks}", ", ".join(one.topics)
-    began = format_time(one.raw["began_ms"])
-    return one.id, one.group, one.state, str(one.tasks), began, asked, topics
+COLUMNS = (
+    column("transaction", "id"), *text_columns("group", "state"), column("tasks", right=True),
+    column("began", "began_ms", format_time),
+    Column[TransactionInfo]("asked", lambda one: f"{one.asked} of {one.checks}", right=True),
+    column("topics", show=", ".join),
+)  # fmt: skip
+SPARE = ("topics", "asked")
 
 
 async def show_transaction(call: Call, transaction: TransactionArgument) -> None:
@@ -468,19 +467,24 @@ async def show_transaction(call: Call, transaction: TransactionArgument) -> None
         "topics": ", ".join(found.topics),
         "asked": f"{found.asked} of {found.checks} times",
     }
-    call.out.grid(facts_grid(("transaction", found.id), facts | time_facts(found.raw, _MOMENTS)))
+    call.out.grid(facts_grid(("transaction", found.id), facts | time_facts(found)))
     if found.halves:
-        call.out.grid(_halves(found))
+        call.out.grid(grid_of(HALVES, found.halves))
 
 
-def _halves(found: TransactionInfo) -> Grid:
-    grid = Grid(("topic", "due", "key", "tag", "bytes"), right=("bytes",))
-    for half in found.halves or ():
-        due_ms, delay_ms = half.due_ms, half.delay_ms
-        due = f"{delay_ms} ms after the commit" if due_ms is None else format_time(due_ms)
-        key, tag = half.key or "", half.tag or ""
-        grid.rows.append((half.topic, due, key, tag, format_count(half.bytes)))
-    return grid
+def _due_text(half: HalfTask) -> str:
+    late = half.due_ms is None
+    return f"{half.delay_ms} ms after the commit" if late else format_time(half.due_ms)
+
+
+def _or_nothing(text: str | None) -> str:
+    return text or ""
+
+
+HALVES = (
+    column("topic"), Column("due", _due_text), column("key", show=_or_nothing),
+    column("tag", show=_or_nothing), *count_columns("bytes"),
+)  # fmt: skip
 
 
 async def commit_transaction(call: Call, transaction: TransactionArgument) -> None:
@@ -499,4 +503,4 @@ async def rollback_transaction(call: Call, transaction: TransactionArgument) -> 
 
 def transaction_fields(found: TransactionInfo) -> dict[str, Any]:
     """A transaction in the form of ``--json``."""
-    return fields_of(found.raw, times=_MOMENTS, ids=("first_id",), without=("halves",))
+    return fields_of(found, without="halves")

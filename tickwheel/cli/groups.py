@@ -7,7 +7,6 @@ wins, then the group's, the topic's, the daemon's.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, TypeVar, Unpack
 
@@ -48,20 +47,22 @@ from tickwheel.cli.output import (
     Listing,
     Map,
     age,
+    ago,
     asked,
+    column,
     count_columns,
-    counts_grid,
     cut,
     describe_policy,
     describe_rule,
     fields_of,
     format_count,
-    format_duration,
     format_time,
+    grid_of,
     head,
     printable,
     short_policy,
     spec_duration,
+    text_columns,
 )
 from tickwheel.cli.tasks import follow_bulk, reason_text, say_bulk
 from tickwheel.client import (
@@ -131,9 +132,9 @@ def _unused_groups(topic: Map) -> str:
     return format_count(count) if count else "-"
 
 
-_PAUSED = Column("paused", _held_up, number=False)
-_RATE = Column("rate", rate_limit, number=False)
-_LINES = Column("order, shares", lambda row: ", ".join(lines_texts(row)) or "-", number=False)
+_PAUSED = Column("paused", _held_up)
+_RATE = Column("rate", rate_limit)
+_LINES = Column[Map]("order, shares", lambda row: ", ".join(lines_texts(row)) or "-")
 _SPARE = (
     "acked", "delivered", "enqueued", "unused", "groups", "replay", "members", "retry", "rate",
     "oldest", "order, shares", "filter",
@@ -144,26 +145,25 @@ _SPARE = (
 def topics_grid(topics: Map) -> Grid:
     """A table with a row for each topic of STATS."""
     columns = (
-        *count_columns(STATES), OLDEST, _PAUSED, _RATE,
-        Column("groups", lambda row: format_count(len(row.get("groups") or {}))),
-        Column("unused", _unused_groups), *count_columns(TOTALS),
+        column("topic"), *count_columns(*STATES), OLDEST, _PAUSED, _RATE,
+        Column[Map]("groups", lambda row: format_count(len(row.get("groups") or {})), right=True),
+        Column("unused", _unused_groups, right=True), *count_columns(*TOTALS),
     )  # fmt: skip
-    rows = (((name,), topic) for name, topic in sorted(topics.items()))
-    return counts_grid(("topic",), columns, rows, spare=_SPARE)
+    rows = ({"topic": name, **topic} for name, topic in sorted(topics.items()))
+    return grid_of(columns, rows, spare=_SPARE)
 
 
-def groups_grid(groups: Sequence[tuple[tuple[str, str], Map]]) -> Grid:
-    """A table with a row for each group of STATS, by topic and group."""
+def groups_grid(groups: Sequence[Map]) -> Grid:
+    """A table with a row for each group of STATS, with the names of its topic and its own."""
     columns = (
-        *count_columns(GROUP_STATES), OLDEST,
-        Column("members", lambda row: format_count(row.get("subscribers"))),
-        Column("unused", lambda row: age(row.get("unused_ms"))), _PAUSED, _RATE,
-        Column("retry", lambda row: short_policy(row.get("retry")), number=False),
-        Column("filter", filter_text, number=False),
-        *([_LINES] if any(lines_texts(group) for _, group in groups) else []),
-        Column("replay", _replay), *count_columns(["acked"]),
+        *text_columns("topic", "group"), *count_columns(*GROUP_STATES), OLDEST,
+        column("members", "subscribers", format_count),
+        column("unused", "unused_ms", age, right=True), _PAUSED, _RATE,
+        column("retry", show=short_policy),
+        Column("filter", filter_text), *([_LINES] if any(map(lines_texts, groups)) else []),
+        Column("replay", _replay, right=True), *count_columns("acked"),
     )  # fmt: skip
-    return counts_grid(("topic", "group"), columns, groups, spare=_SPARE)
+    return grid_of(columns, groups, spare=_SPARE)
 
 
 # --- topics and groups ---------------------------------------------------------------------------
@@ -193,15 +193,15 @@ async def list_groups(
     if topic is not None:
         topics = {topic: _known(topics, topic)}
     found = [
-        ((name, group), of_group)
+        {"topic": name, "group": group, **of_group}
         for name, of_topic in topics.items()
         for group, of_group in sorted((of_topic.get("groups") or {}).items())
     ]
     if not call.out.as_json:
         call.out.grid(groups_grid(found))
         return
-    for (name, group), of_group in found:
-        call.out.record({"topic": name, "group": group, **of_group})
+    for group in found:
+        call.out.record(group)
 
 
 def _known(topics: Map, topic: str) -> Any:
@@ -435,27 +435,27 @@ async def show_policy(call: Call, topic: TopicArgument, group: MaybeGroup = None
     groups, own = of_topic.get("groups") or {}, of_topic.get("retry")
     if group is not None and group not in groups:
         raise NotFound(f"there is no group {group!r:.255} of topic {topic}")
-    rows: list[tuple[str | None, Any]] = [] if group is not None else [(None, own)]
-    rows += [(n, g.get("retry")) for n, g in sorted(groups.items()) if group in {None, n}]
-
-    def row(one: tuple[str | None, Any]) -> tuple[str, ...]:
-        holds, _ = _policy_that_holds(one[1], own, one[0])
-        shown = describe_policy(holds) if holds is not None else "the daemon's default"
-        return topic, one[0] or "", describe_policy(one[1]), shown
-
-    def fields(one: tuple[str | None, Any]) -> dict[str, Any]:
-        holds, level = _policy_that_holds(one[1], own, one[0])
-        return {"topic": topic, "group": one[0], "retry": one[1], "holds": holds, "from": level}
-
-    grid = Grid(("topic", "group", "own policy", "what holds"))
-    Listing(call.out, grid, row, fields).show(rows)
+    policies: list[tuple[str | None, Any]] = [] if group is not None else [(None, own)]
+    policies += [(n, g.get("retry")) for n, g in sorted(groups.items()) if group in {None, n}]
+    rows = []
+    for name, policy in policies:
+        holds, level = (policy, "group") if policy is not None and name else (own, "topic")
+        said = {"topic": topic, "group": name, "retry": policy, "holds": holds}
+        rows.append(said | {"from": level if holds is not None else "daemon"})
+    Listing.of(call.out, POLICIES, dict).show(rows)
 
 
-def _policy_that_holds(policy: Any, of_topic: Any, group: str | None) -> tuple[Any, str]:
-    """The retry policy that holds, and whose it is."""
-    if policy is not None:
-        return policy, "topic" if group is None else "group"
-    return (of_topic, "topic") if of_topic is not None else (None, "daemon")
+def _what_holds(row: Map) -> str:
+    holds = row["holds"]
+    return describe_policy(holds) if holds is not None else "the daemon's default"
+
+
+POLICIES = (
+    column("topic"),
+    Column[Map]("group", lambda row: row["group"] or ""),
+    column("own policy", "retry", describe_policy),
+    Column("what holds", _what_holds),
+)
 
 
 async def set_policy(
@@ -554,6 +554,7 @@ KeyLimitOption = Annotated[
 HeldArgument = Annotated[int | None, argument("TASK_ID", "The task that is held.", parse_id)]
 HeldKeyOption = Annotated[str | None, option("Instead of it: its order key.")]
 NOT_HELD = "not_held"
+SINCE = column("since", "since_ms", ago)
 Verb = Callable[..., Awaitable[str]]
 K = TypeVar("K", HeldKey, KeyLine, PausedKey)
 
@@ -562,49 +563,38 @@ async def held_keys(
     call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
 ) -> None:
     """Order keys that wait for you, the oldest first: the task that failed, why, what waits."""
-    grid = Grid(
-        ("key", "task", "since", "attempts", "waiting", "reason"),
-        right=("task", "since", "attempts", "waiting"),
-    )
+    columns = (
+        column("key", show=_key_text), column("task", "id", right=True), SINCE,
+        column("attempts", "attempt", format_count), *count_columns("waiting"),
+        column("reason", show=reason_text),
+    )  # fmt: skip
     none = f"no key of group {group} of topic {topic} is held"
-    await _list_keys(call, limit, Client.held_keys, (topic, group), grid, _held_row, none)
-
-
-def _held_row(one: HeldKey) -> tuple[str, ...]:
-    since = format_duration(max(0.0, time.time() - one.since_ms / 1000))
-    counts = format_count(one.attempt), format_count(one.waiting)
-    return _key_text(one.key), str(one.id), since, *counts, reason_text(one.reason)
+    await _list_keys(call, limit, Client.held_keys, (topic, group), columns, none)
 
 
 async def paused_keys(
     call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
 ) -> None:
     """Keys that were stopped by pause-key, the oldest first: who did it, when, what waits."""
-    grid = Grid(("by", "value", "since", "who", "waiting"), right=("since", "waiting"))
+    columns = (
+        column("by", "kind"), column("value", show=_key_text), SINCE,
+        column("who", "by", _key_text), *count_columns("waiting"),
+    )  # fmt: skip
     none = f"no key of group {group} of topic {topic} is paused"
-    await _list_keys(call, limit, Client.paused_keys, (topic, group), grid, _paused_row, none)
-
-
-def _paused_row(one: PausedKey) -> tuple[str, ...]:
-    since = format_duration(max(0.0, time.time() - one.since_ms / 1000))
-    return one.kind, _key_text(one.value), since, _key_text(one.by), format_count(one.waiting)
+    await _list_keys(call, limit, Client.paused_keys, (topic, group), columns, none)
 
 
 async def key_lines(
     call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
 ) -> None:
     """Who waits for whom: order keys, and values that share the group, with most tasks waiting."""
-    grid = Grid(
-        ("by", "value", "state", "in flight", "waiting", "task"),
-        right=("in flight", "waiting", "task"),
-    )
+    columns = (
+        column("by", "kind"), column("value", show=_key_text),
+        column("state", show=head), *count_columns("in_flight", "waiting"),
+        column("task", "id", right=True),
+    )  # fmt: skip
     none = f"nothing of group {group} of topic {topic} waits for its turn"
-    await _list_keys(call, limit, Client.key_lines, (topic, group), grid, _line_row, none)
-
-
-def _line_row(one: KeyLine) -> tuple[str, ...]:
-    counts = format_count(one.in_flight), format_count(one.waiting)
-    return one.kind, _key_text(one.value), one.state.replace("_", " "), *counts, str(one.id)
+    await _list_keys(call, limit, Client.key_lines, (topic, group), columns, none)
 
 
 async def _list_keys(
@@ -612,8 +602,7 @@ async def _list_keys(
     limit: int | None,
     find: Callable[..., Awaitable[list[K]]],
     names: tuple[str, str],
-    grid: Grid,
-    row: Callable[[K], tuple[str, ...]],
+    columns: Sequence[Column[Any]],
     none: str,
 ) -> None:
     """Show as many keys as the list goes; says so if the daemon's answer is full."""
@@ -624,9 +613,9 @@ async def _list_keys(
 
     def fields(one: K) -> dict[str, Any]:
         whose = dict(zip(("topic", "group"), names, strict=True))
-        return whose | fields_of(one.raw, times=("since_ms",), ids=("id",))
+        return whose | fields_of(one)
 
-    Listing(call.out, grid, row, fields, none).show(cut(call.out, limit, found))
+    Listing.of(call.out, columns, fields, none).show(cut(call.out, limit, found))
 
 
 async def release_key(
@@ -721,7 +710,7 @@ def _say_pause(
 ) -> None:
     said = {"topic": topic, "group": group, "key": key, "value": value}
     what = f"key {_key_text(key)}" if value is None else f"value {_key_text(value)}"
-    call.out.result(said | fields_of(found.raw, times=("since_ms",)), f"{what}  {how}")
+    call.out.result(said | fields_of(found), f"{what}  {how}")
 
 
 def _key_text(value: object) -> str:

@@ -27,16 +27,23 @@ from tickwheel.cli.options import LimitOption, flag, moment, option, parse_id
 from tickwheel.cli.output import (
     BODY_SHOWN_MAX,
     ROWS_SHOWN,
+    Column,
     Grid,
     Listing,
+    Map,
     Output,
+    column,
+    count_columns,
     cut,
     facts_grid,
+    format_count,
     format_duration,
     format_time,
+    grid_of,
     printable,
     progress_bars,
     remark,
+    text_columns,
     wanted,
 )
 from tickwheel.errors import BadRequest
@@ -140,28 +147,30 @@ def tasks(
     from tickwheel.history.segments import Tally
 
     tally = Tally()
-    grid = Grid(
-        ("id", "state", "topic", "key", "enqueued", "ended", "attempts", "body"),
-        right=("id", "attempts"),
-        times=("enqueued", "ended"),
-        spare=("attempts",),
-    )
+    columns = (
+        column("id", right=True), column("state"), column("topic", show=_cut),
+        column("key", show=_cut),
+        column("enqueued", "enqueued_ms", format_time), column("ended", "ended_ms", format_time),
+        column("attempts", right=True), Column("body", _task_body),
+    )  # fmt: skip
     query = Query(key=key, topic=topic, since_ms=_ms(since), until_ms=_ms(until))
     found = cut(call.out, limit, search_tasks(folder_of(directory, "--dir"), query, tally))
-    count = Listing(call.out, grid, _task_row, dict, "").show(found)
+    count = Listing.of(call.out, columns, dict, "", ("attempts",)).show(found)
     remark_skipped(call, tally)
     return 0 if count else EXIT_NOT_FOUND
 
 
-def _task_row(one: Mapping[str, Any]) -> tuple[str, ...]:
-    texts = [printable(str(one.get(name) or "-"), BODY_SHOWN_MAX) for name in ("topic", "key")]
-    times = format_time(one["enqueued_ms"]), format_time(one["ended_ms"])
+def _cut(value: str | None) -> str:
+    return printable(value or "-", BODY_SHOWN_MAX)
+
+
+def _task_body(one: Mapping[str, Any]) -> str:
     body = printable(str(one.get("body", one.get("body_base64", ""))), BODY_SHOWN_MAX)
     if body and one.get("encoding") is not None:
         text = one.get("body")
         stored = base64.b64decode(one["body_base64"]) if text is None else text.encode()
         body = stored_text(one["topic"], stored, one["encoding"])
-    return one["id"], one["state"], *texts, *times, str(one["attempts"]), body
+    return body
 
 
 def _find(
@@ -180,7 +189,7 @@ def _show_events(call: Call, events: Iterable[Event], most: int | None) -> int:
     if most is not None:
         events = cut(call.out, most, events)
     if not call.out.as_json and most is not None and most <= GRID_ROWS_MAX:
-        grid = events_grid(events)
+        grid = grid_of(COLUMNS, events)
         if grid.rows:
             call.out.grid(grid)
         return len(grid.rows)
@@ -248,53 +257,31 @@ def _ms(moment: datetime | None) -> int | None:
 
 # --- events for people ---------------------------------------------------------------------------
 
-_COLUMNS = ("time", "event", "task", "topic", "group", "what")
-_FLOW_COLUMNS = ("time", "after", "event", "group", "attempt", "what", "node")
 REASON_SHOWN_MAX = 80
-
-
-def events_grid(events: Iterable[Event]) -> Grid:
-    """A table with a row for each event, in the order given."""
-    return Grid(_COLUMNS, rows=[_cells(event) for event in events], right=("task",))
-
-
-def _cells(event: Event) -> tuple[str, ...]:
-    return (
-        format_time(event["time_ms"]),
-        _word(event),
-        _text(event, "task_id"),
-        _text(event, "topic"),
-        _text(event, "group"),
-        _what(event, with_attempt=True),
-    )
 
 
 def event_line(event: Event) -> str:
     """An event as one line, for events that are shown as they come."""
-    at, word, task, topic, group, what = _cells(event)
+    at, word, task, topic, group, what = (column.cell(event) for column in COLUMNS)
     return f"{at}  {word:<12}  {task:>19}  {topic}  {group}  {what}".rstrip()
 
 
 def flow_grid(task_id: int, events: Iterable[Event]) -> Grid:
     """One task's story: when, how long after the one before, what, who, where."""
-    grid = Grid(_FLOW_COLUMNS, title=f"History of task {task_id}", right=("after", "attempt"))
     before_ms: int | None = None
-    for event in events:
-        at_ms = event["time_ms"]
-        after = "" if before_ms is None else format_duration((at_ms - before_ms) / 1000)
-        before_ms = at_ms
-        grid.rows.append(
-            (
-                format_time(at_ms),
-                after,
-                _word(event),
-                _text(event, "group"),
-                str(event.get("attempt", "")),
-                _what(event, with_attempt=False),
-                _text(event, "node"),
-            )
-        )
-    return grid
+
+    def after(event: Event) -> str:
+        nonlocal before_ms
+        last_ms, before_ms = before_ms, event["time_ms"]
+        return "" if last_ms is None else format_duration((event["time_ms"] - last_ms) / 1000)
+
+    columns = (
+        TIME, Column("after", after, right=True), EVENT, column("group", show=_said),
+        column("attempt", show=_said, right=True),
+        Column[Event]("what", lambda event: _what(event, with_attempt=False)),
+        column("node", show=_said),
+    )  # fmt: skip
+    return grid_of(columns, events, title=f"History of task {task_id}")
 
 
 def _what(event: Event, *, with_attempt: bool) -> str:
@@ -343,8 +330,20 @@ def _word(event: Event) -> str:
 
 
 def _text(event: Event, name: str) -> str:
-    value = event.get(name)
+    return _said(event.get(name))
+
+
+def _said(value: Any) -> str:
     return "" if value is None else printable(str(value))
+
+
+TIME = Column[Event]("time", lambda event: format_time(event["time_ms"]))
+EVENT = Column("event", _word)
+COLUMNS = (
+    TIME, EVENT, column("task", "task_id", _said, right=True), column("topic", show=_said),
+    column("group", show=_said),
+    Column[Event]("what", lambda event: _what(event, with_attempt=True)),
+)  # fmt: skip
 
 
 # --- restore -------------------------------------------------------------------------------------
@@ -715,26 +714,16 @@ def show_report(output: Output, found: Summary, settings: ReportSettings, took_s
 def report_grid(topics: list[dict[str, Any]], slos: list[dict[str, Any]]) -> Grid:
     """The summary as a table: a row for each topic and group."""
     met = {(row["topic"], row["group"]): row["met"] for row in slos}
-    numbers = (
-        "enqueued", "delivered", "acked", "retried", "dead", "on time", "p50", "p99", "max",
-        "first try",
+    words = {None: "-", True: "met", False: "MISSED"}
+    columns = (
+        *text_columns("topic", "group"), *count_columns("enqueued", "delivered", "acked"),
+        column("retried", "nacked", format_count), *count_columns("dead"),
+        column("on time", "on_time_share", _share, right=True),
+        *(column(n, f"late_{n}_ms", _milliseconds, right=True) for n in ("p50", "p99", "max")),
+        column("first try", "first_try_share", _share, right=True),
+        Column[Map]("slo", lambda row: words[met.get((row["topic"], row["group"]))]),
     )  # fmt: skip
-    spare = ("retried", "first try", "max", "acked", "p50")
-    table = Grid(("topic", "group", *numbers, "slo"), right=numbers, spare=spare)
-    for row in topics:
-        kept = {None: "-", True: "met", False: "MISSED"}[met.get((row["topic"], row["group"]))]
-        table.rows.append(
-            (
-                printable(row["topic"]),
-                printable(row["group"]),
-                *(f"{row[n]:,}" for n in ("enqueued", "delivered", "acked", "nacked", "dead")),
-                _share(row["on_time_share"]),
-                *(_milliseconds(row[f"late_{n}_ms"]) for n in ("p50", "p99", "max")),
-                _share(row["first_try_share"]),
-                kept,
-            )
-        )
-    return table
+    return grid_of(columns, topics, spare=("retried", "first try", "max", "acked", "p50"))
 
 
 def _share(share: float | None) -> str:

@@ -18,6 +18,7 @@ import base64
 import json
 import re
 import sys
+import time
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -30,8 +31,11 @@ from collections.abc import (
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
+from tickwheel.api.kinds import Id, Moment
+from tickwheel.api.shapes import Answer
 from tickwheel.model.retry import SPEC_FIELDS, UNITS_MS
 
 if TYPE_CHECKING:
@@ -82,6 +86,13 @@ def format_time(at_ms: int | None) -> str:
     return local.strftime("%Y-%m-%d %H:%M:%S.") + f"{at_ms % 1000:03d}"
 
 
+def ago(at_ms: int | None) -> str:
+    """How long ago a time was, by this machine's clock; a dash for none."""
+    if at_ms is None:
+        return "-"
+    return format_duration(max(0.0, time.time() - at_ms / 1000))
+
+
 def iso_time(at_ms: int) -> str:
     """A time in UTC, as JSON readers expect it."""
     found = datetime.fromtimestamp(at_ms // 1000, UTC).replace(microsecond=at_ms % 1000 * 1000)
@@ -94,6 +105,11 @@ def printable(text: str, length_max: int | None = None) -> str:
     if length_max is not None and len(shown) > length_max:
         return shown[: length_max - 1] + "…"
     return shown
+
+
+def as_text(value: Any) -> str:
+    """A value on one line; a dash for none, and for an empty one."""
+    return "-" if value is None else printable(str(value)) or "-"
 
 
 def body_text(body: bytes, length_max: int | None = BODY_SHOWN_MAX) -> str:
@@ -431,6 +447,62 @@ def advice(module: str | None) -> str | None:
     return None
 
 
+# --- columns, each said once ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """A column of a table: its head, and how its cell is read from a thing."""
+
+    head: str
+    cell: Callable[[T], str]
+    right: bool = False
+    """Whether the cells are numbers, which stand right."""
+    is_time: bool = False
+    """Whether the cells are times, which lose their milliseconds where there is little room."""
+
+
+def column(
+    head: str,
+    name: str | None = None,
+    show: Callable[[Any], str] = as_text,
+    *,
+    right: bool = False,
+) -> Column[Any]:
+    """A column of what things have as ``name``, by default as the head says, made text of by
+    ``show``."""
+    name = name or head.replace(" ", "_")
+
+    def cell(one: Any) -> str:
+        return show(one.get(name) if isinstance(one, Mapping) else getattr(one, name))
+
+    is_number = right or show in (format_count, ago)
+    return Column(head, cell, is_number, is_time=show is format_time)
+
+
+def row_of(columns: Iterable[Column[Any]], one: Any) -> list[str]:
+    """The cells of a thing."""
+    return [column.cell(one) for column in columns]
+
+
+def grid_of(
+    columns: Sequence[Column[Any]],
+    things: Iterable[Any] = (),
+    *,
+    title: str = "",
+    spare: Sequence[str] = (),
+) -> Grid:
+    """A table with a row for each thing; ``spare`` as a grid has it."""
+    return Grid(
+        [column.head for column in columns],
+        title,
+        [row_of(columns, one) for one in things],
+        right={column.head for column in columns if column.right},
+        times={column.head for column in columns if column.is_time},
+        spare=spare,
+    )
+
+
 # --- lists ---------------------------------------------------------------------------------------
 
 ROWS_SHOWN: Final = 100
@@ -488,6 +560,19 @@ class Listing(Generic[T]):
     nothing: str | None = None
     count: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        out: Output,
+        columns: Sequence[Column[Any]],
+        fields: Callable[[Any], dict[str, Any]],
+        nothing: str | None = None,
+        spare: Sequence[str] = (),
+    ) -> Listing[Any]:
+        """The listing whose table has these columns; ``spare`` as a grid has it."""
+        row = partial(row_of, columns)
+        return Listing(out, grid_of(columns, spare=spare), row, fields, nothing)
+
     def add(self, one: T) -> None:
         self.count += 1
         if self.out.as_json:
@@ -528,22 +613,26 @@ def body_fields(body: bytes) -> dict[str, Any]:
         return {"body_base64": base64.b64encode(body).decode("ascii")}
 
 
-def fields_of(
-    raw: Map, *, times: Iterable[str] = (), ids: Iterable[str] = (), without: Sequence[str] = ()
-) -> dict[str, Any]:
-    """What the daemon says of a thing, in the form of ``--json``: its ``times``, which end in _ms,
-    as text, too; its ``ids`` as text, as readers that keep numbers as doubles need them."""
-    fields = {name: value for name, value in raw.items() if name not in without}
-    fields |= {name: str(fields[name]) for name in ids if fields.get(name) is not None}
-    return fields | {
-        name.removesuffix("_ms"): iso_time(raw[name]) for name in times if raw.get(name) is not None
-    }
+def fields_of(answer: Answer, *, without: str = "") -> dict[str, Any]:
+    """What the daemon says of a thing, in the form of ``--json``: its moments, which end in _ms, as
+    text, too; its ids as text, as readers that keep numbers as doubles need them."""
+    fields = dict(answer.raw)
+    fields.pop(without, None)
+    for one in answer.fields():
+        if isinstance(one.kind, Id) and fields.get(one.name) is not None:
+            fields[one.name] = str(fields[one.name])
+    return fields | {name: iso_time(at_ms) for name, at_ms in _moments(answer)}
 
 
-def time_facts(raw: Map, times: Iterable[str]) -> dict[str, str]:
-    """The times that are known, by name, as facts of a table."""
-    known = (name for name in times if raw.get(name) is not None)
-    return {name.removesuffix("_ms"): format_time(raw[name]) for name in known}
+def time_facts(answer: Answer) -> dict[str, str]:
+    """The moments that are known of a thing, by name, as facts of a table."""
+    return {name: format_time(at_ms) for name, at_ms in _moments(answer)}
+
+
+def _moments(answer: Answer) -> Iterator[tuple[str, int]]:
+    for one in answer.fields():
+        if isinstance(one.kind, Moment) and answer.raw.get(one.name) is not None:
+            yield one.name.removesuffix("_ms"), answer.raw[one.name]
 
 
 # --- progress ------------------------------------------------------------------------------------
@@ -578,43 +667,19 @@ TOTALS = ("enqueued", "delivered", "acked")
 """Counts of what has happened."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """The head of a column, and how its cell is read from a row's map."""
-
-    head: str
-    cell: Callable[[Map], str]
-    number: bool = True
-    """Whether the cells are numbers, which stand right."""
-
-
-def counts_grid(
-    names: Sequence[str],
-    columns: Sequence[Column],
-    rows: Iterable[tuple[Sequence[str], Map]],
-    title: str = "",
-    spare: Sequence[str] = (),
-) -> Grid:
-    """A table of rows with their names, under ``names``, and columns; ``spare`` as a grid has
-    it."""
-    heads = (*names, *(column.head for column in columns))
-    numbers = {column.head for column in columns if column.number}
-    cells = [(*called, *(column.cell(row) for column in columns)) for called, row in rows]
-    return Grid(heads, title=title, rows=list(cells), right=numbers, spare=spare)
-
-
 def head(name: str) -> str:
     """The name of a count for people."""
     return name.replace("_", " ")
 
 
-def count_columns(names: Iterable[str], *, absent: str = "-") -> tuple[Column, ...]:
-    """Counts by their names in STATS; ``absent`` is shown for one that the row does not have."""
+def text_columns(*names: str) -> list[Column[Any]]:
+    """Columns of texts, with the names that things have for them."""
+    return [column(head(name), name) for name in names]
 
-    def column(name: str) -> Column:
-        return Column(head(name), lambda row: format_count(row[name]) if name in row else absent)
 
-    return tuple(column(name) for name in names)
+def count_columns(*names: str) -> list[Column[Any]]:
+    """Columns of counts, with the names that things have for them."""
+    return [column(head(name), name, format_count) for name in names]
 
 
 def age(oldest_ms: Any) -> str:
@@ -622,4 +687,4 @@ def age(oldest_ms: Any) -> str:
     return format_duration(oldest_ms / 1000) if isinstance(oldest_ms, int) and oldest_ms else "-"
 
 
-OLDEST = Column("oldest", lambda row: age(row.get("oldest_ready_ms")))
+OLDEST = Column[Map]("oldest", lambda row: age(row.get("oldest_ready_ms")), right=True)

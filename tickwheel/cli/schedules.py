@@ -37,14 +37,18 @@ from tickwheel.cli.options import (
     task_keywords,
 )
 from tickwheel.cli.output import (
+    Column,
     Grid,
     Listing,
+    column,
+    count_columns,
     facts_grid,
     fields_of,
     format_count,
     format_time,
     iso_time,
     spec_duration,
+    text_columns,
 )
 from tickwheel.client import ScheduleInfo
 from tickwheel.client.encodings import encoding_of
@@ -52,7 +56,6 @@ from tickwheel.errors import BadRequest
 from tickwheel.model.retry import parse_duration, parse_policy
 
 NameArgument = Annotated[str, argument("NAME", "The schedule's name.")]
-_MOMENTS = ("start_ms", "end_ms", "anchor_ms", "next_ms", "queued_ms")
 
 
 class TimingOptions(TypedDict, total=False):
@@ -116,16 +119,7 @@ async def list_(call: Call) -> None:
     """Every schedule: when it runs, what is next, how often it ran."""
     async with call.client() as client:
         found = [one async for one in client.list_schedules()]
-    Listing(call.out, schedules_grid(), _row, schedule_fields).show(found)
-
-
-def schedules_grid() -> Grid:
-    heads = ("name", "topic", "when", "next", "runs")
-    return Grid(heads, right=("runs",), times=("next",))
-
-
-def _row(one: ScheduleInfo) -> tuple[str, ...]:
-    return one.name, one.topic, timing(one.raw), _next(one), format_count(one.runs)
+    Listing.of(call.out, COLUMNS, schedule_fields).show(found)
 
 
 async def show(
@@ -378,15 +372,21 @@ def _next(found: ScheduleInfo) -> str:
     return _state(found) if found.paused or next_ms is None else format_time(next_ms)
 
 
+COLUMNS = (
+    *text_columns("name", "topic"), column("when", "raw", timing),
+    Column("next", _next, is_time=True), *count_columns("runs"),
+)  # fmt: skip
+
+
 def schedule_fields(found: ScheduleInfo) -> dict[str, Any]:
     """A schedule for ``--json``: what the daemon says, with body, ids and times as text, too."""
-    fields = fields_of(found.raw, times=_MOMENTS, without=("body",))
+    fields = fields_of(found, without="body")
     stored = stored_fields(found.topic, found.body, encoding_of(found))
     if (encoding := stored.pop("encoding")) is not None:
         fields["task"] = {**fields["task"], "encoding": encoding}
     fields |= stored
     if fields.get("recent") is not None:
-        fields["recent"] = [fields_of(run, ids=("id",)) for run in fields["recent"]]
+        fields["recent"] = [{**run, "id": run["id"] and str(run["id"])} for run in fields["recent"]]
     if "planned_ms" in found.raw:
         planned_ms = list(found.raw["planned_ms"])
         fields |= {"planned_ms": planned_ms, "planned": list(map(iso_time, planned_ms))}

@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict, Unpack, cast
@@ -40,13 +39,17 @@ from tickwheel.cli.options import (
     retry_of,
 )
 from tickwheel.cli.output import (
-    Grid,
+    Column,
+    Listing,
+    ago,
+    column,
+    count_columns,
     fields_of,
-    format_count,
     format_duration,
     format_time,
     printable,
     remark,
+    text_columns,
 )
 from tickwheel.client import Client, ConsumerInfo, Delivery, Subscription
 from tickwheel.client.leases import Leases
@@ -430,35 +433,15 @@ async def consumers(
     await call.listed(
         limit,
         lambda client, most: client.list_consumers(topic=topic, group=group, limit=most),
-        consumers_grid(), _consumer_row, consumer_fields, "nobody takes such tasks at the moment",
-    )  # fmt: skip
-
-
-def consumers_grid() -> Grid:
-    columns = (
-        "host", "pid", "topic", "group", "in flight", "prefetch", "connected", "by", "client",
-        "version",
-    )  # fmt: skip
-    numbers = ("pid", "in flight", "prefetch", "connected")
-    return Grid(columns, right=numbers, spare=("version", "client", "by"))
-
-
-def _consumer_row(one: ConsumerInfo) -> tuple[str, ...]:
-    connected = format_duration(max(0.0, time.time() - one.raw["since_ms"] / 1000))
-    return (
-        printable(one.host or one.address),
-        "-" if one.pid is None else str(one.pid),
-        one.topic,
-        BROADCAST if one.group is None else one.group,
-        format_count(one.in_flight),
-        format_count(one.prefetch),
-        connected,
-        one.kind,
-        printable(one.client) or "-",
-        printable(one.version or "") or "-",
+        Listing.of(call.out, CONSUMERS, fields_of, "nobody takes such tasks at the moment", SPARE),
     )
 
 
-def consumer_fields(one: ConsumerInfo) -> dict[str, Any]:
-    """A consumer in the form of ``--json``."""
-    return fields_of(one.raw, times=("since_ms",))
+CONSUMERS = (
+    Column[ConsumerInfo]("host", lambda one: printable(one.host or one.address)),
+    column("pid", right=True), column("topic"),
+    Column[ConsumerInfo]("group", lambda one: BROADCAST if one.group is None else one.group),
+    *count_columns("in_flight", "prefetch"), column("connected", "since_ms", ago),
+    column("by", "kind"), *text_columns("client", "version"),
+)  # fmt: skip
+SPARE = ("version", "client", "by")

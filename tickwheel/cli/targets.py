@@ -7,21 +7,23 @@ Secrets come from files, a line each, and are shown by no command. (The address 
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from tickwheel.cli.call import EXIT_FAILED, Call
+from tickwheel.cli.call import EXIT_FAILED, Call, given
 from tickwheel.cli.options import GroupArgument, TopicArgument, argument, duration, option
 from tickwheel.cli.output import (
-    Grid,
+    Column,
     Listing,
+    ago,
+    column,
+    count_columns,
     facts_grid,
     fields_of,
-    format_count,
     format_duration,
     format_time,
     printable,
+    text_columns,
 )
 from tickwheel.client import PushSent, TargetInfo
 from tickwheel.errors import BadRequest
@@ -57,10 +59,6 @@ def read_secrets(path: str) -> list[str]:
     return found
 
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
-
-
 # --- push ----------------------------------------------------------------------------------------
 
 
@@ -82,13 +80,15 @@ async def set_push(
 
     Without --secret-file the secrets that are set stay.
     """
-    said = _given(
-        secrets=None if secret_file is None else read_secrets(secret_file),
-        format=format_,
-        concurrency=concurrency,
-        request_timeout=request_timeout,
-        connect_timeout=connect_timeout,
-        callback_lease=callback_lease,
+    said = given(
+        {
+            "secrets": None if secret_file is None else read_secrets(secret_file),
+            "format": format_,
+            "concurrency": concurrency,
+            "request_timeout": request_timeout,
+            "connect_timeout": connect_timeout,
+            "callback_lease": callback_lease,
+        }
     )
     _say_set(call, await call.ask(lambda client: client.set_push(topic, group, to, **said)))
 
@@ -105,8 +105,11 @@ async def try_push(
     format_: FormatOption = None,
 ) -> int | None:
     """Send one request to a URL, and say what came of it. Exit code 1 unless it was 2xx."""
-    said = _given(
-        secrets=None if secret_file is None else read_secrets(secret_file), format=format_
+    said = given(
+        {
+            "secrets": None if secret_file is None else read_secrets(secret_file),
+            "format": format_,
+        }
     )
     return _say_sent(call, await call.ask(lambda client: client.test_push(to, **said)))
 
@@ -119,12 +122,8 @@ async def log_push(
 ) -> None:
     """The last requests of a push, the newest first; the daemon keeps 200 in memory."""
     found = await call.ask(lambda client: client.push_log(topic, group, limit=limit))
-    grid = Grid(
-        ("number", "at", "task", "attempt", "result", "status", "took", "answer"),
-        right=("number", "task", "attempt", "status", "took"),
-    )
     nothing = f"nothing was sent for group {group} of topic {topic} yet"
-    Listing(call.out, grid, _sent_row, _sent_fields, nothing).show(found)
+    Listing.of(call.out, SENT, fields_of, nothing).show(found)
 
 
 async def resend_push(
@@ -138,31 +137,32 @@ async def resend_push(
     return _say_sent(call, found)
 
 
-def _sent_row(one: PushSent) -> tuple[str, ...]:
-    ids = ("-" if value is None else str(value) for value in (one.id, one.attempt))
-    result = f"{one.result} (again)" if one.again else one.result
-    return (
-        str(one.number), format_time(one.at_ms), *ids, result, _status(one),
-        format_duration(one.duration_ms / 1000), _cut(one.error or one.body),
-    )  # fmt: skip
-
-
-def _status(one: PushSent) -> str:
-    return "-" if one.status is None else str(one.status)
-
-
 def _cut(text: str | None) -> str:
     return printable(text or "")[:ERROR_SHOWN] or "-"
 
 
+def _took(one: PushSent) -> str:
+    return format_duration(one.duration_ms / 1000)
+
+
+STATUS = column("status", right=True)
+SENT = (
+    column("number", right=True), column("at", "at_ms", format_time),
+    column("task", "id", right=True), column("attempt", right=True),
+    Column[PushSent]("result", lambda one: one.result + (" (again)" if one.again else "")),
+    STATUS, Column("took", _took, right=True),
+    Column[PushSent]("answer", lambda one: _cut(one.error or one.body)),
+)  # fmt: skip
+
+
 def _say_sent(call: Call, one: PushSent) -> int | None:
     if call.out.as_json:
-        call.out.record(_sent_fields(one))
+        call.out.record(fields_of(one))
     else:
         facts = {
             "result": one.result,
-            "status": _status(one),
-            "took": format_duration(one.duration_ms / 1000),
+            "status": STATUS.cell(one),
+            "took": _took(one),
             "address": one.address or "-",
             "error": _cut(one.error),
             "answer": _cut(one.body),
@@ -187,7 +187,7 @@ async def set_forward(
 ) -> None:
     """Send the tasks of a group to another broker."""
     secret = None if secret_file is None else read_secrets(secret_file)[0]
-    said = _given(secret=secret, batch=batch, concurrency=concurrency)
+    said = given({"secret": secret, "batch": batch, "concurrency": concurrency})
     _say_set(call, await call.ask(lambda client: client.set_forward(topic, group, to, **said)))
 
 
@@ -203,39 +203,30 @@ async def remove(call: Call, topic: TopicArgument, group: GroupArgument) -> None
     """Send the tasks of a group nowhere any more; it takes subscribers again."""
     found = await call.ask(lambda client: client.remove_target(topic, group))
     said = f"group {group} of topic {topic} is not sent to {found.url} any more"
-    call.out.result(fields_of(found.raw), said)
+    call.out.result(fields_of(found), said)
 
 
 async def _list(call: Call, topic: str | None, kind: str) -> None:
     found = await call.ask(lambda client: client.targets(topic=topic))
-    grid = Grid(
-        ("topic", "group", "to", "state", "sent", "acked", "failed", "last", "trouble"),
-        right=("sent", "acked", "failed", "last"),
-    )
     nothing = "no group is pushed" if kind == "push" else "no group is forwarded"
     rows = [one for one in found if one.kind == kind]
-    Listing(call.out, grid, _target_row, _target_fields, nothing).show(rows)
+    Listing.of(call.out, TARGETS, fields_of, nothing).show(rows)
 
 
-def _target_row(one: TargetInfo) -> tuple[str, ...]:
-    counts = (format_count(value) for value in (one.sent, one.acked, one.failed))
-    last = "-"
-    if one.last_ms is not None:
-        last = format_duration(max(0.0, time.time() - one.last_ms / 1000))
-    trouble = one.reason if one.state == "ended" else one.last_error
-    shown = _cut(trouble) if one.state in ("ended", "failing", "open") else "-"
-    return one.topic, one.group, one.url, one.state, *counts, last, shown
+def _trouble(one: TargetInfo) -> str:
+    if one.state not in ("ended", "failing", "open"):
+        return "-"
+    return _cut(one.reason if one.state == "ended" else one.last_error)
+
+
+TARGETS = (
+    *text_columns("topic", "group"), column("to", "url"), column("state"),
+    *count_columns("sent", "acked", "failed"), column("last", "last_ms", ago),
+    Column("trouble", _trouble),
+)  # fmt: skip
 
 
 def _say_set(call: Call, one: TargetInfo) -> None:
     verb = "pushed" if one.kind == "push" else "forwarded"
     said = f"group {one.group} of topic {one.topic} is {verb} to {one.url}"
-    call.out.result(_target_fields(one), said)
-
-
-def _target_fields(one: TargetInfo) -> dict[str, Any]:
-    return fields_of(one.raw, times=("since_ms", "last_ms", "ended_ms"))
-
-
-def _sent_fields(one: PushSent) -> dict[str, Any]:
-    return fields_of(one.raw, times=("at_ms",), ids=("id",))
+    call.out.result(fields_of(one), said)

@@ -51,16 +51,21 @@ from tickwheel.cli.options import (
 from tickwheel.cli.output import (
     BODY_SHOWN_MAX,
     Grid,
+    Listing,
     Output,
+    column,
+    count_columns,
     describe_policy,
     facts_grid,
     fields_of,
     format_count,
     format_duration,
     format_time,
+    head,
     iso_time,
     printable,
     spec_duration,
+    text_columns,
     time_facts,
 )
 from tickwheel.client import BulkInfo, BulkPreview, Client, TaskInfo, TaskOutcome
@@ -211,11 +216,8 @@ async def list_(
         raise BadRequest(f"--state is {state!r}; known are {', '.join(STATES)}")
     wanted: dict[str, Any] = {"topic": topic, "state": state, "key": key, "not_after": before}
     wanted["newest_first"] = newest_first
-    await call.listed(
-        limit,
-        lambda client, most: client.list_tasks(**wanted, limit=most),
-        tasks_grid(), task_row, task_fields,
-    )  # fmt: skip
+    listing = Listing.of(call.out, COLUMNS, task_fields)
+    await call.listed(limit, lambda client, most: client.list_tasks(**wanted, limit=most), listing)
 
 
 def verdict(statuses: Sequence[str], good: set[str]) -> int:
@@ -448,29 +450,18 @@ def attempts_grid(info: TaskInfo) -> Grid:
     return grid
 
 
-def tasks_grid() -> Grid:
-    heads = ("id", "state", "topic", "due", "key", "body")
-    return Grid(heads, right=("id",), times=("due",))
-
-
-def task_row(info: TaskInfo) -> tuple[str, ...]:
-    raw = info.raw
-    return (
-        str(raw["id"]),
-        str(raw["state"]).replace("_", " "),
-        str(raw.get("topic")),
-        format_time(raw.get("due_ms")),
-        printable(raw.get("key") or "-"),
-        _body_text(raw),
-    )
-
-
 def _body_text(raw: Mapping[str, Any], length_max: int | None = BODY_SHOWN_MAX) -> str:
     """The body of a task, as far as it can be read here; empty: it has none any more."""
     body = raw.get("body")
     if not isinstance(body, bytes):
         return ""
     return stored_text(raw["topic"], body, raw.get("encoding"), length_max)
+
+
+COLUMNS = (
+    column("id", right=True), column("state", show=head), column("topic"),
+    column("due", "due_ms", format_time), column("key"), column("body", "raw", _body_text),
+)  # fmt: skip
 
 
 def reason_text(reason: str | None) -> str:
@@ -481,7 +472,6 @@ def reason_text(reason: str | None) -> str:
 
 BulkArgument = Annotated[str, argument("BULK", "The bulk operation's id.")]
 LOOK_S = 0.25
-_MOMENTS = ("made_ms", "ended_ms")
 _WORDS = {
     "cancel": "Cancel",
     "reschedule": "Reschedule",
@@ -513,26 +503,24 @@ async def list_bulk(
     limit: LimitOption = None,
 ) -> None:
     """Bulk operations, the newest first."""
-    columns = ("bulk", "topic", "state", "looked at", "matched", "changed", "made")
-    grid = Grid(columns, right=columns[3:6])
+    columns = (
+        column("bulk", "id"), *text_columns("topic", "state"),
+        *count_columns("looked_at", "matched", "changed"), column("made", "made_ms", format_time),
+    )  # fmt: skip
+    nothing = "there is no such bulk operation"
     only: BulkState | None = None if state is None else state.value
     await call.listed(
         limit,
         lambda client, most: client.list_bulk(topic=topic, state=only, limit=most),
-        grid, _bulk_row, bulk_fields, "there is no such bulk operation",
-    )  # fmt: skip
-
-
-def _bulk_row(one: BulkInfo) -> tuple[str, ...]:
-    counts = map(format_count, (one.looked_at, one.matched, one.changed))
-    return one.id, one.topic, one.state, *counts, format_time(one.raw["made_ms"])
+        Listing.of(call.out, columns, fields_of, nothing),
+    )
 
 
 async def show_bulk(call: Call, bulk: BulkArgument) -> None:
     """A bulk operation: what was asked for, and how far it is."""
     found = await call.ask(lambda client: client.show_bulk(bulk))
     if call.out.as_json:
-        call.out.record(bulk_fields(found))
+        call.out.record(fields_of(found))
         return
     facts: dict[str, str | int] = {"kind": found.kind, "topic": found.topic, "state": found.state}
     for name in ("selection", "arguments", "refused"):
@@ -541,7 +529,7 @@ async def show_bulk(call: Call, bulk: BulkArgument) -> None:
     if found.rate is not None:
         facts["rate"] = f"{found.rate:g} a second"
     facts |= {"looked at": found.looked_at, "matched": found.matched, "changed": found.changed}
-    facts |= time_facts(found.raw, _MOMENTS)
+    facts |= time_facts(found)
     facts |= {n: found.raw[n] for n in ("by", "note") if found.raw[n]}
     call.out.grid(facts_grid(("bulk", found.id), facts))
 
@@ -551,17 +539,12 @@ async def cancel_bulk(call: Call, bulk: BulkArgument) -> None:
     say_bulk(call, await call.ask(lambda client: client.cancel_bulk(bulk)))
 
 
-def bulk_fields(found: BulkInfo) -> dict[str, Any]:
-    """A bulk operation in the form of ``--json``."""
-    return fields_of(found.raw, times=_MOMENTS)
-
-
 def say_bulk(call: Call, found: BulkInfo) -> int:
     """Show a bulk operation; the exit code is 1 when it did not come to its end."""
     of = f"{found.changed:,} of {found.matched:,} changed"
     note = f": {found.note}" if found.note else ""
     line = f"{found.id}  {found.state}  {of}{_reasons(found.refused)}{note}"
-    call.out.result(bulk_fields(found), line)
+    call.out.result(fields_of(found), line)
     return EXIT_FAILED if found.state in ("failed", "cancelled") else 0
 
 

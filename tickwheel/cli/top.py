@@ -47,12 +47,11 @@ from tickwheel.cli.output import (
     Map,
     Output,
     age,
-    count_columns,
-    counts_grid,
     facts_grid,
     format_count,
     format_duration,
     format_time,
+    grid_of,
     head,
     hidden_text,
     iso_time,
@@ -338,16 +337,12 @@ def rows_grid(frame: Frame, rows_max: int | None = None, first: int = 0) -> Grid
     rows = [row for topic, groups in frame.topics for row in (topic, *groups)][first:]
     shown = rows if rows_max is None or len(rows) <= rows_max else rows[: max(rows_max - 1, 1)]
     # A topic is named where it begins, and where the screen does.
-    named = [
-        ("" if row.group is not None and index else row.topic, row.group or "")
+    named = (
+        _row_fields(row)
+        | {"topic": "" if row.group is not None and index else row.topic, "group": row.group or ""}
         for index, row in enumerate(shown)
-    ]
-    grid = counts_grid(
-        ("topic", "group"),
-        _COLUMNS,
-        zip(named, map(_row_fields, shown), strict=True),
-        spare=("acked/s", "oldest", "pending", "in/s"),
     )
+    grid = grid_of(_COLUMNS, named, spare=("acked/s", "oldest", "pending", "in/s"))
     if len(shown) < len(rows):
         grid.rows.append((f"… {len(rows) - len(shown)} more", *[""] * (len(grid.columns) - 1)))
     return grid
@@ -365,17 +360,29 @@ def _rate(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def _rate_column(head: str, name: str) -> Column:
-    return Column(head, lambda row: _rate(row[name]) if name in row else "")
+def _count_column(name: str) -> Column[Map]:
+    def cell(row: Map) -> str:
+        return format_count(row[name]) if name in row else ""
+
+    return Column(head(name), cell, right=True)
 
 
+def _rate_column(head: str, name: str) -> Column[Map]:
+    return Column(head, lambda row: _rate(row[name]) if name in row else "", right=True)
+
+
+_CALLED = (
+    Column[Map]("topic", lambda row: row["topic"]),
+    Column[Map]("group", lambda row: row["group"]),
+)
 _COLUMNS = (
-    *count_columns(STATES, absent=""),
+    *_CALLED,
+    *map(_count_column, STATES),
     OLDEST,
     _rate_column("in/s", "enqueued_per_s"),
     _rate_column("out/s", "delivered_per_s"),
     _rate_column("acked/s", "acked_per_s"),
-    Column("", lambda row: "paused" if row["paused"] else "", number=False),
+    Column[Map]("", lambda row: "paused" if row["paused"] else ""),
 )
 
 
@@ -546,15 +553,12 @@ def stats_grids(stats: Stats) -> list[Grid]:
 def stats_topics_grid(topics: Mapping[str, Map]) -> Grid:
     """A row for each topic, then one for each of its groups, with blanks for missing counts."""
     names = (*STATES, "delivered", "acked")
-    rows: list[tuple[tuple[str, str], Map]] = []
+    rows: list[Map] = []
     for topic, counts in sorted(topics.items()):
-        rows.append(((topic, ""), {**dict.fromkeys(names), **counts}))
-        rows += (
-            (("", group), of_group)
-            for group, of_group in sorted((counts.get("groups") or {}).items())
-        )
-    columns = count_columns(names, absent="")
-    return counts_grid(("topic", "group"), columns, rows, title="Topics")
+        rows.append({**dict.fromkeys(names), **counts, "topic": topic, "group": ""})
+        groups = sorted((counts.get("groups") or {}).items())
+        rows += ({**of_group, "topic": "", "group": group} for group, of_group in groups)
+    return grid_of((*_CALLED, *map(_count_column, names)), rows, title="Topics")
 
 
 # --- load ----------------------------------------------------------------------------------------
