@@ -480,9 +480,9 @@ def column(
     return Column(head, cell, is_number, is_time=show is format_time)
 
 
-def row_of(columns: Iterable[Column[Any]], one: Any) -> list[str]:
+def row_of(columns: Iterable[Column[Any]], one: Any) -> tuple[str, ...]:
     """The cells of a thing."""
-    return [column.cell(one) for column in columns]
+    return tuple(column.cell(one) for column in columns)
 
 
 def grid_of(
