@@ -14,7 +14,6 @@ from tickwheel.server.http import types
 from tickwheel.server.http.api import Api
 from tickwheel.server.http.app import Http
 from tickwheel.server.http.call import JSON_TYPE, Message, Receive, Send
-from tickwheel.server.http.routes import routes
 
 _decoder = msgspec.json.Decoder(types.OneOrMany)
 
@@ -25,7 +24,6 @@ class Nothing:
     wait_ms_max = 0
 
     def __init__(self) -> None:
-        self.routes = routes((1_000,), 10.0)
         self._last = 1 << 58
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:

@@ -18,15 +18,14 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden
 from tickwheel.limits import Limits
 from tickwheel.protocol import encode
-from tickwheel.server.http import routes
 from tickwheel.server.http.deliveries import Receipt, receipt_text
+from tickwheel.server.http.routes import ROUTES
 from tickwheel.server.shard.access import NOBODY, Principal, Topics
 from tickwheel.server.shard.guard import CONVERSATION, FACTS, Guards
 from tickwheel.server.tcp.listener import command_table
 
 OURS, OTHER = "t", "u"
 """What the samples are about, and what they are not."""
-ROUTES = routes.routes((1_000,), 10.0)
 
 
 rig = started(AccessRig)

@@ -26,7 +26,7 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.cli.app import app
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.server.http.pages import ALWAYS, WITH_BODY
-from tickwheel.server.http.routes import routes
+from tickwheel.server.http.routes import ROUTES
 from tickwheel.server.shard import backups
 from verbs import scenes
 from verbs.bounds import Bound, beyond, within
@@ -138,7 +138,7 @@ def test_every_verb_has_a_scene() -> None:
 
 
 def test_every_verb_is_said_over_http_where_a_route_has_it() -> None:
-    over_http = {name for route in routes((1_000,), 10.0) for name in route.operations}
+    over_http = {name for route in ROUTES for name in route.operations}
     said = {n for n, it in SCENES.items() if it.saying.http or it.verb.path}
     assert said == over_http & SCENES.keys()
 

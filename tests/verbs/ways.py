@@ -33,7 +33,7 @@ from tickwheel.cli import app
 from tickwheel.cli.call import exit_code
 from tickwheel.client import Client
 from tickwheel.errors import BY_CODE, TickwheelError, from_wire
-from tickwheel.server.http.routes import Router, routes
+from tickwheel.server.http.routes import ROUTES, Router
 from tickwheel.sync import Client as SyncClient
 from verbs.house import House
 from verbs.scene import Scene, Values, elements
@@ -113,7 +113,7 @@ class Tcp(Way):
 # --- HTTP ----------------------------------------------------------------------------------------
 
 
-ROUTER = Router(routes((1_000,), 10.0))
+ROUTER = Router(ROUTES)
 
 
 class _InOnePiece(http.client.HTTPConnection):

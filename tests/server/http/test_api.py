@@ -15,12 +15,11 @@ from support.traces import TRACE
 from tickwheel import errors
 from tickwheel.api.verbs import VERBS
 from tickwheel.limits import Limits
-from tickwheel.server.http import routes
 from tickwheel.server.http.call import problem
 from tickwheel.server.http.pages import document
+from tickwheel.server.http.routes import ROUTES
 from tickwheel.server.shard.operations import StandbyOperations
 
-ROUTES = routes.routes((1_000,), 10.0)
 ON_TCP_ONLY = {
     "enqueue_plain", "enqueue_columns", "enqueue_unanswered", "ping", "set_prefetch",
     "unsubscribe", "leave", "answer_checks",
@@ -65,7 +64,8 @@ async def test_a_slash_at_the_end_changes_nothing(rig: HttpRig, path: str) -> No
 )
 async def test_without_the_token_nothing_is_done(locked: HttpRig, given: str) -> None:
     headers = {"authorization": given} if given else {}
-    assert [route.path for route in ROUTES if route.public] == ["/v1/callbacks/{token}"]
+    public = [route.path for route in ROUTES if route.public]
+    assert public == ["/v1/callbacks/{token}", "/v1/session", "/v1/session"]
     callback = await locked.call("POST", "/v1/callbacks/5", {"result": "ack"})
     assert callback.status == 404, "its path is the proof, and this one is none"
     for route in ROUTES:

@@ -43,7 +43,9 @@ from tickwheel.server.http.call import (
     Turns,
     problem,
 )
-from tickwheel.server.http.routes import SESSIONS_PATH, Router, allowed_by, routes, session_routes
+from tickwheel.server.http.deliveries import Streams
+from tickwheel.server.http.new_tasks import Reader
+from tickwheel.server.http.routes import ROUTES, SESSIONS_PATH, Router, allowed_by
 from tickwheel.server.http.sessions import LINK_PREFIX, Sessions, cookie_of
 from tickwheel.server.logins import REVOKED, Logins
 from tickwheel.server.logs import traced
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 Scope = Message
 CONSOLE_HEADER = b"tickwheel-console"
 """The header without which a cookie does not count: no page of another site can send it."""
+KEEP_ALIVE_S_MAX = 15.0
 AT_A_TIME = 8
 """Requests begun, and answers written, in one turn of the event loop."""
 _BEARER = b"bearer "
@@ -86,16 +89,16 @@ class Api:
         """The operations by principal; None: the daemon does not lead."""
         self._draining = False
         self._exchanges: set[Exchange] = set()
-        self._turns = Turns(AT_A_TIME)
+        self.turns = Turns(AT_A_TIME)
         self._room = Room(settings.http_bodies_bytes_max)
         self._body_bytes_max = settings.http_body_bytes
-        self._sessions = Sessions(logins, standby.clock)
-        self.routes = [
-            *routes(settings.delay_levels_ms, settings.heartbeat_interval_s),
-            *session_routes(self._sessions),
-        ]
+        self.sessions = Sessions(logins, standby.clock)
+        self.streams = Streams()
+        self.reader = Reader(settings.delay_levels_ms)
+        self.keep_alive_s = min(KEEP_ALIVE_S_MAX, settings.heartbeat_interval_s)
+        """How often, in seconds, a stream says something at least."""
         self.wait_ms_max = int(settings.http_wait_max_s * 1000)
-        self._router = Router(self.routes)
+        self._router = Router(ROUTES)
 
     # --- roles -----------------------------------------------------------------------------------
 
@@ -145,8 +148,8 @@ class Api:
         client = Client(scope["state"], receive, send)
         self._observed.http_under_way += 1
         try:
-            if not self._turns.taken():
-                await self._turns.mine()
+            if not self.turns.taken():
+                await self.turns.mine()
             place = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
             with traced(place.decode("latin-1")):
                 await self._answer(scope, receive, client)
@@ -197,6 +200,7 @@ class Api:
                 is_here=connection["is_whole"],
             )
             call = Call(
+                self,
                 route,
                 exchange,
                 named,
@@ -204,7 +208,6 @@ class Api:
                 scope["query_string"],
                 body,
                 client,
-                self._turns,
                 is_encrypted=scope.get("scheme") == "https",
             )
             if route.query is types.NoQuery and scope["query_string"]:
@@ -248,13 +251,13 @@ class Api:
             token = given[len(_BEARER) :].strip().decode("utf-8", "replace")
             if token.startswith(LINK_PREFIX) and (route.method, route.path) == _LOGIN:
                 _check_origin(headers)  # before the link is used up
-                return self._sessions.redeem(token)
+                return self.sessions.redeem(token)
             return self._logins.authenticate(token, peer)
         if route.page or CONSOLE_HEADER in headers:
-            session = self._sessions.find(cookie_of(headers))
+            session = self.sessions.find(cookie_of(headers))
             if session is not None:
                 return session.principal
-        if route.public and self._sessions.are_needed and not peer:
+        if route.public and self.sessions.are_needed and not peer:
             return NOBODY
         try:
             return self._logins.authenticate(None, peer)

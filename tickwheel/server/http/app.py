@@ -422,7 +422,7 @@ class Http:
         # Nothing of the API is imported without its extra.
         from tickwheel.server.http.pages import pages
 
-        rest = Starlette(routes=[*routes, *pages(api.routes, wait_ms_max=api.wait_ms_max)])
+        rest = Starlette(routes=[*routes, *pages(wait_ms_max=api.wait_ms_max)])
 
         def application(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             is_api = scope["path"].startswith(API_PREFIX)

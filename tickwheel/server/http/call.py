@@ -58,6 +58,7 @@ from tickwheel.server.shard.callers import Ask, Caller
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.sessions import StoredAnswer
+    from tickwheel.server.http.api import Api
     from tickwheel.server.shard.operations import Operations
 
 _encoder = msgspec.json.Encoder()
@@ -604,12 +605,13 @@ class Call:
     """One request as handlers see it: ``json``, ``query``, ``named`` in; ``answer`` out."""
 
     __slots__ = (
-        "_query_string", "_turns", "client", "content_type", "exchange", "headers", "incoming",
+        "_query_string", "api", "client", "content_type", "exchange", "headers", "incoming",
         "is_encrypted", "named", "route",
     )  # fmt: skip
 
     def __init__(
         self,
+        api: Api,
         route: Route,
         exchange: Exchange,
         named: dict[str, str],
@@ -617,10 +619,10 @@ class Call:
         query_string: bytes,
         body: Body,
         client: Client,
-        turns: Turns,
         *,
-        is_encrypted: bool = False,
+        is_encrypted: bool,
     ) -> None:
+        self.api = api
         self.route = route
         self.exchange = exchange
         self.named = named
@@ -631,7 +633,6 @@ class Call:
         """The content type without its parameters; "": there is none."""
         self.is_encrypted = is_encrypted
         """Whether nobody on the way can read a cookie."""
-        self._turns = turns
         self._query_string = query_string
 
     @property
@@ -716,8 +717,8 @@ class Call:
             large = len(data) >= GZIP_THREAD_BYTES
             data = await asyncio.to_thread(_gzip, data) if large else _gzip(data)
             headers = [*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-        if not self._turns.taken():
-            await self._turns.mine()
+        if not self.api.turns.taken():
+            await self.api.turns.mine()
         await self.client.answer(status, headers, data)
 
     async def begin(self, content_type: bytes, status: int = 200) -> None:

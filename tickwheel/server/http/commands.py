@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import UNSET
 
 from tickwheel.api.groups import Settings
 from tickwheel.api.tasks import LookUp, TaskInfo, words_of_success
@@ -38,6 +37,7 @@ from tickwheel.server.http.declared import (
     read_ids,
     request_type,
     results,
+    said_of,
     to_json,
 )
 from tickwheel.server.http.deliveries import SSE
@@ -66,59 +66,52 @@ def _check(name: str, word: str, good: Sequence[str]) -> None:
     raise Conflict(f"{name} is {word}")
 
 
-class Controlling:
-    """The requests about tasks and dead letters."""
+async def look_up(call: Call) -> None:
+    """Answer one task."""
+    ids = _one(call)
+    [task] = await call.ask("look_up", {"ids": ids})
+    if task["state"] in ("unknown", "gone"):
+        _check(f"task {ids[0]}", task["state"], ())
+    await call.answer(to_json(TaskInfo, task))
 
-    async def look_up(self, call: Call) -> None:
-        """Answer one task."""
-        ids = _one(call)
-        [task] = await call.ask("look_up", {"ids": ids})
-        if task["state"] in ("unknown", "gone"):
-            _check(f"task {ids[0]}", task["state"], ())
-        await call.answer(to_json(TaskInfo, task))
 
-    async def look_up_many(self, call: Call) -> None:
-        """Answer several tasks."""
-        said = {"ids": read_ids((await call.json(_ids)).ids)}  # type: ignore[attr-defined]
-        await call.answer(await call.ask("look_up", said, _tasks))
+async def look_up_many(call: Call) -> None:
+    """Answer several tasks."""
+    said = {"ids": read_ids((await call.json(_ids)).ids)}  # type: ignore[attr-defined]
+    await call.answer(await call.ask("look_up", said, _tasks))
 
-    async def look_up_key(self, call: Call) -> None:
-        """Answer the tasks of a key."""
-        query = call.query(KEY_QUERY_TYPE)
-        said = {name: getattr(query, name) for name in query.__struct_fields__}
-        said = {name: value for name, value in said.items() if value is not UNSET}
-        tasks = await call.ask("look_up", call.named | said)
-        if not tasks:
-            raise _no_task(call)
-        await call.answer(_tasks(tasks))
 
-    async def reschedule_many(self, call: Call) -> None:
-        """Move several tasks."""
-        body = await call.json(_reschedule)
-        said = {"ids": read_ids(body.ids), **_moved(body)}
-        await call.answer(results(await call.ask("reschedule", said)))
+async def look_up_key(call: Call) -> None:
+    """Answer the tasks of a key."""
+    tasks = await call.ask("look_up", call.named | said_of(call.query(KEY_QUERY_TYPE)))
+    if not tasks:
+        raise _no_task(call)
+    await call.answer(_tasks(tasks))
 
-    # --- dead letters ----------------------------------------------------------------------------
 
-    async def requeue_dead(self, call: Call) -> None:
-        """Requeue dead letters: they are ready again, with failures counted anew."""
-        await self._on_dead(call, "requeue_dead")
+async def reschedule_many(call: Call) -> None:
+    """Move several tasks."""
+    body = await call.json(_reschedule)
+    said = {"ids": read_ids(body.ids), **_moved(body)}
+    await call.answer(results(await call.ask("reschedule", said)))
 
-    async def delete_dead(self, call: Call) -> None:
-        """Delete dead letters for good."""
-        await self._on_dead(call, "delete_dead")
 
-    @staticmethod
-    async def _on_dead(call: Call, command: str) -> None:
+def on_dead(verb: str) -> Handler:
+    """The handler of a command on dead letters."""
+
+    async def handle(call: Call) -> None:
         items = (await call.json(_dead)).items
         if not items:
             raise BadRequest("items has 0 elements; name at least one")
         pairs = tuple(
             (read_id(item.id, f"items[{index}].id"), item.group) for index, item in enumerate(items)
         )
-        words = await call.ask(command, {"pairs": pairs})
+        words = await call.ask(verb, {"pairs": pairs})
         ids = (pair[0] for pair in pairs)
         await call.answer(results(list(zip(ids, words, strict=True))))
+
+    handle.__name__ = verb
+    return handle
 
 
 def changing(verb: str, what: str) -> Handler:
@@ -160,41 +153,35 @@ def _no_task(call: Call) -> NotFound:
 # --- topics, groups and limits -------------------------------------------------------------------
 
 
-_settings = msgspec.json.Decoder(request_type(Settings, frozenset(("topic", "group"))))
+SETTINGS_TYPE = request_type(Settings, frozenset(("topic", "group")))
+_settings = msgspec.json.Decoder(SETTINGS_TYPE)
 
 
-class Listing:
-    """The requests about topics, groups and limits."""
+async def limits(call: Call) -> None:
+    """Answer the daemon's limits, as HELLO announces them over TCP."""
+    await call.answer(call.operations.limits.to_wire())
 
-    async def limits(self, call: Call) -> None:
-        """Answer the daemon's limits, as HELLO announces them over TCP."""
-        await call.answer(call.operations.limits.to_wire())
 
-    # --- topics ----------------------------------------------------------------------------------
+async def list_groups(call: Call) -> None:
+    """Answer the groups of a topic."""
+    topic = await call.ask("show_topic", call.named)
+    await call.answer({"groups": topic["groups"]})
 
-    async def list_groups(self, call: Call) -> None:
-        """Answer the groups of a topic."""
-        await call.answer({"groups": (await self._topic(call))["groups"]})
 
-    async def show_group(self, call: Call) -> None:
-        """Answer one group."""
-        groups = (await self._topic(call))["groups"]
-        name = call.named["group"]
-        if name not in groups:
-            raise NotFound(f"topic {call.named['topic']} has no group {name}")
-        await call.answer(groups[name])
+async def show_group(call: Call) -> None:
+    """Answer one group."""
+    topic, group = call.named["topic"], call.named["group"]
+    groups = (await call.ask("show_topic", {"topic": topic}))["groups"]
+    if group not in groups:
+        raise NotFound(f"topic {topic} has no group {group}")
+    await call.answer(groups[group])
 
-    @staticmethod
-    async def _topic(call: Call) -> dict[str, Any]:
-        found: dict[str, Any] = await call.ask("show_topic", {"topic": call.named["topic"]})
-        return found
 
-    async def configure_topic(self, call: Call) -> None:
-        """Set what holds for a whole topic."""
-        given = await call.json(_settings)
-        said = {n: v for n in given.__struct_fields__ if (v := getattr(given, n)) is not UNSET}
-        named = {n: of_json(Settings.field(n).kind, v, n) for n, v in said.items()}
-        await call.answer(await call.ask("configure", {**call.named, **named}))
+async def configure_topic(call: Call) -> None:
+    """Set what holds for a whole topic."""
+    said = said_of(await call.json(_settings))
+    named = {n: of_json(Settings.field(n).kind, v, n) for n, v in said.items()}
+    await call.answer(await call.ask("configure", {**call.named, **named}))
 
 
 # --- what the console looks at and no declaration gives ------------------------------------------
@@ -217,52 +204,47 @@ REPORT_HEADERS = [
 ]
 
 
-class Watching:
-    """The requests of the console that are no single answer in JSON."""
+async def watch_overview(call: Call) -> None:
+    """Send the overview as server-sent events, until the client goes or may not stay."""
+    every_ms = call.query(types.WatchQuery).every_ms
+    checks.integer(every_ms, "every_ms", EVERY_MS_MIN, EVERY_MS_MAX)
+    said = await _overview(call)  # what is wrong is an answer with a status
+    await call.begin(SSE.encode())
+    over = asyncio.Event()
+    call.exchange.on_end = lambda error: over.set()
+    gone = call.client.gone()
+    gone.add_done_callback(lambda _: over.set())
+    try:
+        while not gone.done():
+            await call.piece_in_time(b"event: overview\ndata: %b\n\n" % said)
+            await _pause(call, over, every_ms / 1000)
+            if not gone.done():
+                said = await _overview(call)
+    except SlowReader:
+        raise
+    except TickwheelError as error:
+        last = as_json({"error": problem_line(error)})
+        await call.piece(b"event: end\ndata: %b\n\n" % last, more=False)
+        return
+    raise ConnectionLost("the client has gone")
 
-    def __init__(self, *, keep_alive_s: float) -> None:
-        """``keep_alive_s``: how often, in seconds, a stream says something at least."""
-        self._keep_alive_s = keep_alive_s
 
-    async def watch_overview(self, call: Call) -> None:
-        """Send the overview as server-sent events, until the client goes or may not stay."""
-        every_ms = call.query(types.WatchQuery).every_ms
-        checks.integer(every_ms, "every_ms", EVERY_MS_MIN, EVERY_MS_MAX)
-        said = await _overview(call)  # what is wrong is an answer with a status
-        await call.begin(SSE.encode())
-        over = asyncio.Event()
-        call.exchange.on_end = lambda error: over.set()
-        gone = call.client.gone()
-        gone.add_done_callback(lambda _: over.set())
-        try:
-            while not gone.done():
-                await call.piece_in_time(b"event: overview\ndata: %b\n\n" % said)
-                await self._pause(call, over, every_ms / 1000)
-                if not gone.done():
-                    said = await _overview(call)
-        except SlowReader:
-            raise
-        except TickwheelError as error:
-            last = as_json({"error": problem_line(error)})
-            await call.piece(b"event: end\ndata: %b\n\n" % last, more=False)
-            return
-        raise ConnectionLost("the client has gone")
-
-    async def _pause(self, call: Call, over: asyncio.Event, left_s: float) -> None:
-        while left_s > 0 and not over.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(left_s, self._keep_alive_s)):
-                    await over.wait()
-            left_s -= self._keep_alive_s
-            if left_s > 0 and not over.is_set():
-                await call.piece_in_time(b": still here\n\n")
-
-    async def last_report(self, call: Call) -> None:
-        """Answer the last report's page, as ``tickwheel report`` wrote it."""
-        found: dict[str, Any] = await call.ask("report", {})
-        await call.reply(200, list(REPORT_HEADERS), found["page"])
+async def _pause(call: Call, over: asyncio.Event, left_s: float) -> None:
+    while left_s > 0 and not over.is_set():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(left_s, call.api.keep_alive_s)):
+                await over.wait()
+        left_s -= call.api.keep_alive_s
+        if left_s > 0 and not over.is_set():
+            await call.piece_in_time(b": still here\n\n")
 
 
 async def _overview(call: Call) -> bytes:
     said: bytes = await call.ask("overview", {}, as_json)
     return said
+
+
+async def last_report(call: Call) -> None:
+    """Answer the last report's page, as ``tickwheel report`` wrote it."""
+    found: dict[str, Any] = await call.ask("report", {})
+    await call.reply(200, list(REPORT_HEADERS), found["page"])

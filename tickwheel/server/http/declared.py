@@ -65,14 +65,21 @@ def of_json(kind: Kind, value: Any, field: str) -> Any:
         task_id, _, group = value.partition(".")
         return read_id(task_id, field), group
     if isinstance(kind, Block):
+        said = said_of(value)
         return {
-            one.name: of_json(one.kind, getattr(value, one.name), f"{field}.{one.name}")
+            one.name: of_json(one.kind, said[one.name], f"{field}.{one.name}")
             for one in kind.block.fields()
-            if getattr(value, one.name) is not UNSET
+            if one.name in said
         }
     if isinstance(kind, Policy):
         return policy(value, field)
     return rule(value, field) if isinstance(kind, Rule) else value
+
+
+def said_of(given: Any) -> dict[str, Any]:
+    """The fields that a body or a query has, by name."""
+    values = ((name, getattr(given, name)) for name in given.__struct_fields__)
+    return {name: value for name, value in values if value is not UNSET}
 
 
 def to_json(answer: Any, value: Any) -> Any:
@@ -298,19 +305,16 @@ def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
 
     async def values_of(call: Call) -> dict[str, Any]:
         """What was said, in the form of the wire."""
-        given: Any = None
-        if has_fields and method in WITHOUT_BODY:
-            given = call.query(given_type)
-        elif has_fields:
-            given = await call.json(decoder)
-        said = {name: of_json(kinds[name], value, name) for name, value in call.named.items()}
-        for name in given_type.__struct_fields__:
-            value = getattr(given, name)
-            if value is not UNSET and name in kinds and not isinstance(kinds[name], Body):
-                said[name] = of_json(kinds[name], value, name)
+        said: dict[str, Any] = dict(call.named)
+        if has_fields:
+            in_query = method in WITHOUT_BODY
+            said |= said_of(call.query(given_type) if in_query else await call.json(decoder))
         if body is not None:
-            said |= {body: _body_of(given, verb.name)}
-        return said
+            said[body] = _body_of(said, verb.name)
+        return {
+            name: value if name == body else of_json(kinds[name], value, name)
+            for name, value in said.items()
+        }
 
     handle.__name__ = verb.name
     return handle
@@ -321,10 +325,9 @@ def _is_new(value: Mapping[str, Any]) -> bool:
     return bool(value.get("created", value.get("outcome") == "created"))
 
 
-def _body_of(given: Any, field: str) -> bytes | None:
+def _body_of(said: dict[str, Any], field: str) -> bytes | None:
     """The bytes of a body, of which one form may be said. Raises BadRequest."""
-    text = None if given.body is UNSET else given.body
-    data = None if given.body_base64 is UNSET else given.body_base64
+    text, data = said.pop("body", None), said.pop("body_base64", None)
     if text is not None and data is not None:
         raise BadRequest(f"{field} must have body or body_base64, not both")
     return data if text is None else text.encode()

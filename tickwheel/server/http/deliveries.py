@@ -26,14 +26,14 @@ from tickwheel.errors import (
 from tickwheel.model.records import DEFAULT_GROUP
 from tickwheel.server import checks
 from tickwheel.server.http import types
-from tickwheel.server.http.call import as_json, put_body
+from tickwheel.server.http.call import JSON, as_json, put_body
 from tickwheel.server.http.call import line as problem_line
 from tickwheel.server.http.enqueue import NDJSON
 from tickwheel.server.shard.delivered import delivered
 from tickwheel.server.shard.groups import OF_GROUPS
 
 if TYPE_CHECKING:
-    from tickwheel.server.http.call import Call, Exchange
+    from tickwheel.server.http.call import Call, Exchange, Handler
     from tickwheel.server.shard.access import Principal
 
 # --- receipts ------------------------------------------------------------------------------------
@@ -135,54 +135,43 @@ class Streams:
             exchange.operations.heard(exchange.caller)
 
 
-class Consuming:
-    """The requests by which consumers get tasks."""
-
-    def __init__(self, streams: Streams, *, keep_alive_s: float) -> None:
-        """``keep_alive_s``: how often, in seconds, a stream says something at least."""
-        self._streams = streams
-        self._keep_alive_s = keep_alive_s
-
-    async def pull(self, call: Call) -> None:
-        """Answer up to ``max`` deliveries, as soon as there is one, or none after ``wait_ms``."""
-        given = await call.json(_pull)
-        wait_ms_max = int(call.operations.settings.http_wait_max_s * 1000)
-        checks.integer(given.wait_ms, "wait_ms", 0, wait_ms_max)
-        options = {"lease_ms": given.lease_ms, **_of_group(given)}
-        topic, exchange, operations = call.named["topic"], call.exchange, call.operations
-        sink = _PullSink(exchange, topic, given.group or DEFAULT_GROUP)
-        answer = exchange.ask(
-            lambda number: operations.pull(
-                exchange.caller,
-                sink.numbered(number),
-                topic,
-                given.group,
-                given.max,
-                given.wait_ms,
-                options,
-                sink,
-                call.now,
-            ),
-            render=lambda nothing: as_json({"deliveries": []}),
-        )
+async def pull(call: Call) -> None:
+    """Answer up to ``max`` deliveries, as soon as there is one, or none after ``wait_ms``."""
+    given = await call.json(_pull)
+    checks.integer(given.wait_ms, "wait_ms", 0, call.api.wait_ms_max)
+    options = {"lease_ms": given.lease_ms, **_of_group(given)}
+    topic, exchange, operations = call.named["topic"], call.exchange, call.operations
+    sink = _PullSink(exchange, topic, given.group or DEFAULT_GROUP)
+    answer = exchange.ask(
+        lambda number: operations.pull(
+            exchange.caller,
+            sink.numbered(number),
+            topic,
+            given.group,
+            given.max,
+            given.wait_ms,
+            options,
+            sink,
+            call.now,
+        ),
+        render=lambda nothing: as_json({"deliveries": []}),
+    )
+    if not answer.done():
+        gone = call.client.gone()
+        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            gone = call.client.gone()
-            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                raise ConnectionLost("the client has gone")
-        await call.answer(answer.result())
+            raise ConnectionLost("the client has gone")
+    await call.answer(answer.result())
 
-    async def stream(self, call: Call) -> None:
-        """Send deliveries as they come, until the client goes: server-sent events or lines."""
-        given = call.query(types.StreamQuery)
-        accepted = call.header(b"accept") or ""
-        is_lines = NDJSON in accepted or "application/json" in accepted
-        number = self._streams.opened(call.exchange)
-        try:
-            group = given.group or DEFAULT_GROUP
-            await Stream(call, given, number, group, is_lines=is_lines).run(self._keep_alive_s)
-        finally:
-            self._streams.closed(number)
+
+async def stream(call: Call) -> None:
+    """Send deliveries as they come, until the client goes: server-sent events or lines."""
+    streams = call.api.streams
+    number = streams.opened(call.exchange)
+    try:
+        await Stream(call, call.query(types.StreamQuery), number).run()
+    finally:
+        streams.closed(number)
 
 
 def _of_group(given: types.PullIn | types.StreamQuery) -> dict[str, Any]:
@@ -220,15 +209,14 @@ class _PullSink:
 class Stream:
     """One stream: the sink of its subscription, and the writer of its deliveries."""
 
-    def __init__(
-        self, call: Call, given: types.StreamQuery, number: int, group: str, *, is_lines: bool
-    ) -> None:
+    def __init__(self, call: Call, given: types.StreamQuery, number: int) -> None:
+        accepted = call.header(b"accept") or ""
         self._call = call
         self._given = given
         self._number = number
         self._topic = call.named["topic"]
-        self._group = "" if given.broadcast else group
-        self._is_lines = is_lines
+        self._group = "" if given.broadcast else given.group or DEFAULT_GROUP
+        self._is_lines = NDJSON in accepted or JSON in accepted
         self._settings = call.operations.settings
         self._pieces: list[bytes] = []
         self._bytes = 0
@@ -237,7 +225,7 @@ class Stream:
         self._wake = asyncio.Event()
         self._end: TickwheelError | None = None
 
-    async def run(self, keep_alive_s: float) -> None:
+    async def run(self) -> None:
         """Write deliveries until the client has gone, or the daemon ends the stream."""
         call = self._call
         await self._subscribe()
@@ -249,7 +237,7 @@ class Stream:
         while not gone.done():
             if not self._pieces and self._end is None:
                 try:
-                    async with asyncio.timeout(keep_alive_s):
+                    async with asyncio.timeout(call.api.keep_alive_s):
                         await self._wake.wait()
                 except TimeoutError:
                     await call.piece_in_time(self._idle())
@@ -336,119 +324,63 @@ class Stream:
 # --- ends of deliveries --------------------------------------------------------------------------
 
 
+GROUPS_MAX = 100
+"""Groups whose deliveries one request may settle."""
 Ask = Callable[[Sequence[Receipt], int], None]
-
-_ack = msgspec.json.Decoder(types.AckIn)
-_nack = msgspec.json.Decoder(types.NackIn)
-_reject = msgspec.json.Decoder(types.RejectIn)
-_snooze = msgspec.json.Decoder(types.SnoozeIn)
-_extend = msgspec.json.Decoder(types.ExtendIn)
+_BY_COLUMNS = ("ack", "release", "extend")
+"""Verbs that take ids and attempts apart; others take an item for each delivery."""
 
 
-class Settling:
-    """The requests that settle deliveries, possibly of several groups: each group is one operation,
-    and the words come back in the order asked."""
+def settling(verb: str, body: type[types.AckIn], usual: str) -> Handler:
+    """The handler that settles deliveries, possibly of several groups: each group is one operation,
+    and the words come back in the order asked; ``usual`` where the operation has none to say."""
+    decoder = msgspec.json.Decoder(body)
+    more = [name for name in body.__struct_fields__ if name != "receipts"]
 
-    def __init__(self, streams: Streams) -> None:
-        self._streams = streams
+    async def handle(call: Call) -> None:
+        given = await call.json(decoder)
+        caller, now, operation = call.exchange.caller, call.now, getattr(call.operations, verb)
+        rest = tuple(getattr(given, name) for name in more)
 
-    async def ack(self, call: Call) -> None:
-        """Ack deliveries."""
-        given = await call.json(_ack)
-        await self._columns(call, given, call.operations.ack, (), "acked")
-
-    async def release(self, call: Call) -> None:
-        """Give tasks back unstarted."""
-        given = await call.json(_ack)
-        await self._columns(call, given, call.operations.release, (call.now,), "released")
-
-    async def extend(self, call: Call) -> None:
-        """Extend leases."""
-        given = await call.json(_extend)
-        rest = (given.lease_ms, call.now)
-        await self._columns(call, given, call.operations.extend, rest, "extended")
-
-    async def nack(self, call: Call) -> None:
-        """Nack deliveries: attempts failed."""
-        given = await call.json(_nack)
-        rest = (given.delay_ms, given.reason)
-        await self._each(call, given, call.operations.nack, rest, "retrying")
-
-    async def reject(self, call: Call) -> None:
-        """Reject deliveries: their tasks will never succeed."""
-        given = await call.json(_reject)
-        await self._each(call, given, call.operations.reject, (given.reason,), "dead")
-
-    async def snooze(self, call: Call) -> None:
-        """Postpone tasks, which counts as no failure."""
-        given = await call.json(_snooze)
-        await self._each(call, given, call.operations.snooze, (given.delay_ms,), "snoozed")
-
-    async def _columns(
-        self,
-        call: Call,
-        given: types.AckIn,
-        operation: Callable[..., None],
-        rest: tuple[Any, ...],
-        usual: str,
-    ) -> None:
-        """Ask an operation that takes ids and attempts apart, and then ``rest``."""
-        caller = call.exchange.caller
-
-        def ask(some: Sequence[Receipt], number: int) -> None:
+        def ask_columns(some: Sequence[Receipt], number: int) -> None:
             one, ids = some[0], tuple(one.id for one in some)
             attempts = tuple(one.attempt for one in some)
-            operation(caller, number, one.topic, one.group, one.epoch, ids, attempts, *rest)
+            last = rest if verb == "ack" else (*rest, now)
+            operation(caller, number, one.topic, one.group, one.epoch, ids, attempts, *last)
 
-        await self._settle(call, given, ask, usual)
-
-    async def _each(
-        self,
-        call: Call,
-        given: types.AckIn,
-        operation: Callable[..., None],
-        rest: tuple[Any, ...],
-        usual: str,
-    ) -> None:
-        """Ask an operation that takes an item for each receipt, which ends with ``rest``."""
-        caller, now = call.exchange.caller, call.now
-
-        def ask(some: Sequence[Receipt], number: int) -> None:
+        def ask_items(some: Sequence[Receipt], number: int) -> None:
             items = tuple((one.id, one.epoch, one.attempt, *rest) for one in some)
             operation(caller, number, some[0].topic, some[0].group, items, now)
 
-        await self._settle(call, given, ask, usual)
+        ask = ask_columns if verb in _BY_COLUMNS else ask_items
+        await call.answer({"results": await _settled(call, given.receipts, ask, usual)})
 
-    async def _settle(self, call: Call, given: types.AckIn, ask: Ask, usual: str) -> None:
-        limit = call.operations.limits.ids_per_frame_max
-        texts = checks.array(tuple(given.receipts), "receipts", limit)
-        if not texts:
-            raise BadRequest("receipts has 0 elements; at least 1 is needed")
-        receipts = [read_receipt(text, f"receipts[{i}]") for i, text in enumerate(texts)]
-        groups: dict[tuple[str, str, int], list[int]] = {}
-        for index, receipt in enumerate(receipts):
-            found = (receipt.topic, receipt.group, receipt.epoch)
-            groups.setdefault(found, []).append(index)
-        if len(groups) > GROUPS_MAX:
-            raise BadRequest(
-                f"the receipts are of {len(groups)} groups; the limit is {GROUPS_MAX} a request"
-            )
-        answers = []
-        for indexes in groups.values():
-            some = [receipts[index] for index in indexes]
-            answers.append(call.exchange.ask(partial(ask, some)))
-        # A receipt is text that anybody can write: it shows the life of a stream behind the check
-        # of rights, and of the caller's own.
-        for number in {receipt.stream for receipt in receipts} - {0}:
-            self._streams.heard(number, call.exchange.caller.principal)
-        words = [usual] * len(receipts)
-        for indexes, found_words in zip(
-            groups.values(), await asyncio.gather(*answers), strict=True
-        ):
-            for index, word in zip(indexes, found_words or (), strict=False):
-                words[index] = word
-        await call.answer({"results": words})
+    handle.__name__ = verb
+    return handle
 
 
-GROUPS_MAX = 100
-"""Groups whose deliveries one request may settle."""
+async def _settled(call: Call, given: list[str], ask: Ask, usual: str) -> list[str]:
+    texts = checks.array(tuple(given), "receipts", call.operations.limits.ids_per_frame_max)
+    if not texts:
+        raise BadRequest("receipts has 0 elements; at least 1 is needed")
+    receipts = [read_receipt(text, f"receipts[{i}]") for i, text in enumerate(texts)]
+    groups: dict[tuple[str, str, int], list[int]] = {}
+    for index, receipt in enumerate(receipts):
+        groups.setdefault((receipt.topic, receipt.group, receipt.epoch), []).append(index)
+    if len(groups) > GROUPS_MAX:
+        raise BadRequest(
+            f"the receipts are of {len(groups)} groups; the limit is {GROUPS_MAX} a request"
+        )
+    answers = [
+        call.exchange.ask(partial(ask, [receipts[index] for index in indexes]))
+        for indexes in groups.values()
+    ]
+    # A receipt is text that anybody can write: it shows the life of a stream behind the check of
+    # rights, and of the caller's own.
+    for number in {receipt.stream for receipt in receipts} - {0}:
+        call.api.streams.heard(number, call.exchange.caller.principal)
+    words = [usual] * len(receipts)
+    for indexes, found in zip(groups.values(), await asyncio.gather(*answers), strict=True):
+        for index, word in zip(indexes, found or (), strict=False):
+            words[index] = word
+    return words

@@ -30,103 +30,101 @@ from tickwheel.errors import (
 from tickwheel.server.http import new_tasks, types
 from tickwheel.server.http.call import JSON, as_json, decoded
 from tickwheel.server.http.call import line as problem_line
-from tickwheel.server.http.new_tasks import Reader, kept, once
+from tickwheel.server.http.new_tasks import kept, once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tickwheel.server.http.call import Call
-    from tickwheel.server.http.new_tasks import Given, Reader
+    from tickwheel.server.http.new_tasks import Given
 
 _one_or_many = msgspec.json.Decoder(types.OneOrMany)
 
 
-class Producing:
-    """The requests of producers."""
-
-    def __init__(self, delay_levels_ms: Sequence[int]) -> None:
-        self._reader = Reader(delay_levels_ms)
-
-    async def enqueue(self, call: Call) -> None:
-        """Enqueue tasks in the form of the content type: JSON, lines or CloudEvents."""
-        kind = call.content_type
-        if kind == NDJSON:
-            _check_no_key(call)
-            await Bulk(call, self._reader).run()
-        elif kind in (JSON, "") and not new_tasks.is_binary(call):
-            await self._json(call)
-        elif new_tasks.is_any(call):
-            await self._cloudevents(call, "")
-        else:
-            raise UnsupportedMediaType(
-                f"content-type must be {JSON}, {NDJSON} or one of CloudEvents, not {shown(kind)};"
-                " a raw body goes to /v1/topics/TOPIC/tasks"
-            )
-
-    async def enqueue_raw(self, call: Call) -> None:
-        """Enqueue a task whose body is the request's body, and whose fields are in headers."""
-        topic = call.named["topic"]
-        if new_tasks.is_any(call):
-            await self._cloudevents(call, topic)
-            return
-        body = await call.incoming.read()
-        await self._one(call, self._reader.of_headers(topic, call.headers, body))
-
-    async def _json(self, call: Call) -> None:
-        given = await call.json(_one_or_many)
-        if given.tasks is None:
-            if given.transaction is not None:
-                raise BadRequest("a request with a transaction has its tasks in tasks")
-            await self._one(call, self._reader.task(given, given.topic))
-            return
-        if given != types.OneOrMany(tasks=given.tasks, transaction=given.transaction):
-            raise BadRequest("a request has the fields of one task, or tasks, not both")
-        read = self._reader.task
-        many = [read(task, task.topic, f"tasks[{i}]") for i, task in enumerate(given.tasks)]
-        if given.transaction is not None:
-            await self._prepare(call, given.transaction, many)
-        else:
-            await self._many(call, many)
-
-    @staticmethod
-    async def _prepare(call: Call, of: types.OfTransaction, many: Sequence[Given]) -> None:
-        """Keep half tasks; answered without ids when they are durable."""
-        if call.header(b"idempotency-key") is not None:
-            raise BadRequest("idempotency-key is not for a transaction: its part is the resend")
-        exchange, operations, now = call.exchange, call.operations, call.now
-        caller, options = exchange.caller, {"from": of.count_from}
-        tasks = tuple(given.task for given in many)
-        await exchange.ask(
-            lambda number: operations.prepare(
-                caller, number, of.id, of.group, of.part, tasks, options, now
-            )
+async def enqueue(call: Call) -> None:
+    """Enqueue tasks in the form of the content type: JSON, lines or CloudEvents."""
+    kind = call.content_type
+    if kind == NDJSON:
+        _check_no_key(call)
+        await Bulk(call).run()
+    elif kind in (JSON, "") and not new_tasks.is_binary(call):
+        await _json(call)
+    elif new_tasks.is_any(call):
+        await _cloudevents(call, "")
+    else:
+        raise UnsupportedMediaType(
+            f"content-type must be {JSON}, {NDJSON} or one of CloudEvents, not {shown(kind)};"
+            " a raw body goes to /v1/topics/TOPIC/tasks"
         )
-        await call.answer({"transaction": of.id, "part": of.part, "tasks": len(tasks)})
 
-    async def _cloudevents(self, call: Call, topic: str) -> None:
-        data = await call.incoming.read()
-        events, is_batch = new_tasks.read(call, topic, data, self._reader)
-        await (self._many(call, events) if is_batch else self._one(call, events[0]))
 
-    async def _one(self, call: Call, given: Given) -> None:
-        answer = await self._enqueue(call, (given.task,))
-        await call.answer(kept(answer, (given,)).lines()[0])
+async def enqueue_raw(call: Call) -> None:
+    """Enqueue a task whose body is the request's body, and whose fields are in headers."""
+    topic = call.named["topic"]
+    if new_tasks.is_any(call):
+        await _cloudevents(call, topic)
+        return
+    body = await call.incoming.read()
+    await _one(call, call.api.reader.of_headers(topic, call.headers, body))
 
-    async def _many(self, call: Call, many: Sequence[Given]) -> None:
-        answer = await self._enqueue(call, tuple([given.task for given in many]))
-        await call.answer(b'{"tasks":[%b]}' % b",".join(kept(answer, many).lines()))
 
-    @staticmethod
-    def _enqueue(call: Call, tasks: tuple[Any, ...]) -> asyncio.Future[Any]:
-        exchange = call.exchange
-        operations, caller = exchange.operations, exchange.caller
-        now, key = operations.clock.read(), call.header(b"idempotency-key")
-        if key is None:
-            enqueue = operations.enqueue
-            return exchange.ask(lambda number: enqueue(caller, number, 0, tasks, now))
-        session, fingerprint = once(key, caller.principal, tasks)
-        act = partial(operations.enqueue_once, caller, session)
-        return exchange.ask(lambda number: act(number, tasks, now), number=fingerprint)
+async def _json(call: Call) -> None:
+    given, read = await call.json(_one_or_many), call.api.reader.task
+    if given.tasks is None:
+        if given.transaction is not None:
+            raise BadRequest("a request with a transaction has its tasks in tasks")
+        await _one(call, read(given, given.topic))
+        return
+    if given != types.OneOrMany(tasks=given.tasks, transaction=given.transaction):
+        raise BadRequest("a request has the fields of one task, or tasks, not both")
+    many = [read(task, task.topic, f"tasks[{i}]") for i, task in enumerate(given.tasks)]
+    if given.transaction is not None:
+        await _prepare(call, given.transaction, many)
+    else:
+        await _many(call, many)
+
+
+async def _prepare(call: Call, of: types.OfTransaction, many: Sequence[Given]) -> None:
+    """Keep half tasks; answered without ids when they are durable."""
+    if call.header(b"idempotency-key") is not None:
+        raise BadRequest("idempotency-key is not for a transaction: its part is the resend")
+    exchange, operations, now = call.exchange, call.operations, call.now
+    caller, options = exchange.caller, {"from": of.count_from}
+    tasks = tuple(given.task for given in many)
+    await exchange.ask(
+        lambda number: operations.prepare(
+            caller, number, of.id, of.group, of.part, tasks, options, now
+        )
+    )
+    await call.answer({"transaction": of.id, "part": of.part, "tasks": len(tasks)})
+
+
+async def _cloudevents(call: Call, topic: str) -> None:
+    data = await call.incoming.read()
+    events, is_batch = new_tasks.read(call, topic, data, call.api.reader)
+    await (_many(call, events) if is_batch else _one(call, events[0]))
+
+
+async def _one(call: Call, given: Given) -> None:
+    answer = await _enqueue(call, (given.task,))
+    await call.answer(kept(answer, (given,)).lines()[0])
+
+
+async def _many(call: Call, many: Sequence[Given]) -> None:
+    answer = await _enqueue(call, tuple([given.task for given in many]))
+    await call.answer(b'{"tasks":[%b]}' % b",".join(kept(answer, many).lines()))
+
+
+def _enqueue(call: Call, tasks: tuple[Any, ...]) -> asyncio.Future[Any]:
+    exchange = call.exchange
+    operations, caller = exchange.operations, exchange.caller
+    now, key = operations.clock.read(), call.header(b"idempotency-key")
+    if key is None:
+        enqueue = operations.enqueue
+        return exchange.ask(lambda number: enqueue(caller, number, 0, tasks, now))
+    session, fingerprint = once(key, caller.principal, tasks)
+    act = partial(operations.enqueue_once, caller, session)
+    return exchange.ask(lambda number: act(number, tasks, now), number=fingerprint)
 
 
 def _check_no_key(call: Call) -> None:
@@ -155,9 +153,9 @@ Line = tuple[int, "Given | None"]
 class Bulk:
     """One request with a stream of lines."""
 
-    def __init__(self, call: Call, reader: Reader) -> None:
+    def __init__(self, call: Call) -> None:
         self._call = call
-        self._reader = reader
+        self._reader = call.api.reader
         self._line_bytes_max = call.operations.settings.http_body_bytes
         self._under_way: deque[tuple[list[Line], _Future | TickwheelError]] = deque()
         self._rest = b""

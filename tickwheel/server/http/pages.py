@@ -24,13 +24,11 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BY_CODE
 from tickwheel.server.http import new_tasks, types
 from tickwheel.server.http.call import JSON, JSON_TYPE, PROBLEM_TYPE, Route, as_json
+from tickwheel.server.http.routes import ROUTES
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-if TYPE_CHECKING:
-    pass
 
 SWAGGER_UI = {
     "swagger-ui.css": ("swagger_style.css", "text/css"),
@@ -96,9 +94,9 @@ _KINDS = {
 }
 
 
-def pages(routes: Sequence[Route], *, wait_ms_max: int) -> list[PageRoute]:
+def pages(*, wait_ms_max: int) -> list[PageRoute]:
     """``/openapi.json`` and ``/docs/``, which are public: they say nothing of any task."""
-    said = as_json(document(routes, wait_ms_max=wait_ms_max))
+    said = as_json(document(ROUTES, wait_ms_max=wait_ms_max))
     packed = gzip.compress(said)
 
     async def openapi(request: Request) -> Response:
