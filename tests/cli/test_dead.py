@@ -11,10 +11,10 @@ import pytest
 from support.fake_daemon import NOW_MS, FakeDaemon
 from support.waiting import soon
 from tickwheel.api.frames import FrameType as T
-from tickwheel.cli import dead
+from tickwheel.cli import tasks
 from tickwheel.cli.call import Call
-from tickwheel.cli.dead import Selection, Tally, chunk_size, pause_s, purge, requeue
 from tickwheel.cli.output import Output
+from tickwheel.cli.tasks import Selection, Tally, chunk_size, pause_s, purge, requeue
 from tickwheel.errors import BadRequest, Refused
 
 
@@ -54,7 +54,7 @@ def test_a_tally_says_what_was_not_as_wished() -> None:
 async def test_pages_are_settled_one_by_one_and_nothing_that_died_later(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead, "CHUNK_MAX", 2)
+    monkeypatch.setattr(tasks, "CHUNK_MAX", 2)
     async with FakeDaemon() as daemon:
         call = Call(daemon.url, None, Output(as_json=True))
         running = asyncio.ensure_future(requeue(call, topic="t", reason="timeout"))
@@ -86,7 +86,7 @@ async def test_pages_are_settled_one_by_one_and_nothing_that_died_later(
 async def test_what_was_done_before_a_failure_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead, "CHUNK_MAX", 1)
+    monkeypatch.setattr(tasks, "CHUNK_MAX", 1)
     monkeypatch.setattr(Call, "client", lambda self: daemon.client(retries=0))
     async with FakeDaemon() as daemon:
         call = Call(daemon.url, None, Output(as_json=True))

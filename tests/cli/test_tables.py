@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tickwheel.cli import dead, enqueue, schedules, subscribe, tasks
+from tickwheel.cli import enqueue, schedules, subscribe, tasks
 from tickwheel.cli.groups import groups_grid, topics_grid
 from tickwheel.cli.history import report_grid
 from tickwheel.cli.output import Grid, grid_of, table_of
@@ -68,7 +68,7 @@ TABLES: dict[str, tuple[Grid, str]] = {
     ),
     "dead list": (
         _with(
-            grid_of(dead.COLUMNS, spare=dead.SPARE),
+            grid_of(tasks.DEAD_COLUMNS, spare=tasks.DEAD_SPARE),
             (ID, "billing", LONG, AT, "3", "ValueError: no such order"),
         ),
         "id group topic died reason",

@@ -25,7 +25,7 @@ from support.daemon import Daemon
 from support.frameworks import need
 from support.waiting import WAIT_S, comes, soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Snooze, Task, Worker
-from tickwheel.cli.work import error_text
+from tickwheel.cli.subscribe import error_text
 from tickwheel.contrib.workers import _Supervisor
 from tickwheel.testing import TestWheel
 

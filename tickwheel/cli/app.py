@@ -16,7 +16,6 @@ from typing import Annotated
 import typer
 
 from tickwheel.cli import (
-    dead,
     enqueue,
     groups,
     history,
@@ -27,7 +26,6 @@ from tickwheel.cli import (
     targets,
     tasks,
     top,
-    work,
 )
 from tickwheel.cli.call import (
     EXIT_FAILED,
@@ -109,7 +107,7 @@ COMMANDS: tuple[tuple[str, Command], ...] = (
     (WATCH, top.load),
     (TOPICS, groups.pause), (TOPICS, groups.resume), (TOPICS, groups.rate),
     (TOPICS, subscribe.consumers), (SERVE, history.restore), (WATCH, history.report),
-    (WATCH, top.top), (WATCH, top.console), (TASKS, work.work), (WATCH, serve.bench),
+    (WATCH, top.top), (WATCH, top.console), (TASKS, subscribe.work), (WATCH, serve.bench),
 )  # fmt: skip
 """Each with the part of the help where it stands; its name is its function's."""
 
@@ -184,7 +182,8 @@ _below(
 )  # fmt: skip
 _below(
     TASKS, "dead", "Dead letters: look at them, requeue them, delete them.", lists=False,
-    list=dead.list_, show=dead.show, requeue=dead.requeue, delete=dead.delete, purge=dead.purge,
+    list=tasks.list_dead, show=tasks.show_dead, requeue=tasks.requeue, delete=tasks.delete,
+    purge=tasks.purge,
 )  # fmt: skip
 _below(
     WATCH, "history",

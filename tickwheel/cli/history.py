@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 import typer
 
-from tickwheel.cli.bodies import stored_text
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, Default, offline
 from tickwheel.cli.options import LimitOption, flag, moment, option, parse_id
 from tickwheel.cli.output import (
@@ -43,6 +42,7 @@ from tickwheel.cli.output import (
     printable,
     progress_bars,
     remark,
+    stored_text,
     text_columns,
     wanted,
 )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import sys
 import time
@@ -28,14 +29,18 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+
+import msgpack
 
 from tickwheel.api.kinds import Id, Moment
 from tickwheel.api.shapes import Answer
+from tickwheel.client.encodings import KEYS_VARIABLE, Codec, key_of
+from tickwheel.errors import Undecodable
 from tickwheel.model.retry import SPEC_FIELDS, UNITS_MS
 
 if TYPE_CHECKING:
@@ -688,3 +693,45 @@ def age(oldest_ms: Any) -> str:
 
 
 OLDEST = Column[Map]("oldest", lambda row: age(row.get("oldest_ready_ms")), right=True)
+
+
+# --- stored bodies: unpacked, as far as this process has the keys ---------------------------------
+
+
+@lru_cache(1)
+def _codec(keys_file: str | None) -> Codec:
+    """What unpacks bodies, with the keys of the file that this process was given."""
+    return Codec(keys_file=keys_file)
+
+
+def unpacked(topic: str, body: bytes, encoding: str | None) -> tuple[bytes, str | None, str]:
+    """A body as far as it can be read here, what it is then, and why it is no further."""
+    if encoding is None:
+        return body, None, ""
+    try:
+        return *_codec(os.environ.get(KEYS_VARIABLE)).unpacked(topic, body, encoding), ""
+    except Undecodable as error:
+        key = key_of(encoding)
+        why = error.message if key is None else f"encrypted with key {key}"
+        return body, encoding, why
+
+
+def stored_text(
+    topic: str, body: bytes, encoding: str | None, length_max: int | None = BODY_SHOWN_MAX
+) -> str:
+    """``body_text`` of a stored body, unpacked; or why it cannot be."""
+    body, encoding, why = unpacked(topic, body, encoding)
+    if why:
+        return printable(f"({len(body)} bytes: {why})")
+    if encoding is not None and encoding.partition(";")[0] == "msgpack":
+        with suppress(ValueError, msgpack.exceptions.UnpackException):
+            return printable(json.dumps(msgpack.unpackb(body), default=str), length_max)
+    return body_text(body, length_max)
+
+
+def stored_fields(topic: str, body: bytes, encoding: str | None) -> dict[str, Any]:
+    """``body_fields`` of a stored body, unpacked if that can be; with ``encoding``, what it is, and
+    ``stored_encoding``, where that was another one."""
+    body, now, _ = unpacked(topic, body, encoding)
+    fields = body_fields(body) | {"encoding": now}
+    return fields if now == encoding else fields | {"stored_encoding": encoding}

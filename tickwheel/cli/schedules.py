@@ -22,7 +22,6 @@ from typing import Annotated, Any, TypedDict, Unpack
 from tickwheel.api.kinds import Span, Whole
 from tickwheel.api.policies import policy_wire
 from tickwheel.api.tasks import kept_options
-from tickwheel.cli.bodies import stored_fields, stored_text, unpacked
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask, described
 from tickwheel.cli.options import (
     SPEC_HELP,
@@ -48,7 +47,10 @@ from tickwheel.cli.output import (
     format_time,
     iso_time,
     spec_duration,
+    stored_fields,
+    stored_text,
     text_columns,
+    unpacked,
 )
 from tickwheel.client import ScheduleInfo
 from tickwheel.client.encodings import encoding_of

@@ -1,27 +1,45 @@
 """Those who take tasks: ``tickwheel subscribe`` prints what comes due, or hands each task to a
-command; ``consumers`` lists who is connected.
+command; ``consumers`` lists who is connected; ``work`` runs a worker that a program defines.
 
 Order of ``subscribe``: a task is printed (or its command has run) before it is acked, so that a
 crash in between repeats it and never loses it. Acks of what was only printed are not waited for one
 by one; all of them are before the command ends. ``--exec`` runs one command for one delivery: the
 body on its stdin, the verdict by its exit code. Meanwhile, and with ``--no-ack``, the lease is
 extended.
+
+``work`` shows what its worker does: on a terminal by one line on stderr, drawn again four times a
+second below what the program prints and logs; with ``--json`` by a line of JSON on stdout for each
+finished delivery, and nothing else there: what the program prints goes to stderr. Otherwise by log
+lines alone. The errors of the program are its own: what goes wrong while it is imported is said in
+one line with the place; what a handler raises is logged, and becomes a nack.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
+import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, TypedDict, Unpack, cast
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+    suppress,
+)
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict, Unpack, cast
+
+import typer
 
 from tickwheel.api.words import AckWord
-from tickwheel.cli.bodies import stored_fields, stored_text
 from tickwheel.cli.call import Call, Default
 from tickwheel.cli.options import (
     GroupOption,
@@ -45,16 +63,25 @@ from tickwheel.cli.output import (
     column,
     count_columns,
     fields_of,
+    format_count,
     format_duration,
     format_time,
     printable,
     remark,
+    stored_fields,
+    stored_text,
     text_columns,
 )
 from tickwheel.client import Client, ConsumerInfo, Delivery, Subscription
 from tickwheel.client.leases import Leases
 from tickwheel.client.subscription import settle_failed
+from tickwheel.client.worker import Worker
+from tickwheel.contrib.workers import LOG_FORMAT, RELOAD_GRACE_S, is_child, load_worker, supervise
 from tickwheel.errors import BadBody, BadRequest, Forbidden, TickwheelError, Undecodable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 PREFETCH_DEFAULT = 256
 PREFETCH_MAX = 65_535
@@ -269,19 +296,19 @@ class Receiver:
             self._ack(delivery)
         else:
             # With --json the command's own output must not stand between the objects.
-            done = await execute(self._cmd, delivery, output_to_stderr=self._out.as_json)
+            code = await execute(self._cmd, delivery, output_to_stderr=self._out.as_json)
             self._leases.drop(delivery)
-            if done.exit_code == 0:
+            if code == 0:
                 result: str = await delivery.ack()
             else:
-                result = await delivery.nack(reason=reason_of(done))
-            self._print(delivery, done, result)
+                result = await delivery.nack(reason=reason_of(code))
+            self._print(delivery, code, result)
 
     async def _handle_settled(self, delivery: Delivery) -> None:
-        done = None
+        code = None
         if self._cmd is not None:
-            done = await execute(self._cmd, delivery, output_to_stderr=self._out.as_json)
-        self._print(delivery, done, "done")
+            code = await execute(self._cmd, delivery, output_to_stderr=self._out.as_json)
+        self._print(delivery, code, "done")
 
     async def _release_held(self) -> None:
         """Release the deliveries that are held, which costs no attempts."""
@@ -304,17 +331,18 @@ class Receiver:
         ack.add_done_callback(confirmed)
 
     def _print(
-        self, delivery: Delivery, done: Execution | None = None, result: str | None = None
+        self, delivery: Delivery, code: int | None = None, result: str | None = None
     ) -> None:
+        """Show a delivery; ``code``: the exit code of its command."""
         if self._out.as_json:
             fields = delivery_fields(delivery)
-            if done is not None:
-                fields |= {"exit_code": done.exit_code, "result": result}
+            if code is not None:
+                fields |= {"exit_code": code, "result": result}
             self._out.record(fields)
-        elif done is None:
+        elif code is None:
             self._out.line(delivery_line(delivery))
-        elif done.exit_code != 0:
-            self._out.remark(f"task {delivery.id}: {reason_of(done)} ({result})")
+        elif code != 0:
+            self._out.remark(f"task {delivery.id}: {reason_of(code)} ({result})")
 
 
 async def _next(deliveries: AsyncIterator[Delivery], stop: asyncio.Event) -> Delivery | None:
@@ -337,44 +365,29 @@ async def _next(deliveries: AsyncIterator[Delivery], stop: asyncio.Event) -> Del
 # --- commands ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Execution:
-    """How a command ended; a negative code is the number of the signal that ended it."""
-
-    exit_code: int
-
-
-def reason_of(done: Execution) -> str:
+def reason_of(code: int) -> str:
     """The reason of a failure, for the task's record."""
-    if done.exit_code >= 0:
-        return f"exit code {done.exit_code}"
+    if code >= 0:
+        return f"exit code {code}"
     with contextlib.suppress(ValueError):
-        return f"signal {signal.Signals(-done.exit_code).name}"
-    return f"signal {-done.exit_code}"
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"
 
 
-def environment(delivery: Delivery) -> dict[str, str]:
-    """The environment of the command: it says what a delivery has beside its body."""
-    return {
-        **os.environ,
-        "TICKWHEEL_ID": str(delivery.id),
-        "TICKWHEEL_TOPIC": delivery.topic,
-        "TICKWHEEL_ATTEMPT": str(delivery.attempt),
-        "TICKWHEEL_FAILURES": str(delivery.failures),
-        "TICKWHEEL_DUE_MS": str(delivery.due_ms),
-    }
+async def execute(cmd: str, delivery: Delivery, *, output_to_stderr: bool) -> int:
+    """Run ``sh -c CMD`` to its end; returns its exit code, negative for a signal. Cancelled: the
+    command and its children are killed.
 
-
-async def execute(cmd: str, delivery: Delivery, *, output_to_stderr: bool) -> Execution:
-    """Run ``sh -c CMD`` to its end. Cancelled: the command and its children are killed.
-
-    It has a process group of its own, so that Ctrl-C lets it finish what it has begun.
+    Its environment says what a delivery has beside its body. It has a process group of its own, so
+    that Ctrl-C lets it finish what it has begun.
     """
+    names = ("id", "topic", "attempt", "failures", "due_ms")
+    said = {f"TICKWHEEL_{name.upper()}": str(getattr(delivery, name)) for name in names}
     process = await asyncio.create_subprocess_shell(
         cmd,
         stdin=asyncio.subprocess.PIPE,
         stdout=sys.stderr.fileno() if output_to_stderr else None,
-        env=environment(delivery),
+        env={**os.environ, **said},
         start_new_session=True,
     )
     try:
@@ -385,7 +398,7 @@ async def execute(cmd: str, delivery: Delivery, *, output_to_stderr: bool) -> Ex
         await process.wait()
         raise
     assert process.returncode is not None
-    return Execution(process.returncode)
+    return process.returncode
 
 
 # --- deliveries for people and as JSON -----------------------------------------------------------
@@ -445,3 +458,253 @@ CONSUMERS = (
     column("by", "kind"), *text_columns("client", "version"),
 )  # fmt: skip
 SPARE = ("version", "client", "by")
+
+
+# --- work ----------------------------------------------------------------------------------------
+
+DRAW_S = 0.25
+"""How often, in seconds, the live line is drawn."""
+DRAWINGS = 8
+"""So many drawings are what the live line's rate and lateness look back."""
+HANDLED = frozenset(("acked", "settled", "snoozed"))
+"""What becomes of a delivery whose handler did what it had to."""
+GIVEN_BACK = frozenset(("released", "lost", "unsettled", "stale"))
+"""What becomes of a delivery that was not handled to an end here; any other word: it failed."""
+
+
+async def work(
+    call: Call,
+    target: Annotated[
+        str,
+        argument(
+            "MODULE:WORKER", "For example shop.jobs:worker; looked for here and on PYTHONPATH."
+        ),
+    ],
+    concurrency: Annotated[
+        int | None,
+        option(
+            "Handlers at a time, of each kind. Default: as the program says.",
+            "N",
+            min=1,
+            max=65_535,
+        ),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        duration("How long running handlers may take after SIGTERM. Default: as the program says."),
+    ] = None,
+    reload: Annotated[
+        bool,
+        flag("Start anew when a Python file of the program changes, with a grace of 3 s."),
+    ] = False,
+) -> int:
+    """Run the handlers of a Worker until SIGTERM or Ctrl-C; a second one ends the grace.
+
+    A daemon that is not there yet is waited for.
+
+    --url and --token hold for a Client() that is made without its own.
+    """
+    # The program makes its client itself, usually while it is imported.
+    for name, value in (("TICKWHEEL_URL", call.url), ("TICKWHEEL_TOKEN", call.token)):
+        if value is not None:
+            os.environ[name] = value
+    if reload:
+        if not is_child():
+            return await supervise(folders_of(target))
+        grace = RELOAD_GRACE_S if grace is None else grace
+    view = view_of(call)
+    with view.around():
+        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+        worker = named_worker(target)
+        with view.watch(worker):
+            await worker.run(concurrency=concurrency, grace=grace, wait=True)
+    return 0
+
+
+def named_worker(target: str) -> Worker:
+    """The worker that ``MODULE:WORKER`` names; looks through the working directory first."""
+    look_here()
+    try:
+        return load_worker(target)
+    except BadRequest as error:
+        raise typer.BadParameter(error.message, param_hint="MODULE:WORKER") from None
+
+
+def look_here() -> None:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def folders_of(target: str) -> list[Path]:
+    """The working directory, and where the program's first module is, unless that is installed."""
+    look_here()
+    found = [Path.cwd()]
+    with suppress(ImportError, ValueError, AttributeError):  # said when it is imported
+        spec = importlib.util.find_spec(target.partition(":")[0].partition(".")[0])
+        folder = Path(str(spec.origin)).parent if spec is not None else found[0]
+        if folder.is_dir() and not folder.is_relative_to(sys.prefix):
+            found.append(folder)
+    return found
+
+
+# --- what is shown of a worker -------------------------------------------------------------------
+
+
+def view_of(call: Call) -> View:
+    """What the command shows, by its options and by where stderr goes."""
+    if call.out.as_json:
+        return Lines()
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return LiveLine(console) if console.is_interactive else View()
+
+
+class Finished(NamedTuple):
+    """One delivery and its end."""
+
+    delivery: Delivery
+    outcome: str
+    took_s: float
+    error: BaseException | None
+
+
+def late_ms(delivery: Delivery) -> int:
+    """How long after its due time it was delivered; the waits between attempts count, too."""
+    return max(0, delivery.delivered_ms - delivery.due_ms)
+
+
+def error_text(delivery: Delivery, error: BaseException) -> str:
+    """What a handler raised, in one line; of an encrypted task the type alone, because the text may
+    have come out of the body."""
+    name = type(error).__name__
+    return name if delivery.encrypted_with is not None else f"{name}: {error}"
+
+
+class View:
+    """What is shown of a worker at work: nothing beside what it logs."""
+
+    def around(self) -> AbstractContextManager[Any]:
+        """A context in which the program prints and logs."""
+        return nullcontext()
+
+    def watch(self, worker: Worker) -> AbstractContextManager[Any]:
+        """A context in which the worker runs."""
+        return nullcontext()
+
+
+class Telling(View):
+    """Hears of each finished delivery. The program's own callback is called as well."""
+
+    def watch(self, worker: Worker) -> AbstractContextManager[Any]:
+        own, loop = worker.on_settled, asyncio.get_running_loop()
+
+        def settled(
+            delivery: Delivery, outcome: str, began_s: float, error: BaseException | None
+        ) -> None:
+            self.hear(worker, Finished(delivery, outcome, loop.time() - began_s, error))
+            if own is not None:
+                own(delivery, outcome, began_s, error)
+
+        worker.on_settled = settled
+        return nullcontext()
+
+    def hear(self, worker: Worker, finished: Finished) -> None:
+        raise NotImplementedError
+
+
+class Lines(Telling):
+    """A line of JSON on stdout for each delivery. When nobody reads them any more the worker is
+    stopped, and the command fails."""
+
+    def __init__(self) -> None:
+        self._stdout = sys.stdout
+        self._broken: BrokenPipeError | None = None
+
+    def around(self) -> AbstractContextManager[Any]:
+        return redirect_stdout(sys.stderr)
+
+    @contextmanager
+    def watch(self, worker: Worker) -> Iterator[None]:
+        super().watch(worker)
+        yield
+        if self._broken is not None:
+            raise self._broken
+
+    def hear(self, worker: Worker, finished: Finished) -> None:
+        delivery, error = finished.delivery, finished.error
+        fields = {
+            "topic": delivery.topic,
+            "group": delivery.group,
+            "id": str(delivery.id),
+            "key": delivery.key,
+            "attempt": delivery.attempt,
+            "outcome": finished.outcome,
+            "took_ms": round(finished.took_s * 1000, 1),
+            "late_ms": late_ms(delivery),
+            "error": None if error is None else error_text(delivery, error),
+        }
+        try:
+            self._stdout.write(json.dumps(fields) + "\n")
+            self._stdout.flush()
+        except BrokenPipeError as problem:
+            self._broken = problem
+            worker.stop()
+
+
+class LiveLine(Telling):
+    """One line on the terminal of stderr, below what the program prints and logs."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
+        self._handled = self._failed = 0
+        self._past = deque([(time.monotonic(), 0)], DRAWINGS + 1)
+        """When the line was drawn, and how many deliveries had been finished by then."""
+        self._late_ms = deque([0], DRAWINGS)
+        """The greatest lateness between two drawings."""
+
+    def around(self) -> AbstractContextManager[Any]:
+        return self._live
+
+    @contextmanager
+    def watch(self, worker: Worker) -> Iterator[None]:
+        super().watch(worker)
+        drawing = asyncio.create_task(self._draw(worker))
+        try:
+            yield
+        finally:
+            drawing.cancel()
+            self._live.update(self._line(worker), refresh=True)
+
+    def hear(self, worker: Worker, finished: Finished) -> None:
+        if finished.outcome in HANDLED:
+            self._handled += 1
+        elif finished.outcome not in GIVEN_BACK:
+            self._failed += 1
+        self._late_ms[-1] = max(self._late_ms[-1], late_ms(finished.delivery))
+
+    async def _draw(self, worker: Worker) -> None:
+        while True:
+            self._live.update(self._line(worker), refresh=True)
+            self._past.append((time.monotonic(), self._handled + self._failed))
+            self._late_ms.append(0)
+            await asyncio.sleep(DRAW_S)
+
+    def _line(self, worker: Worker) -> Text:
+        from rich.text import Text
+
+        in_hand = worker.in_hand
+        since_s, before = self._past[0]
+        rate = (self._handled + self._failed - before) / max(time.monotonic() - since_s, DRAW_S)
+        oldest_ms = max([*self._late_ms, *map(late_ms, in_hand)])
+        parts = (
+            f"{format_count(self._handled)} handled",
+            f"{format_count(self._failed)} failed",
+            f"{format_count(len(in_hand))} in flight",
+            f"{rate:,.1f}/s",
+            f"oldest {format_duration(oldest_ms / 1000)} late",
+        )
+        return Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
