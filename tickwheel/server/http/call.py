@@ -52,6 +52,7 @@ from tickwheel.errors import (
     shown,
 )
 from tickwheel.server.http import types
+from tickwheel.server.http.app import PROBLEM_TYPE, problem_of
 from tickwheel.server.shard.access import ANONYMOUS, Principal
 from tickwheel.server.shard.callers import Ask, Caller
 
@@ -78,7 +79,6 @@ def put_body(into: dict[str, Any], body: bytes) -> None:
 # --- errors as problems: one row of the error table, one status ----------------------------------
 
 
-PROBLEM_TYPE = b"application/problem+json"
 RETRY_AFTER_S = 1
 RETRY_AFTER_FULL_S = 5
 """Seconds after which to come again when a disk is full: its room returns more slowly."""
@@ -92,18 +92,9 @@ def problem(
 ) -> tuple[int, Headers, bytes]:
     """(status, headers, body) of an error. ``active``, ``active_http``: the address and HTTP URL of
     the daemon that leads."""
-    status = error.http_status
-    said = types.Problem(
-        type=f"urn:tickwheel:error:{error.code}",
-        title=(type(error).__doc__ or error.code).strip().partition("\n")[0],
-        status=status,
-        detail=error.message,
-        code=error.code,
-        retryable=error.retryable,
-        active=active,
-        active_http=active_http,
-    )
-    headers: Headers = [(b"content-type", PROBLEM_TYPE)]
+    title = (type(error).__doc__ or error.code).strip().partition("\n")[0]
+    said = types.Problem(**problem_of(error, title), active=active, active_http=active_http)
+    headers: Headers = [(b"content-type", PROBLEM_TYPE.encode())]
     if error.retryable and not isinstance(error, _OF_CLIENTS):
         full = isinstance(error, StoreFull)
         after_s = RETRY_AFTER_FULL_S if full else RETRY_AFTER_S
@@ -112,7 +103,7 @@ def problem(
         headers.append((b"retry-after", b"%d" % after_s))
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b'Bearer realm="tickwheel"'))
-    return status, headers, as_json(said)
+    return error.http_status, headers, as_json(said)
 
 
 def line(error: TickwheelError, number: int | None = None) -> dict[str, object]:
@@ -416,9 +407,8 @@ class Client:
             whole: Whole | None = self._connection.get("answer")
             if whole is not None and whole(status, headers[0][1], body):
                 return
-        headers = [*headers, (b"content-length", b"%d" % len(body))]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+        await self.begin(status, [*headers, (b"content-length", b"%d" % len(body))])
+        await self.piece(body, more=False)
 
     async def begin(self, status: int, headers: Headers) -> None:
         self.status = status
@@ -521,22 +511,15 @@ class Exchange:
         operations.begin()
         try:
             act(number)
-        except TickwheelError:
-            del self._waiting[number]
-            raise
         except Exception as error:
             del self._waiting[number]
+            if isinstance(error, TickwheelError):
+                raise
             what = f"a request over HTTP from {self.caller.address}"
             raise operations.contain(what, error) from error
         finally:
             operations.handled()
         return future
-
-    def settle(self, number: int, value: object) -> None:
-        """Complete an answer that came from a sink of deliveries."""
-        found = self._waiting.pop(number, None)
-        if found is not None and not found[0].done():
-            found[0].set_result(value)
 
     def end(self, error: TickwheelError) -> None:
         """End the exchange: the daemon does not serve it any more."""
@@ -556,7 +539,7 @@ class Exchange:
 
     def accepted(self, answers: Sequence[StoredAnswer]) -> None:
         for request, first, count, accepted_ms in answers:
-            self._answer(request, (accepted_ms, first, count))
+            self.settle(request, (accepted_ms, first, count))
 
     def answer_to(self, request: int, value: object) -> Sized:
         found = self._waiting.get(request)
@@ -569,16 +552,16 @@ class Exchange:
             return _Rendered(request, self.operations.survive(what, error))
 
     def give(self, answer: Any) -> None:
-        self._answer(answer.request, answer.value)
+        self.settle(answer.request, answer.value)
 
     def error(self, request: int, code: str, message: str) -> None:
-        kind = BY_CODE.get(code, InternalError)
-        self._answer(request, kind(message))
+        self.settle(request, BY_CODE.get(code, InternalError)(message))
 
     def flush(self) -> None:
         """Do nothing: each answer has left by itself."""
 
-    def _answer(self, request: int, value: object) -> None:
+    def settle(self, request: int, value: object) -> None:
+        """Complete an answer, or an error in its place."""
         found = self._waiting.pop(request, None)
         if found is None or found[0].done():
             return
@@ -721,14 +704,14 @@ class Call:
             await self.api.turns.mine()
         await self.client.answer(status, headers, data)
 
-    async def begin(self, content_type: bytes, status: int = 200) -> None:
+    async def begin(self, content_type: str) -> None:
         """Begin an answer that comes piece by piece."""
         headers = [
-            (b"content-type", content_type),
+            (b"content-type", content_type.encode()),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
         ]
-        await self.client.begin(status, headers)
+        await self.client.begin(200, headers)
 
     async def piece(self, data: bytes, *, more: bool = True) -> None:
         await self.client.piece(data, more=more)

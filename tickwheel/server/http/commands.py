@@ -209,7 +209,7 @@ async def watch_overview(call: Call) -> None:
     every_ms = call.query(types.WatchQuery).every_ms
     checks.integer(every_ms, "every_ms", EVERY_MS_MIN, EVERY_MS_MAX)
     said = await _overview(call)  # what is wrong is an answer with a status
-    await call.begin(SSE.encode())
+    await call.begin(SSE)
     over = asyncio.Event()
     call.exchange.on_end = lambda error: over.set()
     gone = call.client.gone()

@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from tickwheel.api.dead import LetterPlace
 from tickwheel.api.kinds import Body, Id, Ids, Kind, Policy, Rule
-from tickwheel.api.shapes import Answer, Block, Field, Request
+from tickwheel.api.shapes import Answer, Block, Field
 from tickwheel.api.tasks import AcceptedIds, Failure, TaskOutcome
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import ID_MAX
@@ -170,14 +170,9 @@ _WRITERS: Mapping[type, Callable[[Any], Any]] = {
 # --- types ---------------------------------------------------------------------------------------
 
 
-def request_type(request: type[Request], left_out: frozenset[str]) -> type[msgspec.Struct]:
-    """The type of a body, or of a query, without what the path names. An absent field is UNSET."""
-    kind: Any = request
-    return _request_type(kind, left_out)
-
-
 @cache
-def _request_type(request: Any, left_out: frozenset[str]) -> type[msgspec.Struct]:
+def request_type(request: Any, left_out: frozenset[str]) -> type[msgspec.Struct]:
+    """The type of a body, or of a query, without what the path names. An absent field is UNSET."""
     fields: list[Any] = []
     for field in request.fields():
         if field.name in left_out:
@@ -206,9 +201,9 @@ def answer_type(answer: Any) -> Any:
     if origin is Annotated:
         return answer_type(arguments[0])
     if answer == list[TaskOutcome]:
-        return _results_type()
+        return RESULTS_TYPE
     if answer is AcceptedIds:
-        return _ids_type()
+        return _IDS_TYPE
     if isinstance(answer, type) and origin is None:
         return _class_type(answer)
     if not arguments:
@@ -263,18 +258,13 @@ RESULT_TYPE = msgspec.defstruct(
 )  # fmt: skip
 
 
-def _results_type() -> type[msgspec.Struct]:
-    return msgspec.defstruct(
-        "Results", [("results", list[RESULT_TYPE])],  # type: ignore[valid-type]
-        namespace={"__doc__": "In the order asked."},
-    )  # fmt: skip
-
-
-@cache
-def _ids_type() -> type[msgspec.Struct]:
-    return msgspec.defstruct(
-        "AcceptedIds", [("ids", list[str])], namespace={"__doc__": AcceptedIds.__doc__}
-    )
+RESULTS_TYPE = msgspec.defstruct(
+    "Results", [("results", list[RESULT_TYPE])],  # type: ignore[valid-type]
+    namespace={"__doc__": "In the order asked."},
+)  # fmt: skip
+_IDS_TYPE = msgspec.defstruct(
+    "AcceptedIds", [("ids", list[str])], namespace={"__doc__": AcceptedIds.__doc__}
+)
 
 
 # --- the handler ---------------------------------------------------------------------------------
@@ -282,7 +272,8 @@ def _ids_type() -> type[msgspec.Struct]:
 
 def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
     """The handler of a verb whose path names ``left_out``."""
-    request, method = verb.asked, verb.path.partition(" ")[0]
+    request: Any = verb.asked
+    method = verb.path.partition(" ")[0]
     given_type = request_type(request, left_out)
     decoder = msgspec.json.Decoder(given_type)
     has_fields = bool(given_type.__struct_fields__)
@@ -327,7 +318,8 @@ def _is_new(value: Mapping[str, Any]) -> bool:
 
 def _body_of(said: dict[str, Any], field: str) -> bytes | None:
     """The bytes of a body, of which one form may be said. Raises BadRequest."""
-    text, data = said.pop("body", None), said.pop("body_base64", None)
+    text: str | None = said.pop("body", None)
+    data: bytes | None = said.pop("body_base64", None)
     if text is not None and data is not None:
         raise BadRequest(f"{field} must have body or body_base64, not both")
     return data if text is None else text.encode()

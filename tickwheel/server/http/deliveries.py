@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -65,9 +64,8 @@ def read_receipt(text: str, field: str) -> Receipt:
     """The receipt in a text. Raises BadRequest."""
     if len(text) <= RECEIPT_LENGTH_MAX:
         try:
-            data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
-            return _unpack(data)
-        except (binascii.Error, ValueError, msgspec.DecodeError):
+            return _unpack(base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True))
+        except (ValueError, msgspec.DecodeError):
             pass
     raise BadRequest(f"{field} must be a receipt as a delivery has it, not {shown(text)}")
 
@@ -229,7 +227,7 @@ class Stream:
         """Write deliveries until the client has gone, or the daemon ends the stream."""
         call = self._call
         await self._subscribe()
-        await call.begin((NDJSON if self._is_lines else SSE).encode())
+        await call.begin(NDJSON if self._is_lines else SSE)
         gone = call.client.gone()
         gone.add_done_callback(lambda _: self._wake.set())
         # The head is in the client's hands before the first delivery: it can tell that it is open.

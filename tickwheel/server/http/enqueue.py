@@ -165,7 +165,7 @@ class Bulk:
     async def run(self) -> None:
         """Read and answer lines until the client has sent the last one, or one cannot be read."""
         call = self._call
-        await call.begin(NDJSON.encode(), 200)
+        await call.begin(NDJSON)
         failed: TickwheelError | None = None
         try:
             async for part in call.incoming.parts():
@@ -173,15 +173,16 @@ class Bulk:
             if self._rest.strip():
                 await self._lines(self._rest)
         except ConnectionLost:
-            self._forget()
+            for _, answer in self._under_way:
+                if isinstance(answer, asyncio.Future):
+                    answer.cancel()  # nobody waits for it any more
+            self._under_way.clear()
             raise
         except TickwheelError as error:
             failed = error
-        await self._answer_all()
-        next_line = self._read + 1
-        last = (
-            b"" if failed is None else as_json({"error": problem_line(failed, next_line)}) + b"\n"
-        )
+        while self._under_way:
+            await self._answer_first()
+        last = b"" if failed is None else _line(failed, self._read + 1)
         await call.piece(last, more=False)
 
     async def _take(self, part: bytes) -> None:
@@ -208,7 +209,8 @@ class Bulk:
     async def _lines(self, data: bytes) -> None:
         """Take whole lines, in as many requests to the operations as are needed."""
         first = self._read + 1
-        count = self._read_on(data)
+        count = data.count(b"\n") + (not data.endswith(b"\n"))
+        self._read += count
         try:
             found: Iterable[types.NewTask] = _decoder.decode_lines(data)
             given = [self._reader.task(task, task.topic) for task in found]
@@ -220,12 +222,6 @@ class Bulk:
         lines: list[Line] = list(zip(numbers, given, strict=True))
         for start in range(0, len(lines), LINES_MAX):
             await self._put(lines[start : start + LINES_MAX])
-
-    def _read_on(self, data: bytes) -> int:
-        """Count the lines of ``data``; returns how many there are."""
-        count = data.count(b"\n") + (not data.endswith(b"\n"))
-        self._read += count
-        return count
 
     async def _one_by_one(self, data: bytes, first: int) -> None:
         """Take lines one by one, because some are wrong and the others are not."""
@@ -280,10 +276,6 @@ class Bulk:
         answer = self._under_way[0][1]
         return isinstance(answer, TickwheelError) or answer.done()
 
-    async def _answer_all(self) -> None:
-        while self._under_way:
-            await self._answer_first()
-
     async def _answer_first(self) -> None:
         lines, answer = self._under_way.popleft()
         try:
@@ -291,17 +283,13 @@ class Bulk:
                 raise answer
             found = kept(await answer, [one for _, one in lines if one is not None])
         except TickwheelError as error:
-            said = [as_json({"error": problem_line(error, number)}) for number, _ in lines]
-            await self._call.piece(b"\n".join(said) + b"\n")
+            await self._call.piece(b"".join(_line(error, number) for number, _ in lines))
             return
         await self._call.piece(b"\n".join(found.lines()) + b"\n")
 
-    def _forget(self) -> None:
-        """Drop answers that nobody waits for any more."""
-        for _, answer in self._under_way:
-            if isinstance(answer, asyncio.Future):
-                answer.cancel()
-        self._under_way.clear()
+
+def _line(error: TickwheelError, number: int) -> bytes:
+    return as_json({"error": problem_line(error, number)}) + b"\n"
 
 
 def _numbers(data: bytes, first: int) -> list[int]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
@@ -354,14 +353,10 @@ def _body(data: Any, content_type: object) -> bytes:
 
 
 def _from_base64(packed: object) -> bytes:
-    try:
-        return base64.b64decode(packed, validate=True) if isinstance(packed, str) else _no_text()
-    except (binascii.Error, ValueError):
-        raise BadRequest(f"data_base64 must be base64, not {shown(packed)}") from None
-
-
-def _no_text() -> bytes:
-    raise ValueError
+    with suppress(ValueError):
+        if isinstance(packed, str):
+            return base64.b64decode(packed, validate=True)
+    raise BadRequest(f"data_base64 must be base64, not {shown(packed)}")
 
 
 def _task(

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request
@@ -23,12 +23,10 @@ from tickwheel.api.kinds import NAME_PATTERN
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BY_CODE
 from tickwheel.server.http import new_tasks, types
-from tickwheel.server.http.call import JSON, JSON_TYPE, PROBLEM_TYPE, Route, as_json
+from tickwheel.server.http.app import PROBLEM_TYPE
+from tickwheel.server.http.call import JSON, JSON_TYPE, Route, as_json
 from tickwheel.server.http.routes import ROUTES
 from tickwheel.version import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 SWAGGER_UI = {
     "swagger-ui.css": ("swagger_style.css", "text/css"),
@@ -105,32 +103,25 @@ def pages(*, wait_ms_max: int) -> list[PageRoute]:
             return Response(packed, headers=headers | {"content-encoding": "gzip"})
         return Response(said, headers=headers)
 
-    async def to_page(request: Request) -> Response:
-        return RedirectResponse("/docs/")
-
-    async def page(request: Request) -> Response:
-        return HTMLResponse(_PAGE, headers=_HEADERS)
-
-    async def start(request: Request) -> Response:
-        return Response(_START, media_type="text/javascript", headers=_HEADERS)
-
+    start = Response(_START, media_type="text/javascript", headers=_HEADERS)
     return [
         PageRoute("/openapi.json", openapi),
-        PageRoute("/docs", to_page),
-        PageRoute("/docs/", page),
-        PageRoute("/docs/start.js", start),
+        _always("/docs", RedirectResponse("/docs/")),
+        _always("/docs/", HTMLResponse(_PAGE, headers=_HEADERS)),
+        _always("/docs/start.js", start),
         *(PageRoute(f"/docs/{name}", _swagger_ui(*where)) for name, where in SWAGGER_UI.items()),
         *_console(),
     ]
 
 
+def _always(path: str, response: Response) -> PageRoute:
+    """The route of an answer that is always the same."""
+    return PageRoute(path, response, methods=["GET"])
+
+
 def _console() -> list[PageRoute]:
     """The console's files, which are public: they say nothing of any task."""
-
-    async def to_console(request: Request) -> Response:
-        return RedirectResponse("/console/")
-
-    found = [PageRoute("/", to_console), PageRoute("/console", to_console)]
+    found = [_always(path, RedirectResponse("/console/")) for path in ("/", "/console")]
     for path in sorted(_CONSOLE.iterdir()):
         name = "" if path.name == "index.html" else path.name
         found.append(PageRoute(f"/console/{name}", _kept(path, _KINDS[path.suffix])))
@@ -272,15 +263,16 @@ def _operation(
     return found
 
 
+_IN_PATHS: dict[str, dict[str, Any]] = {
+    "id": {"pattern": "^[0-9]{1,19}$"},
+    "key": {"maxLength": 255},
+}
+
+
 def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
     for name in re.findall(r"{(\w+)}", route.path):
-        schema: dict[str, Any] = {"type": "string", "minLength": 1}
-        if name == "id":
-            schema["pattern"] = "^[0-9]{1,19}$"
-        elif name == "key":
-            schema["maxLength"] = 255
-        else:
-            schema["pattern"] = NAME_PATTERN
+        schema = {"type": "string", "minLength": 1}
+        schema |= _IN_PATHS.get(name, {"pattern": NAME_PATTERN})
         yield {"name": name, "in": "path", "required": True, "schema": schema}
 
 
@@ -337,16 +329,13 @@ def _responses(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
             "description": "A stream.",
             "content": {kind: {"schema": {"type": "string"}} for kind in route.streams},
         }
-    problem = {PROBLEM_TYPE.decode(): {"schema": {"$ref": _REF.format(name="Problem")}}}
+    problem = {PROBLEM_TYPE: {"schema": {"$ref": _REF.format(name="Problem")}}}
     has_body = route.body is not None or route.raw
     codes: dict[str, list[str]] = {}
     for code in (*ALWAYS, *(WITH_BODY if has_body else ()), *route.codes):
         codes.setdefault(str(BY_CODE[code].http_status), []).append(code)
     for status, names in sorted(codes.items()):
-        found[status] = {
-            "description": ", ".join(dict.fromkeys(names)),
-            "content": problem,
-        }
+        found[status] = {"description": ", ".join(dict.fromkeys(names)), "content": problem}
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from msgspec import defstruct
@@ -18,13 +18,14 @@ from msgspec import defstruct
 from tickwheel.api.daemon import GroupStats
 from tickwheel.api.groups import GroupSettings
 from tickwheel.api.kinds import PROPERTIES
-from tickwheel.api.tasks import TaskFields, TaskInfo, TaskOutcome
+from tickwheel.api.tasks import TaskFields, TaskInfo
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BadRequest, MethodNotAllowed, NotFound, shown
 from tickwheel.server.http import commands, deliveries, enqueue, new_tasks, sessions, types
 from tickwheel.server.http.call import Route
 from tickwheel.server.http.declared import (
     RESULT_TYPE,
+    RESULTS_TYPE,
     WITHOUT_BODY,
     answer_type,
     handler_of,
@@ -112,7 +113,6 @@ def _text(segment: str) -> str:
 # --- all paths -----------------------------------------------------------------------------------
 
 
-RESULTS_TYPE = answer_type(list[TaskOutcome])
 GROUPS_TYPE = defstruct("Groups", [("groups", dict[str, answer_type(GroupStats)])])  # type: ignore[misc]
 SESSIONS_PATH = "/v1/sessions"
 _ENDED = ("not_found", "gone", "conflict")
@@ -141,11 +141,12 @@ _TOPIC_HEADER = ("Tickwheel-Topic", "CloudEvents: the topic.")
 def _declared() -> Iterator[Route]:
     """A route for each verb that is declared with its path."""
     for verb in VERBS.values():
-        if not verb.path or verb.request is None:
+        request: Any = verb.request
+        if not verb.path or request is None:
             continue
         method, _, path = verb.path.partition(" ")
         named = frozenset(re.findall(r"{(\w+)}", path))
-        given = request_type(verb.request, named)
+        given = request_type(request, named)
         has_fields = bool(given.__struct_fields__)
         in_query = method in WITHOUT_BODY
         yield Route(
