@@ -121,7 +121,6 @@ async def test_nothing_is_settled_because_of_a_mistake(given: dict[str, Any], na
 
 def test_an_empty_selection_selects_all() -> None:
     assert Selection().query() == {}
-    assert not Selection().given
     assert Selection(topic="t").counted
     assert not Selection(reason="x").counted
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -132,11 +133,12 @@ def test_what_does_not_fit_is_counted() -> None:
 
 
 def test_a_lost_daemon_shows_the_last_figures_and_what_is_the_matter() -> None:
-    frame = Meter().read(_stats(a=_topic(ready=3))).lost("reconnecting: gone")
+    frame = Meter().read(_stats(a=_topic(ready=3)))
+    frame = replace(frame, trouble="reconnecting: gone")
     assert frame_text(frame).splitlines()[0] == "reconnecting: gone"
     assert frame.fields()["reconnecting"] is True
     assert frame.fields()["topics"][0]["ready"] == 3
-    assert "reconnecting" in frame_text(NOTHING.lost("reconnecting"))
+    assert "reconnecting" in frame_text(replace(NOTHING, trouble="reconnecting"))
 
 
 def test_json_has_topics_with_their_groups() -> None:

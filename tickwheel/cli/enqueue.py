@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar, Unpack, cast
 
@@ -261,7 +262,7 @@ def read_task(line: bytes, defaults: Defaults) -> Task:
     due = _due(said)
     if all(value is None for value in due.values()):
         due = {name: defaults.keywords.get(name) for name in due}
-    topic = _text(said, "topic") or defaults.topic
+    topic = _parsed(said, "topic", _text) or defaults.topic
     if topic is None:
         raise ValueError("field topic: missing (in the line and on the command line)")
     of_task: dict[str, Any] = {}
@@ -279,15 +280,19 @@ def read_task(line: bytes, defaults: Defaults) -> Task:
 
 def _read(said: dict[str, Any], name: str, kind: Kind) -> Any:
     """What a line says of a task in the field ``name``; None: nothing."""
-    if isinstance(kind, Policy):
-        return retry_of(_parsed(said, name, policy_of_json))
-    if isinstance(kind, Rule):
-        return _parsed(said, name, rule_of_json)
-    if isinstance(kind, Properties):
-        return _properties(said)
     if isinstance(kind, Span):
         return _span(said, name)
-    return _whole(said, name, kind) if isinstance(kind, Whole) else _text(said, name)
+    parse: Callable[[Any], Any] = _text
+    if isinstance(kind, Policy):
+        parse = policy_of_json
+    elif isinstance(kind, Rule):
+        parse = rule_of_json
+    elif isinstance(kind, Properties):
+        parse = _properties
+    elif isinstance(kind, Whole):
+        parse = partial(_whole, kind)
+    value = _parsed(said, name, parse)
+    return retry_of(value) if isinstance(kind, Policy) else value
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -307,7 +312,7 @@ def _object(line: bytes) -> dict[str, Any]:
 def _due(said: dict[str, Any]) -> dict[str, Any]:
     """The delay, the time and the delay level of a line, of which one is said at most."""
     delay, at = _span(said, "delay"), _at(said)
-    level = _whole(said, "delay_level", TaskFields.field("delay_level").kind)
+    level = _read(said, "delay_level", TaskFields.field("delay_level").kind)
     if delay is not None and at is not None:
         raise ValueError("field at: give delay or at, not both")
     if level is not None:
@@ -321,52 +326,11 @@ def _body(said: dict[str, Any]) -> bytes:
     if said.get("body") is not None and encoded is not None:
         raise ValueError("field body: give body or body_base64, one of them")
     if encoded is None:
-        text = said.get("body") or ""
-        if not isinstance(text, str):
-            raise ValueError(f"field body: text is needed, not {text!r:.40}")
-        return _utf8("body", text)
+        return _parsed(said, "body", _body_text) or b""
     try:
         return base64.b64decode(encoded, validate=True)
     except (binascii.Error, TypeError, ValueError):
         raise ValueError("field body_base64: not base64") from None
-
-
-def _text(said: dict[str, Any], name: str) -> str | None:
-    value = said.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"field {name}: text that is not empty is needed, not {value!r:.40}")
-    _utf8(name, value)
-    return value
-
-
-def _utf8(name: str, text: str) -> bytes:
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError(f"field {name}: holds half a surrogate pair") from None
-
-
-def _properties(said: dict[str, Any]) -> dict[str, PropertyValue] | None:
-    value = said.get("properties")
-    if value is None:
-        return None
-    if not isinstance(value, dict) or not all(
-        isinstance(one, (str, int, float)) for one in value.values()
-    ):
-        what = "an object of texts, numbers and truth values"
-        raise ValueError(f"field properties: {what} is needed, not {value!r:.40}")
-    return value
-
-
-def _whole(said: dict[str, Any], name: str, kind: Any) -> int | None:
-    value = said.get(name)
-    if value is None:
-        return None
-    if type(value) is not int or not kind.low <= value <= kind.high:
-        raise ValueError(f"field {name}: {kind.low} to {kind.high} is allowed, not {value!r:.40}")
-    return value
 
 
 def _parsed(said: dict[str, Any], name: str, parse: Callable[[Any], T]) -> T | None:
@@ -380,14 +344,61 @@ def _parsed(said: dict[str, Any], name: str, parse: Callable[[Any], T]) -> T | N
         raise ValueError(f"field {name}: {error}") from None
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"text that is not empty is needed, not {value!r:.40}")
+    _utf8(value)
+    return value
+
+
+def _body_text(value: Any) -> bytes:
+    if value and not isinstance(value, str):
+        raise ValueError(f"text is needed, not {value!r:.40}")
+    return _utf8(value or "")
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError("holds half a surrogate pair") from None
+
+
+def _properties(value: Any) -> dict[str, PropertyValue]:
+    if not isinstance(value, dict) or not all(
+        isinstance(one, (str, int, float)) for one in value.values()
+    ):
+        what = "an object of texts, numbers and truth values"
+        raise ValueError(f"{what} is needed, not {value!r:.40}")
+    return value
+
+
+def _whole(kind: Any, value: Any) -> int:
+    if type(value) is not int or not kind.low <= value <= kind.high:
+        raise ValueError(f"{kind.low} to {kind.high} is allowed, not {value!r:.40}")
+    return value
+
+
+def _moment(value: Any) -> datetime:
+    try:
+        return EPOCH + timedelta(milliseconds=_milliseconds(value))
+    except OverflowError:
+        raise ValueError(f"{value} is no time that can be counted") from None
+
+
+def _milliseconds(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= DURATION_MS_MAX:
+        raise ValueError(f"milliseconds are needed, not {value!r:.40}")
+    return value
+
+
 def _span(said: dict[str, Any], name: str) -> float | None:
     """Seconds in the field ``name`` as people write it, or in ``name``_ms."""
-    written_ms, ms = _parsed(said, name, duration_ms), said.get(f"{name}_ms")
-    if written_ms is not None and ms is not None:
+    written_ms = _parsed(said, name, duration_ms)
+    if written_ms is not None and said.get(f"{name}_ms") is not None:
         raise ValueError(f"field {name}_ms: give {name} or {name}_ms, not both")
-    if ms is not None:
-        return _milliseconds(f"{name}_ms", ms) / 1000
-    return None if written_ms is None else written_ms / 1000
+    ms = _parsed(said, f"{name}_ms", _milliseconds) if written_ms is None else written_ms
+    return None if ms is None else ms / 1000
 
 
 def _at(said: dict[str, Any]) -> datetime | None:
@@ -396,19 +407,10 @@ def _at(said: dict[str, Any]) -> datetime | None:
     if at is not None and due_ms is not None:
         raise ValueError("field due_ms: give at or due_ms, not both")
     if due_ms is not None:
-        try:
-            return EPOCH + timedelta(milliseconds=_milliseconds("due_ms", due_ms))
-        except OverflowError:
-            raise ValueError(f"field due_ms: {due_ms} is no time that can be counted") from None
+        return _parsed(said, "due_ms", _moment)
     if at is not None and not isinstance(at, str):
         raise ValueError(f"field at: {at!r:.40} is of the wrong type")
     return _parsed(said, "at", parse_at)
-
-
-def _milliseconds(name: str, value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= DURATION_MS_MAX:
-        raise ValueError(f"field {name}: milliseconds are needed, not {value!r:.40}")
-    return value
 
 
 # --- transactions --------------------------------------------------------------------------------

@@ -654,17 +654,10 @@ async def follow_bulk(client: Client, found: BulkInfo) -> BulkInfo:
 
 def _say_preview(call: Call, matching: Matching, found: BulkPreview) -> None:
     if call.out.as_json:
-        call.out.record(
-            {
-                "kind": matching.kind,
-                "topic": matching.topic,
-                "looked_at": found.looked_at,
-                "matched": found.matched,
-                "would_change": found.would_change,
-                "refused": dict(found.refused),
-                "examples": [str(task_id) for task_id in found.examples],
-            }
-        )
+        said = {n: getattr(found, n) for n in ("looked_at", "matched", "would_change", "refused")}
+        examples = [str(task_id) for task_id in found.examples]
+        of = {"kind": matching.kind, "topic": matching.topic}
+        call.out.record(of | said | {"examples": examples})
         return
     counts = f"{found.would_change:,} of {found.looked_at:,} would be changed"
     call.out.line(f"dry run  {counts}{_reasons(found.refused)}")
@@ -805,7 +798,7 @@ async def purge(
 
 def _check(ids: list[str] | None, selection: Selection, all_: bool) -> list[int]:
     """The given ids; none for a selection. ``--all`` is explicit: no filter settles nothing."""
-    if not ids and not all_ and not selection.given:
+    if not ids and not all_ and not selection.query():
         raise BadRequest("give ids, or --topic, --group, --since, --until, --reason, or --all")
     if ids and all_:
         raise BadRequest("give ids or --all, not both")
@@ -869,10 +862,6 @@ class Selection:
     since: datetime | None = None
     until: datetime | None = None
     reason: str | None = None
-
-    @property
-    def given(self) -> bool:
-        return bool(self.query())
 
     @property
     def counted(self) -> bool:
@@ -986,6 +975,5 @@ DEAD_SPARE = ("attempts",)
 
 def dead_fields(letter: DeadLetter) -> dict[str, Any]:
     names = ("group", "topic", "died_ms", "attempt", "deaths", "reason")
-    failures = named_failures(letter.failures)
     said = {name: getattr(letter, name) for name in names}
-    return {"id": str(letter.id), **said, "failures": failures}
+    return {"id": str(letter.id), **said, "failures": named_failures(letter.failures)}

@@ -6,7 +6,7 @@ the daemon's totals over the daemon's own uptime, so that neither a step of a cl
 terminal bends them. After a restart the totals begin anew: no rate until there are two answers of
 the same daemon. It goes on while the daemon is away, and shows that it does.
 
-``Keyboard`` is a context: it sets the terminal so that keys come one at a time, at once and unseen,
+``keyboard`` is a context: it sets the terminal so that keys come one at a time, at once and unseen,
 and sets it back. Ctrl-C stays a signal. Where standard input is no terminal, or the system has no
 such terminals, no key ever comes.
 
@@ -28,7 +28,7 @@ import tempfile
 import urllib.error
 import urllib.request
 import webbrowser
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from html import escape
@@ -58,7 +58,7 @@ from tickwheel.cli.output import (
     printable,
     table_of,
 )
-from tickwheel.client import Client, Load, Stats
+from tickwheel.client import Client, Stats
 from tickwheel.client.connection import Trust, explain
 from tickwheel.errors import BY_CODE, BadRequest, InternalError, TickwheelError, Unreachable
 
@@ -125,7 +125,7 @@ async def _watch(call: Call, client: Client, meter: Meter, interval_s: float) ->
 
     with View(call.out, sort=meter.sort) as view, contextlib.ExitStack() as stack:
         if view.is_drawn:
-            view.has_keys = stack.enter_context(Keyboard(pressed)).is_there
+            view.has_keys = stack.enter_context(keyboard(pressed))
         while not stop.is_set():
             frame = await _next(client, meter, frame)
             view.show(frame)
@@ -135,17 +135,18 @@ async def _watch(call: Call, client: Client, meter: Meter, interval_s: float) ->
 
 async def _next(client: Client, meter: Meter, last: Frame) -> Frame:
     """The current picture; while the daemon cannot be asked, the last one with the reason."""
-    if not client.connected:
-        return last.lost("reconnecting: the connection to the daemon is lost")
-    try:
-        async with asyncio.timeout(ANSWER_S):
-            return await _read(client, meter)
-    except TimeoutError:
-        return last.lost(f"reconnecting: no answer within {ANSWER_S:g} s")
-    except TickwheelError as error:
-        if not error.retryable:
-            raise
-        return last.lost(f"reconnecting: {error.code}: {error.message}")
+    why = "the connection to the daemon is lost"
+    if client.connected:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await _read(client, meter)
+        except TimeoutError:
+            why = f"no answer within {ANSWER_S:g} s"
+        except TickwheelError as error:
+            if not error.retryable:
+                raise
+            why = f"{error.code}: {error.message}"
+    return replace(last, trouble=f"reconnecting: {why}")
 
 
 # --- frames: what is shown -----------------------------------------------------------------------
@@ -189,10 +190,6 @@ class Frame:
     @property
     def oldest_ms(self) -> int:
         return max((topic.oldest_ready_ms for topic, _ in self.topics), default=0)
-
-    def lost(self, why: str) -> Frame:
-        """This frame with the reason why there is no newer one."""
-        return replace(self, trouble=why)
 
     def fields(self) -> dict[str, Any]:
         """The frame in the form of ``--json``."""
@@ -578,7 +575,9 @@ async def load(
     """How many tasks are due in each of the next minutes, or hours: --step 1h --steps 24."""
     found = await call.ask(lambda client: client.load(step=step, steps=steps, since=since))
     if call.out.as_json:
-        call.out.record(_load_fields(found))
+        said = {n: getattr(found, n) for n in ("from_ms", "step_ms", "exact", "scheduled")}
+        first = {"from": iso_time(found.from_ms)}
+        call.out.record(said | first | {"counts": list(found.counts)})
         return
     grid = Grid(("from", "tasks", ""), right=("tasks",))
     most = max(found.counts)
@@ -594,17 +593,6 @@ async def load(
         f"{sum(found.counts):,} of {found.scheduled:,} tasks on the wheel are due within {until}"
         f"{estimated}"
     )
-
-
-def _load_fields(found: Load) -> dict[str, object]:
-    return {
-        "from_ms": found.from_ms,
-        "from": iso_time(found.from_ms),
-        "step_ms": found.step_ms,
-        "counts": list(found.counts),
-        "exact": found.exact,
-        "scheduled": found.scheduled,
-    }
 
 
 # --- keys that a person presses ------------------------------------------------------------------
@@ -628,56 +616,40 @@ def keys_of(text: str) -> list[str]:
     return [key for key in found if key in _NAMES.values() or key.isprintable()]
 
 
-class Keyboard:
-    """Calls ``pressed`` with the keys that came together, from the running event loop."""
-
-    def __init__(self, pressed: Callable[[list[str]], None]) -> None:
-        self._pressed = pressed
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._fd: int | None = None
-        self._before: list[Any] = []
-
-    def __enter__(self) -> Self:
-        try:
-            import termios
-            import tty
-        except ImportError:  # not a POSIX system
-            return self
-        if not sys.stdin.isatty():
-            return self
-        fd = sys.stdin.fileno()
-        self._before = termios.tcgetattr(fd)
-        tty.setcbreak(fd)
-        self._fd = fd
-        asyncio.get_running_loop().add_reader(fd, self._read)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        fd, self._fd = self._fd, None
-        if fd is None:
-            return
+@contextlib.contextmanager
+def keyboard(pressed: Callable[[list[str]], None]) -> Iterator[bool]:
+    """Call ``pressed`` with the keys that came together, from the running event loop. What is
+    yielded says whether keys may come: whether there is a terminal."""
+    try:
         import termios
+        import tty
+    except ImportError:  # not a POSIX system
+        yield False
+        return
+    if not sys.stdin.isatty():
+        yield False
+        return
+    fd, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
-        asyncio.get_running_loop().remove_reader(fd)
-        termios.tcsetattr(fd, termios.TCSADRAIN, self._before)
-
-    @property
-    def is_there(self) -> bool:
-        """Whether keys may come: there is a terminal."""
-        return self._fd is not None
-
-    def _read(self) -> None:
-        assert self._fd is not None
+    def read() -> None:
         try:
-            data = os.read(self._fd, READ_BYTES)
+            data = os.read(fd, READ_BYTES)
         except OSError:
             data = b""
         if not data:  # the terminal is gone
-            asyncio.get_running_loop().remove_reader(self._fd)
-            return
-        keys = keys_of(self._decode(data))
-        if keys:
-            self._pressed(keys)
+            loop.remove_reader(fd)
+        elif keys := keys_of(decode(data)):
+            pressed(keys)
+
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+    loop.add_reader(fd, read)
+    try:
+        yield True
+    finally:
+        loop.remove_reader(fd)
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
 # --- console -------------------------------------------------------------------------------------
