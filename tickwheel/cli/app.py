@@ -23,7 +23,6 @@ from tickwheel.cli import (
     schedules,
     serve,
     subscribe,
-    targets,
     tasks,
     top,
 )
@@ -154,12 +153,12 @@ _below(
 )  # fmt: skip
 _below(
     TOPICS, "push", "Groups that are sent to a URL: list (by default), set, remove, test, log, …",
-    list=targets.list_push, set=targets.set_push, remove=targets.remove, test=targets.try_push,
-    log=targets.log_push, resend=targets.resend_push,
+    list=groups.list_push, set=groups.set_push, remove=groups.remove, test=groups.try_push,
+    log=groups.log_push, resend=groups.resend_push,
 )  # fmt: skip
 _below(
     TOPICS, "forward", "Groups that are sent to another broker: list (by default), set, remove.",
-    list=targets.list_forward, set=targets.set_forward, remove=targets.remove,
+    list=groups.list_forward, set=groups.set_forward, remove=groups.remove,
 )  # fmt: skip
 _below(
     TASKS, "schedule", "Recurring schedules: put, list, show, next, pause, resume, run, delete, …",

@@ -583,7 +583,8 @@ def error_text(delivery: Delivery, error: BaseException) -> str:
 
 
 class View:
-    """What is shown of a worker at work: nothing beside what it logs."""
+    """What is shown of a worker at work: nothing beside what it logs. Some views hear of each
+    finished delivery; the program's own callback is called as well."""
 
     def around(self) -> AbstractContextManager[Any]:
         """A context in which the program prints and logs."""
@@ -593,11 +594,8 @@ class View:
         """A context in which the worker runs."""
         return nullcontext()
 
-
-class Telling(View):
-    """Hears of each finished delivery. The program's own callback is called as well."""
-
-    def watch(self, worker: Worker) -> AbstractContextManager[Any]:
+    def listen(self, worker: Worker) -> None:
+        """Have ``hear`` called for each delivery that the worker finishes."""
         own, loop = worker.on_settled, asyncio.get_running_loop()
 
         def settled(
@@ -608,13 +606,12 @@ class Telling(View):
                 own(delivery, outcome, began_s, error)
 
         worker.on_settled = settled
-        return nullcontext()
 
     def hear(self, worker: Worker, finished: Finished) -> None:
         raise NotImplementedError
 
 
-class Lines(Telling):
+class Lines(View):
     """A line of JSON on stdout for each delivery. When nobody reads them any more the worker is
     stopped, and the command fails."""
 
@@ -627,7 +624,7 @@ class Lines(Telling):
 
     @contextmanager
     def watch(self, worker: Worker) -> Iterator[None]:
-        super().watch(worker)
+        self.listen(worker)
         yield
         if self._broken is not None:
             raise self._broken
@@ -653,7 +650,7 @@ class Lines(Telling):
             worker.stop()
 
 
-class LiveLine(Telling):
+class LiveLine(View):
     """One line on the terminal of stderr, below what the program prints and logs."""
 
     def __init__(self, console: Console) -> None:
@@ -671,7 +668,7 @@ class LiveLine(Telling):
 
     @contextmanager
     def watch(self, worker: Worker) -> Iterator[None]:
-        super().watch(worker)
+        self.listen(worker)
         drawing = asyncio.create_task(self._draw(worker))
         try:
             yield

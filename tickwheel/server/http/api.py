@@ -91,7 +91,6 @@ class Api:
         self._exchanges: set[Exchange] = set()
         self.turns = Turns(AT_A_TIME)
         self._room = Room(settings.http_bodies_bytes_max)
-        self._body_bytes_max = settings.http_body_bytes
         self.sessions = Sessions(logins, standby.clock)
         self.streams = Streams()
         self.reader = Reader(settings.delay_levels_ms)
@@ -191,25 +190,9 @@ class Api:
         body: Body | None = None
         try:
             self._logins.quotas.enter(exchange.caller)
-            body = Body(
-                receive,
-                headers,
-                self._room,
-                bytes_max=self._body_bytes_max,
-                timeout_s=self._settings.http_body_timeout_s,
-                is_here=connection["is_whole"],
-            )
-            call = Call(
-                self,
-                route,
-                exchange,
-                named,
-                headers,
-                scope["query_string"],
-                body,
-                client,
-                is_encrypted=scope.get("scheme") == "https",
-            )
+            is_here = connection["is_whole"]
+            body = Body(receive, headers, self._room, self._settings, is_here=is_here)
+            call = Call(self, route, exchange, named, headers, scope, body, client)
             if route.query is types.NoQuery and scope["query_string"]:
                 call.query(types.NoQuery)
             await route.handler(call)

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.sessions import StoredAnswer
     from tickwheel.server.http.api import Api
+    from tickwheel.server.settings import Settings
     from tickwheel.server.shard.operations import Operations
 
 _encoder = msgspec.json.Encoder()
@@ -245,9 +246,8 @@ class Body:
         receive: Receive,
         headers: dict[bytes, bytes],
         room: Room,
+        settings: Settings,
         *,
-        bytes_max: int,
-        timeout_s: float,
         is_here: Callable[[], bool],
     ) -> None:
         """``is_here``: whether the whole body has arrived. Raises UnsupportedMediaType,
@@ -255,8 +255,8 @@ class Body:
         self._is_here = is_here
         self._receive = receive
         self._room = room
-        self._bytes_max = bytes_max
-        self._timeout_s = timeout_s
+        self._bytes_max = settings.http_body_bytes
+        self._timeout_s = settings.http_body_timeout_s
         self._taken = 0
         encoding = headers.get(b"content-encoding")
         self._unpack = None if encoding is None else _unpacker(encoding)
@@ -599,11 +599,9 @@ class Call:
         exchange: Exchange,
         named: dict[str, str],
         headers: dict[bytes, bytes],
-        query_string: bytes,
+        scope: Message,
         body: Body,
         client: Client,
-        *,
-        is_encrypted: bool,
     ) -> None:
         self.api = api
         self.route = route
@@ -614,9 +612,9 @@ class Call:
         self.client = client
         self.content_type = media_type(headers.get(b"content-type", b""))
         """The content type without its parameters; "": there is none."""
-        self.is_encrypted = is_encrypted
+        self.is_encrypted = scope.get("scheme") == "https"
         """Whether nobody on the way can read a cookie."""
-        self._query_string = query_string
+        self._query_string: bytes = scope["query_string"]
 
     @property
     def operations(self) -> Operations:
