@@ -19,8 +19,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack
 
-from tickwheel.api.kinds import Span, Whole
+from tickwheel.api.kinds import Body, Moment, Policy, Properties, Span, Whole
 from tickwheel.api.policies import policy_wire
+from tickwheel.api.schedules import NewSchedule
 from tickwheel.api.tasks import kept_options
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask, described
 from tickwheel.cli.options import (
@@ -215,16 +216,21 @@ def _say_ids(call: Call, name: str, ids: list[int]) -> None:
 
 # --- apply ---------------------------------------------------------------------------------------
 
-_TEXTS = (
-    "topic", "body", "cron", "timezone", "gap", "fold", "catch_up", "overlap",
-    *(field.python for field in _OF_TASKS if field.kind.json is str),
-)  # fmt: skip
-_SPANS = [field.python for field in _OF_TASKS if isinstance(field.kind, Span)]
-_DURATIONS = ("every", "jitter", "catch_up_window", *_SPANS)
-_TIMES = ("anchor", "start", "end")
-_WHOLE = [field.python for field in _OF_TASKS if isinstance(field.kind, Whole)]
-_NUMBERS = ("runs_max", *(name for name in _WHOLE if name not in _SPANS))
-FIELDS = (*_TEXTS, *_DURATIONS, *_TIMES, *_NUMBERS, "properties", "retry")
+_FIELDS = {
+    field.python: field
+    for field in (*NewSchedule.fields(), *_OF_TASKS)
+    if field.name not in {"name", "task"}
+}
+
+
+def _rank(name: str) -> int:
+    """The place of a field among others: texts, durations, times, numbers, what is a table."""
+    kind = _FIELDS[name].kind
+    number = next((n for n, one in enumerate((Span, Moment, Whole), 1) if isinstance(kind, one)), 4)
+    return 0 if isinstance(kind, Body) or kind.json is str else number
+
+
+FIELDS = tuple(sorted(_FIELDS, key=_rank))
 
 
 async def apply(
@@ -282,23 +288,24 @@ def read_file(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def _value(field: str, value: Any) -> Any:
-    if field not in FIELDS:
+    if field not in _FIELDS:
         raise ValueError(f"{field} is not known; known are {', '.join(FIELDS)}")
-    if field in _NUMBERS and type(value) is int:
+    kind = _FIELDS[field].kind
+    if isinstance(kind, Whole) and not isinstance(kind, Span) and type(value) is int:
         return value
-    if field in _TIMES and isinstance(value, datetime):
+    if isinstance(kind, Moment) and isinstance(value, datetime):
         return value.astimezone() if value.tzinfo is None else value
-    if field == "properties" and isinstance(value, dict):
+    if isinstance(kind, Properties) and isinstance(value, dict):
         return value
     if not isinstance(value, str):
         raise ValueError(f"{field} is {value!r:.40}, which is of the wrong type")
-    if field == "body":
+    if isinstance(kind, Body):
         return value.encode()
-    if field in _DURATIONS:
+    if isinstance(kind, Span):
         return parse_duration(value)
-    if field in _TIMES:
+    if isinstance(kind, Moment):
         return parse_at(value)
-    return retry_of(parse_policy(value)) if field == "retry" else value
+    return retry_of(parse_policy(value)) if isinstance(kind, Policy) else value
 
 
 def _difference(there: ScheduleInfo | None, given: Mapping[str, Any]) -> str:
@@ -319,7 +326,7 @@ def _difference(there: ScheduleInfo | None, given: Mapping[str, Any]) -> str:
 
 def _pair(field: str, known: Mapping[str, Any], given: Any) -> tuple[Any, Any]:
     """The present and the wanted value of a field, comparable; equal if the file says nothing."""
-    before = known.get(_WIRE.get(field, field))
+    kind, before = _FIELDS[field].kind, known.get(_FIELDS[field].name)
     if field == "retry" and isinstance(before, Mapping):
         # A policy is answered with all its numbers: those that are said must be among them.
         after = given and policy_wire(given, field)
@@ -329,24 +336,14 @@ def _pair(field: str, known: Mapping[str, Any], given: Any) -> tuple[Any, Any]:
         return before, before
     if given is None:
         return before, _DEFAULTS.get(field)
-    if field in _DURATIONS:
-        given = round(given * 1000)
-    elif isinstance(given, datetime):
-        given = round(given.timestamp() * 1000)
-    elif field == "retry":
-        given = policy_wire(given, field)
-    return before, given
+    of_wire = isinstance(kind, (Span, Moment, Policy))
+    return before, kind.of_python(given, field) if of_wire else given
 
 
 def _plain(value: Any) -> str:
     return "none" if value is None else f"{value!r:.60}"
 
 
-_WIRE = {
-    "every": "every_ms", "jitter": "jitter_ms", "catch_up_window": "catch_up_ms",
-    "anchor": "anchor_ms", "start": "start_ms", "end": "end_ms",
-    **{field.python: field.name for field in _OF_TASKS},
-}  # fmt: skip
 _DEFAULTS: dict[str, Any] = {
     "body": b"", "timezone": "UTC", "gap": "after", "fold": "first", "catch_up": "last",
     "overlap": "allow", "jitter": 0, "catch_up_window": 86_400_000,
