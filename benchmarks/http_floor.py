@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import uvloop
@@ -43,9 +43,13 @@ class Nothing:
 
 async def serve(port: int) -> None:
     """Until it is killed."""
-    http = Http("127.0.0.1", port, lambda: (True, {}), _nothing, api=cast(Api, Nothing()))
+    http = Http("127.0.0.1", port, _ready, _nothing, api=cast(Api, Nothing()))
     await http.start()
     await asyncio.Event().wait()
+
+
+async def _ready() -> tuple[bool, dict[str, Any]]:
+    return True, {}
 
 
 async def _nothing(accept: str) -> tuple[bytes, str]:

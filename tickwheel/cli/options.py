@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any, TypedDict, TypeVar, cast
 
 import typer
@@ -453,14 +454,8 @@ def group_keywords(options: GroupOptions) -> GroupKeywords:
 MATCHING = "Everything of --topic that matches, as a bulk operation"
 
 
-def _matching(help_: str, metavar: str | None = None, **more: Any) -> Any:
-    return option(help_, metavar, rich_help_panel=MATCHING, **more)
-
-
-def _matching_flag(help_: str, *names: str) -> Any:
-    return flag(help_, *names, rich_help_panel=MATCHING)
-
-
+_matching = partial(option, rich_help_panel=MATCHING)
+_matching_flag = partial(flag, rich_help_panel=MATCHING)
 BulkRate = Annotated[float | None, _matching("So many a second at most.", "N")]
 
 
