@@ -17,8 +17,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
-import typer
-
 from tickwheel.cli.call import EXIT_FAILED, EXIT_UNREACHABLE, Call, confirmed, given, offline
 from tickwheel.cli.options import YesOption, argument, duration, flag, option
 from tickwheel.cli.output import (
@@ -507,15 +505,13 @@ BENCH_S_MAX = 300.0
 
 async def bench(
     call: Call,
-    tasks: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Of each way to enqueue.")
-    ] = 20_000,
+    tasks: Annotated[int, option("Of each way to enqueue.", min=1, max=1_000_000)] = 20_000,
     rate: Annotated[
-        int, typer.Option(min=0, max=50_000, help="Tasks a second while lateness is measured.")
+        int, option("Tasks a second while lateness is measured.", min=0, max=50_000)
     ] = 2_000,
-    seconds: Annotated[int, typer.Option(min=1, max=60, help="How long that is done.")] = 5,
+    seconds: Annotated[int, option("How long that is done.", min=1, max=60)] = 5,
     body_bytes: Annotated[
-        int, typer.Option("--body", metavar="BYTES", min=0, max=1 << 20, help="Size of a body.")
+        int, option("Size of a body.", "BYTES", "--body", min=0, max=1 << 20)
     ] = 100,
 ) -> int:
     """Measure a running daemon: enqueues, deliveries with acks, lateness. Uses its own topic.
