@@ -112,7 +112,7 @@ def test_values_are_written_as_those_of_properties(text: str, value: object) -> 
 
 async def test_a_held_key_is_released_or_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     asked = await _ask(
-        lambda c: groups.release_key(c, "t", "g", 5), T.RELEASE_KEY, ((5, "released"),)
+        lambda c: groups.release_key(c, "t", "g", task_id=5), T.RELEASE_KEY, ((5, "released"),)
     )
     assert asked == ("t", "g", (5,), None)
     assert capsys.readouterr().out == "5  released\n"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Unpack
+from typing import Annotated, Any, TypedDict, TypeVar, Unpack
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask, confirmed, given
 from tickwheel.cli.options import (
@@ -561,8 +561,6 @@ KeyLimitOption = Annotated[
         max=ANSWER_MAX,
     ),
 ]
-HeldArgument = Annotated[int | None, argument("TASK_ID", "The task that is held.", parse_id)]
-HeldKeyOption = Annotated[str | None, option("Instead of it: its order key.")]
 NOT_HELD = "not_held"
 SINCE = column("since", "since_ms", ago)
 Verb = Callable[..., Awaitable[str]]
@@ -628,31 +626,29 @@ async def _list_keys(
     Listing.of(call.out, columns, fields, none).show(cut(call.out, limit, found))
 
 
+class HeldOptions(TypedDict, total=False):
+    """Which held key is meant."""
+
+    task_id: Annotated[int | None, argument("TASK_ID", "The task that is held.", parse_id)]
+    key: Annotated[str | None, option("Instead of it: its order key.")]
+
+
 async def release_key(
-    call: Call,
-    topic: TopicArgument,
-    group: GroupArgument,
-    task_id: HeldArgument = None,
-    key: HeldKeyOption = None,
+    call: Call, topic: TopicArgument, group: GroupArgument, **held: Unpack[HeldOptions]
 ) -> int:
     """Try the task of a held key again at once, its failures counted anew."""
-    return await _act_on_key(call, Client.release_key, topic, group, task_id, key)
+    return await _act_on_key(call, Client.release_key, topic, group, held)
 
 
 async def skip_key(
-    call: Call,
-    topic: TopicArgument,
-    group: GroupArgument,
-    task_id: HeldArgument = None,
-    key: HeldKeyOption = None,
+    call: Call, topic: TopicArgument, group: GroupArgument, **held: Unpack[HeldOptions]
 ) -> int:
     """Give the task of a held key up: it is a dead letter, and its key goes on."""
-    return await _act_on_key(call, Client.skip_key, topic, group, task_id, key)
+    return await _act_on_key(call, Client.skip_key, topic, group, held)
 
 
-async def _act_on_key(
-    call: Call, verb: Verb, topic: str, group: str, task_id: int | None, key: str | None
-) -> int:
+async def _act_on_key(call: Call, verb: Verb, topic: str, group: str, held: HeldOptions) -> int:
+    task_id, key = held.get("task_id"), held.get("key")
     if (task_id is None) == (key is None):
         raise BadRequest("give TASK_ID or --key, one of them")
     word = await call.ask(lambda client: verb(client, topic, group, task_id, key=key))
@@ -682,10 +678,7 @@ async def pause_key(
     value: OneValueOption = None,
 ) -> None:
     """Hand out no task of one key until resume-key; other keys go on."""
-    found = await _set_pause(call, Client.pause_key, topic, group, key, value)
-    since = format_time(found.raw["since_ms"])
-    how = "paused" if found.changed else f"paused before, since {since} by {found.by}"
-    _say_pause(call, topic, group, key, value, found, how)
+    await _set_pause(call, Client.pause_key, topic, group, key, value)
 
 
 async def resume_key(
@@ -697,8 +690,6 @@ async def resume_key(
 ) -> int:
     """Hand out the tasks of a paused key again."""
     found = await _set_pause(call, Client.resume_key, topic, group, key, value)
-    how = "resumed" if found.changed else "was not paused"
-    _say_pause(call, topic, group, key, value, found, how)
     return 0 if found.changed else EXIT_NOT_FOUND
 
 
@@ -710,17 +701,19 @@ async def _set_pause(
     key: str | None,
     value: Any,
 ) -> KeyPause:
+    """Pause or resume a key, and say so."""
     if (key is None) == (value is None):
         raise BadRequest("give --key or --value, one of them")
-    return await call.ask(lambda client: verb(client, topic, group, key=key, value=value))
-
-
-def _say_pause(
-    call: Call, topic: str, group: str, key: str | None, value: Any, found: KeyPause, how: str
-) -> None:
+    found = await call.ask(lambda client: verb(client, topic, group, key=key, value=value))
+    if not found.changed:
+        since = format_time(found.raw["since_ms"])
+        how = f"paused before, since {since} by {found.by}" if found.paused else "was not paused"
+    else:
+        how = "paused" if found.paused else "resumed"
     said = {"topic": topic, "group": group, "key": key, "value": value}
     what = f"key {_key_text(key)}" if value is None else f"value {_key_text(value)}"
     call.out.result(said | fields_of(found), f"{what}  {how}")
+    return found
 
 
 def _key_text(value: object) -> str:
