@@ -525,19 +525,6 @@ def asked(out: Output, limit: int | None) -> int | None:
     return most if most is None or out.as_json else most + 1
 
 
-async def shown(
-    out: Output, limit: int | None, ask: Callable[[int | None], AsyncIterator[T]]
-) -> AsyncIterator[T]:
-    """The rows that ``ask(how many)`` finds, as far as the list goes."""
-    most, count = wanted(out, limit), 0
-    async for one in ask(asked(out, limit)):
-        if most is not None and count >= most:
-            _remark_stop(out, most)
-            return
-        yield one
-        count += 1
-
-
 def cut(out: Output, limit: int | None, found: Iterable[T]) -> Iterator[T]:
     """The rows of ``found``, as far as the list goes."""
     most = wanted(out, limit)
@@ -591,11 +578,15 @@ class Listing(Generic[T]):
             self.add(one)
         return self._end()
 
-    async def ask(self, limit: int | None, ask: Callable[[int | None], AsyncIterator[T]]) -> int:
-        """Show what ``ask(how many)`` finds, as far as the list goes; returns how many."""
-        async for one in shown(self.out, limit, ask):
+    async def ask(self, limit: int | None, ask: Callable[[int | None], AsyncIterator[T]]) -> None:
+        """Show what ``ask(how many)`` finds, as far as the list goes."""
+        most = wanted(self.out, limit)
+        async for one in ask(asked(self.out, limit)):
+            if most is not None and self.count >= most:
+                _remark_stop(self.out, most)
+                break
             self.add(one)
-        return self._end()
+        self._end()
 
     def _end(self) -> int:
         if self.out.as_json:
