@@ -34,17 +34,17 @@ from tickwheel.server.http.call import (
     Body,
     Call,
     Client,
+    Common,
     Exchange,
     Message,
     Receive,
     Room,
     Route,
     Send,
+    Streams,
     Turns,
     problem,
 )
-from tickwheel.server.http.deliveries import Streams
-from tickwheel.server.http.new_tasks import Reader
 from tickwheel.server.http.routes import ROUTES, SESSIONS_PATH, Router, allowed_by
 from tickwheel.server.http.sessions import LINK_PREFIX, Sessions, cookie_of
 from tickwheel.server.logins import REVOKED, Logins
@@ -89,14 +89,18 @@ class Api:
         """The operations by principal; None: the daemon does not lead."""
         self._draining = False
         self._exchanges: set[Exchange] = set()
-        self.turns = Turns(AT_A_TIME)
+        self._turns = Turns(AT_A_TIME)
         self._room = Room(settings.http_bodies_bytes_max)
-        self.sessions = Sessions(logins, standby.clock)
-        self.streams = Streams()
-        self.reader = Reader(settings.delay_levels_ms)
-        self.keep_alive_s = min(KEEP_ALIVE_S_MAX, settings.heartbeat_interval_s)
-        """How often, in seconds, a stream says something at least."""
+        self._sessions = Sessions(logins, standby.clock)
         self.wait_ms_max = int(settings.http_wait_max_s * 1000)
+        self._common = Common(
+            self._turns,
+            Streams(),
+            self._sessions,
+            settings.delay_levels_ms,
+            min(KEEP_ALIVE_S_MAX, settings.heartbeat_interval_s),
+            self.wait_ms_max,
+        )
         self._router = Router(ROUTES)
 
     # --- roles -----------------------------------------------------------------------------------
@@ -147,8 +151,8 @@ class Api:
         client = Client(scope["state"], receive, send)
         self._observed.http_under_way += 1
         try:
-            if not self.turns.taken():
-                await self.turns.mine()
+            if not self._turns.taken():
+                await self._turns.mine()
             place = next((value for name, value in scope["headers"] if name == b"traceparent"), b"")
             with traced(place.decode("latin-1")):
                 await self._answer(scope, receive, client)
@@ -192,7 +196,7 @@ class Api:
             self._logins.quotas.enter(exchange.caller)
             is_here = connection["is_whole"]
             body = Body(receive, headers, self._room, self._settings, is_here=is_here)
-            call = Call(self, route, exchange, named, headers, scope, body, client)
+            call = Call(self._common, route, exchange, named, headers, scope, body, client)
             if route.query is types.NoQuery and scope["query_string"]:
                 call.query(types.NoQuery)
             await route.handler(call)
@@ -234,13 +238,13 @@ class Api:
             token = given[len(_BEARER) :].strip().decode("utf-8", "replace")
             if token.startswith(LINK_PREFIX) and (route.method, route.path) == _LOGIN:
                 _check_origin(headers)  # before the link is used up
-                return self.sessions.redeem(token)
+                return self._sessions.redeem(token)
             return self._logins.authenticate(token, peer)
         if route.page or CONSOLE_HEADER in headers:
-            session = self.sessions.find(cookie_of(headers))
+            session = self._sessions.find(cookie_of(headers))
             if session is not None:
                 return session.principal
-        if route.public and self.sessions.are_needed and not peer:
+        if route.public and self._sessions.are_needed and not peer:
             return NOBODY
         try:
             return self._logins.authenticate(None, peer)

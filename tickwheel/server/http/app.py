@@ -221,7 +221,7 @@ def is_named(host: bytes, names: frozenset[str]) -> bool:
     return True
 
 
-def problem_of(error: TickwheelError, title: str) -> dict[str, Any]:
+def _said(error: TickwheelError, title: str) -> dict[str, Any]:
     """A problem as plain values, without the API's extra, which may be missing."""
     about = {"type": f"urn:tickwheel:error:{error.code}", "title": title}
     said = {"status": error.http_status, "detail": error.message, "code": error.code}
@@ -230,7 +230,7 @@ def problem_of(error: TickwheelError, title: str) -> dict[str, Any]:
 
 def refusal(error: TickwheelError, title: str) -> Response:
     """An error as an answer."""
-    return JSONResponse(problem_of(error, title), error.http_status, media_type=PROBLEM_TYPE)
+    return JSONResponse(_said(error, title), error.http_status, media_type=PROBLEM_TYPE)
 
 
 def anything_else(message: str) -> BaseRoute:
@@ -245,7 +245,7 @@ def anything_else(message: str) -> BaseRoute:
 
 
 def _bad_request(error: TickwheelError) -> tuple[h11.Event, ...]:
-    body = json.dumps(problem_of(error, "Bad request")).encode()
+    body = json.dumps(_said(error, "Bad request")).encode()
     headers = [(b"content-type", PROBLEM_TYPE.encode())]
     headers += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
     head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")

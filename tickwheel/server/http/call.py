@@ -52,14 +52,13 @@ from tickwheel.errors import (
     shown,
 )
 from tickwheel.server.http import types
-from tickwheel.server.http.app import PROBLEM_TYPE, problem_of
 from tickwheel.server.shard.access import ANONYMOUS, Principal
 from tickwheel.server.shard.callers import Ask, Caller
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.sessions import StoredAnswer
-    from tickwheel.server.http.api import Api
+    from tickwheel.server.http.sessions import Sessions
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.operations import Operations
 
@@ -80,6 +79,7 @@ def put_body(into: dict[str, Any], body: bytes) -> None:
 # --- errors as problems: one row of the error table, one status ----------------------------------
 
 
+PROBLEM_TYPE = b"application/problem+json"
 RETRY_AFTER_S = 1
 RETRY_AFTER_FULL_S = 5
 """Seconds after which to come again when a disk is full: its room returns more slowly."""
@@ -93,9 +93,17 @@ def problem(
 ) -> tuple[int, Headers, bytes]:
     """(status, headers, body) of an error. ``active``, ``active_http``: the address and HTTP URL of
     the daemon that leads."""
-    title = (type(error).__doc__ or error.code).strip().partition("\n")[0]
-    said = types.Problem(**problem_of(error, title), active=active, active_http=active_http)
-    headers: Headers = [(b"content-type", PROBLEM_TYPE.encode())]
+    said = types.Problem(
+        type=f"urn:tickwheel:error:{error.code}",
+        title=(type(error).__doc__ or error.code).strip().partition("\n")[0],
+        status=error.http_status,
+        detail=error.message,
+        code=error.code,
+        retryable=error.retryable,
+        active=active,
+        active_http=active_http,
+    )
+    headers: Headers = [(b"content-type", PROBLEM_TYPE)]
     if error.retryable and not isinstance(error, _OF_CLIENTS):
         full = isinstance(error, StoreFull)
         after_s = RETRY_AFTER_FULL_S if full else RETRY_AFTER_S
@@ -571,6 +579,44 @@ class Exchange:
             found[0].set_result(value)
 
 
+class Streams:
+    """The open streams by their numbers, which receipts name."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Exchange] = {}
+        self._last = 0
+
+    def opened(self, exchange: Exchange) -> int:
+        self._last += 1
+        self._open[self._last] = exchange
+        return self._last
+
+    def closed(self, number: int) -> None:
+        del self._open[number]
+
+    def heard(self, number: int, principal: Principal) -> None:
+        """Note a sign of life of a stream's consumer, whose principal settles a delivery of it."""
+        exchange = self._open.get(number)
+        if exchange is None or exchange.caller.principal.name != principal.name:
+            return
+        if exchange.caller.presence.doubted:
+            exchange.operations.heard(exchange.caller)
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What all requests of one API have in common."""
+
+    turns: Turns
+    streams: Streams
+    sessions: Sessions
+    delay_levels_ms: Sequence[int]
+    keep_alive_s: float
+    """How often, in seconds, a stream says something at least."""
+    wait_ms_max: int
+    """How long, in milliseconds, a pull may wait at most."""
+
+
 # --- a request on its way through a handler ------------------------------------------------------
 
 
@@ -588,13 +634,13 @@ class Call:
     """One request as handlers see it: ``json``, ``query``, ``named`` in; ``answer`` out."""
 
     __slots__ = (
-        "_query_string", "api", "client", "content_type", "exchange", "headers", "incoming",
+        "_query_string", "client", "common", "content_type", "exchange", "headers", "incoming",
         "is_encrypted", "named", "route",
     )  # fmt: skip
 
     def __init__(
         self,
-        api: Api,
+        common: Common,
         route: Route,
         exchange: Exchange,
         named: dict[str, str],
@@ -603,7 +649,7 @@ class Call:
         body: Body,
         client: Client,
     ) -> None:
-        self.api = api
+        self.common = common
         self.route = route
         self.exchange = exchange
         self.named = named
@@ -698,8 +744,8 @@ class Call:
             large = len(data) >= GZIP_THREAD_BYTES
             data = await asyncio.to_thread(_gzip, data) if large else _gzip(data)
             headers = [*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-        if not self.api.turns.taken():
-            await self.api.turns.mine()
+        if not self.common.turns.taken():
+            await self.common.turns.mine()
         await self.client.answer(status, headers, data)
 
     async def begin(self, content_type: str) -> None:

@@ -33,7 +33,6 @@ from tickwheel.server.shard.groups import OF_GROUPS
 
 if TYPE_CHECKING:
     from tickwheel.server.http.call import Call, Exchange, Handler
-    from tickwheel.server.shard.access import Principal
 
 # --- receipts ------------------------------------------------------------------------------------
 
@@ -109,34 +108,10 @@ _SUBSCRIPTION = 1
 _pull = msgspec.json.Decoder(types.PullIn)
 
 
-class Streams:
-    """The open streams by their numbers, which receipts name."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, Exchange] = {}
-        self._last = 0
-
-    def opened(self, exchange: Exchange) -> int:
-        self._last += 1
-        self._open[self._last] = exchange
-        return self._last
-
-    def closed(self, number: int) -> None:
-        del self._open[number]
-
-    def heard(self, number: int, principal: Principal) -> None:
-        """Note a sign of life of a stream's consumer, whose principal settles a delivery of it."""
-        exchange = self._open.get(number)
-        if exchange is None or exchange.caller.principal.name != principal.name:
-            return
-        if exchange.caller.presence.doubted:
-            exchange.operations.heard(exchange.caller)
-
-
 async def pull(call: Call) -> None:
     """Answer up to ``max`` deliveries, as soon as there is one, or none after ``wait_ms``."""
     given = await call.json(_pull)
-    checks.integer(given.wait_ms, "wait_ms", 0, call.api.wait_ms_max)
+    checks.integer(given.wait_ms, "wait_ms", 0, call.common.wait_ms_max)
     options = {"lease_ms": given.lease_ms, **_of_group(given)}
     topic, exchange, operations = call.named["topic"], call.exchange, call.operations
     sink = _PullSink(exchange, topic, given.group or DEFAULT_GROUP)
@@ -164,7 +139,7 @@ async def pull(call: Call) -> None:
 
 async def stream(call: Call) -> None:
     """Send deliveries as they come, until the client goes: server-sent events or lines."""
-    streams = call.api.streams
+    streams = call.common.streams
     number = streams.opened(call.exchange)
     try:
         await Stream(call, call.query(types.StreamQuery), number).run()
@@ -235,7 +210,7 @@ class Stream:
         while not gone.done():
             if not self._pieces and self._end is None:
                 try:
-                    async with asyncio.timeout(call.api.keep_alive_s):
+                    async with asyncio.timeout(call.common.keep_alive_s):
                         await self._wake.wait()
                 except TimeoutError:
                     await call.piece_in_time(self._idle())
@@ -376,7 +351,7 @@ async def _settled(call: Call, given: list[str], ask: Ask, usual: str) -> list[s
     # A receipt is text that anybody can write: it shows the life of a stream behind the check of
     # rights, and of the caller's own.
     for number in {receipt.stream for receipt in receipts} - {0}:
-        call.api.streams.heard(number, call.exchange.caller.principal)
+        call.common.streams.heard(number, call.exchange.caller.principal)
     words = [usual] * len(receipts)
     for indexes, found in zip(groups.values(), await asyncio.gather(*answers), strict=True):
         for index, word in zip(indexes, found or (), strict=False):

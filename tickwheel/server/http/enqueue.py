@@ -30,7 +30,7 @@ from tickwheel.errors import (
 from tickwheel.server.http import new_tasks, types
 from tickwheel.server.http.call import JSON, as_json, decoded
 from tickwheel.server.http.call import line as problem_line
-from tickwheel.server.http.new_tasks import kept, once
+from tickwheel.server.http.new_tasks import Reader, kept, once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -65,11 +65,11 @@ async def enqueue_raw(call: Call) -> None:
         await _cloudevents(call, topic)
         return
     body = await call.incoming.read()
-    await _one(call, call.api.reader.of_headers(topic, call.headers, body))
+    await _one(call, Reader(call.common.delay_levels_ms).of_headers(topic, call.headers, body))
 
 
 async def _json(call: Call) -> None:
-    given, read = await call.json(_one_or_many), call.api.reader.task
+    given, read = await call.json(_one_or_many), Reader(call.common.delay_levels_ms).task
     if given.tasks is None:
         if given.transaction is not None:
             raise BadRequest("a request with a transaction has its tasks in tasks")
@@ -101,7 +101,7 @@ async def _prepare(call: Call, of: types.OfTransaction, many: Sequence[Given]) -
 
 async def _cloudevents(call: Call, topic: str) -> None:
     data = await call.incoming.read()
-    events, is_batch = new_tasks.read(call, topic, data, call.api.reader)
+    events, is_batch = new_tasks.read(call, topic, data, Reader(call.common.delay_levels_ms))
     await (_many(call, events) if is_batch else _one(call, events[0]))
 
 
@@ -155,7 +155,7 @@ class Bulk:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._reader = call.api.reader
+        self._reader = Reader(call.common.delay_levels_ms)
         self._line_bytes_max = call.operations.settings.http_body_bytes
         self._under_way: deque[tuple[list[Line], _Future | TickwheelError]] = deque()
         self._rest = b""

@@ -23,8 +23,7 @@ from tickwheel.api.kinds import NAME_PATTERN
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BY_CODE
 from tickwheel.server.http import new_tasks, types
-from tickwheel.server.http.app import PROBLEM_TYPE
-from tickwheel.server.http.call import JSON, JSON_TYPE, Route, as_json
+from tickwheel.server.http.call import JSON, JSON_TYPE, PROBLEM_TYPE, Route, as_json
 from tickwheel.server.http.routes import ROUTES
 from tickwheel.version import __version__
 
@@ -329,7 +328,7 @@ def _responses(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
             "description": "A stream.",
             "content": {kind: {"schema": {"type": "string"}} for kind in route.streams},
         }
-    problem = {PROBLEM_TYPE: {"schema": {"$ref": _REF.format(name="Problem")}}}
+    problem = {PROBLEM_TYPE.decode(): {"schema": {"$ref": _REF.format(name="Problem")}}}
     has_body = route.body is not None or route.raw
     codes: dict[str, list[str]] = {}
     for code in (*ALWAYS, *(WITH_BODY if has_body else ()), *route.codes):

@@ -25,6 +25,7 @@ from tickwheel.api.daemon import GroupStats
 from tickwheel.api.groups import GroupSettings, Settings
 from tickwheel.api.kinds import PROPERTIES
 from tickwheel.api.tasks import LookUp, TaskFields, TaskInfo, words_of_success
+from tickwheel.api.verb import Right
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import (
     BadRequest,
@@ -38,7 +39,7 @@ from tickwheel.errors import (
     shown,
 )
 from tickwheel.server import checks
-from tickwheel.server.http import deliveries, enqueue, new_tasks, sessions, types
+from tickwheel.server.http import deliveries, enqueue, new_tasks, types
 from tickwheel.server.http.call import Route, as_json
 from tickwheel.server.http.call import line as problem_line
 from tickwheel.server.http.declared import (
@@ -58,9 +59,12 @@ from tickwheel.server.http.declared import (
 from tickwheel.server.http.deliveries import SSE
 from tickwheel.server.http.enqueue import NDJSON
 from tickwheel.server.http.new_tasks import due_of
+from tickwheel.server.http.sessions import SESSION_S, cookie_name, cookie_of
+from tickwheel.server.shard.access import ALL_TOPICS, NOBODY
 
 if TYPE_CHECKING:
     from tickwheel.server.http.call import Call, Handler
+    from tickwheel.server.shard.access import Principal
 
 
 @dataclass(slots=True)
@@ -326,9 +330,9 @@ async def watch_overview(call: Call) -> None:
 async def _pause(call: Call, over: asyncio.Event, left_s: float) -> None:
     while left_s > 0 and not over.is_set():
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(left_s, call.api.keep_alive_s)):
+            async with asyncio.timeout(min(left_s, call.common.keep_alive_s)):
                 await over.wait()
-        left_s -= call.api.keep_alive_s
+        left_s -= call.common.keep_alive_s
         if left_s > 0 and not over.is_set():
             await call.piece_in_time(b": still here\n\n")
 
@@ -342,6 +346,74 @@ async def last_report(call: Call) -> None:
     """Answer the last report's page, as ``tickwheel report`` wrote it."""
     found: dict[str, Any] = await call.ask("report", {})
     await call.reply(200, list(REPORT_HEADERS), found["page"])
+
+
+# --- logging a browser in and out ----------------------------------------------------------------
+
+
+COOKIE_PATH = "/v1"
+
+
+async def log_in(call: Call) -> None:
+    """Begin a session for whoever asks. Where nobody has to log in there is none."""
+    sessions, principal = call.common.sessions, call.exchange.caller.principal
+    if not sessions.are_needed:
+        await call.answer(_said(call, principal, None))
+        return
+    text, session = sessions.begin(principal)
+    sessions.note(call.exchange.caller, "console_login")
+    said = _said(call, principal, session.until_ms)
+    await call.answer(said, headers={b"set-cookie": _cookie(call, text, SESSION_S)})
+
+
+async def who_am_i(call: Call) -> None:
+    """Answer who asks, by the session or the token that is shown."""
+    session = call.common.sessions.find(cookie_of(call.headers))
+    until_ms = session.until_ms if session is not None else None
+    await call.answer(_said(call, call.exchange.caller.principal, until_ms))
+
+
+async def log_out(call: Call) -> None:
+    """Log out; whoever is not logged in is answered the same."""
+    sessions, principal = call.common.sessions, call.exchange.caller.principal
+    if principal is not NOBODY:
+        sessions.end(cookie_of(call.headers))
+        sessions.note(call.exchange.caller, "console_logout")
+    who = NOBODY if sessions.are_needed else principal
+    await call.answer(_said(call, who, None), headers={b"set-cookie": _cookie(call, "", 0)})
+
+
+async def session_link(call: Call) -> None:
+    """Make a link that logs in, for ``tickwheel console``."""
+    sessions = call.common.sessions
+    if not sessions.are_needed:
+        await call.answer({"code": None, "until_ms": None})
+        return
+    code, session = sessions.link(call.exchange.caller.principal)
+    sessions.note(call.exchange.caller, "console_link")
+    await call.answer({"code": code, "until_ms": session.until_ms})
+
+
+def _said(call: Call, principal: Principal, until_ms: int | None) -> dict[str, Any]:
+    return {
+        "name": None if principal is NOBODY else principal.name,
+        "is_login_needed": call.common.sessions.are_needed,
+        "until_ms": until_ms,
+        "rights": _rights(principal),
+    }
+
+
+def _rights(principal: Principal) -> dict[str, list[str]]:
+    if principal.grants is None:
+        return {right.value: [ALL_TOPICS] for right in Right}
+    return {right.value: list(patterns) for right, patterns in principal.grants}
+
+
+def _cookie(call: Call, text: str, lasts_s: int) -> bytes:
+    name = cookie_name(call.headers.get(b"host", b""))
+    parts = [f"{name}={text}", f"Path={COOKIE_PATH}", f"Max-Age={lasts_s}"]
+    parts += ["HttpOnly", "SameSite=Strict", *(["Secure"] if call.is_encrypted else [])]
+    return "; ".join(parts).encode("latin-1")
 
 
 # --- all paths -----------------------------------------------------------------------------------
@@ -484,14 +556,14 @@ ROUTES: Final = (
     Route("GET", "/v1/report", last_report, "console", "The page of the last report",
           ("report",), streams=(HTML,), codes=("not_found",), page=True),
     # By these browsers log in and out; they tell nothing of the daemon's data.
-    Route("POST", SESSIONS_PATH, sessions.log_in, "console",
+    Route("POST", SESSIONS_PATH, log_in, "console",
           "Log in: a session in a cookie for the token that is shown", ("status",),
           types.Session, 201, standby=True),
-    Route("GET", "/v1/session", sessions.who_am_i, "console", "Who asks, and what it may do",
+    Route("GET", "/v1/session", who_am_i, "console", "Who asks, and what it may do",
           ("status",), types.Session, standby=True, public=True),
-    Route("DELETE", "/v1/session", sessions.log_out, "console", "Log out", ("status",),
+    Route("DELETE", "/v1/session", log_out, "console", "Log out", ("status",),
           types.Session, standby=True, public=True),
-    Route("POST", "/v1/session-links", sessions.session_link, "console",
+    Route("POST", "/v1/session-links", session_link, "console",
           "A code that logs a browser in as the caller, once", ("status",), types.SessionLink, 201,
           standby=True),
 )  # fmt: skip

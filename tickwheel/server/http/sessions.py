@@ -13,16 +13,13 @@ Invariants:
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tickwheel.api.verb import Right
 from tickwheel.errors import Overloaded, Unauthorized
-from tickwheel.server.shard.access import ALL_TOPICS, NOBODY
 from tickwheel.server.tokens import hash_of
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
-    from tickwheel.server.http.call import Call
     from tickwheel.server.logins import Logins
     from tickwheel.server.shard.access import Principal
     from tickwheel.server.shard.callers import Caller
@@ -138,71 +135,3 @@ def cookie_of(headers: dict[bytes, bytes]) -> str | None:
         if name == wanted:
             return value
     return None
-
-
-# --- logging a browser in and out ----------------------------------------------------------------
-
-
-COOKIE_PATH = "/v1"
-
-
-async def log_in(call: Call) -> None:
-    """Begin a session for whoever asks. Where nobody has to log in there is none."""
-    sessions, principal = call.api.sessions, call.exchange.caller.principal
-    if not sessions.are_needed:
-        await call.answer(_said(call, principal, None))
-        return
-    text, session = sessions.begin(principal)
-    sessions.note(call.exchange.caller, "console_login")
-    said = _said(call, principal, session.until_ms)
-    await call.answer(said, headers={b"set-cookie": _cookie(call, text, SESSION_S)})
-
-
-async def who_am_i(call: Call) -> None:
-    """Answer who asks, by the session or the token that is shown."""
-    session = call.api.sessions.find(cookie_of(call.headers))
-    until_ms = session.until_ms if session is not None else None
-    await call.answer(_said(call, call.exchange.caller.principal, until_ms))
-
-
-async def log_out(call: Call) -> None:
-    """Log out; whoever is not logged in is answered the same."""
-    sessions, principal = call.api.sessions, call.exchange.caller.principal
-    if principal is not NOBODY:
-        sessions.end(cookie_of(call.headers))
-        sessions.note(call.exchange.caller, "console_logout")
-    who = NOBODY if sessions.are_needed else principal
-    await call.answer(_said(call, who, None), headers={b"set-cookie": _cookie(call, "", 0)})
-
-
-async def session_link(call: Call) -> None:
-    """Make a link that logs in, for ``tickwheel console``."""
-    sessions = call.api.sessions
-    if not sessions.are_needed:
-        await call.answer({"code": None, "until_ms": None})
-        return
-    code, session = sessions.link(call.exchange.caller.principal)
-    sessions.note(call.exchange.caller, "console_link")
-    await call.answer({"code": code, "until_ms": session.until_ms})
-
-
-def _said(call: Call, principal: Principal, until_ms: int | None) -> dict[str, Any]:
-    return {
-        "name": None if principal is NOBODY else principal.name,
-        "is_login_needed": call.api.sessions.are_needed,
-        "until_ms": until_ms,
-        "rights": _rights(principal),
-    }
-
-
-def _rights(principal: Principal) -> dict[str, list[str]]:
-    if principal.grants is None:
-        return {right.value: [ALL_TOPICS] for right in Right}
-    return {right.value: list(patterns) for right, patterns in principal.grants}
-
-
-def _cookie(call: Call, text: str, lasts_s: int) -> bytes:
-    name = cookie_name(call.headers.get(b"host", b""))
-    parts = [f"{name}={text}", f"Path={COOKIE_PATH}", f"Max-Age={lasts_s}"]
-    parts += ["HttpOnly", "SameSite=Strict", *(["Secure"] if call.is_encrypted else [])]
-    return "; ".join(parts).encode("latin-1")
