@@ -312,7 +312,8 @@ def settling(verb: str, body: type[types.AckIn], usual: str) -> Handler:
 
     async def handle(call: Call) -> None:
         given = await call.json(decoder)
-        caller, now, operation = call.exchange.caller, call.now, getattr(call.operations, verb)
+        caller, operation = call.exchange.caller, getattr(call.operations, verb)
+        now = None if verb == "ack" else call.now  # an ack asks for no time
         rest = tuple(getattr(given, name) for name in more)
 
         def ask_columns(some: Sequence[Receipt], number: int) -> None:
