@@ -45,6 +45,7 @@ from tickwheel.server.http.call import (
     Turns,
     problem,
 )
+from tickwheel.server.http.new_tasks import Reader
 from tickwheel.server.http.routes import ROUTES, SESSIONS_PATH, Router, allowed_by
 from tickwheel.server.http.sessions import LINK_PREFIX, Sessions, cookie_of
 from tickwheel.server.logins import REVOKED, Logins
@@ -91,13 +92,14 @@ class Api:
         self._exchanges: set[Exchange] = set()
         self._turns = Turns(AT_A_TIME)
         self._room = Room(settings.http_bodies_bytes_max)
+        self._body_limits = settings.http_body_bytes, settings.http_body_timeout_s
         self._sessions = Sessions(logins, standby.clock)
         self.wait_ms_max = int(settings.http_wait_max_s * 1000)
         self._common = Common(
             self._turns,
             Streams(),
             self._sessions,
-            settings.delay_levels_ms,
+            Reader(settings.delay_levels_ms),
             min(KEEP_ALIVE_S_MAX, settings.heartbeat_interval_s),
             self.wait_ms_max,
         )
@@ -195,7 +197,7 @@ class Api:
         try:
             self._logins.quotas.enter(exchange.caller)
             is_here = connection["is_whole"]
-            body = Body(receive, headers, self._room, self._settings, is_here=is_here)
+            body = Body(receive, headers, self._room, *self._body_limits, is_here=is_here)
             call = Call(self._common, route, exchange, named, headers, scope, body, client)
             if route.query is types.NoQuery and scope["query_string"]:
                 call.query(types.NoQuery)

@@ -58,8 +58,8 @@ from tickwheel.server.shard.callers import Ask, Caller
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.sessions import StoredAnswer
+    from tickwheel.server.http.new_tasks import Reader
     from tickwheel.server.http.sessions import Sessions
-    from tickwheel.server.settings import Settings
     from tickwheel.server.shard.operations import Operations
 
 _encoder = msgspec.json.Encoder()
@@ -254,7 +254,8 @@ class Body:
         receive: Receive,
         headers: dict[bytes, bytes],
         room: Room,
-        settings: Settings,
+        bytes_max: int,
+        timeout_s: float,
         *,
         is_here: Callable[[], bool],
     ) -> None:
@@ -263,8 +264,8 @@ class Body:
         self._is_here = is_here
         self._receive = receive
         self._room = room
-        self._bytes_max = settings.http_body_bytes
-        self._timeout_s = settings.http_body_timeout_s
+        self._bytes_max = bytes_max
+        self._timeout_s = timeout_s
         self._taken = 0
         encoding = headers.get(b"content-encoding")
         self._unpack = None if encoding is None else _unpacker(encoding)
@@ -610,7 +611,7 @@ class Common:
     turns: Turns
     streams: Streams
     sessions: Sessions
-    delay_levels_ms: Sequence[int]
+    reader: Reader
     keep_alive_s: float
     """How often, in seconds, a stream says something at least."""
     wait_ms_max: int

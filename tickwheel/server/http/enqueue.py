@@ -13,12 +13,16 @@ written; a client that does not read its answers is not read from any more.
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import msgspec
 
+from tickwheel.api.tasks import kept_options
 from tickwheel.errors import (
     BadRequest,
     BodyTooLarge,
@@ -27,16 +31,16 @@ from tickwheel.errors import (
     UnsupportedMediaType,
     shown,
 )
-from tickwheel.server.http import new_tasks, types
+from tickwheel.server.http import types
 from tickwheel.server.http.call import JSON, as_json, decoded
 from tickwheel.server.http.call import line as problem_line
-from tickwheel.server.http.new_tasks import Reader, kept, once
+from tickwheel.server.http.new_tasks import kept, once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tickwheel.server.http.call import Call
-    from tickwheel.server.http.new_tasks import Given
+    from tickwheel.server.http.new_tasks import Given, Reader
 
 _one_or_many = msgspec.json.Decoder(types.OneOrMany)
 
@@ -47,9 +51,9 @@ async def enqueue(call: Call) -> None:
     if kind == NDJSON:
         _check_no_key(call)
         await Bulk(call).run()
-    elif kind in (JSON, "") and not new_tasks.is_binary(call):
+    elif kind in (JSON, "") and not _is_binary(call):
         await _json(call)
-    elif new_tasks.is_any(call):
+    elif _is_any(call):
         await _cloudevents(call, "")
     else:
         raise UnsupportedMediaType(
@@ -61,15 +65,15 @@ async def enqueue(call: Call) -> None:
 async def enqueue_raw(call: Call) -> None:
     """Enqueue a task whose body is the request's body, and whose fields are in headers."""
     topic = call.named["topic"]
-    if new_tasks.is_any(call):
+    if _is_any(call):
         await _cloudevents(call, topic)
         return
     body = await call.incoming.read()
-    await _one(call, Reader(call.common.delay_levels_ms).of_headers(topic, call.headers, body))
+    await _one(call, call.common.reader.of_headers(topic, call.headers, body))
 
 
 async def _json(call: Call) -> None:
-    given, read = await call.json(_one_or_many), Reader(call.common.delay_levels_ms).task
+    given, read = await call.json(_one_or_many), call.common.reader.task
     if given.tasks is None:
         if given.transaction is not None:
             raise BadRequest("a request with a transaction has its tasks in tasks")
@@ -101,7 +105,7 @@ async def _prepare(call: Call, of: types.OfTransaction, many: Sequence[Given]) -
 
 async def _cloudevents(call: Call, topic: str) -> None:
     data = await call.incoming.read()
-    events, is_batch = new_tasks.read(call, topic, data, Reader(call.common.delay_levels_ms))
+    events, is_batch = _read_events(call, topic, data, call.common.reader)
     await (_many(call, events) if is_batch else _one(call, events[0]))
 
 
@@ -135,6 +139,105 @@ def _check_no_key(call: Call) -> None:
         )
 
 
+# --- CloudEvents 1.0: binary, structured and batched ---------------------------------------------
+
+
+STRUCTURED = "application/cloudevents+json"
+BATCHED = "application/cloudevents-batch+json"
+_VERSION = "1.0"
+_REQUIRED = ("id", "source", "type")
+_ATTRIBUTE_HEADER = b"ce-"
+_OF_EVENTS = [(option.event, field.name) for field, option in kept_options() if option.event]
+"""Attributes of extensions that say an option of the task, and that option; its header wins."""
+
+_event = msgspec.json.Decoder(dict[str, Any])
+_events = msgspec.json.Decoder(list[dict[str, Any]])
+_json_type = ("json", "+json")
+
+
+def _is_binary(call: Call) -> bool:
+    """Whether the attributes of the event are in headers."""
+    return b"ce-specversion" in call.headers
+
+
+def _is_any(call: Call) -> bool:
+    return call.content_type in (STRUCTURED, BATCHED) or _is_binary(call)
+
+
+def _read_events(call: Call, topic: str, data: bytes, reader: Reader) -> tuple[list[Given], bool]:
+    """(tasks, whether the request is a batch of events). Raises BadRequest."""
+    if call.content_type == BATCHED:
+        events = decoded(data, _events)
+        if not events:
+            raise BadRequest("the batch has no event; at least 1 is needed")
+        return [_structured(call, topic, event, reader) for event in events], True
+    if call.content_type == STRUCTURED:
+        return [_structured(call, topic, decoded(data, _event), reader)], False
+    attributes: dict[str, types.Property] = {
+        name[len(_ATTRIBUTE_HEADER) :].decode("latin-1"): unquote(value.decode("latin-1"))
+        for name, value in call.headers.items()
+        if name.startswith(_ATTRIBUTE_HEADER)
+    }
+    content_type = call.header(b"content-type")
+    if content_type:
+        attributes["datacontenttype"] = content_type
+    return [_task(call, topic, attributes, data, reader)], False
+
+
+def _structured(call: Call, topic: str, event: dict[str, Any], reader: Reader) -> Given:
+    data, packed = event.pop("data", None), event.pop("data_base64", None)
+    for name, value in event.items():
+        if type(value) not in (str, int, bool):
+            raise BadRequest(
+                f"the event's {shown(name)} must be a string, a whole number or a boolean, not"
+                f" {shown(value)}"
+            )
+    if packed is not None:
+        if data is not None:
+            raise BadRequest("the event must have one of data and data_base64")
+        body = _from_base64(packed)
+    else:
+        body = _body(data, event.get("datacontenttype"))
+    return _task(call, topic, event, body, reader)
+
+
+def _body(data: Any, content_type: object) -> bytes:
+    """The body of an event's task: JSON stays JSON, and text that is said to be no JSON is text."""
+    if data is None:
+        return b""
+    kind = str(content_type or "application/json").partition(";")[0].strip().lower()
+    is_json = kind.partition("/")[2].endswith(_json_type)
+    if isinstance(data, str) and not is_json:
+        return data.encode()
+    return msgspec.json.encode(data)
+
+
+def _from_base64(packed: object) -> bytes:
+    with suppress(ValueError):
+        if isinstance(packed, str):
+            return base64.b64decode(packed, validate=True)
+    raise BadRequest(f"data_base64 must be base64, not {shown(packed)}")
+
+
+def _task(
+    call: Call, topic: str, attributes: dict[str, types.Property], body: bytes, reader: Reader
+) -> Given:
+    if attributes.get("specversion") != _VERSION:
+        version = shown(attributes.get("specversion"))
+        raise BadRequest(f"the event's specversion must be {_VERSION!r}, not {version}")
+    for name in _REQUIRED:
+        if not attributes.get(name):
+            raise BadRequest(f"the event must have {name}")
+    given = reader.of_headers(topic, call.headers, body)
+    options = dict(given.task[3]) if len(given.task) > 3 else {}
+    for attribute, name in _OF_EVENTS:
+        if attributes.get(attribute):
+            options.setdefault(name, attributes[attribute])
+    own = options.get("properties", {})
+    options["properties"] = own | {f"ce-{name}": value for name, value in attributes.items()}
+    return given._replace(task=(*given.task[:3], options))
+
+
 # --- tasks as a stream of lines ------------------------------------------------------------------
 
 
@@ -155,7 +258,7 @@ class Bulk:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._reader = Reader(call.common.delay_levels_ms)
+        self._reader = call.common.reader
         self._line_bytes_max = call.operations.settings.http_body_bytes
         self._under_way: deque[tuple[list[Line], _Future | TickwheelError]] = deque()
         self._rest = b""

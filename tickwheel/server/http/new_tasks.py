@@ -1,32 +1,28 @@
-"""Tasks as HTTP clients say them: JSON, a raw body with headers, CloudEvents."""
+"""Tasks as HTTP clients say them: JSON, or a raw body with headers."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote
 
 import msgspec
 
 from tickwheel.api.frames import REQUEST_MAX, SESSION_BYTES
 from tickwheel.api.kinds import POLICY, RULE, Kind, Policy, Rule, Whole
-from tickwheel.api.tasks import TaskFields, kept_options
+from tickwheel.api.tasks import TaskFields
 from tickwheel.api.times import moment_ms
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import delay_of_level
 from tickwheel.model.records import ID_STEP
 from tickwheel.model.retry import duration_ms, parse_policy, rule_wire
 from tickwheel.server.http import types
-from tickwheel.server.http.call import decoded
 from tickwheel.server.http.said import said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tickwheel.server.http.call import Call
     from tickwheel.server.shard.access import Principal
 
 HEADER = b"tickwheel-"
@@ -277,102 +273,3 @@ def _encode_payload(tasks: Sequence[Any]) -> bytes:
         return msgspec.msgpack.encode(tasks, order="sorted")
     except (OverflowError, ValueError) as error:
         raise BadRequest(f"a number is too large: {error}") from None
-
-
-# --- CloudEvents 1.0: binary, structured and batched ---------------------------------------------
-
-
-STRUCTURED = "application/cloudevents+json"
-BATCHED = "application/cloudevents-batch+json"
-_VERSION = "1.0"
-_REQUIRED = ("id", "source", "type")
-_ATTRIBUTE_HEADER = b"ce-"
-_OF_EVENTS = [(option.event, field.name) for field, option in kept_options() if option.event]
-"""Attributes of extensions that say an option of the task, and that option; its header wins."""
-
-_event = msgspec.json.Decoder(dict[str, Any])
-_events = msgspec.json.Decoder(list[dict[str, Any]])
-_json_type = ("json", "+json")
-
-
-def is_binary(call: Call) -> bool:
-    """Whether the attributes of the event are in headers."""
-    return b"ce-specversion" in call.headers
-
-
-def is_any(call: Call) -> bool:
-    return call.content_type in (STRUCTURED, BATCHED) or is_binary(call)
-
-
-def read(call: Call, topic: str, data: bytes, reader: Reader) -> tuple[list[Given], bool]:
-    """(tasks, whether the request is a batch of events). Raises BadRequest."""
-    if call.content_type == BATCHED:
-        events = decoded(data, _events)
-        if not events:
-            raise BadRequest("the batch has no event; at least 1 is needed")
-        return [_structured(call, topic, event, reader) for event in events], True
-    if call.content_type == STRUCTURED:
-        return [_structured(call, topic, decoded(data, _event), reader)], False
-    attributes: dict[str, types.Property] = {
-        name[len(_ATTRIBUTE_HEADER) :].decode("latin-1"): unquote(value.decode("latin-1"))
-        for name, value in call.headers.items()
-        if name.startswith(_ATTRIBUTE_HEADER)
-    }
-    content_type = call.header(b"content-type")
-    if content_type:
-        attributes["datacontenttype"] = content_type
-    return [_task(call, topic, attributes, data, reader)], False
-
-
-def _structured(call: Call, topic: str, event: dict[str, Any], reader: Reader) -> Given:
-    data, packed = event.pop("data", None), event.pop("data_base64", None)
-    for name, value in event.items():
-        if type(value) not in (str, int, bool):
-            raise BadRequest(
-                f"the event's {shown(name)} must be a string, a whole number or a boolean, not"
-                f" {shown(value)}"
-            )
-    if packed is not None:
-        if data is not None:
-            raise BadRequest("the event must have one of data and data_base64")
-        body = _from_base64(packed)
-    else:
-        body = _body(data, event.get("datacontenttype"))
-    return _task(call, topic, event, body, reader)
-
-
-def _body(data: Any, content_type: object) -> bytes:
-    """The body of an event's task: JSON stays JSON, and text that is said to be no JSON is text."""
-    if data is None:
-        return b""
-    kind = str(content_type or "application/json").partition(";")[0].strip().lower()
-    is_json = kind.partition("/")[2].endswith(_json_type)
-    if isinstance(data, str) and not is_json:
-        return data.encode()
-    return msgspec.json.encode(data)
-
-
-def _from_base64(packed: object) -> bytes:
-    with suppress(ValueError):
-        if isinstance(packed, str):
-            return base64.b64decode(packed, validate=True)
-    raise BadRequest(f"data_base64 must be base64, not {shown(packed)}")
-
-
-def _task(
-    call: Call, topic: str, attributes: dict[str, types.Property], body: bytes, reader: Reader
-) -> Given:
-    if attributes.get("specversion") != _VERSION:
-        version = shown(attributes.get("specversion"))
-        raise BadRequest(f"the event's specversion must be {_VERSION!r}, not {version}")
-    for name in _REQUIRED:
-        if not attributes.get(name):
-            raise BadRequest(f"the event must have {name}")
-    given = reader.of_headers(topic, call.headers, body)
-    options = dict(given.task[3]) if len(given.task) > 3 else {}
-    for attribute, name in _OF_EVENTS:
-        if attributes.get(attribute):
-            options.setdefault(name, attributes[attribute])
-    own = options.get("properties", {})
-    options["properties"] = own | {f"ce-{name}": value for name, value in attributes.items()}
-    return given._replace(task=(*given.task[:3], options))

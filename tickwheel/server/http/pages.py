@@ -22,7 +22,7 @@ from starlette.routing import Route as PageRoute
 from tickwheel.api.kinds import NAME_PATTERN
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BY_CODE
-from tickwheel.server.http import new_tasks, types
+from tickwheel.server.http import enqueue, types
 from tickwheel.server.http.call import JSON, JSON_TYPE, PROBLEM_TYPE, Route, as_json
 from tickwheel.server.http.routes import ROUTES
 from tickwheel.version import __version__
@@ -181,7 +181,7 @@ _EVENT = {
     },
 }
 _RAW = {
-    new_tasks.STRUCTURED: _EVENT,
+    enqueue.STRUCTURED: _EVENT,
     "application/octet-stream": {"type": "string", "format": "binary"},
 }
 """The schemas of bodies that are not JSON of ours; others are texts."""

@@ -519,7 +519,7 @@ ROUTES: Final = (
           "Enqueue a task whose body is the request's; CloudEvents, too, also in batches",
           _ENQUEUE, types.Accepted | types.AcceptedMany, 201, headers=_TASK_HEADERS,
           # Batches are taken, too. Generated clients stumble over lists among other bodies.
-          raw=("application/octet-stream", "text/plain", new_tasks.STRUCTURED),
+          raw=("application/octet-stream", "text/plain", enqueue.STRUCTURED),
           codes=(*_NEW, *_RESENT)),
     Route("GET", "/v1/tasks/{id}", look_up, "tasks", "Look a task up", ("look_up",),
           answer_type(TaskInfo), codes=_ENDED),
