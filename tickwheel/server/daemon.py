@@ -66,6 +66,8 @@ INSIDE_URL = "inside:"
 """The URL of a daemon inside another program, which nobody can connect to from outside."""
 GOODBYE_WAIT_S = 1.0
 """How long, in seconds, clients may still send something after GOODBYE."""
+HANDOVER_WAIT_S = 0.1
+"""The same when another node waits for the shard: they send it there."""
 
 
 class Daemon:
@@ -410,7 +412,8 @@ class Daemon:
             self._api.dismiss()
 
     async def _until_closed(self) -> None:
-        deadline = time.monotonic() + GOODBYE_WAIT_S
+        wait_s = GOODBYE_WAIT_S if self.member is None else HANDOVER_WAIT_S
+        deadline = time.monotonic() + wait_s
         while self.listener.connections:  # they end one by one, and nobody waits long
             if time.monotonic() >= deadline:
                 return
