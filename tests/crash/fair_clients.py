@@ -192,7 +192,11 @@ class FairProducer:
 
 
 class FairConsumer:
-    """The real client, which acks what it gets; half of it without waiting for each."""
+    """The real client, which acks what it gets; most of it without waiting for each."""
+
+    prefetches: Sequence[int] = (4, 64, 500)
+    waits = 0.2
+    """How often it reads nothing until an ack is answered."""
 
     def __init__(self, plan: Plan, name: str, topic: str, group: str) -> None:
         self._plan = plan
@@ -254,7 +258,7 @@ class FairConsumer:
 
     async def _receive_once(self, client: Client) -> None:
         """A subscription lasts over restarts; only its begin needs a daemon that is there."""
-        prefetch, self._lease_ms = self._rnd.choice((4, 64, 500)), self._plan.lease_ms
+        prefetch, self._lease_ms = self._rnd.choice(self.prefetches), self._plan.lease_ms
         async with client.subscribe(
             self._topic, group=self._group, prefetch=prefetch, lease=self._lease_ms / 1_000
         ) as deliveries:
@@ -264,7 +268,7 @@ class FairConsumer:
                 ack = asyncio.create_task(self._ack(client, delivery))
                 self._acks.add(ack)
                 ack.add_done_callback(self._acks.discard)
-                if self._rnd.random() < 0.2:
+                if self._rnd.random() < self.waits:
                     self._acks_since_ms = now_ms()
                     await asyncio.wait((ack,))
                     self._acks_since_ms = 0

@@ -30,6 +30,14 @@ class Lost(Exception):
     """The connection broke, or was never made: no answer will come on it."""
 
 
+class Elsewhere(Lost):
+    """A standby's greeting that names the port of who leads."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(f"it stands by for {port}")
+        self.port = port
+
+
 class Unanswered(AssertionError):
     """The daemon is there and does not answer."""
 
@@ -84,14 +92,17 @@ class Link:
         session: bytes | None = None,
         delivered: Callable[[Link, Frame], None] | None = None,
         any_role: bool = False,
+        shard: int | None = None,
     ) -> Link:
-        """One try. Raises Lost, also when the daemon only stands by."""
+        """One try. Raises Lost, also when the daemon only stands by. ``shard``: the daemon has to
+        be that one of several."""
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError as error:
             raise Lost(str(error)) from error
         link = cls(reader, writer, numbers, delivered)
         said = {"v": PROTOCOL_VERSION, "session": session, "token": None, "client": "torture"}
+        said |= {} if shard is None else {"shard": shard}
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 answer = await link.call(FrameType.HELLO, said)
@@ -106,7 +117,8 @@ class Link:
             raise Lost(f"HELLO: {answer}")
         if answer[2]["role"] != "active" and not any_role:
             link.abort()
-            raise Lost("it stands by")
+            active = answer[2].get("active")
+            raise Elsewhere(int(active.rpartition(":")[2])) if active else Lost("it stands by")
         link.epoch = answer[2]["epoch"]
         return link
 

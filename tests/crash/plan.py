@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 from zlib import crc32
 
 from crash.clocks import Clocks
-from crash.link import TRY_AGAIN_S, Link, Lost, Numbers
+from crash.link import TRY_AGAIN_S, Elsewhere, Link, Lost, Numbers
 from crash.records import Journal
 from support.waiting import rest
 from tickwheel.client import Client
@@ -53,7 +54,9 @@ class Plan:
 
     seed: int
     ports: list[int] = field(default_factory=list)
-    """Of all daemons; one of them is the active one, unless they are shards."""
+    """Of all daemons; one of them is the active one, unless they are shards or nodes."""
+    homes: dict[int, int] | None = None
+    """Of nodes: the port at which each shard was found last; ``ports`` are their front doors."""
     shards: int = 1
     """How many daemons serve at the same time, each its part of the tasks."""
     operator: Client | None = None
@@ -127,12 +130,38 @@ class Plan:
     async def link(self, numbers: Numbers, shard: int = 0, **options: object) -> Link:
         """Connected, however often that takes: the daemon is killed all the time."""
         while True:
-            for port in self.ports if self.shards == 1 else self.ports[shard : shard + 1]:
-                try:
-                    return await self.try_link(port, numbers, **options)
-                except Lost:
-                    continue
+            if self.homes is not None:
+                if (link := await self._found(self.homes, shard, numbers, options)) is not None:
+                    return link
+            else:
+                for port in self.ports if self.shards == 1 else self.ports[shard : shard + 1]:
+                    with suppress(Lost):
+                        return await self.try_link(port, numbers, **options)
             await rest(TRY_AGAIN_S)
+
+    async def _found(
+        self, homes: dict[int, int], shard: int, numbers: Numbers, options: dict[str, object]
+    ) -> Link | None:
+        """One round in search of a shard: where it was last, then the front doors, in any order,
+        and where each of these says that it is."""
+        waiting = random.sample(self.ports, len(self.ports))  # no decision of the seed's
+        waiting.append(homes.get(shard, waiting[-1]))
+        asked = set[int]()
+        while waiting:
+            if (port := waiting.pop()) in asked:
+                continue
+            asked.add(port)
+            try:
+                link = await self.try_link(port, numbers, shard=shard, **options)
+            except Elsewhere as hint:
+                waiting.append(hint.port)
+            except Lost:
+                if homes.get(shard) == port:
+                    del homes[shard]
+            else:
+                homes[shard] = port
+                return link
+        return None
 
     async def try_link(self, port: int, numbers: Numbers, **options: object) -> Link:
         """One try at one daemon. Raises Lost."""

@@ -100,6 +100,8 @@ class Recurring(Workload):
 
     what = "schedules"
     settings: ClassVar = {"schedule_interval_min_s": 0.1}
+    topic = TOPIC
+    asked: Sequence[Asked] = ASKED
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -111,17 +113,17 @@ class Recurring(Workload):
         ]
 
     async def begin(self) -> None:
-        await self.caller.get(FrameType.SUBSCRIBE, 1, TOPIC, GROUP, 0, {})
-        for asked in ASKED:
-            answer = await self.caller.get(FrameType.SCHEDULE_PUT, asked.name, _options(asked))
+        await self.caller.get(FrameType.SUBSCRIBE, 1, self.topic, GROUP, 0, {})
+        for asked in self.asked:
+            answer = await self.caller.get(FrameType.SCHEDULE_PUT, asked.name, self._options(asked))
             self.lives.append(Life(asked, answer["next_ms"]))
 
     async def run(self) -> None:
         """Puts what is there again and again, which changes nothing; in the end pauses all, so
         that nothing comes due any more."""
         while self.plan.producing:
-            asked = self._rnd.choice(ASKED)
-            answer = await self.caller.get(FrameType.SCHEDULE_PUT, asked.name, _options(asked))
+            asked = self._rnd.choice(self.asked)
+            answer = await self.caller.get(FrameType.SCHEDULE_PUT, asked.name, self._options(asked))
             if answer["outcome"] != "unchanged":
                 self.odd.append(f"{asked.name} was put again and {answer['outcome']}")
             await rest(AGAIN_S * self._rnd.random())
@@ -137,6 +139,9 @@ class Recurring(Workload):
             if shown["runs"]:
                 return
             await rest(AGAIN_S)
+
+    def _options(self, asked: Asked) -> dict[str, Any]:
+        return {"topic": self.topic, "body": b"again", **asked.options}
 
     async def look(self) -> None:
         for life in self.lives:
@@ -181,10 +186,6 @@ class Occurrences(RoughConsumer):
             )  # fmt: skip
             self._journal.delivered.append(delivered)
             self.occurred.append(Occurred(name, planned_ms, task_id, due_ms, delivered.order))
-
-
-def _options(asked: Asked) -> dict[str, Any]:
-    return {"topic": TOPIC, "body": b"again", **asked.options}
 
 
 # --- the judge -----------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from tickwheel.protocol import Frame
 ROUND_S = 0.02
 PING_SHARE = 0.05
 """Of the rounds: about one a lease."""
+SHARDS_A_ROUND = 2
+"""Where there are more shards, there are more consumers, and each has longer rounds."""
 PREFETCH = 300
 """Of a consumer that behaves."""
 BEHIND_MAX = 2 * PREFETCH
@@ -55,6 +57,8 @@ class RoughConsumer:
         self._journal = plan.journal(name)
         self._settler = Settler(plan, self._journal, also_legal)
         self._numbers = Numbers()
+        slower = max(1, plan.shards // SHARDS_A_ROUND)
+        self._round_s, self._ping_share = ROUND_S * slower, min(0.5, PING_SHARE * slower)
         self._inbox: list[Receipt] = []
         self._lease_ms = LEASE_MS
         """Of the subscription that stands."""
@@ -116,8 +120,8 @@ class RoughConsumer:
     async def _get(self, link: Link) -> None:
         """Deliveries come by themselves; a subscription only has to wait, and to show now and
         then that it is there: after a lease of its ended it gets nothing before it does."""
-        await rest(ROUND_S)
-        if self._rnd.random() < PING_SHARE:
+        await rest(self._round_s)
+        if self._rnd.random() < self._ping_share:
             link.send(FrameType.PING)
         if link.down:
             raise Lost("while waiting")
@@ -227,7 +231,7 @@ class RoughPuller(RoughConsumer):
             raise Lost("its group was deleted")
         elif frame[2] not in PULL_REFUSED:
             self._journal.odd.append(f"PULL was answered {frame}")
-        await rest(ROUND_S)
+        await rest(self._round_s)
 
 
 class OnceConsumer(RoughConsumer):

@@ -5,6 +5,7 @@
     python -m tests.crash.torture --store redis [--faults redis | --daemons 2] [--kills 100]
     python -m tests.crash.torture --store redis --mirror no [--faults redis | --daemons 2]
     python -m tests.crash.torture --store sentinel|cluster --faults redis [--kills 60]
+    python -m tests.crash.torture --nodes 4 --shards 16 --faults 100 [--store redis-cluster|redis]
     python -m tests.crash.torture --nemesis groups,clock,network,resources [--store redis]
     python -m tests.crash.torture --nemesis watch,groups --minutes 5
     python -m tests.crash.torture --nemesis everything [--minutes 1]
@@ -26,6 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from crash import everything
+from crash.nodes_run import NodesRun
 from crash.torture_run import CLOCK, KILLS, NEMESES, REDIS, Options, Run
 from support.redis_server import PROGRAMS
 
@@ -40,6 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     nemeses = frozenset((given.nemesis or KILLS).split(","))
     if nemeses == {EVERYTHING}:
         return _everything(seed, given.minutes * 60, given.keep)
+    if given.nodes:
+        return _nodes(seed, given)
+    if given.faults not in (None, "redis"):
+        _say(f"torture: --faults {given.faults} is for --nodes; else there are --faults redis")
+        return 2
     if CLOCK in nemeses and given.store in REDIS and not given.faults:
         given.daemons = 2  # their clocks disagree, and they take over from each other
     try:
@@ -72,8 +79,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"torture: seed {seed}, {given.kills} of {', '.join(sorted(nemeses))}"
         f"{' and faults of Redis' if options.faults else ''}"
     )
+    return _run(Run, options, given.keep)
+
+
+def _nodes(seed: int, given: argparse.Namespace) -> int:
+    """A run over nodes: see ``nodes_run``."""
+    store = {"sqlite": "cluster", "redis-cluster": "cluster"}.get(given.store, given.store)
+    faults = given.faults or "100"
+    if not faults.isdecimal():
+        _say(f"torture: with --nodes, --faults is how many there are, not {faults}")
+        return 2
+    try:
+        options = Options(
+            int(faults), seed, store, driver=given.driver, mirror=given.mirror == "yes",
+            nodes=given.nodes, shards=given.shards,
+        )  # fmt: skip
+    except ValueError as error:
+        _say(f"torture: {error}")
+        return 2
+    if not any(map(shutil.which, PROGRAMS)):
+        _say(f"torture: none of {', '.join(PROGRAMS)} is installed")
+        return 2
+    _say(f"torture: seed {seed}, {faults} faults, {given.nodes} nodes, {given.shards} shards")
+    return _run(NodesRun, options, given.keep)
+
+
+def _run(kind: type[Run], options: Options, keep: Path | None) -> int:
     with _folder("tickwheel-torture-") as made:
-        run = Run(options, given.keep or Path(made))
+        run = kind(options, keep or Path(made))
         started_s = time.monotonic()
         try:
             asyncio.run(run.go())
@@ -106,7 +139,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kills", type=int, default=200, help="how often (with faults: those)")
     parser.add_argument("--seed", type=int, default=None, help="default: a new one, printed")
     parser.add_argument("--store", default="sqlite", help=f"sqlite, {', '.join(REDIS)}, or a URL")
-    parser.add_argument("--faults", choices=["redis"], default=None, help="Redis goes wrong too")
+    parser.add_argument(
+        "--faults", default=None, help="redis: Redis goes wrong too; with --nodes: how many"
+    )
+    parser.add_argument("--nodes", type=int, default=0, help="on one Redis, with --shards")
+    parser.add_argument("--shards", type=int, default=16, help="of all nodes together")
     parser.add_argument("--daemons", type=int, choices=[1, 2], default=1, help="on one Redis")
     parser.add_argument("--processes", type=int, default=1, help="shards of serve --processes")
     parser.add_argument(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from crash import groups, resources
 from crash.checker import Verdict, check
@@ -27,6 +27,7 @@ from crash.killer import Killer
 from crash.link import now_ms
 from crash.moving_rig import MOVING, moving_rig
 from crash.network import Frozen, Net, NetworkFaults
+from crash.nodes import NodeFaults
 from crash.ordered import Ordering
 from crash.plan import BRIEF, DRAIN_LEASE_MS, GROUPS, ONCE, SETTINGS, Plan
 from crash.records import Looked, Requeued
@@ -120,6 +121,10 @@ class Options:
     daemons: int = 1
     processes: int = 1
     """Of ``serve --processes``: so many shards, on SQLite."""
+    nodes: int = 0
+    """On one Redis, which have ``shards`` together; ``kills`` counts what is done to them: see
+    ``nodes_run``."""
+    shards: int = 1
     driver: str = "redis"
     mirror: bool = True
     """Whether the daemon keeps all records of Redis in memory."""
@@ -148,13 +153,15 @@ class Options:
             raise ValueError("processes go with kills alone, on sqlite")
         if not self.mirror and self.store not in REDIS:
             raise ValueError(f"mirror=no needs a store of {', '.join(REDIS)}")
+        if self.nodes and not (alone and self.store in ("redis", "cluster")):
+            raise ValueError("nodes go with kills alone, on redis or cluster")
 
     @property
     def kills_daemons(self) -> bool:
         return KILLS in self.nemeses or self.daemons > 1 or self.faults
 
 
-Victim = Killer | Failover | RedisFaults | ShardKiller
+Victim = Killer | Failover | RedisFaults | ShardKiller | NodeFaults
 
 
 class Together:
@@ -199,7 +206,7 @@ class Together:
 
     async def restart(self, daemon: Daemon) -> None:
         """In order; for those who need a start while nobody kills."""
-        assert not isinstance(self.victim, ShardKiller), "its parent starts them"
+        assert not isinstance(self.victim, ShardKiller | NodeFaults), "its parent starts them"
         async with self._at_work:
             await daemon.aterminate()
             await self.victim.start()
@@ -214,9 +221,15 @@ class Together:
 class Run:
     """One run; ``verdict`` and ``problems`` after ``go``."""
 
+    workloads: ClassVar[tuple[type[Workload], ...]] = (Keyed, Recurring, Transacting, Ordering)
+
     def __init__(self, options: Options, folder: Path) -> None:
         self.options = options
-        self.plan = Plan(options.seed, large=options.store in REDIS, shards=options.processes)
+        self.plan = Plan(
+            options.seed,
+            large=options.store in REDIS and not options.nodes,
+            shards=max(options.processes, options.shards),
+        )
         self.plan.may_break = WATCH not in options.nemeses
         self.plan.may_be_full = RESOURCES in options.nemeses
         self._operator = self.plan.journal("operator")
@@ -231,8 +244,7 @@ class Run:
         if not options.nemeses & {CLOCK, WATCH}:
             # Where time goes its way: a day that is jumped over is half a million occurrences, and
             # far tasks must not come due. And what these do on purpose is a disturbance.
-            kinds = (Keyed, Recurring, Transacting, Ordering)
-            self._workloads = [kind(self.plan) for kind in kinds]
+            self._workloads = [kind(self.plan) for kind in self.workloads]
         self.daemons = self._make_daemons()
         self._groups: GroupFaults | None = None
         self._resources: ResourceFaults | None = None
@@ -404,7 +416,8 @@ class Run:
             )
             others.append(self._resources)
 
-    async def _go(self) -> None:
+    async def _begin(self) -> None:
+        """The daemons serve, and clients know where."""
         for daemon in self.daemons:
             await daemon.astart()
         self.plan.ports = [daemon.port for daemon in self.daemons]
@@ -419,6 +432,9 @@ class Run:
                 rnd = self.plan.rnd(f"network/{daemon.port}")
                 self._nets.append(await Net(rnd, daemon.port).start())
             self.plan.ports = [net.port for net in self._nets]
+
+    async def _go(self) -> None:
+        await self._begin()
         await self._make_groups()
         await self._make_nemeses()
         async with asyncio.TaskGroup() as everybody:
@@ -635,13 +651,17 @@ class Run:
         text = self.log_text()
         if "Traceback" in text:
             self.problems.append("there is a traceback in the daemon's log")
+        happened, lines = self._happened(), text.count("\n")
+        if lines > happened * LINES_MAX:
+            self.problems.append(f"{lines} lines of log about {happened} starts and faults")
+
+    def _happened(self) -> int:
+        """Starts and faults that the log may speak of."""
         happened = sum(daemon.starts for daemon in self.daemons) + self._disturbed() // 2
         happened += sum(part.done.total() for part in self.havoc.others if hasattr(part, "done"))
         if isinstance(self.havoc.victim, ShardKiller):
             happened += self.havoc.victim.done.total()
-        lines = text.count("\n")
-        if lines > happened * LINES_MAX:
-            self.problems.append(f"{lines} lines of log about {happened} starts and faults")
+        return happened
 
     def log_text(self) -> str:
         """What the daemons wrote."""

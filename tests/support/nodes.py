@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +17,10 @@ from tickwheel.api.frames import FrameType as T
 
 def family(pid: int) -> list[int]:
     """A process and all that it has started, those that were started first in front."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:  # it has ended meanwhile
+        children = []
     return [pid, *(one for child in children for one in family(int(child)))]
 
 
@@ -44,15 +48,19 @@ class Node(Daemon):
 
     def freeze(self) -> list[int]:
         """SIGSTOP to all processes of the node; these, for ``wake``."""
-        found = family(self.pid)
-        for pid in found:
-            os.kill(pid, signal.SIGSTOP)
+        found = list[int]()
+        while more := [pid for pid in family(self.pid) if pid not in found]:
+            for pid in more:  # its parent first: it starts no more of them
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            found += more
         return found
 
     @staticmethod
     def wake(frozen: list[int]) -> None:
         for pid in frozen:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def nodes(self) -> dict[str, Any]:
         """What the front door says of all nodes and shards."""

@@ -21,7 +21,8 @@ BUS_OFFSET = 10_000
 ROWS_FIRST = 30_000
 ROWS_LAST = 32_767
 """For those who need several ports one after the other: above all bus ports."""
-ROW = 8
+ROW = 20
+"""Enough for the front door of a node and its 16 shards."""
 
 
 def _candidates(places: range) -> Iterator[int]:

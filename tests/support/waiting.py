@@ -26,17 +26,17 @@ class Patience:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._began_s = time.monotonic()
-        self._busy_s = _busy_s()
+        self._began_busy_s = busy_s()
 
     @property
     def is_over(self) -> bool:
         passed_s = time.monotonic() - self._began_s
         if passed_s < self._timeout_s:
             return False
-        return passed_s - min(BUSY_S_MAX, _busy_s() - self._busy_s) >= self._timeout_s
+        return passed_s - min(BUSY_S_MAX, busy_s() - self._began_busy_s) >= self._timeout_s
 
 
-def _busy_s() -> float:
+def busy_s() -> float:
     """For so long, since the machine's start, somebody has waited for a processor."""
     try:
         return int(_PRESSURE.read_text().partition("total=")[2].split()[0]) / 1e6

@@ -1,0 +1,467 @@
+"""Nodes that share a Redis, and what is done to them: the rig and the faults of a torture run.
+
+A node is killed with all of its processes, frozen for longer than its lease and woken, stopped,
+drained by an operator, cut off from Redis by a proxy that delivers late what it held; one of its
+daemons alone is killed, or its registrar; a shard is sent elsewhere. Redis suffers what
+``moving_rig`` and ``redis_rig`` have: masters are killed and give way, slots migrate. Everything
+serves again before the next fault; half of the times all shards are where they should be, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import random
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crash.link import Lost, Numbers, now_ms
+from crash.moving_rig import ClusterRig
+from crash.plan import Plan
+from crash.probe import POLL_S, WELL_S_MAX, Probe
+from crash.redis_faults import Rig
+from crash.redis_rig import ALWAYS, KEYS, RedisRig
+from support import nodes
+from support.nodes import family
+from support.redis_groups import ask, slot_of
+from support.redis_proxy import Proxy
+from support.waiting import busy_s, rest
+from tickwheel.api.nodes import Nodes
+from tickwheel.client import Client
+from tickwheel.errors import NotFound, TickwheelError
+
+TTL_S = 3.0
+"""How long a lease of the nodes, and what they say of themselves, lasts."""
+LAPSED_S_MAX = 5.0 + TTL_S
+"""A shard whose node has died delivers again within 5 s; on a machine that has other work too the
+judge waits longer. See ``Window.patience_s``."""
+HANDED_S_MAX = 0.8 * TTL_S
+"""A shard that is handed over is silent for less than 0.5 s; one that is silent for longer than
+this was not handed over: its lease has lapsed."""
+STOP_S_MAX = 40.0
+MOVED_S_MAX = 60.0
+"""Later than this all shards are where they should be, or will never be."""
+SETTLES = 0.5
+REST_S_MAX = 0.5
+REDIS_HOLD_S = (0.2, 3.0)
+OF_ALL = "nodes"
+OVERLOAD = 1.25
+"""No node has more than so many times its fair share."""
+ASK_AGAIN_S = 0.1
+QUIET = ("registrar", "move", "drain", "stop", "back")
+"""Faults whose shards are handed over, or not touched."""
+LAPSE = ("kill", "freeze", "cut", "daemon")
+"""Faults after which others take a lease that has lapsed, or the same one its own."""
+_ADDRESS = re.compile(rb"(127\.0\.0\.1(?:\r\n)?:)(\d{5})")
+
+
+class Node(nodes.Node):
+    """One node, over any number of starts."""
+
+    @property
+    def door(self) -> int:
+        return self.first_port
+
+    def port_of(self, shard: int) -> int:
+        """Where its daemon of this shard listens, when there is one."""
+        return self.door + 1 + shard
+
+    def kill(self) -> None:
+        """All of its processes, as when the machine fails."""
+        for pid in self._processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        super().kill()
+
+    def _processes(self) -> list[int]:
+        """Its parent, and all that this has started."""
+        return family(self.pid) if self.alive else []
+
+    def process_at(self, port: int) -> int | None:
+        """Its process that listens there."""
+        inodes = _listening_at(port)
+        for pid in reversed(self._processes()):
+            with suppress(OSError):
+                files = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+                if inodes & {name[8:-1] for name in files if name.startswith("socket:[")}:
+                    return pid
+        return None
+
+
+def _listening_at(port: int) -> set[str]:
+    rows = (row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return {row[9] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port}
+
+
+class NodesCluster(ClusterRig):
+    """The Cluster, whose faults meet the slot of any shard, or that of the nodes' registry."""
+
+    def __init__(self, folder: Path, query: str, shards: int) -> None:
+        super().__init__(folder, query)
+        self._tags = [tag_of(shard) for shard in range(shards)]
+
+    async def suffer(self, name: str, rnd: random.Random, hold_s: float) -> None:
+        self._slot = slot_of(rnd.choice((*self._tags, tag_of(OF_ALL))))
+        await super().suffer(name, rnd, hold_s)
+
+    async def left(self) -> list[str]:
+        found = []
+        for tag in self._tags:
+            self._slot = slot_of(tag)
+            master = await asyncio.to_thread(self._master)
+            names = [f"{{{tag}}}:{name}" for name in KEYS]
+            found += [n for n in names if await asyncio.to_thread(ask, master, "EXISTS", n)]
+        return found
+
+    @property
+    def servers(self) -> list[int]:
+        """Their ports."""
+        return [node.port for node in self.group.nodes]
+
+
+class NodesRedis(RedisRig):
+    """One server, of all shards."""
+
+    def __init__(self, folder: Path, query: str, shards: int) -> None:
+        super().__init__(folder, query)
+        self._shards = shards
+        self.faults = {name: self.faults[name] for name in ("stop", "kill", "pause", "cut")}
+
+    @property
+    def kinds(self) -> dict[str, frozenset[str]]:
+        return {ALWAYS: frozenset(self.faults)}
+
+    async def left(self) -> list[str]:
+        names = [f"{{{tag_of(shard)}}}:{name}" for shard in range(self._shards) for name in KEYS]
+        return [name for name in names if await self._call("EXISTS", name) != b":0\r\n"]
+
+    @property
+    def servers(self) -> list[int]:
+        return [self.server.port]
+
+
+def tag_of(shard: int | str) -> str:
+    """The hash tag of the keys of a shard, or of what is of all."""
+    return f"tw:default:{shard}"
+
+
+class Wall:
+    """What stands between one node and all servers of Redis; these name themselves by their own
+    addresses, in whose places the proxies' are put."""
+
+    def __init__(self, servers: Sequence[int]) -> None:
+        self._proxies = {port: _Renaming(port, self._rename) for port in servers}
+
+    async def start(self) -> None:
+        for proxy in self._proxies.values():
+            await proxy.start()
+
+    async def stop(self) -> None:
+        for proxy in self._proxies.values():
+            await proxy.stop()
+
+    def url(self, url: str) -> str:
+        """The address of Redis as the node has to know it."""
+        return self._rename(url.encode()).decode()
+
+    async def cut(self, rnd: random.Random, hold_s: float) -> None:
+        """Nothing arrives; then all of it does, perhaps long after others have taken over."""
+        for proxy in self._proxies.values():
+            proxy.hold()
+        await rest(hold_s)
+        for proxy in self._proxies.values():
+            if rnd.random() < 0.5:
+                proxy.let_new_through()
+        await rest(hold_s / 4 * rnd.random())
+        for proxy in self._proxies.values():
+            proxy.let_go()
+
+    def _rename(self, data: bytes) -> bytes:
+        def other(found: re.Match[bytes]) -> bytes:
+            proxy = self._proxies.get(int(found[2]))
+            return found[0] if proxy is None else found[1] + b"%d" % proxy.port
+
+        return _ADDRESS.sub(other, data)
+
+
+class _Renaming(Proxy):
+    """Both ports have five digits, so nothing that it changes becomes longer."""
+
+    def __init__(self, port: int, rename: Callable[[bytes], bytes]) -> None:
+        super().__init__(port)
+        self._rename = rename
+
+    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rest_ = b""
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                # An address may be in two pieces; only what ends in a line can be an answer's end.
+                data = rest_ + data
+                end = len(data) if data.endswith(b"\r\n") else data.rfind(b"\r\n") + 2
+                if data[:end].endswith(b"127.0.0.1\r\n"):
+                    end -= len(b"127.0.0.1\r\n")
+                data, rest_ = data[:end], data[end:]
+                writer.write(self._rename(data))
+        writer.close()
+
+
+# --- the faults ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Window:
+    """A fault from its begin until all serves again."""
+
+    kind: str
+    began_ms: int
+    is_clean: bool
+    """Nothing else was under way."""
+    ended_ms: int = 0
+    patience_s: float = 0.0
+    """For so long somebody waited for a processor meanwhile."""
+
+
+class NodeFaults:
+    """``run`` makes ``count`` faults, each kind at least once; then all nodes serve."""
+
+    def __init__(self, nodes: Sequence[Node], rig: Rig, wall: Wall, plan: Plan, count: int) -> None:
+        """``wall``: before the last node."""
+        self._nodes = nodes
+        self._rig = rig
+        self._wall = wall
+        self._plan = plan
+        self._rnd = plan.rnd("nodes")
+        self._faults: dict[str, Callable[[], Awaitable[None]]] = {
+            "kill": self._kill,
+            "freeze": self._freeze,
+            "stop": self._stop,
+            "drain": self._drain,
+            "move": self._move,
+            "daemon": self._daemon,
+            "registrar": self._registrar,
+            "cut": self._cut,
+        }
+        (of_redis,) = rig.kinds.values()
+        self._kinds = self._chosen(count, [*self._faults, *(f"redis {k}" for k in of_redis)])
+        self._probes = [Probe(plan) for _ in range(plan.shards)]
+        self._numbers = Numbers()
+        self._own: list[str] = []
+        self._is_settled = False
+        self.done: Counter[str] = Counter()
+        self.windows: list[Window] = []
+        self.slowest_s = 0.0
+        """The longest time after a fault until everything worked again."""
+        self.slowest_back_s = 0.0
+        """And until every shard was where it should be."""
+
+    def _chosen(self, count: int, kinds: list[str]) -> list[str]:
+        """What happens, in its order: so much of the seed holds whatever the machine does."""
+        self._rnd.shuffle(kinds)
+        more = self._rnd.choices(kinds, k=max(0, count - len(kinds)))
+        chosen = kinds[:count] + more
+        self._rnd.shuffle(chosen)
+        return chosen
+
+    @property
+    def problems(self) -> list[str]:
+        return [*self._own, *(text for probe in self._probes for text in probe.problems)]
+
+    @property
+    def missed(self) -> list[str]:
+        return [f"{kind}: it never happened" for kind in set(self._kinds) if not self.done[kind]]
+
+    def text(self) -> str:
+        shown = ", ".join(f"{kind} {count}" for kind, count in sorted(self.done.items()))
+        return (
+            f"faults {self.done.total()} ({shown}), all served again after {self.slowest_s:.1f} s"
+            f" at most, every shard was where it belongs after {self.slowest_back_s:.1f} s"
+        )
+
+    async def run(self) -> None:
+        await self._settle("at the beginning")
+        for kind in self._kinds:
+            await rest(REST_S_MAX * self._rnd.random())
+            async with _Windowed(self, kind, is_clean=self._is_settled):
+                await self._make(kind)
+                await self._well(f"after {kind}")
+            self.done[kind] += 1
+            self._is_settled = False
+            if self._rnd.random() < SETTLES:
+                async with _Windowed(self, "back", is_clean=True):
+                    await self._settle(f"after {kind}")
+            if self._own:
+                return  # what comes after it would only hide it
+        await self._settle("at the end")
+
+    async def _make(self, kind: str) -> None:
+        if kind.startswith("redis "):
+            hold_s = self._rnd.uniform(*REDIS_HOLD_S)
+            await self._rig.suffer(kind.removeprefix("redis "), self._rnd, hold_s)
+        else:
+            await self._faults[kind]()
+
+    # --- what is done to nodes -----------------------------------------------------------------
+
+    async def _kill(self) -> None:
+        """Half of the times it is back before its lease has lapsed."""
+        node = self._rnd.choice(self._nodes)
+        await node.akill()
+        if self._rnd.random() < 0.5:
+            await rest(TTL_S * self._rnd.uniform(1.0, 2.0))
+        await node.astart()
+
+    async def _freeze(self) -> None:
+        node = self._rnd.choice(self._nodes)
+        frozen = await asyncio.to_thread(node.freeze)
+        try:
+            await rest(TTL_S * self._rnd.uniform(1.1, 2.0))
+        finally:
+            node.wake(frozen)
+
+    async def _stop(self) -> None:
+        node = self._rnd.choice(self._nodes)
+        if (code := await node.aterminate(STOP_S_MAX)) != 0:
+            self._own.append(f"SIGTERM: {node.name} ended with {code}")
+        await rest(REST_S_MAX * self._rnd.random())
+        await node.astart()
+
+    async def _drain(self) -> None:
+        name = self._rnd.choice(self._nodes).name
+
+        def is_empty(found: Nodes) -> bool:
+            return all(shard.node not in (None, name) for shard in found.shards)
+
+        await self._told(lambda client: client.drain_node(name))
+        await self._until(is_empty, f"drained, {name} has shards still")
+        await self._told(lambda client: client.drain_node(name, draining=False))
+
+    async def _move(self) -> None:
+        """Half of the times nobody wishes it to be anywhere afterwards."""
+        shard = self._rnd.randrange(self._plan.shards)
+        name = self._rnd.choice(self._nodes).name
+        await self._told(lambda client: client.move_shard(shard, name))
+        await self._until(
+            lambda found: found.shards[shard].node == name, f"shard {shard} did not come to {name}"
+        )
+        if self._rnd.random() < 0.5:
+            await self._told(lambda client: client.move_shard(shard))
+
+    async def _daemon(self) -> None:
+        """Of a shard that it leads."""
+        shard = self._rnd.randrange(self._plan.shards)
+        await self._kill_at(lambda node: node.port_of(shard), f"shard {shard}")
+
+    async def _registrar(self) -> None:
+        await self._kill_at(lambda node: node.door, "a front door")
+
+    async def _kill_at(self, port_of: Callable[[Node], int], what: str) -> None:
+        """Any node's process that listens at such a port."""
+        for node in self._rnd.sample(self._nodes, len(self._nodes)):
+            if (pid := node.process_at(port_of(node))) not in (None, node.pid):
+                os.kill(pid, signal.SIGKILL)
+                return
+        self._own.append(f"nobody listens for {what}")
+
+    async def _cut(self) -> None:
+        """The last node from Redis."""
+        await self._wall.cut(self._rnd, TTL_S * self._rnd.uniform(1.1, 2.0))
+
+    # --- whether all is well -------------------------------------------------------------------
+
+    async def _told(self, say: Callable[[Client], Awaitable[Any]]) -> Any:
+        """What an operator is answered, however often that takes: a node that has just begun, or
+        was frozen, may not be known yet to the one that is asked."""
+        client = self._plan.operator
+        assert client is not None
+        late_s = time.monotonic() + MOVED_S_MAX
+        while True:
+            try:
+                return await say(client)
+            except TickwheelError as error:
+                is_wrong = not error.retryable and not isinstance(error, NotFound)
+                if is_wrong or time.monotonic() > late_s:
+                    raise
+            await rest(ASK_AGAIN_S)
+
+    async def _until(self, fits: Callable[[Nodes], bool], problem: str) -> None:
+        late_s = time.monotonic() + MOVED_S_MAX
+        while not fits(found := await self._told(lambda client: client.nodes())):
+            if time.monotonic() > late_s:
+                shown = [(s.shard, s.node, s.wanted, s.placed, s.waits) for s in found.shards]
+                alive = [(node.node, node.draining, node.shards) for node in found.nodes]
+                self._own.append(f"{problem} after {MOVED_S_MAX:g} s: {alive} {shown}")
+                return
+            self._look(problem)
+            await rest(ASK_AGAIN_S)
+
+    async def _settle(self, when: str) -> None:
+        """Until every shard is where it should be, and no node has too many."""
+        began_s = time.monotonic()
+        await self._until(self._are_settled, f"{when}: shards are not where they should be")
+        self.slowest_back_s = max(self.slowest_back_s, time.monotonic() - began_s)
+        self._is_settled = True
+
+    def _are_settled(self, found: Nodes) -> bool:
+        names = {node.name for node in self._nodes}
+        if {node.node for node in found.nodes} != names or any(n.draining for n in found.nodes):
+            return False
+        if any(shard.node is None or shard.node != shard.wanted for shard in found.shards):
+            return False
+        anywhere = Counter(shard.node for shard in found.shards if shard.placed is None)
+        most = math.ceil(OVERLOAD * self._plan.shards / len(names))
+        return max(anywhere.values(), default=0) <= most
+
+    async def _well(self, when: str) -> None:
+        """Until every shard takes a task and gives it up again."""
+        began_s, began_busy_s = time.monotonic(), busy_s()
+
+        async def well(shard: int, probe: Probe) -> None:
+            while not await self._works(shard, probe):
+                self._look(when)
+                if time.monotonic() - began_s > WELL_S_MAX + min(60.0, busy_s() - began_busy_s):
+                    self._own.append(f"shard {shard} does not work for {WELL_S_MAX} s {when}")
+                    return
+                await rest(POLL_S)
+
+        await asyncio.gather(*(well(*one) for one in enumerate(self._probes)))
+        self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
+
+    async def _works(self, shard: int, probe: Probe) -> bool:
+        with suppress(Lost, TimeoutError):
+            async with asyncio.timeout(WELL_S_MAX):
+                link = await self._plan.link(self._numbers, shard)
+            link.abort()
+            assert self._plan.homes is not None
+            return await probe.works([self._plan.homes[shard]])
+        return False
+
+    def _look(self, when: str) -> None:
+        """Nobody ends by itself."""
+        for node in self._nodes:
+            if not node.alive:
+                self._own.append(f"{node.name} ended by itself with {node.wait(0)} {when}")
+                node.spawn()
+
+
+class _Windowed:
+    """A block in which a fault is under way."""
+
+    def __init__(self, faults: NodeFaults, kind: str, *, is_clean: bool) -> None:
+        self._window = Window(kind, now_ms(), is_clean)
+        self._windows = faults.windows
+        self._busy_s = busy_s()
+
+    async def __aenter__(self) -> None:
+        self._windows.append(self._window)
+
+    async def __aexit__(self, *error: object) -> None:
+        self._window.ended_ms = now_ms()
+        self._window.patience_s = busy_s() - self._busy_s
