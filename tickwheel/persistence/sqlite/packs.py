@@ -347,6 +347,11 @@ class PackIndex:
         if self._passed > 64 and self._passed * 2 > len(self._firsts):
             self._squeeze()
 
+    @property
+    def looks_next(self) -> bool:
+        """Whether the next call of ``sparse_now`` looks for sparse packs."""
+        return (self._batches + 1) % SPARSE_EVERY_BATCHES == 0
+
     def sparse_now(self, change: Change) -> list[int]:
         """Now and then: sparse packs to take apart, none of which ``change`` touches."""
         self._batches += 1

@@ -185,6 +185,69 @@ def expected_meta(epoch: int, owner: str, n: int) -> str:
     return f"{epoch} {n - 1} {owner}"
 
 
+SMALL = "small"
+_SMALL_COLUMNS = (
+    "expected", "n", "id_mark", "position_ms", "id", "due_ms", "topic", "body", "extras",
+    "hash", "kind", "record_key", "data", "loose", "keyed", "progress", "dead", "upto", "endings",
+    "trim_upto",
+)  # fmt: skip
+# Everything of a small batch in one statement, its transaction included: what is NULL is left out.
+# They are temporary, so the database has nothing of them.
+MAKE_SMALL = (
+    f"CREATE TEMP VIEW {SMALL} AS SELECT "
+    + ", ".join(f"NULL AS {name}" for name in _SMALL_COLUMNS),
+    f"""CREATE TEMP TRIGGER write_{SMALL} INSTEAD OF INSERT ON {SMALL} BEGIN
+        SELECT RAISE(ABORT, 'not the next batch') WHERE NEW.expected IS NOT (
+            SELECT group_concat(value, ' ') FROM (SELECT value FROM meta
+            WHERE key IN ('epoch', 'last_batch', 'owner') ORDER BY key));
+        UPDATE meta SET value = CASE key WHEN 'last_batch' THEN NEW.n
+            WHEN 'id_mark' THEN max(value, NEW.id_mark) ELSE NEW.position_ms END
+            WHERE key IN ('last_batch', 'id_mark', 'position_ms');
+        INSERT INTO task SELECT NEW.id, NEW.due_ms, NEW.topic, NEW.body, NEW.extras
+            WHERE NEW.id NOTNULL;
+        REPLACE INTO task_key SELECT NEW.id, NEW.hash WHERE NEW.hash NOTNULL;
+        REPLACE INTO record SELECT NEW.kind, NEW.record_key, NEW.data WHERE NEW.kind NOTNULL;
+        DELETE FROM task WHERE id IN (SELECT value FROM json_each(NEW.loose));
+        DELETE FROM task_key WHERE id IN (SELECT value FROM json_each(NEW.keyed));
+        DELETE FROM prepare WHERE id IN (SELECT value FROM json_each(NEW.progress));
+        DELETE FROM dead WHERE id IN (SELECT value FROM json_each(NEW.dead));
+        INSERT INTO ending SELECT NEW.n, NEW.upto, NEW.endings WHERE NEW.upto NOTNULL;
+        DELETE FROM ending WHERE NEW.trim_upto NOTNULL AND batch IN (SELECT batch FROM
+            (SELECT batch, upto FROM ending ORDER BY batch LIMIT 64) WHERE upto <= NEW.trim_upto);
+    END""",
+)
+WRITE_SMALL = f"INSERT INTO {SMALL} VALUES ({', '.join('?' * len(_SMALL_COLUMNS))})"
+NOT_NEXT = "SQLITE_CONSTRAINT_TRIGGER"
+"""The name of the error of ``WRITE_SMALL`` when meta does not say that the batch is the next."""
+HASH_AT = 5
+"""Where ``small_values`` has the hash of the new task's key."""
+_NO_TASK = (None,) * 6
+_NO_RECORD = (None,) * 3
+
+
+def small_values(effects: Effects, key_hash: KeyHash) -> tuple[object, ...] | None:
+    """The columns of ``WRITE_SMALL`` of what a batch writes, which are a new task and a record at
+    most; None for any other batch. Its ended tasks are not looked at."""
+    enqueued, records = effects.enqueued, effects.records
+    if len(enqueued) > 1 or len(records) > 1:
+        return None
+    if effects.updated or effects.moved or effects.progress or effects.dead:
+        return None
+    task: Sequence[object] = _NO_TASK
+    if enqueued:
+        hashes = effects.hashes or key_hash.of_rows(enqueued.values())
+        (values,) = task_values(enqueued.values())
+        hashed = hashes.get(next(iter(enqueued)))
+        task = (*values, None if hashed is None else _signed(hashed))
+    record: Sequence[object] = _NO_RECORD
+    if records:
+        written = record_values(records)
+        if not written:
+            return None
+        (record,) = written
+    return *task, *record
+
+
 def move_values(moved: dict[int, int]) -> bytes:
     """The due times of a batch in the form of table ``move``."""
     pairs = array("q", bytes(16 * len(moved)))
