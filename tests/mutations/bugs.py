@@ -127,7 +127,10 @@ LOST = (
     Bug(
         "torture-finds-a-lost-ack",
         "acks are answered and not written",
-        {"Writer._transaction": (dropped("end"),)},
+        {
+            "Writer._small_transaction": (returning("None"),),
+            "Writer._transaction": (dropped("end"),),
+        },
         (TORTURE,),
     ),
     Bug(
@@ -250,6 +253,7 @@ FENCED = (
         "late-batch-applied-again",
         "the store takes whatever batch comes: one that it had, and one of a former epoch",
         {
+            "Writer._small_transaction": (returning("None"),),
             "Writer._transaction": (
                 condition("ADVANCE", "connection.execute(sql.ADVANCE, marks).rowcount < 0"),
             ),

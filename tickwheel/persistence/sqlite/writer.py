@@ -336,7 +336,7 @@ class Writer:
                 if not self._is_next(connection, epoch, owner, n):
                     return False
                 raise self._full(n)
-            applied = self._transaction(connection, epoch, owner, n, effects)
+            applied = self._apply(connection, epoch, owner, n, effects)
         except sqlite3.Error as error:
             self._raise_unless_full(connection, error, n)
             self._make_room(connection, upkeep)
@@ -356,20 +356,18 @@ class Writer:
     ) -> bool:
         """Write a batch without new tasks, after the reserve was given up for it."""
         try:
-            return self._transaction(connection, epoch, owner, n, effects)
+            return self._apply(connection, epoch, owner, n, effects)
         except sqlite3.Error as error:
             self._raise_unless_full(connection, error, n)
             raise self._full(n) from error
 
-    def _transaction(
+    def _apply(
         self, connection: sqlite3.Connection, epoch: int, owner: str, n: int, effects: Effects
     ) -> bool:
         applied = self._small_transaction(connection, epoch, owner, n, effects)
-        return (
-            self._any_transaction(connection, epoch, owner, n, effects)
-            if applied is None
-            else (applied)
-        )
+        if applied is None:
+            applied = self._transaction(connection, epoch, owner, n, effects)
+        return applied
 
     def _small_transaction(
         self, connection: sqlite3.Connection, epoch: int, owner: str, n: int, effects: Effects
@@ -422,7 +420,7 @@ class Writer:
             trim_upto if trim_upto > 0 else None,
         )
 
-    def _any_transaction(
+    def _transaction(
         self, connection: sqlite3.Connection, epoch: int, owner: str, n: int, effects: Effects
     ) -> bool:
         connection.execute("BEGIN IMMEDIATE")

@@ -91,7 +91,7 @@ class Listings:
 
     def go_on(self) -> None:
         """Begin waiting requests while there is room for more."""
-        while len(self._busy) < self._at_a_time:
+        while self._waiting and len(self._busy) < self._at_a_time:
             caller = next((one for one in self._waiting if self._may_begin(one)), None)
             if caller is None:
                 return

@@ -1,0 +1,286 @@
+"""What a batch of one task costs, part by part, on the machine at hand.
+
+    python -m benchmarks.batch_floor [--count 2000] [--rounds 3] [--dir FOLDER]
+
+One enqueue after the other gives each batch one task. Each part is measured alone, one after the
+other as a lone producer asks, and beside them the daemon that has all of them: the p50 of one, and
+the processor time of one. The median of the rounds counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import payload
+from benchmarks.client_jobs import loop_factory
+from benchmarks.environment import choose_folder
+from benchmarks.pump import Stream, one_by_one
+from benchmarks.servers import Echo, Server, Tickwheel
+from benchmarks.wire import Control, FrameCounter, connect
+from tickwheel.api.frames import FrameType
+from tickwheel.model.effects import Effects, keyed
+from tickwheel.model.kinds import SESSION
+from tickwheel.model.records import ID_STEP, SessionRow, TaskRow
+from tickwheel.persistence.sqlite.database import SqliteOptions
+from tickwheel.persistence.sqlite.store import SqliteStore, StoreThread
+from tickwheel.persistence.sqlite.writer import Writer
+from tickwheel.protocol import Decoder, encode_all
+
+BODY = b"x" * 100
+BLOCK = 4_096
+PLACES = 256
+FRAME_BYTES_MAX = 1 << 20
+OWNER = "batch-floor"
+
+
+class Price(NamedTuple):
+    """What one of a part took."""
+
+    p50_us: float
+    processor_us: float
+    """Of all threads of the process that did it; the load's is not in it."""
+
+
+Part = Callable[[Path, int], Price]
+"""Measures itself so many times, in a fresh folder."""
+
+
+def lone_batch(number: int) -> Effects:
+    """The batch of one enqueue of a producer with a session."""
+    row = TaskRow(number * ID_STEP, number + 3_600_000, "bench", BODY)
+    answer = (number, row.id, 1, number)
+    effects = Effects(
+        enqueued={row.id: row},
+        enqueued_bytes=len(BODY),
+        records=keyed(SESSION, [SessionRow(b"s" * 16, number, number, (answer,), ())]),
+    )
+    effects.id_mark, effects.position_ms = row.id, number
+    return effects
+
+
+def repeated(act: Callable[[int], object], count: int) -> Price:
+    """``act`` with 1, 2, 3, …, each timed alone."""
+    took: list[float] = []
+    began_s = time.process_time()
+    for number in range(1, count + 1):
+        at_s = time.perf_counter()
+        act(number)
+        took.append(time.perf_counter() - at_s)
+    spent_s = time.process_time() - began_s
+    return Price(statistics.median(took) * 1e6, spent_s / count * 1e6)
+
+
+# --- the disk ------------------------------------------------------------------------------------
+
+
+def sync(folder: Path, count: int, *, in_place: bool) -> Price:
+    descriptor, block = os.open(folder / "probe", os.O_CREAT | os.O_WRONLY), os.urandom(BLOCK)
+
+    def one(number: int) -> None:
+        os.pwrite(descriptor, block, (number % PLACES if in_place else number) * BLOCK)
+        os.fdatasync(descriptor)
+
+    with contextlib.ExitStack() as opened:
+        opened.callback(os.close, descriptor)
+        os.pwrite(descriptor, block * PLACES * in_place, 0)
+        os.fsync(descriptor)
+        return repeated(one, count)
+
+
+# --- SQLite --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def database(folder: Path) -> Iterator[tuple[Writer, int]]:
+    writer = Writer(str(folder / "store.db"), SqliteOptions())
+    opened = writer.open(OWNER, 1)
+    try:
+        yield writer, opened.epoch
+    finally:
+        writer.close(clean=True)
+
+
+def transaction(folder: Path, count: int, *, is_empty: bool, synced: bool) -> Price:
+    """A transaction that changes one row of ``meta``, or the batch of one task in one statement:
+    what SQLite does of a batch, and nothing of ours."""
+    with database(folder) as (writer, epoch):
+        connection = writer._connection
+        assert isinstance(connection, sqlite3.Connection), "it is open"
+        if not synced:
+            connection.execute("PRAGMA synchronous = OFF")
+
+        def empty(number: int) -> None:
+            connection.execute("UPDATE meta SET value = ? WHERE key = 'position_ms'", (number,))
+
+        def whole(number: int) -> None:
+            assert writer._apply(connection, epoch, OWNER, number, batches[number])
+
+        batches = {number: lone_batch(number) for number in range(1, count + 1)}
+        return repeated(empty if is_empty else whole, count)
+
+
+def many_statements(folder: Path, count: int) -> Price:
+    """The same in as many statements as a batch of any size."""
+    with database(folder) as (writer, epoch):
+        connection = writer._connection
+        assert isinstance(connection, sqlite3.Connection), "it is open"
+        batches = {number: lone_batch(number) for number in range(1, count + 1)}
+        return repeated(
+            lambda number: writer._transaction(connection, epoch, OWNER, number, batches[number]),
+            count,
+        )
+
+
+def commit(folder: Path, count: int) -> Price:
+    """What the store's thread does for the batch."""
+    with database(folder) as (writer, epoch):
+        batches = {number: lone_batch(number) for number in range(1, count + 1)}
+        return repeated(lambda n: writer.commit(epoch, OWNER, n, batches[n]), count)
+
+
+# --- threads and the event loop ------------------------------------------------------------------
+
+
+async def awaited(ask: Callable[[int], Awaitable[object]], count: int) -> Price:
+    """``ask`` with 1, 2, 3, …, each awaited and timed alone."""
+    took: list[float] = []
+    began_s = time.process_time()
+    for number in range(1, count + 1):
+        at_s = time.perf_counter()
+        await ask(number)
+        took.append(time.perf_counter() - at_s)
+    spent_s = time.process_time() - began_s
+    return Price(statistics.median(took) * 1e6, spent_s / count * 1e6)
+
+
+def run(work: Coroutine[Any, Any, Price]) -> Price:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(work)
+
+
+def hand_over(folder: Path, count: int) -> Price:
+    """From the event loop to the store's thread, which does nothing, and back."""
+
+    async def measure() -> Price:
+        thread = StoreThread("hand-over")
+        try:
+            return await awaited(lambda _: thread.ask(bool), count)
+        finally:
+            thread.shutdown()
+
+    return run(measure())
+
+
+def store(folder: Path, count: int) -> Price:
+    """The commit as the event loop asks for it."""
+
+    async def measure() -> Price:
+        sqlite = SqliteStore(str(folder / "store.db"))
+        opened = await sqlite.open(OWNER, 1)
+        batches = {number: lone_batch(number) for number in range(1, count + 1)}
+        try:
+            return await awaited(lambda n: sqlite.commit(opened.epoch, OWNER, n, batches[n]), count)
+        finally:
+            await sqlite.close(clean=True)
+
+    return run(measure())
+
+
+# --- frames --------------------------------------------------------------------------------------
+
+
+def frames(folder: Path, count: int) -> Price:
+    """A frame of bytes to values, and its answer to bytes."""
+    decoder = Decoder(FRAME_BYTES_MAX)
+    load = payload.enqueue_frames(count, 1, 1, seed=1)
+    sent = [load.blob[start:end] for start, end in pairwise([0, *load.ends])]
+
+    def one(number: int) -> bytes:
+        (frame,) = decoder.feed(sent[number - 1])
+        return encode_all([(int(FrameType.OK), frame[1], (number, (number,)))])
+
+    return repeated(one, count)
+
+
+def asked(server: Server, stream: Stream, count: int) -> Price:
+    before_s = server.cpu_s()
+    took = one_by_one(stream)
+    spent_s = server.cpu_s() - before_s
+    return Price(statistics.median(took) * 1e6, spent_s / count * 1e6)
+
+
+def echo(folder: Path, count: int) -> Price:
+    """The frame to a server that sends it back, and does nothing else."""
+    with Echo(folder / "echo") as server:
+        load = payload.enqueue_frames(count, 1, 1, seed=1)
+        return asked(server, Stream(connect(server.port), load, 1, FrameCounter()), count)
+
+
+def daemon(folder: Path, count: int, *, store: str | None) -> Price:
+    with Tickwheel(folder / "daemon", store=store) as server:
+        load = payload.enqueue_frames(count, 1, 1, seed=1)
+        sock = Control(server.port, session=True).sock
+        return asked(server, Stream(sock, load, 1, FrameCounter()), count)
+
+
+PARTS: dict[str, Part] = {
+    "a frame over loopback and back (echo)": echo,
+    "fdatasync of 4 KiB, appended": partial(sync, in_place=False),
+    "fdatasync of 4 KiB, written over": partial(sync, in_place=True),
+    "SQLite: one row, not synced": partial(transaction, is_empty=True, synced=False),
+    "SQLite: one row, synced": partial(transaction, is_empty=True, synced=True),
+    "SQLite: the batch, one statement, not synced": partial(
+        transaction, is_empty=False, synced=False
+    ),
+    "SQLite: the batch, one statement, synced": partial(transaction, is_empty=False, synced=True),
+    "SQLite: the batch, many statements, synced": many_statements,
+    "the commit of the store's thread": commit,
+    "to the store's thread and back, nothing done": hand_over,
+    "the commit, asked for by the event loop": store,
+    "a frame decoded, its answer encoded": frames,
+    "the daemon without a disk (memory:)": partial(daemon, store="memory:"),
+    "the daemon": partial(daemon, store=None),
+}
+
+
+def measured(count: int, rounds: int, folder: Path) -> dict[str, Price]:
+    """All parts in turn, so often; of each the medians."""
+    found: dict[str, list[Price]] = {name: [] for name in PARTS}
+    for _ in range(rounds):
+        for name, part in PARTS.items():
+            with tempfile.TemporaryDirectory(dir=folder) as fresh:
+                found[name].append(part(Path(fresh), count))
+    return {
+        name: Price(*(statistics.median(column) for column in zip(*prices, strict=True)))
+        for name, prices in found.items()
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a table; 0."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_floor", description=__doc__)
+    parser.add_argument("--count", type=int, default=2_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dir", default=None, help="a folder on a real disk")
+    options = parser.parse_args(arguments)
+    prices = measured(options.count, options.rounds, choose_folder(options.dir))
+    print(f"{'part':46} {'p50':>9} {'processor':>12}")
+    for name, price in prices.items():
+        print(f"{name:46} {price.p50_us:6.0f} us {price.processor_us:9.0f} us")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
