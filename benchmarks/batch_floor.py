@@ -58,7 +58,8 @@ Part = Callable[[Path, int], Price]
 
 
 def lone_batch(number: int) -> Effects:
-    """The batch of one enqueue of a producer with a session."""
+    """The batch of one enqueue of a producer with a session, which has seen the answer to the one
+    before."""
     row = TaskRow(number * ID_STEP, number + 3_600_000, "bench", BODY)
     answer = (number, row.id, 1, number)
     effects = Effects(
@@ -66,6 +67,7 @@ def lone_batch(number: int) -> Effects:
         enqueued_bytes=len(BODY),
         records=keyed(SESSION, [SessionRow(b"s" * 16, number, number, (answer,), ())]),
     )
+    effects.drop(SESSION, (b"s" * 16, number - 1))
     effects.id_mark, effects.position_ms = row.id, number
     return effects
 

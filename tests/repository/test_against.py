@@ -1,4 +1,4 @@
-"""The comparison of two builds runs; its figures are not judged here."""
+"""The comparison of two builds runs, and the parts of a batch; figures are not judged here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from benchmarks import batch_floor
 from benchmarks.against import main
 
 COMMAND = f"{sys.executable} -m tickwheel"
@@ -40,3 +41,12 @@ def test_on_redis(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_case_that_there_is_not_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([COMMAND, "--only", "none"]) == 2
     assert "not one of enqueue_frame" in capsys.readouterr().err
+
+
+def test_the_parts_of_a_batch_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert batch_floor.main(["--count", "30", "--rounds", "1"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["part", "p50", "processor"]
+    assert [line[:46].rstrip() for line in lines] == list(batch_floor.PARTS)
+    for line in lines:
+        assert float(line.split()[-4]) > 0, line

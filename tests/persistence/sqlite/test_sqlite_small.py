@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import tickwheel
 from persistence.store_subject import Subject
 from support.store_rows import dropped, ended, in_flight, tasks
 from tickwheel.model.effects import Effects, keyed
@@ -40,7 +41,7 @@ def with_options(task_id: int, options: TaskOptions) -> Effects:
 
 def batches() -> Iterator[Effects]:
     """Small ones of every kind, and between them those that make tables have rows."""
-    dead = DeadRow(3, "g", "orders", 5, 2, "why", 9)
+    dead = DeadRow(3, "g", "orders", 5, 2, "why", behind_id=9)
     yield tasks([1])
     yield with_options(2, TaskOptions(key="k-2"))
     yield with_options(3, TaskOptions(tag="blue", priority=4))
@@ -50,7 +51,10 @@ def batches() -> Iterator[Effects]:
     yield Effects(dead={(3, "g"): dead})
     yield ended([1])
     yield Effects(enqueued=tasks([5]).enqueued, ended=ended([2, 3], Outcome.EXPIRED).ended)
-    yield Effects(records=dropped(SESSION, b"s" * 16))
+    yield Effects(records=dropped(SESSION, session(1).key))
+    yield Effects(records=keyed(SESSION, [session(3)]) | dropped(SESSION, session(2).key))
+    yield Effects(records=keyed(SESSION, [session(4), session(5)]))
+    yield Effects(records=dropped(SESSION, session(4).key, session(5).key))
     yield tasks(PACK_IDS)
     yield ended([PACK_IDS[3], 4])
     yield ended(PACK_IDS)
@@ -109,6 +113,7 @@ async def test_a_lone_task_and_its_end_are_a_statement_each(tmp_path: Path) -> N
     said: list[str] = []
     connection.set_trace_callback(said.append)
     both = Effects(enqueued=tasks([1]).enqueued, records=keyed(SESSION, [session(1)]))
+    both.records |= dropped(SESSION, session(0).key)
     assert await subject.commit(both)
     assert await subject.commit(ended([1]))
     connection.set_trace_callback(None)
@@ -179,3 +184,28 @@ async def test_zeros_behind_the_log_are_the_end_of_it(tmp_path: Path) -> None:
             assert opened.last_batch == expected
             assert await again.ids() == list(range(1, expected + 1))
             await again.store.close(clean=True)
+
+
+async def test_who_awaits_one_call_after_the_other_makes_small_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batches are those of a real daemon, its memory of the producer's session included."""
+    wrote: list[bool] = []
+    small = Writer._small_transaction
+
+    def counted(*arguments: object) -> bool | None:
+        applied = small(*arguments)  # type: ignore[arg-type]  # they are passed on
+        wrote.append(applied is not None)
+        return applied
+
+    async with tickwheel.embedded(f"sqlite:///{tmp_path / 'store.db'}") as client:
+        await client.create_group("t", "g")
+        await client.enqueue("t", b"first")
+        monkeypatch.setattr(Writer, "_small_transaction", counted)
+        for number in range(10):
+            await client.enqueue("t", b"body", key=f"k-{number}")
+        async with client.subscribe("t", group="g") as deliveries:
+            for _ in range(10):
+                assert await (await anext(deliveries)).ack() == "acked"
+    assert wrote.count(True) >= 18
+    assert wrote.count(False) <= 3

@@ -188,8 +188,8 @@ def expected_meta(epoch: int, owner: str, n: int) -> str:
 SMALL = "small"
 _SMALL_COLUMNS = (
     "expected", "n", "id_mark", "position_ms", "id", "due_ms", "topic", "body", "extras",
-    "hash", "kind", "record_key", "data", "loose", "keyed", "progress", "dead", "upto", "endings",
-    "trim_upto",
+    "hash", "kind", "record_key", "data", "drop_kind", "drops", "loose", "keyed", "progress",
+    "dead", "upto", "endings", "trim_upto",
 )  # fmt: skip
 # Everything of a small batch in one statement, its transaction included: what is NULL is left out.
 # They are temporary, so the database has nothing of them.
@@ -207,6 +207,8 @@ MAKE_SMALL = (
             WHERE NEW.id NOTNULL;
         REPLACE INTO task_key SELECT NEW.id, NEW.hash WHERE NEW.hash NOTNULL;
         REPLACE INTO record SELECT NEW.kind, NEW.record_key, NEW.data WHERE NEW.kind NOTNULL;
+        DELETE FROM record WHERE kind = NEW.drop_kind
+            AND key IN (SELECT value FROM json_each(NEW.drops));
         DELETE FROM task WHERE id IN (SELECT value FROM json_each(NEW.loose));
         DELETE FROM task_key WHERE id IN (SELECT value FROM json_each(NEW.keyed));
         DELETE FROM prepare WHERE id IN (SELECT value FROM json_each(NEW.progress));
@@ -223,13 +225,14 @@ HASH_AT = 5
 """Where ``small_values`` has the hash of the new task's key."""
 _NO_TASK = (None,) * 6
 _NO_RECORD = (None,) * 3
+_NO_DROPS = (None,) * 2
 
 
 def small_values(effects: Effects, key_hash: KeyHash) -> tuple[object, ...] | None:
-    """The columns of ``WRITE_SMALL`` of what a batch writes, which are a new task and a record at
-    most; None for any other batch. Its ended tasks are not looked at."""
+    """The columns of ``WRITE_SMALL`` of what a batch writes: a new task, a record, and dropped
+    records of one kind, at most; None for any other batch. Its ended tasks are not looked at."""
     enqueued, records = effects.enqueued, effects.records
-    if len(enqueued) > 1 or len(records) > 1:
+    if len(enqueued) > 1:
         return None
     if effects.updated or effects.moved or effects.progress or effects.dead:
         return None
@@ -240,12 +243,16 @@ def small_values(effects: Effects, key_hash: KeyHash) -> tuple[object, ...] | No
         hashed = hashes.get(next(iter(enqueued)))
         task = (*values, None if hashed is None else _signed(hashed))
     record: Sequence[object] = _NO_RECORD
+    drops: Sequence[object] = _NO_DROPS
     if records:
-        written = record_values(records)
-        if not written:
+        written, dropped = record_values(records), dropped_keys(records)
+        if len(written) > 1 or len(dropped) > 1:
             return None
-        (record,) = written
-    return *task, *record
+        if written:
+            (record,) = written
+        for number, keys in dropped.items():
+            drops = number, json.dumps(keys)
+    return *task, *record, *drops
 
 
 def move_values(moved: dict[int, int]) -> bytes:
