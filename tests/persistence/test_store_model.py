@@ -480,7 +480,9 @@ async def _keys(store: Store) -> list[tuple[int, int]]:
 
 sqlite_writer.MOVES_AT_ONCE = 7
 sqlite_writer.MOVES_MAX = 60  # a batch or two: they are written beside their packs in most runs
-packindex.SPARSE_EVERY_BATCHES = 1  # seldom in earnest: packs are taken apart in most runs here
+# Seldom in earnest: packs are taken apart in most runs here. Every other batch does not look for
+# them, and is one statement when it is small.
+packindex.SPARSE_EVERY_BATCHES = 2
 StoreMachine.TestCase.settings = settings(
     max_examples=80, stateful_step_count=25, deadline=None, print_blob=True
 )

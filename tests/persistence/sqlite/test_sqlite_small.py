@@ -16,7 +16,7 @@ from support.store_rows import dropped, ended, in_flight, tasks
 from tickwheel.model.effects import Effects, keyed
 from tickwheel.model.kinds import SESSION
 from tickwheel.model.records import ID_STEP, DeadRow, Outcome, SessionRow, TaskOptions, TaskRow
-from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, packs
 from tickwheel.persistence.sqlite.database import PAGE_BYTES
 from tickwheel.persistence.sqlite.writer import (
     AHEAD_BYTES,
@@ -29,6 +29,12 @@ from tickwheel.persistence.sqlite.writer import (
 PACK_IDS = range(1_000, 1_000 + 32 * ID_STEP, ID_STEP)
 ENDINGS_MAX = 70
 FRAME_BYTES = FRAME_HEADER_BYTES + PAGE_BYTES
+
+
+@pytest.fixture(autouse=True)
+def seldom_sparse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look for sparse packs, which other tests make frequent, is never part of a small batch."""
+    monkeypatch.setattr(packs, "SPARSE_EVERY_BATCHES", 64)
 
 
 def session(number: int) -> SessionRow:
