@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import socket
 import sqlite3
 import statistics
 import tempfile
@@ -216,7 +217,9 @@ def frames(folder: Path, count: int) -> Price:
     return repeated(one, count)
 
 
-def asked(server: Server, stream: Stream, count: int) -> Price:
+def asked(server: Server, sock: socket.socket, count: int) -> Price:
+    """One frame after the answer to the one before."""
+    stream = Stream(sock, payload.enqueue_frames(count, 1, 1, seed=1), 1, FrameCounter())
     before_s = server.cpu_s()
     took = one_by_one(stream)
     spent_s = server.cpu_s() - before_s
@@ -226,15 +229,14 @@ def asked(server: Server, stream: Stream, count: int) -> Price:
 def echo(folder: Path, count: int) -> Price:
     """The frame to a server that sends it back, and does nothing else."""
     with Echo(folder / "echo") as server:
-        load = payload.enqueue_frames(count, 1, 1, seed=1)
-        return asked(server, Stream(connect(server.port), load, 1, FrameCounter()), count)
+        with connect(server.port) as sock:
+            return asked(server, sock, count)
 
 
 def daemon(folder: Path, count: int, *, store: str | None) -> Price:
     with Tickwheel(folder / "daemon", store=store) as server:
-        load = payload.enqueue_frames(count, 1, 1, seed=1)
-        sock = Control(server.port, session=True).sock
-        return asked(server, Stream(sock, load, 1, FrameCounter()), count)
+        with Control(server.port, session=True).sock as sock:
+            return asked(server, sock, count)
 
 
 PARTS: dict[str, Part] = {

@@ -25,7 +25,6 @@ from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel.api.frames import FrameType
 from tickwheel.errors import BY_CODE
-from tickwheel.persistence.sqlite.database import LOOK_EVERY_S
 
 DISK_BYTES = 16 << 20
 FAR_MS = 3_600_000
@@ -219,7 +218,6 @@ def test_beyond_its_share_of_the_disk_tasks_are_refused_and_below_taken_again(
             assert raw.enqueue(("t", b"below", FAR_MS))[0] == FrameType.OK
             with filler.open("ab") as file:
                 file.write(bytes(int(DISK_BYTES * 0.04)))
-            time.sleep(LOOK_EVERY_S)  # real time: the daemon looks at its disk so often
             frame = raw.enqueue(("t", b"above", FAR_MS))
             assert frame[2] == "store_full", frame
             assert "full; the limit is 90.0% (disk_refuse)" in frame[3]

@@ -27,14 +27,7 @@ class Use:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.used = 0.5
-        self.free_bytes = 1 << 40
-        self.looks = 0
-        monkeypatch.setattr(database, "LOOK_EVERY_S", 0)
-        monkeypatch.setattr(database, "measure", self.look)
-
-    def look(self, _: str) -> Disk:
-        self.looks += 1
-        return Disk(self.free_bytes, self.used)
+        monkeypatch.setattr(database, "measure", lambda _: Disk(1 << 40, self.used))
 
 
 @pytest.fixture
@@ -101,25 +94,6 @@ async def test_opened_above_the_limit_it_says_why_there_is_no_room(
     use.used = 0.5
     assert await subject.store.probe_room() is True
     assert await subject.commit(tasks([1]))
-    await subject.store.close(clean=True)
-
-
-async def test_is_looked_at_now_and_then_and_for_what_takes_much_of_it(
-    tmp_path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    subject = made(tmp_path)
-    await subject.open()
-    monkeypatch.setattr(database, "LOOK_EVERY_S", 3_600)
-    before = use.looks
-    use.free_bytes = 1 << 20
-    for number in range(1, 11):
-        assert await subject.commit(tasks([number]))
-    assert use.looks == before + 1
-    use.free_bytes = 0
-    with pytest.raises(CommitRefused) as refused:
-        await subject.commit(tasks(range(100, 200), body=b"b" * 4_000))
-    assert refused.value.full
-    assert use.looks > before + 1
     await subject.store.close(clean=True)
 
 

@@ -3,6 +3,7 @@ written ahead."""
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,11 +13,12 @@ import pytest
 
 import tickwheel
 from persistence.store_subject import Subject
+from support.stand_in import stand_in
 from support.store_rows import dropped, ended, in_flight, tasks
 from tickwheel.model.effects import Effects, keyed
 from tickwheel.model.kinds import SESSION
 from tickwheel.model.records import ID_STEP, DeadRow, Outcome, SessionRow, TaskOptions, TaskRow
-from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, packs
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, database, packs
 from tickwheel.persistence.sqlite.database import PAGE_BYTES
 from tickwheel.persistence.sqlite.writer import (
     AHEAD_BYTES,
@@ -100,7 +102,8 @@ async def test_one_statement_leaves_what_many_leave(
         return applied
 
     # Hashes of keys differ with the seed of each database.
-    monkeypatch.setattr("secrets.token_bytes", lambda count: b"x" * count)
+    seeded = stand_in(secrets, token_bytes=lambda count: b"x" * count)
+    monkeypatch.setattr(database, "secrets", seeded)
     monkeypatch.setattr(Writer, "_small_transaction", counted)
     by_one = await content(tmp_path / "one")
     assert wrote.count(True) > LOOK_EVERY_BATCHES

@@ -40,9 +40,9 @@ import fcntl
 import os
 import secrets
 import sqlite3
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
@@ -53,9 +53,6 @@ from tickwheel.persistence.contract import Opened, StoreUnusable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LOOK_EVERY_S = 0.05
-"""How often the disk is looked at: its use changes slowly, and a look costs as much as a statement.
-A quarter of what was found free is written at most without a further look."""
 REFUSE_MARGIN = 0.01
 """How far below ``disk_refuse`` the use of the disk must fall before enqueues begin again."""
 
@@ -88,10 +85,6 @@ class Room:
         """Whether room is in free pages of the database only; the log must not grow then either."""
         self.too_used = ""
         """Why there is no room on a disk that is not full: its use, and the limit; else empty."""
-        self._look_at_s = 0.0
-        """When to look at the disk again, by the steady clock."""
-        self._unlooked_bytes = 0
-        """How many bytes may be written before that."""
 
     @property
     def why_not(self) -> str:
@@ -105,18 +98,12 @@ class Room:
         """
         if not self.has_room:
             return False
-        needed_bytes = 2 * task_bytes
         if self.inside:
-            self.has_room = (free_page_bytes or 0) >= needed_bytes + self._low_bytes
-            return self.has_room
-        now_s = time.monotonic()
-        if now_s >= self._look_at_s or needed_bytes > self._unlooked_bytes:
+            free = free_page_bytes or 0
+        else:
             found = measure(self._reserve_path)
             free = 0 if self._is_too_used(found) else found.free_bytes
-            self.has_room = free >= needed_bytes + self._low_bytes
-            self._look_at_s = now_s + LOOK_EVERY_S
-            self._unlooked_bytes = (free - self._low_bytes) // 4
-        self._unlooked_bytes -= needed_bytes
+        self.has_room = free >= 2 * task_bytes + self._low_bytes
         return self.has_room
 
     def _is_too_used(self, found: Disk) -> bool:
@@ -170,10 +157,16 @@ class Room:
 def measure(path: str) -> Disk:
     """The disk that holds ``path``; one that says nothing of itself counts as full."""
     try:
-        use = disk.measure(os.path.dirname(path) or ".")
+        use = disk.measure(_folder_of(path))
     except OSError:
         return Disk(0, 1.0)
     return Disk(use.free_bytes, use.share)
+
+
+@lru_cache(maxsize=16)
+def _folder_of(path: str) -> str:
+    """The folder of a path, which each batch asks for."""
+    return os.path.dirname(path) or "."
 
 
 def free_bytes(path: str) -> int:
