@@ -228,15 +228,15 @@ def asked(server: Server, sock: socket.socket, count: int) -> Price:
 
 def echo(folder: Path, count: int) -> Price:
     """The frame to a server that sends it back, and does nothing else."""
-    with Echo(folder / "echo") as server:
-        with connect(server.port) as sock:
-            return asked(server, sock, count)
+    with Echo(folder / "echo") as server, connect(server.port) as sock:
+        return asked(server, sock, count)
 
 
 def daemon(folder: Path, count: int, *, store: str | None) -> Price:
-    with Tickwheel(folder / "daemon", store=store) as server:
-        with Control(server.port, session=True).sock as sock:
-            return asked(server, sock, count)
+    with contextlib.ExitStack() as opened:
+        server = opened.enter_context(Tickwheel(folder / "daemon", store=store))
+        sock = opened.enter_context(Control(server.port, session=True).sock)
+        return asked(server, sock, count)
 
 
 PARTS: dict[str, Part] = {
