@@ -68,20 +68,25 @@ async def _opened(path: Path, options: SqliteOptions | None = None) -> Subject:
 
 
 @pytest.mark.parametrize(
-    ("begins_with", "name"),
+    ("begins_with", "name", "ids"),
     [
-        ("COMMIT", "SQLITE_IOERR_FSYNC"),
-        ("COMMIT", "SQLITE_IOERR_WRITE"),
-        ("INSERT", "SQLITE_CORRUPT"),
-        ("BEGIN", "SQLITE_IOERR_READ"),
-        ("UPDATE", "SQLITE_NOMEM"),
+        ("COMMIT", "SQLITE_IOERR_FSYNC", [2, 3]),
+        ("COMMIT", "SQLITE_IOERR_WRITE", [2, 3]),
+        ("INSERT", "SQLITE_CORRUPT", [2, 3]),
+        ("BEGIN", "SQLITE_IOERR_READ", [2, 3]),
+        ("UPDATE", "SQLITE_NOMEM", [2, 3]),
+        # A small batch is one statement.
+        ("INSERT", "SQLITE_IOERR_FSYNC", [2]),
+        ("INSERT", "SQLITE_CORRUPT", [2]),
     ],
 )
-async def test_a_failing_disk_stops_the_store(tmp_path: Path, begins_with: str, name: str) -> None:
+async def test_a_failing_disk_stops_the_store(
+    tmp_path: Path, begins_with: str, name: str, ids: list[int]
+) -> None:
     subject = await _opened(tmp_path / "store.db")
     failing = _fail(subject, begins_with, name)
     with pytest.raises(StoreBroken, match=name):
-        await subject.commit(tasks([2]))
+        await subject.commit(tasks(ids))
     assert failing.failures == 1, "never tried again"
     failing._begins_with = "no such statement"
     for refused in (
