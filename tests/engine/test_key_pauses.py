@@ -10,7 +10,7 @@ import pytest
 from engine.test_engine_ordering import OrderRig, fair_rig, rig_with
 from support.engine_recount import recount, recounted
 from support.engine_rig import CONFIG, Rig
-from tickwheel.engine.key_pauses import REMEMBERED_MAX
+from tickwheel.engine.ordering import REMEMBERED_MAX
 from tickwheel.engine.tasks import KeyOfPause
 from tickwheel.model.kinds import PAUSED_KEY, Bulk, PausedKey, Selection
 from tickwheel.model.lateness import Cause

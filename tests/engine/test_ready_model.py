@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tickwheel.engine import topics as groups
+from tickwheel.engine import queues
 from tickwheel.engine.topics import Group, Topic
 
 STEPS = ("come", "come", "come", "withdraw", "withdraw", "lease", "aside", "load", "back", "age")
@@ -71,7 +71,7 @@ class Slow:
         priorities = [self.group.ready.priority_at(i) for i in range(len(taken))]
         assert priorities == [self.priority(i) for i in taken]
         self.group.ready.put_back(taken[index:])
-        return [i for i in taken[:index] if not self.group.is_stale(i)]
+        return [i for i in taken[:index] if not self.group.ready.is_stale(i)]
 
     def lease(self) -> None:
         for task_id in self._take():
@@ -109,9 +109,9 @@ class Slow:
         group = self.group
         assert group.ready_count == len(self.since_ms)
         assert set(group.loading) == self.aside
-        assert group.stale_count == sum(group.stale.values())
+        assert group.ready.stale_count == sum(group.ready.stale.values())
         ready = max(len(self.since_ms), self.were_ready)
-        assert len(group.ready) <= 2 * ready + groups.STALE_MIN + 1
+        assert len(group.ready) <= 2 * ready + queues.STALE_MIN + 1
 
     def drain(self) -> None:
         """All that is ready comes out, once."""
@@ -120,9 +120,9 @@ class Slow:
             self.load()
         out: list[int] = []
         while ids := self.group.ready.take(7):
-            out += [i for i in ids if not self.group.is_stale(i)]
+            out += [i for i in ids if not self.group.ready.is_stale(i)]
         assert sorted(out) == sorted(self.since_ms)
-        assert (self.group.stale, self.group.stale_count) == ({}, 0)
+        assert (self.group.ready.stale, self.group.ready.stale_count) == ({}, 0)
 
 
 def run(seed: int, steps: list[str]) -> None:
@@ -134,7 +134,7 @@ def run(seed: int, steps: list[str]) -> None:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "STALE_MIN", 8)
+    monkeypatch.setattr(queues, "STALE_MIN", 8)
 
 
 # A priority that was emptied, put back and emptied again.

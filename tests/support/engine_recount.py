@@ -41,9 +41,10 @@ def queued(ready: ReadyQueue) -> list[int]:
 def ready_ids(core: Core, group: Group) -> list[int]:
     """Ids that stand in the queue or are being loaded, each as often as it is there."""
     entries = Counter(queued(group.ready))
-    assert all(entries[i] >= n > 0 for i, n in group.stale.items()), "stale without an entry"
-    assert sum(group.stale.values()) == group.stale_count
-    entries.subtract(group.stale)
+    stale = group.ready.stale
+    assert all(entries[i] >= n > 0 for i, n in stale.items()), "stale without an entry"
+    assert sum(stale.values()) == group.ready.stale_count
+    entries.subtract(stale)
     return [*entries.elements(), *group.loading, *in_key_queues(core, group)]
 
 
@@ -63,9 +64,10 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
     for mark, queue in ordering.keys.order.queues.items():
         assert _is_first(core, group, mark, queue), "a head that nobody has had is overtaken"
     for share in ordering.shares.of.values():
-        entries = Counter([] if share.queue is None else queued(share.queue))
-        assert all(entries[i] >= n > 0 for i, n in share.stale.items()), "stale without an entry"
-        entries.subtract(share.stale)
+        queue = share.queue or ReadyQueue()
+        entries = Counter(queued(queue))
+        assert all(entries[i] >= n > 0 for i, n in queue.stale.items()), "stale without an entry"
+        entries.subtract(queue.stale)
         assert share.waiting == entries.total()
         found += entries.elements()
         flying = [one for one in group.flight.values() if one.traits.share is share]

@@ -448,7 +448,12 @@ class Leasing:
         size_left, mark = core.config.delivery_frame_bytes_max, 0
         for index, task_id in enumerate(ids):
             row = resident.get(task_id)
-            if row is None or group.stale or task_id <= unjudged_id or group.delivery_attempts:
+            if (
+                row is None
+                or group.ready.stale
+                or task_id <= unjudged_id
+                or group.delivery_attempts
+            ):
                 if row is None and self.reading.left_to_set_aside(group) <= 0:
                     self._put_back(group, ids[index:])
                     break
@@ -505,7 +510,7 @@ class Leasing:
     ) -> TaskRow | None:
         """The row, if its task can be leased now; None: it has left, is to be read, is unwanted or
         lone."""
-        if group.stale and group.is_stale(task_id):
+        if group.ready.stale and group.ready.is_stale(task_id):
             return None
         if row is None:
             self.reading.set_aside(group, task_id, self._priority_at(group, index, task_id))
@@ -621,7 +626,7 @@ def lease_batch_of(
 ) -> LeaseBatch | None:
     """These ready tasks of a group as a batch; None: some of them have to be looked at one by one.
     ``resident``: rows in memory."""
-    if not ids or group.stale or not _all_first(group, ids):
+    if not ids or group.ready.stale or not _all_first(group, ids):
         return None
     if group.unjudged_id and min(ids) <= group.unjudged_id:
         return None
@@ -733,7 +738,7 @@ class RowReading:
             return
         ids = group.ready.take(max(0, READ_AHEAD_TASKS - self._being_read(group)))
         for index, task_id in enumerate(ids):
-            if group.stale and group.is_stale(task_id):
+            if group.ready.stale and group.ready.is_stale(task_id):
                 continue
             if task_id in self._core.resident_rows:
                 group.ready.put_back(ids[index:])

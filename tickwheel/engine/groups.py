@@ -352,7 +352,7 @@ class Closing:
         missing = self._core.missing
         held = chain(group.flight, group.waiting, group.loading)
         ids = list(islice((i for i in held if i not in missing), limit))
-        taken = [i for i in group.ready.take(limit - len(ids)) if not group.is_stale(i)]
+        taken = [i for i in group.ready.take(limit - len(ids)) if not group.ready.is_stale(i)]
         if group.is_ordered:
             taken += self._core.orderings.of[group].some(limit - len(ids) - len(taken))
         for task_id in taken:

@@ -6,6 +6,12 @@ property, it waits until its value has a place (``FairShares``). ``Ordering`` is
 group, and a group that needs neither has none (``Group.is_ordered``). Which subscriber gets the
 tasks of a key is said by ``Preferences``. What operators see and do is in ``tasks.py``.
 
+A key that an operator has *paused* (``KeyPauses``), an order key or a value that shares the group,
+is another thing than one that is *held*: its task has failed for good, and that task waits
+(``Ordering.held``). A key may be both. The tasks of a paused key come due and wait for their turn
+as ever; one that is about to be handed out is *kept back* instead, until its key is resumed. What
+is in flight stays so, and its end counts.
+
 Invariants:
 
 * Of a key one task is the *key holder*: it is ready, in flight, waiting for a retry or held. It
@@ -16,6 +22,9 @@ Invariants:
 * A task in a key queue is ready as far as counts go (``Group.in_key_queues``), and in no other
   queue of the group.
 * With ``limit_each``, what is in flight of a value and what is called are never more together.
+* A task that is kept back counts as ready (``Group.in_key_queues``), is in no queue of the group,
+  and has no place of its value. It stays the holder of its order key, if it is. Nothing of this is
+  looked at while no key of the group is paused.
 """
 
 from __future__ import annotations
@@ -24,10 +33,9 @@ from heapq import heappop, heappush
 from itertools import compress, islice, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
-from tickwheel.engine.key_pauses import KeyPauses
 from tickwheel.engine.queues import NOBODY, Bucket, KeyPartitions, Order, Share, changed
 from tickwheel.engine.topics import PLAIN, WAITED, Group, Lease, Subscriber, Traits, traits_of
-from tickwheel.model.lateness import LATE_MS
+from tickwheel.model.lateness import LATE_MS, Cause, HoldIntervals
 from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, columns_of, is_absent, order_of
 
 if TYPE_CHECKING:
@@ -46,6 +54,9 @@ NEVER_MS = 1 << 62
 """A time that never comes, such as that of the next attempt of a held task."""
 EVERY_KEY = 1 << 64
 """The mark that stands for all keys of a group; the marks of keys have 64 bits."""
+REMEMBERED_MAX = 64
+"""How many keys of a group that were resumed have the time of their pause remembered, which says
+why their tasks are late."""
 
 
 class Waiting(NamedTuple):
@@ -86,19 +97,6 @@ def mark_of_key(fair_by: str | None, value: object) -> int:
 class FairShares:
     """The fair shares of one group: which of its values have places in the ready queue, and how
     many. A task without a value, or of a group that is not shared, is ready at once."""
-
-    __slots__ = (
-        "_group",
-        "_heap",
-        "_mono_ms",
-        "_orderings",
-        "_paused",
-        "called",
-        "now_ms",
-        "of",
-        "plain_left",
-        "waited",
-    )
 
     def __init__(self, orderings: Orderings, group: Group) -> None:
         self._orderings = orderings
@@ -323,8 +321,7 @@ class FairShares:
             if share.queue is not None:
                 group.in_key_queues -= share.waiting
                 group.ready.absorb(share.queue, self.now_ms)
-                group.add_stale(share.stale)
-                share.clear()
+                share.queue = None
         self.of, self.called = {}, {}
         self.plain_left = len(group.ready) + len(group.loading)
 
@@ -335,19 +332,6 @@ class KeyHolders:
     A key *goes on* when a batch is durable. What has to be known of it until then is *noted*: that
     its head has ended, or that something else of it has changed that a crash would undo.
     """
-
-    __slots__ = (
-        "_again",
-        "_ending",
-        "_group",
-        "_odd",
-        "_orderings",
-        "_shares",
-        "_strange",
-        "coming",
-        "notes",
-        "order",
-    )
 
     def __init__(self, orderings: Orderings, group: Group, shares: FairShares) -> None:
         self._orderings = orderings
@@ -617,6 +601,102 @@ class KeyHolders:
         self._orderings.wake(self._group)
 
 
+class KeptBack(NamedTuple):
+    """A task that would have been handed out, and waits until a key is resumed."""
+
+    mark: int
+    """Of the paused key."""
+    share: int
+    """The mark of the task's value; 0: it has none."""
+    priority: int
+    due_ms: int
+
+
+class KeyPauses:
+    """The paused keys of one group, and their tasks that are kept back."""
+
+    __slots__ = ("_group", "_shares", "kept")
+
+    def __init__(self, group: Group, shares: FairShares) -> None:
+        self._group = group
+        self._shares = shares
+        self.kept: dict[int, KeptBack] = {}
+        """Id → what is known of a task that is kept back, in the order of their turns."""
+
+    # --- a key is paused and resumed ----------------------------------------------------------
+
+    def pause(self, mark: int, key: PausedKey) -> None:
+        """Keep the tasks of a key back from now on, or since before a restart."""
+        group = self._group
+        group.paused_keys[mark] = key
+        intervals = group.key_intervals.setdefault(mark, HoldIntervals())
+        intervals.turn(Cause.KEY_PAUSED, key.since_ms, None)
+
+    def resume(self, mark: int, now_ms: int) -> None:
+        """Let the tasks of a paused key be handed out again."""
+        group = self._group
+        del group.paused_keys[mark]
+        intervals = group.key_intervals.pop(mark)
+        intervals.turn(None, now_ms, None)
+        group.key_intervals[mark] = intervals  # behind those that ended before
+        if len(group.key_intervals) - len(group.paused_keys) > REMEMBERED_MAX:
+            oldest = next(m for m in group.key_intervals if m not in group.paused_keys)
+            del group.key_intervals[oldest]
+        self._let_go([i for i, kept in self.kept.items() if kept.mark == mark])
+        self._shares.resumed(mark)
+
+    def are_odd(self, marks: Collection[int]) -> bool:
+        """Whether one of these order keys is paused."""
+        paused = self._group.paused_keys
+        return bool(paused) and not paused.keys().isdisjoint(marks)
+
+    # --- a task comes, and leaves -------------------------------------------------------------
+
+    def keeps(self, row: TaskRow, order: int) -> bool:
+        """Whether a task that was taken from the ready queue is kept back. ``order``: the mark of
+        its order key, or 0."""
+        paused, share = self._group.paused_keys, self._shares.mark_of(row)
+        mark = order if order in paused else share
+        if mark not in paused:
+            return False
+        self._shares.taken(row.id)
+        priority = 0 if row.options is None else row.options.priority
+        self.kept[row.id] = KeptBack(mark, share, priority, row.due_ms)
+        self._group.in_key_queues += 1
+        return True
+
+    def leave(self, task_id: int) -> bool:
+        """A task leaves the group's queues; whether it was kept back."""
+        if self.kept.pop(task_id, None) is None:
+            return False
+        self._group.in_key_queues -= 1
+        return True
+
+    def some(self, limit: int) -> list[int]:
+        """Up to ``limit`` tasks that were kept back, for a group that is being deleted."""
+        taken = list(self.kept)[: max(0, limit)]
+        for task_id in taken:
+            self.leave(task_id)
+        return taken
+
+    def forget_shares(self) -> list[PausedKey]:
+        """The group is shared by something else, and its tasks have no shares any more: its values
+        go on, and those of them that were paused are returned."""
+        values = {mark: key for mark, key in self._group.paused_keys.items() if key.fair_by}
+        for mark in values:
+            self.resume(mark, self._shares.now_ms)
+        self.kept = {i: kept._replace(share=0) for i, kept in self.kept.items()}
+        return list(values.values())
+
+    def _let_go(self, ids: list[int]) -> None:
+        """These tasks are ready before all others, and in the order of their turns."""
+        for task_id in reversed(ids):
+            kept = self.kept.pop(task_id)
+            self._group.in_key_queues -= 1
+            self._shares.waited.add(task_id)
+            self._shares.call(task_id, kept.share, kept.priority, front=True)
+
+
 class Preferences:
     """Which subscriber of a group gets the tasks of an order key: the one that had the key last, if
     it is there, else the one to which the key's partition belongs."""
@@ -669,17 +749,6 @@ class Preferences:
 class Ordering:
     """The order keys and fair shares of one group: what a task passes on its way to the ready
     queue, and what its leaving does to the others."""
-
-    __slots__ = (
-        "_group",
-        "_orderings",
-        "held",
-        "keys",
-        "pauses",
-        "preferences",
-        "shares",
-        "waiting",
-    )
 
     def __init__(self, orderings: Orderings, group: Group) -> None:
         self._orderings = orderings

@@ -27,6 +27,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
@@ -121,7 +122,12 @@ class PriorityLevel(IdQueue):
 
 
 class ReadyQueue:
-    """The ids of ready tasks; an id may stand in it more than once (see ``Group.stale``)."""
+    """The ids of ready tasks; an id may stand in it more than once.
+
+    A task that leaves some other way than by ``take`` (cancel, reschedule, ack by an earlier
+    receipt) is withdrawn: its entry stays, and is *stale*. Stale entries are dropped before they
+    outnumber the others. A task that left and came back has two entries: the first one to be met
+    counts as the stale one, so that it is handed out once."""
 
     __slots__ = (
         "_by_priority",
@@ -131,6 +137,8 @@ class ReadyQueue:
         "_served",
         "_turn",
         "emptied_since_ms",
+        "stale",
+        "stale_count",
     )
 
     def __init__(self) -> None:
@@ -145,6 +153,33 @@ class ReadyQueue:
         """(priority, how many) of the ids taken last; empty when none had a priority."""
         self.emptied_since_ms: int | None = None
         """About since when the last entry of the level that ran empty last had waited."""
+        self.stale: dict[int, int] = {}
+        """Id → how many of its first entries are stale; ``stale_count`` is their sum."""
+        self.stale_count = 0
+
+    @property
+    def count(self) -> int:
+        """How many entries stand for a ready task."""
+        return len(self) - self.stale_count
+
+    def withdraw(self, task_id: int) -> None:
+        """Remove a ready task without taking it from the queue."""
+        self.stale[task_id] = self.stale.get(task_id, 0) + 1
+        self.stale_count += 1
+        if self.stale_count > STALE_MIN and self.stale_count * 2 > len(self):
+            self._drop_stale()
+
+    def is_stale(self, task_id: int) -> bool:
+        """Whether this entry, just taken, stands for nothing any more."""
+        left = self.stale.get(task_id)
+        if left is None:
+            return False
+        self.stale_count -= 1
+        if left == 1:
+            del self.stale[task_id]
+        else:
+            self.stale[task_id] = left - 1
+        return True
 
     def push(self, task_id: int, priority: int, now_ms: int) -> None:
         if priority:
@@ -232,9 +267,8 @@ class ReadyQueue:
             if not ids:
                 return
 
-    def drop(self, stale: dict[int, int]) -> None:
-        """Remove the first entries of each id, as many as ``stale`` says. All must be there."""
-        left = dict(stale)
+    def _drop_stale(self) -> None:
+        left, self.stale, self.stale_count = self.stale, {}, 0
         for level in self.levels():
             level.drop(left)
         if left:
@@ -252,6 +286,9 @@ class ReadyQueue:
                 (first,) = level.take(1)
                 mine.arrive(first, now_ms)
                 mine.extend(level)
+        for task_id, count in other.stale.items():
+            self.stale[task_id] = self.stale.get(task_id, 0) + count
+        self.stale_count += other.stale_count
 
     def holds(self, task_id: int) -> bool:
         """Whether an entry of this id is in the queue; looks through all entries."""
@@ -638,37 +675,23 @@ def _ascends(numbers: Sequence[int]) -> bool:
     return list(numbers) == sorted(numbers)
 
 
+@dataclass(slots=True, eq=False)
 class Share:
     """One value of a fairly shared group: its waiting tasks, and the number of its other ones."""
 
-    __slots__ = (
-        "_stale_count",
-        "bucket",
-        "called",
-        "in_flight",
-        "is_paced",
-        "mark",
-        "queue",
-        "stale",
-    )
-
-    def __init__(self, mark: int, bucket: Bucket | None) -> None:
-        self.mark = mark
-        self.bucket = bucket
-        self.called = 0
-        """How many tasks of the value stand in the ready queue."""
-        self.in_flight = 0
-        self.queue: ReadyQueue | None = None
-        """The tasks of the value that wait to be called."""
-        self.stale: dict[int, int] = {}
-        """Id → how many of its first entries in ``queue`` stand for nothing any more."""
-        self._stale_count = 0
-        self.is_paced = False
-        """Whether the value waits for a token of its rate."""
+    mark: int
+    bucket: Bucket | None
+    called: int = 0
+    """How many tasks of the value stand in the ready queue."""
+    in_flight: int = 0
+    queue: ReadyQueue | None = None
+    """The tasks of the value that wait to be called; None: none does."""
+    is_paced: bool = False
+    """Whether the value waits for a token of its rate."""
 
     @property
     def waiting(self) -> int:
-        return 0 if self.queue is None else len(self.queue) - self._stale_count
+        return 0 if self.queue is None else self.queue.count
 
     @property
     def is_idle(self) -> bool:
@@ -684,33 +707,21 @@ class Share:
             self.queue.push(task_id, priority, now_ms)
 
     def withdraw(self, task_id: int) -> None:
-        """Remove a waiting task. Stale entries are dropped before they outnumber the others."""
+        """Remove a waiting task."""
         assert self.queue is not None
-        self.stale[task_id] = self.stale.get(task_id, 0) + 1
-        self._stale_count += 1
-        if not self.waiting:
-            self.clear()
-        elif self._stale_count > STALE_MIN and self._stale_count * 2 > len(self.queue):
-            self.queue.drop(self.stale)
-            self.stale, self._stale_count = {}, 0
-
-    def clear(self) -> None:
-        """Forget all waiting tasks of the value."""
-        self.queue, self.stale, self._stale_count = None, {}, 0
+        self.queue.withdraw(task_id)
+        if not self.queue.count:
+            self.queue = None
 
     def next(self) -> tuple[int, int] | None:
         """(id, priority) of the task that is called next, removed; None: no task waits."""
-        while self.queue is not None:
-            (task_id,) = self.queue.take(1)
-            priority = self.queue.priority_at(0)
-            left = self.stale.pop(task_id, 0)
-            if left:
-                self._stale_count -= 1
-                if left > 1:
-                    self.stale[task_id] = left - 1
-            if not self.waiting:
-                self.clear()
-            if not left:
+        while (queue := self.queue) is not None:
+            (task_id,) = queue.take(1)
+            priority = queue.priority_at(0)
+            is_stale = queue.is_stale(task_id)
+            if not queue.count:
+                self.queue = None
+            if not is_stale:
                 return task_id, priority
         return None
 

@@ -520,7 +520,7 @@ class Core:
         """Ids of tasks whose time to live is over, for ``Delivery.lapsed``."""
         self.schedule_heap, self.orderings = ScheduleHeap(), Orderings(self.wake, self._goes_on)
         self.transaction_registry, self.tallies = TransactionRegistry(tallies := Tallies()), tallies
-        # ``keeps``: groups for whose tasks a connection is kept free, see ``apart.py``.
+        # ``keeps``: groups for whose tasks a connection is kept free, see ``Apart``.
         self.keeps, self.throttled = dict[Group, Keep](), dict[Group, int]()
         """Groups held back by a rate → when there is a token, by the steady clock."""
         self.cut: list[tuple[Subscriber, str, str]] = []

@@ -25,7 +25,7 @@ refused. A kind that makes new tasks, which may be refused, says so before each 
 Held keys (``KeyControl``): an order key is held when its task has failed for good, unless its group
 says something else (``order_failure``): somebody has to look. Everything behind it waits until the
 task is released, skipped, cancelled or moved. The rules of key holders are in ``ordering.py``. A
-key that is paused is an operator's own will, and waits until it is resumed (``key_pauses.py``).
+key that is paused is an operator's own will, and waits until it is resumed (``ordering.py``).
 """
 
 from __future__ import annotations

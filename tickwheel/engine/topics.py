@@ -5,10 +5,6 @@ Invariants:
 
 * A task is in at most one of a group's ``ready``, ``loading``, ``waiting`` and ``flight``, and of
   the queues of its keys.
-* ``ready`` may hold entries of tasks that left it some other way (cancel, reschedule, ack by
-  an earlier receipt); ``stale`` counts them, so that ``ready_count`` stays true in O(1). They are
-  dropped before they outnumber the others. A task that left and came back has two entries: the
-  first one to be met counts as the stale one, so that it is handed out once.
 * ``delivery_attempts`` holds what counts of the earlier deliveries of tasks that are ready or
   waiting; for a task in flight its lease holds it.
 * A delivery has a number, its attempt, that the group gives to no other delivery of the task while
@@ -21,11 +17,11 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tickwheel.engine.queues import STALE_MIN, ReadyQueue
+from tickwheel.engine.queues import ReadyQueue
 from tickwheel.model.records import (
     BY_DUE_ALONE,
     NO_PAST,
@@ -51,113 +47,78 @@ if TYPE_CHECKING:
 NOTHING_SET = GroupSettings()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Group:
     """One group of a topic: its settings, its subscribers, and the tasks that it holds."""
 
-    __slots__ = (
-        "able",
-        "acked",
-        "apart",
-        "bucket",
-        "dead",
-        "dead_lettered",
-        "deaths",
-        "delivered",
-        "delivery_attempts",
-        "detached",
-        "expired",
-        "expiry_mono_ms",
-        "filtered",
-        "flight",
-        "held",
-        "hold_intervals",
-        "in_key_queues",
-        "is_ordered",
-        "is_unused",
-        "judge",
-        "key_intervals",
-        "key_queues_since_ms",
-        "loading",
-        "nacked",
-        "name",
-        "numbers",
-        "paused_keys",
-        "ready",
-        "retried",
-        "settings",
-        "since_id",
-        "since_ms",
-        "snoozed",
-        "stale",
-        "stale_count",
-        "subscribers",
-        "topic",
-        "unjudged_id",
-        "used_mono_ms",
-        "waiting",
-        "was_restored",
-        "was_used",
-    )
+    topic: Topic
+    name: str
+    since_ms: int
+    since_id: int = BY_DUE_ALONE
+    """The id at which the group begins: see ``ownership.py``."""
+    settings: GroupSettings = NOTHING_SET
+    judge: Judge | None = None
+    """What the filters of the group say of a task; None: it wants every task."""
+    unjudged_id: int = 0
+    """Tasks up to this id came due before the group was made, unseen by its filter."""
+    was_restored: bool = False
+    """Whether its deletion began before this start of the engine."""
+    was_used: bool = True
+    """Whether somebody has subscribed, or the group was made, since it was looked at last."""
+    used_mono_ms: int = 0
+    """When the group was last known to be used; and whether long disuse is reported."""
+    is_unused: bool = False
+    bucket: Bucket | None = None
+    """The rate limit of the group."""
+    ready: ReadyQueue = field(default_factory=ReadyQueue)
+    loading: dict[int, int] = field(default_factory=dict)
+    """id → priority of tasks taken from ``ready`` whose bodies are being read, and of those
+    that a replay keeps for the group until it comes to them."""
+    waiting: dict[int, int] = field(default_factory=dict)
+    """id → wall-clock ms of the next attempt of a task that waits for it."""
+    delivery_attempts: dict[int, DeliveryAttempts] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)
+    """id → attempt of the newest delivery, where nothing else remembers it; to be changed by
+    ``Core`` alone, which forgets those of tasks that have ended."""
+    flight: dict[int, Lease] = field(default_factory=dict)
+    apart: dict[int, bool] = field(default_factory=dict)
+    """Ids in ``loading`` of tasks that are to be alone on a connection → whether their rows are
+    being read."""
+    subscribers: dict[Subscriber, None] = field(default_factory=dict)
+    able: OrderedDict[Subscriber, None] = field(default_factory=OrderedDict)
+    """Subscribers in turn, the next one first: all with credit, and some that lost it since."""
+    detached: Subscriber = field(init=False)
+    """Stands for the consumers of leases that were taken over from before a restart."""
+    expiry_mono_ms: int | None = None
+    """No lease ends before this (steady ms); a scan finds the next end when it has come."""
+    is_ordered: bool = False
+    """Whether some of its tasks have to wait for others: see ``ordering.py``."""
+    key_queues_since_ms: Callable[[], int] | None = None
+    """About since when the longest waiting of those tasks waits, when there is one."""
+    in_key_queues: int = 0
+    """How many due tasks wait in key queues, or for a place of their value."""
+    held: int = 0
+    """How many order keys wait for an operator."""
+    hold_intervals: HoldIntervals | None = None
+    """When which cause has held the group back; None: nothing ever did."""
+    paused_keys: dict[int, PausedKey] = field(default_factory=dict)
+    """Mark → what is known of each key that an operator has paused."""
+    key_intervals: dict[int, HoldIntervals] = field(default_factory=dict)
+    """Mark → when those keys, and the last that were resumed, were paused."""
+    dead: int = 0
+    """How many dead letters the group has; the counts below begin at the start."""
+    delivered: int = 0
+    acked: int = 0
+    nacked: int = 0
+    snoozed: int = 0
+    retried: int = 0
+    dead_lettered: int = 0
+    deaths: int = 0
+    expired: int = 0
+    filtered: int = 0
 
-    def __init__(self, topic: Topic, name: str, since_ms: int) -> None:
-        self.topic = topic
-        self.name = name
-        self.since_ms = since_ms
-        self.since_id = BY_DUE_ALONE
-        """The id at which the group begins: see ``ownership.py``."""
-        self.settings = NOTHING_SET
-        self.judge: Judge | None = None
-        """What the filters of the group say of a task; None: it wants every task."""
-        self.unjudged_id = 0
-        """Tasks up to this id came due before the group was made, unseen by its filter."""
-        self.was_restored = False
-        """Whether its deletion began before this start of the engine."""
-        self.was_used = True
-        """Whether somebody has subscribed, or the group was made, since it was looked at last."""
-        self.used_mono_ms = 0
-        """When the group was last known to be used; and whether long disuse is reported."""
-        self.is_unused = False
-        self.bucket: Bucket | None = None
-        """The rate limit of the group."""
-        self.ready = ReadyQueue()
-        self.stale: dict[int, int] = {}
-        self.stale_count = 0
-        self.loading: dict[int, int] = {}
-        """id → priority of tasks taken from ``ready`` whose bodies are being read, and of those
-        that a replay keeps for the group until it comes to them."""
-        self.waiting: dict[int, int] = {}
-        """id → wall-clock ms of the next attempt of a task that waits for it."""
-        # ``numbers``: id → attempt of the newest delivery, where nothing else remembers it; to be
-        # changed by ``Core`` alone, which forgets those of tasks that have ended.
-        self.delivery_attempts, self.numbers = dict[int, DeliveryAttempts](), dict[int, int]()
-        # ``apart``: ids in ``loading`` of tasks that are to be alone on a connection → whether
-        # their rows are being read.
-        self.flight, self.apart = dict[int, Lease](), dict[int, bool]()
-        self.subscribers: dict[Subscriber, None] = {}
-        self.able: OrderedDict[Subscriber, None] = OrderedDict()
-        """Subscribers in turn, the next one first: all with credit, and some that lost it since."""
+    def __post_init__(self) -> None:
         self.detached = Subscriber(None, self, 0, 0)
-        """Stands for the consumers of leases that were taken over from before a restart."""
-        self.expiry_mono_ms: int | None = None
-        """No lease ends before this (steady ms); a scan finds the next end when it has come."""
-        self.is_ordered = False
-        """Whether some of its tasks have to wait for others: see ``ordering.py``."""
-        self.key_queues_since_ms: Callable[[], int] | None = None
-        """About since when the longest waiting of those tasks waits, when there is one."""
-        self.in_key_queues = self.held = 0
-        """How many due tasks wait in key queues, or for a place of their value; how many order
-        keys wait for an operator."""
-        self.hold_intervals: HoldIntervals | None = None
-        """When which cause has held the group back; None: nothing ever did."""
-        # ``paused_keys``: mark → what is known of each key that an operator has paused.
-        # ``key_intervals``: mark → when those keys, and the last that were resumed, were paused.
-        self.paused_keys: dict[int, PausedKey] = {}
-        self.key_intervals: dict[int, HoldIntervals] = {}
-        self.dead = 0
-        """How many dead letters the group has; the counts below begin at the start."""
-        self.delivered = self.acked = self.nacked = self.snoozed = 0
-        self.retried = self.dead_lettered = self.deaths = 0
-        self.expired = self.filtered = 0
 
     @property
     def is_held(self) -> bool:
@@ -195,7 +156,7 @@ class Group:
             return None
         found: list[int] = []
         for level in self.ready.levels():
-            while self.stale and (head := level.peek(1)) and self.is_stale(head[0]):
+            while self.ready.stale and (head := level.peek(1)) and self.ready.is_stale(head[0]):
                 level.take(1)
             if level.since_ms is not None and (len(level) or self.loading):
                 found.append(level.since_ms)
@@ -215,80 +176,44 @@ class Group:
 
     @property
     def ready_count(self) -> int:
-        return len(self.ready) + len(self.loading) - self.stale_count + self.in_key_queues
-
-    def add_stale(self, stale: dict[int, int]) -> None:
-        """Count entries that were added to ``ready`` and stand for nothing."""
-        for task_id, count in stale.items():
-            self.stale[task_id] = self.stale.get(task_id, 0) + count
-            self.stale_count += count
+        return self.ready.count + len(self.loading) + self.in_key_queues
 
     def withdraw(self, task_id: int) -> None:
         """Remove a ready task without taking it from the queue."""
         if self.loading.pop(task_id, None) is None:
-            self.stale[task_id] = self.stale.get(task_id, 0) + 1
-            self.stale_count += 1
-            if self.stale_count > STALE_MIN and self.stale_count * 2 > len(self.ready):
-                self.ready.drop(self.stale)
-                self.stale, self.stale_count = {}, 0
-
-    def is_stale(self, task_id: int) -> bool:
-        """Whether this entry of ``ready``, just taken, stands for nothing any more."""
-        left = self.stale.get(task_id)
-        if left is None:
-            return False
-        self.stale_count -= 1
-        if left == 1:
-            del self.stale[task_id]
-        else:
-            self.stale[task_id] = left - 1
-        return True
+            self.ready.withdraw(task_id)
 
 
+@dataclass(slots=True)
 class PendingGroups:
     """A task that came due for several groups: which of them are not finished."""
 
-    __slots__ = ("dead_lettered", "made", "remaining")
-
-    def __init__(self, remaining: set[str], made: int) -> None:
-        self.remaining = remaining
-        self.made = made
-        """``Topic.made`` when it was decided which groups owe it; 0: not known any more."""
-        self.dead_lettered = 0
-        """How many groups keep the task as a dead letter."""
+    remaining: set[str]
+    made: int
+    """``Topic.made`` when it was decided which groups owe it; 0: not known any more."""
+    dead_lettered: int = 0
+    """How many groups keep the task as a dead letter."""
 
 
+@dataclass(slots=True, eq=False)
 class Replay:
     """A group that begins in the past, and how far the tasks before it have been looked at."""
 
-    __slots__ = (
-        "first",
-        "given",
-        "group",
-        "is_over",
-        "looked_at",
-        "made",
-        "mark",
-        "reached",
-        "seen",
-    )
-
-    def __init__(self, group: Group, mark: int, made: int) -> None:
-        self.group = group
-        self.mark = mark
-        """The newest id when the group was made: tasks behind it fire with the group there."""
-        self.made = made
-        """``Topic.made`` when the group of the replay was made."""
-        self.reached = 0
-        """Every task up to this id has been looked at."""
-        self.seen: set[int] = set()
-        """Ids of tasks behind ``reached`` that were looked at out of turn."""
-        self.first = 0
-        """The first id that was looked at; 0: none was."""
-        self.looked_at = 0
-        self.given = 0
-        """How many tasks the group got by the replay."""
-        self.is_over = False
+    group: Group
+    mark: int
+    """The newest id when the group was made: tasks behind it fire with the group there."""
+    made: int
+    """``Topic.made`` when the group of the replay was made."""
+    reached: int = 0
+    """Every task up to this id has been looked at."""
+    seen: set[int] = field(default_factory=set)
+    """Ids of tasks behind ``reached`` that were looked at out of turn."""
+    first: int = 0
+    """The first id that was looked at; 0: none was."""
+    looked_at: int = 0
+    given: int = 0
+    """How many tasks the group got by the replay."""
+    is_over: bool = False
 
     def is_ahead(self, task_id: int) -> bool:
         """Whether the replay has still to come to this task."""
@@ -322,68 +247,48 @@ class Replay:
         return min(1.0, max(0.0, done / whole)) if whole > 0 else 0.0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Topic:
     """One topic. Until its first group exists, what is due waits in its ``default_backlog``."""
 
-    __slots__ = (
-        "acked",
-        "broadcast",
-        "broadcasters",
-        "bucket",
-        "cancelled",
-        "closing",
-        "default_backlog",
-        "deferred",
-        "delivered",
-        "enqueued",
-        "filtering",
-        "groups",
-        "known_steps",
-        "made",
-        "merged",
-        "name",
-        "replays",
-        "scheduled",
-        "settings",
-        "unfinished",
-    )
+    name: str
+    settings: GroupSettings = NOTHING_SET
+    bucket: Bucket | None = None
+    """The rate limit for all its groups together."""
+    groups: dict[str, Group] = field(default_factory=dict)
+    """Oldest first; those that are being deleted stay until nothing is left of them."""
+    made: int = 0
+    """How many groups the topic has ever had, since the start."""
+    replays: dict[Group, Replay] = field(default_factory=dict)
+    """Groups with a replay under way, and the replay of each."""
+    closing: int = 0
+    """How many of the groups are being deleted."""
+    filtering: bool = False
+    """Whether some of the groups have a filter."""
+    known_steps: int | None = None
+    """Steps of judging one task by all groups; None: they have to be added up."""
+    deferred: dict[int, int] = field(default_factory=dict)
+    """id → due_ms of what came due while its last group was being deleted: it waits for the
+    end of that, and counts as scheduled."""
+    default_backlog: Group | None = field(init=False)
+    """A group without a name that holds what is due before any group exists, and that becomes
+    the first group; None while the topic has groups."""
+    broadcasters: dict[Subscriber, None] = field(default_factory=dict)
+    """Broadcast subscribers: they get everything that comes due, and own nothing."""
+    scheduled: int = 0
+    unfinished: int = 0
+    """Durable tasks that are scheduled, or that a group is owed."""
+    enqueued: int = 0
+    delivered: int = 0
+    broadcast: int = 0
+    """How many of ``delivered`` went to broadcasters."""
+    acked: int = 0
+    cancelled: int = 0
+    merged: Counter[Merging] = field(default_factory=Counter)
+    """What became of tasks whose key was pending and that were not stored."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.settings = NOTHING_SET
-        self.bucket: Bucket | None = None
-        """The rate limit for all its groups together."""
-        self.groups: dict[str, Group] = {}
-        """Oldest first; those that are being deleted stay until nothing is left of them."""
-        self.made = 0
-        """How many groups the topic has ever had, since the start."""
-        self.replays: dict[Group, Replay] = {}
-        """Groups with a replay under way, and the replay of each."""
-        self.closing = 0
-        """How many of the groups are being deleted."""
-        self.filtering = False
-        """Whether some of the groups have a filter."""
-        self.known_steps: int | None = None
-        """Steps of judging one task by all groups; None: they have to be added up."""
-        self.deferred: dict[int, int] = {}
-        """id → due_ms of what came due while its last group was being deleted: it waits for the
-        end of that, and counts as scheduled."""
-        self.default_backlog: Group | None = Group(self, "", 0)
-        """A group without a name that holds what is due before any group exists, and that becomes
-        the first group; None while the topic has groups."""
-        self.broadcasters: dict[Subscriber, None] = {}
-        """Broadcast subscribers: they get everything that comes due, and own nothing."""
-        self.scheduled = 0
-        self.unfinished = 0
-        """Durable tasks that are scheduled, or that a group is owed."""
-        self.enqueued = 0
-        self.delivered = 0
-        self.broadcast = 0
-        """How many of ``delivered`` went to broadcasters."""
-        self.acked = 0
-        self.cancelled = 0
-        self.merged: Counter[Merging] = Counter()
-        """What became of tasks whose key was pending and that were not stored."""
+    def __post_init__(self) -> None:
+        self.default_backlog = Group(self, "", 0)
 
     @property
     def first_group(self) -> Group | None:
@@ -554,6 +459,7 @@ class Lease:
     """Whether a batch that was sealed holds this delivery's progress row."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Presence:
     """Whether the consumer behind some subscribers, those of one connection, is there.
 
@@ -561,28 +467,18 @@ class Presence:
     its that ends by time puts it in doubt, and whatever it sends ends the doubt.
     """
 
-    __slots__ = (
-        "doubted",
-        "doubted_mono_ms",
-        "kept_for",
-        "subscribers",
-        "unsettled",
-        "was_alone",
-    )
-
-    def __init__(self) -> None:
-        self.subscribers: dict[Subscriber, None] = {}
-        """The subscribers that may get deliveries on the connection."""
-        self.unsettled = 0
-        """How many deliveries of the connection are not settled."""
-        self.kept_for: Group | None = None
-        """The group of the task that it has alone, or is kept free for: see ``apart.py``."""
-        self.was_alone = False
-        """Whether the task that it was handed last was alone on it."""
-        self.doubted = False
-        """Whether a lease ended by time and nothing was heard since: it gets no deliveries."""
-        self.doubted_mono_ms = 0
-        """When the newest delivery whose lease ended by time was made (steady ms)."""
+    subscribers: dict[Subscriber, None] = field(default_factory=dict)
+    """The subscribers that may get deliveries on the connection."""
+    unsettled: int = 0
+    """How many deliveries of the connection are not settled."""
+    kept_for: Group | None = None
+    """The group of the task that it has alone, or is kept free for: see ``Apart``."""
+    was_alone: bool = False
+    """Whether the task that it was handed last was alone on it."""
+    doubted: bool = False
+    """Whether a lease ended by time and nothing was heard since: it gets no deliveries."""
+    doubted_mono_ms: int = 0
+    """When the newest delivery whose lease ended by time was made (steady ms)."""
 
     def doubt(self, lease: Lease) -> None:
         """Doubt the consumer: this lease has ended by time."""
@@ -591,13 +487,14 @@ class Presence:
 
 
 class Keep(NamedTuple):
-    """That a group has tasks that are to be alone on a connection: see ``apart.py``."""
+    """That a group has tasks that are to be alone on a connection: see ``Apart``."""
 
     presence: Presence | None
     """The connection that is kept free; None: none is, until then."""
     until_mono_ms: int
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Subscriber:
     """One consumer of one group: a subscription of a connection, or one pull.
 
@@ -607,59 +504,35 @@ class Subscriber:
     need not wait for the store each time, and cannot run away from a store that stands.
     """
 
-    __slots__ = (
-        "acks_ahead_max",
-        "asked_mono_ms",
-        "at_most_once",
-        "blocked",
-        "death",
-        "gone_mono_ms",
-        "group",
-        "label",
-        "lease_ms",
-        "once",
-        "outstanding",
-        "prefetch",
-        "presence",
-        "sink",
-        "unconfirmed",
-    )
+    sink: DeliverySink | None
+    group: Group
+    prefetch: int
+    lease_ms: int
+    _: KW_ONLY
+    once: bool = False
+    """Whether this is a pull, which leaves after its first delivery."""
+    at_most_once: bool = False
+    """Whether a delivery is finished before it is written."""
+    acks_ahead_max: int = 0
+    label: str = ""
+    """The name of the consumer, for the records of failed attempts."""
+    asked_mono_ms: int | None = None
+    """When a pull was asked for (steady ms): a sign of life behind earlier deliveries."""
+    presence: Presence = field(default_factory=Presence)
+    """The presence of the connection, shared by all of its subscribers."""
+    outstanding: int = 0
+    unconfirmed: int = 0
+    blocked: bool = False
+    """Whether the connection's buffer is full."""
+    gone_mono_ms: int | None = None
+    """When leases end at the latest, as the connection broke (steady ms); None: it stands."""
+    death: str = ""
+    """How the consumer died, for people; "": it did not, as far as is known."""
 
-    def __init__(
-        self,
-        sink: DeliverySink | None,
-        group: Group,
-        prefetch: int,
-        lease_ms: int,
-        *,
-        once: bool = False,
-        at_most_once: bool = False,
-        acks_ahead_max: int = 0,
-        label: str = "",
-    ) -> None:
-        self.sink = sink
-        self.group = group
-        self.prefetch = prefetch
-        self.lease_ms = lease_ms
-        self.once = once
-        """Whether this is a pull, which leaves after its first delivery."""
-        self.label = label[:SUBSCRIBER_LENGTH_MAX]
-        """The name of the consumer, for the records of failed attempts."""
-        self.at_most_once = at_most_once
-        """Whether a delivery is finished before it is written."""
-        self.asked_mono_ms: int | None = None
-        """When a pull was asked for (steady ms): a sign of life behind earlier deliveries."""
-        self.presence = Presence()
-        """The presence of the connection, shared by all of its subscribers."""
-        self.outstanding = 0
-        self.unconfirmed = 0
-        self.acks_ahead_max = 0 if at_most_once else acks_ahead_max
-        self.blocked = False
-        """Whether the connection's buffer is full."""
-        self.gone_mono_ms: int | None = None
-        """When leases end at the latest, as the connection broke (steady ms); None: it stands."""
-        self.death = ""
-        """How the consumer died, for people; "": it did not, as far as is known."""
+    def __post_init__(self) -> None:
+        self.label = self.label[:SUBSCRIBER_LENGTH_MAX]
+        if self.at_most_once:
+            self.acks_ahead_max = 0
 
     @property
     def filter_steps(self) -> int:
@@ -693,6 +566,7 @@ NAMES_MAX = 100_000
 """How many topics have their tallies remembered."""
 
 
+@dataclass(slots=True, eq=False)
 class Tally:
     """A count of the unfinished tasks of some topics.
 
@@ -702,12 +576,9 @@ class Tally:
     and it is right at once after a restart. Nothing is done where nobody asks.
     """
 
-    __slots__ = ("has", "tasks")
-
-    def __init__(self, has: Callable[[str], bool]) -> None:
-        self.has = has
-        """Whether a topic, by its name, is counted."""
-        self.tasks = 0
+    has: Callable[[str], bool]
+    """Whether a topic, by its name, is counted."""
+    tasks: int = 0
 
 
 class Tallies:
