@@ -259,9 +259,7 @@ class OrderMachine(RuleBasedStateMachine):
             return  # makes other tasks, without order keys' places: see ``test_resets``
         if kind not in OF_TASKS:
             for task_id, name in sorted(rig.rows.dead)[:count]:
-                known = rig.find(task_id)
-                if known is not None:
-                    bulks.settle_dead(kind, known, name, rig.now_ms)
+                rig.engine.control.settle_dead(kind, task_id, name, rig.find(task_id), rig.now_ms)
             return
         ids = self.landed()
         begin = pick % len(ids) if ids else 0

@@ -205,7 +205,7 @@ DELIVERED = (
     Bug(
         "once-is-not-finished-first",
         "an at-most-once delivery is written at once and stays unfinished",
-        {"Leasing.handed": (condition("at_most_once", "False"),)},
+        {"Leasing._handed": (condition("at_most_once", "False"),)},
         (
             "tests/engine/test_engine_kinds.py"
             "::test_the_end_is_durable_before_the_delivery_is_written",

@@ -110,10 +110,14 @@ class Rig(RigBase):
         return word
 
     def requeue(self, task_id: int, group: str = "default") -> str:
-        return self.engine.control.requeue(task_id, group, self.find(task_id), self.now_ms)
+        return self._settle_dead("requeue", task_id, group)
 
     def delete_dead(self, task_id: int, group: str = "default") -> str:
-        return self.engine.control.delete_dead(task_id, group, self.find(task_id))
+        return self._settle_dead("delete", task_id, group)
+
+    def _settle_dead(self, kind: str, task_id: int, group: str) -> str:
+        control, known = self.engine.control, self.find(task_id)
+        return control.settle_dead(kind, task_id, group, known, self.now_ms)
 
     def group(self, topic: str = "t", name: str = "default") -> Group:
         found = self.core.find_group(topic, name)

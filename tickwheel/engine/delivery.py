@@ -111,10 +111,8 @@ class Delivery:
 
     def dispatch(self, now_ms: int, mono_ms: int, limit: int) -> tuple[list[Dispatch], bool]:
         """Deliveries of about ``limit`` tasks, and whether there is more to deliver at once."""
-        core = self._core
-        out: list[Dispatch] = []
-        looked_at = 0
-        self._leasing.bytes_left = core.config.dispatch_bytes_max
+        core, leasing, looked_at = self._core, self._leasing, 0
+        leasing.begin(now_ms, mono_ms)
         core.steps_left = STEPS_PER_TICK
         if core.ledger.changed:
             core.ledger.judge_changed(now_ms)
@@ -123,16 +121,14 @@ class Delivery:
         core.orderings.tick(limit, now_ms, mono_ms)
         if core.keeps:
             self._apart.tick(mono_ms)
-        self._leasing.bytes_left -= self._broadcasts.flush(out, self._leasing.bytes_left, now_ms)
-        while (
-            core.runnable and looked_at < limit and self._leasing.bytes_left > 0 and self._may_lease
-        ):
+        leasing.bytes_left -= self._broadcasts.flush(leasing.out, leasing.bytes_left, now_ms)
+        while core.runnable and looked_at < limit and leasing.bytes_left > 0 and self._may_lease:
             if core.steps_left <= 0:
                 break
             group = next(iter(core.runnable))
             # To the end of the line, so that no group waits for another's backlog.
             del core.runnable[group]
-            count = self._dispatch_group(group, now_ms, mono_ms, out)
+            count = self._dispatch_group(group)
             looked_at += max(1, count)  # one look in vain counts too: no tick is endless
             if not count or (group.hold_intervals is not None and not len(group.ready)):
                 core.ledger.judge(group, now_ms)
@@ -140,25 +136,26 @@ class Delivery:
                 core.wake(group)
         core.ledger.could_go_on(core.runnable, now_ms)
         unfinished = bool(core.orderings.gathered) or (bool(core.runnable) and self._may_lease)
+        out, leasing.out = leasing.out, []
         return out, unfinished or self._broadcasts.can_go_on
 
     @property
     def _may_lease(self) -> bool:
         return self._core.in_flight < self._core.config.in_flight_max
 
-    def _dispatch_group(self, group: Group, now_ms: int, mono_ms: int, out: list[Dispatch]) -> int:
+    def _dispatch_group(self, group: Group) -> int:
         """Lease at most one frame to each subscriber; how many ready entries were used up."""
-        core, able = self._core, group.able
+        core, able, leasing = self._core, group.able, self._leasing
         waiting = allowed = len(group.ready)
         if not able or not (waiting or group.apart) or group.is_held:
             return 0
         buckets = _buckets(group)
         if buckets:
-            allowed = min(bucket.left(mono_ms) for bucket in buckets)
+            allowed = min(bucket.left(leasing.mono_ms) for bucket in buckets)
             if allowed <= 0:
                 core.throttled[group] = max(bucket.next_mono_ms() for bucket in buckets)
                 return 0
-        used = self._dispatch_alone(group, now_ms, mono_ms, out) if group.apart else 0
+        used = self._dispatch_alone(group) if group.apart else 0
         allowed -= used
         if not waiting or not able or allowed <= 0:
             return used
@@ -168,9 +165,9 @@ class Delivery:
         )
         self.reading.begin(allowed)
         if group.is_ordered and core.orderings.of[group].has_preferences:
-            return used + self._dispatch_preferred(group, allowed, now_ms, mono_ms, out)
+            return used + self._dispatch_preferred(group, allowed)
         for _ in range(len(able)):
-            if not len(group.ready) or min(allowed, self._leasing.bytes_left, core.steps_left) <= 0:
+            if not len(group.ready) or min(allowed, leasing.bytes_left, core.steps_left) <= 0:
                 break
             subscriber = _next_able(group)
             if subscriber is None:
@@ -179,7 +176,7 @@ class Delivery:
                 core.held_back[group] = None
                 continue
             ids = group.ready.take(min(subscriber.credit, share, allowed))
-            items, back = self._leasing.hand_out(group, subscriber, ids, now_ms, mono_ms, out)
+            items, back = leasing.hand_out(group, subscriber, ids)
             used += len(ids) - back
             allowed -= items
             if back and not items:
@@ -193,9 +190,10 @@ class Delivery:
             return DISPATCHED_MAX
         return max(1, self._core.steps_left // group.judge.steps)
 
-    def _dispatch_alone(self, group: Group, now_ms: int, mono_ms: int, out: list[Dispatch]) -> int:
+    def _dispatch_alone(self, group: Group) -> int:
         """Lease a task whose consumers have died to a connection of its own; returns how many were
         tried."""
+        mono_ms = self._leasing.mono_ms
         found = self._apart.next(group, mono_ms)
         if found is None:
             return 0
@@ -210,21 +208,19 @@ class Delivery:
         priorities = {task_id: group.loading.pop(task_id)}
         self.reading.begin(1)
         items, _ = self._leasing.hand_out_picked(
-            group, subscriber, [task_id], priorities, now_ms, mono_ms, out, is_alone=True
+            group, subscriber, [task_id], priorities, is_alone=True
         )
         if items:
             self._apart.handed_out(group, subscriber)
         return 1
 
-    def _dispatch_preferred(
-        self, group: Group, allowed: int, now_ms: int, mono_ms: int, out: list[Dispatch]
-    ) -> int:
+    def _dispatch_preferred(self, group: Group, allowed: int) -> int:
         """``_dispatch_group`` where a key's tasks go to its last subscriber, if that has credit."""
         ordering, room = self._core.orderings.of[group], self._room(group)
         ids = group.ready.take(min(allowed, sum(room.values())))
-        lease_batch = self._leasing.lease_batch(group, ids, now_ms)
+        lease_batch = self._leasing.lease_batch(group, ids)
         if lease_batch is None:
-            return self._divide(group, ordering, ids, room, now_ms, mono_ms, out)
+            return self._divide(group, ordering, ids, room)
         wanted: Sequence[Subscriber | None] = [None] * len(ids)
         had_them = False
         if lease_batch.marks is not None:
@@ -236,19 +232,11 @@ class Delivery:
             if part.marks is not None and (has_others or not had_them):
                 ordering.preferences.remember(part.marks, subscriber)
             group.able.move_to_end(subscriber)
-            items = self._leasing.lease_as_batch(group, subscriber, part, mono_ms)
-            self._leasing.handed(group, subscriber, items, now_ms, mono_ms, out)
+            self._leasing.lease_as_batch(group, subscriber, part)
         return len(ids)
 
     def _divide(
-        self,
-        group: Group,
-        ordering: Ordering,
-        ids: list[int],
-        room: dict[Subscriber, int],
-        now_ms: int,
-        mono_ms: int,
-        out: list[Dispatch],
+        self, group: Group, ordering: Ordering, ids: list[int], room: dict[Subscriber, int]
     ) -> int:
         """Lease tasks from the ready queue of which some have to be looked at one by one."""
         resident, used = self._core.resident_rows, 0
@@ -262,9 +250,7 @@ class Delivery:
             if self._leasing.bytes_left <= 0 or not subscriber.is_subscribed:
                 _put_back(group, some, priorities)
                 continue
-            _, back = self._leasing.hand_out_picked(
-                group, subscriber, some, priorities, now_ms, mono_ms, out
-            )
+            _, back = self._leasing.hand_out_picked(group, subscriber, some, priorities)
             used += len(some) - back
         self.reading.ahead(group)
         return used
@@ -315,11 +301,18 @@ class Leasing:
         self.apart = Apart(core)
         self._is_alone = False
         """Whether the task that is being leased may be one whose consumers have died."""
-        self.bytes_left = 0
-        """How many more bytes this dispatch may hand out."""
+        self.now_ms = self.mono_ms = self.bytes_left = 0
+        """The times of this dispatch, and how many more bytes it may hand out."""
+        self.out: list[Dispatch] = []
+        """The frames of this dispatch."""
         self._picked: dict[int, int] | None = None
         """Id → priority of picked tasks that are being leased; None: those last taken from the
         ready queue."""
+
+    def begin(self, now_ms: int, mono_ms: int) -> None:
+        """Begin a dispatch at these times."""
+        self.now_ms, self.mono_ms = now_ms, mono_ms
+        self.bytes_left = self._core.config.dispatch_bytes_max
 
     def hand_out_picked(
         self,
@@ -327,43 +320,31 @@ class Leasing:
         subscriber: Subscriber,
         ids: list[int],
         priorities: dict[int, int],
-        now_ms: int,
-        mono_ms: int,
-        out: list[Dispatch],
         *,
         is_alone: bool = False,
     ) -> tuple[int, int]:
         """``hand_out`` tasks that are not those last taken from the ready queue, or are only some
         of them. ``is_alone``: the one task has the connection alone."""
         self._picked, self._is_alone = priorities, is_alone
-        items, back = self.hand_out(group, subscriber, ids, now_ms, mono_ms, out)
+        items, back = self.hand_out(group, subscriber, ids)
         self._picked, self._is_alone = None, False
         return items, back
 
-    def hand_out(
-        self,
-        group: Group,
-        subscriber: Subscriber,
-        ids: list[int],
-        now_ms: int,
-        mono_ms: int,
-        out: list[Dispatch],
-    ) -> tuple[int, int]:
+    def hand_out(self, group: Group, subscriber: Subscriber, ids: list[int]) -> tuple[int, int]:
         """Lease one frame; how many tasks are in it, and how many of ``ids`` were put back."""
-        lease_batch, back = self.lease_batch(group, ids, now_ms), 0
+        lease_batch = self.lease_batch(group, ids)
         if lease_batch is None:
-            items, back = self._lease_all(group, subscriber, ids, now_ms, mono_ms)
-            if not items:
-                return 0, back
-        else:
-            self.take(group, lease_batch)
-            if lease_batch.marks is not None:
-                self._core.orderings.of[group].preferences.remember(lease_batch.marks, subscriber)
-            items = self.lease_as_batch(group, subscriber, lease_batch, mono_ms)
-        self.handed(group, subscriber, items, now_ms, mono_ms, out)
-        return len(items), back
+            items, back = self._lease_all(group, subscriber, ids)
+            if items:
+                self._handed(group, subscriber, items)
+            return len(items), back
+        self.take(group, lease_batch)
+        if lease_batch.marks is not None:
+            self._core.orderings.of[group].preferences.remember(lease_batch.marks, subscriber)
+        self.lease_as_batch(group, subscriber, lease_batch)
+        return len(ids), 0
 
-    def lease_batch(self, group: Group, ids: Sequence[int], now_ms: int) -> LeaseBatch | None:
+    def lease_batch(self, group: Group, ids: Sequence[int]) -> LeaseBatch | None:
         """These tasks as a lease batch, if they can be handed out as one and fit into a frame."""
         core = self._core
         ordering = core.orderings.of[group] if group.is_ordered else None
@@ -371,7 +352,7 @@ class Leasing:
             ordering is not None and ordering.shares.are_looked_at
         ):
             return None
-        lease_batch = lease_batch_of(core.resident_rows, group, ids, now_ms)
+        lease_batch = lease_batch_of(core.resident_rows, group, ids, self.now_ms)
         if lease_batch is None or (ordering is not None and not ordering.takes(lease_batch.marks)):
             return None
         size_bytes = lease_batch.size_bytes + len(ids) * DELIVERY_BYTES
@@ -388,37 +369,27 @@ class Leasing:
             ordering = core.orderings.of[group]
             lease_batch.traits = ordering.hand_out_all(lease_batch.ids, lease_batch.traits)
 
-    def lease_as_batch(
-        self, group: Group, subscriber: Subscriber, lease_batch: LeaseBatch, mono_ms: int
-    ) -> list[Item]:
-        """Lease the tasks of a batch whose rows ``take`` has released."""
-        leases = lease_batch.leases(group, subscriber, self._core.epoch, mono_ms)
+    def lease_as_batch(self, group: Group, subscriber: Subscriber, lease_batch: LeaseBatch) -> None:
+        """Lease the tasks of a batch whose rows ``take`` has released, as one frame."""
+        leases = lease_batch.leases(group, subscriber, self._core.epoch, self.mono_ms)
         group.flight |= leases
         self._core.unsaved += leases.values()
-        return [(row, 1, NO_PAST) for row in lease_batch.rows]
+        self._handed(group, subscriber, [(row, 1, NO_PAST) for row in lease_batch.rows])
 
-    def handed(
-        self,
-        group: Group,
-        subscriber: Subscriber,
-        items: list[Item],
-        now_ms: int,
-        mono_ms: int,
-        out: list[Dispatch],
-    ) -> None:
+    def _handed(self, group: Group, subscriber: Subscriber, items: list[Item]) -> None:
         """Make a frame of at least one delivery that was leased to one subscriber."""
         core = self._core
         for bucket in _buckets(group):
             bucket.take(len(items))
-        self._count_delivered(group, subscriber, len(items), mono_ms + subscriber.lease_ms)
+        self._count_delivered(group, subscriber, len(items))
         causes = None
-        if core.recorder is not None:
-            causes = core.ledger.causes(group, items, now_ms)
-            core.recorder.delivered(group, subscriber, items, now_ms, causes)
+        if core.is_recorded:
+            causes = core.ledger.causes(group, items, self.now_ms)
+            core.recorder.delivered(group, subscriber, items, self.now_ms, causes)
         if subscriber.at_most_once:
-            self._finish_now(group, Dispatch(subscriber, items, now_ms, causes))
+            self._finish_now(group, Dispatch(subscriber, items, self.now_ms, causes))
         else:
-            out.append(Dispatch(subscriber, items, causes=causes))
+            self.out.append(Dispatch(subscriber, items, causes=causes))
         if subscriber.once:
             self._subscriptions.unsubscribe(subscriber)
 
@@ -435,10 +406,10 @@ class Leasing:
         core.open.handed.append(dispatch)
 
     def _lease_all(
-        self, group: Group, subscriber: Subscriber, ids: list[int], now_ms: int, mono_ms: int
+        self, group: Group, subscriber: Subscriber, ids: list[int]
     ) -> tuple[list[Item], int]:
         """Lease what can be delivered of ``ids``, and count what is put back for lack of room."""
-        core = self._core
+        core, now_ms, mono_ms = self._core, self.now_ms, self.mono_ms
         resident, flight, unsaved = core.resident_rows, group.flight, core.unsaved
         unjudged_id = group.unjudged_id
         ordering = core.orderings.of[group] if group.is_ordered else None
@@ -467,7 +438,7 @@ class Leasing:
                 break
             is_mortal = options is not None and options.ttl_ms is not None
             if due_ms > now_ms or (is_mortal and _is_over(row, now_ms)):
-                self._withhold(group, row, now_ms)
+                self._withhold(group, row)
                 continue
             attempts = group.delivery_attempts.get(task_id) if group.delivery_attempts else None
             traits: Traits | None
@@ -535,9 +506,7 @@ class Leasing:
         self._ownership.leave_out(group, row)
         return True
 
-    def _count_delivered(
-        self, group: Group, subscriber: Subscriber, count: int, deadline_ms: int
-    ) -> None:
+    def _count_delivered(self, group: Group, subscriber: Subscriber, count: int) -> None:
         subscriber.outstanding += count
         subscriber.presence.unsettled += count
         subscriber.presence.was_alone = self._is_alone
@@ -545,11 +514,11 @@ class Leasing:
         group.delivered += count
         group.topic.delivered += count
         self._core.totals.delivered += count
-        self._core.expires(group, deadline_ms)
+        self._core.expires(group, self.mono_ms + subscriber.lease_ms)
 
-    def _withhold(self, group: Group, row: TaskRow, now_ms: int) -> None:
+    def _withhold(self, group: Group, row: TaskRow) -> None:
         """Keep back a task that was taken from the ready queue and must not be delivered now."""
-        ordering, must_wait = self._core.orderings.of.get(group), row.due_ms > now_ms
+        ordering, must_wait = self._core.orderings.of.get(group), row.due_ms > self.now_ms
         if ordering is not None:
             ordering.taken(row, stays_holder=must_wait)
         if must_wait:

@@ -90,8 +90,7 @@ class Engine:
         strip_ended(effects)
         effects.id_mark = core.ids.last
         effects.position_ms = core.wheel.position_ms
-        if core.recorder is not None:
-            batch.notes = core.recorder.cut()
+        batch.notes = core.recorder.cut()
         core.sealed = batch
         core.open = Batch()
         return batch
@@ -219,8 +218,7 @@ class Recovery:
         if not groups and not self._ownership.keepers(known):
             # Only groups that were being deleted still owed it, and nothing records which.
             core.end(row.id, Outcome.DELETED, topic.name, key_of(row))
-            if core.recorder is not None:
-                core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
+            core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
             return
         if not groups:
             core.count_unfinished(topic.name, -1)

@@ -131,8 +131,7 @@ class Intake:
         self._stage(ids, new_tasks, size_bytes)
         if not keyless and any(map(_options_of, new_tasks)):
             self._hash(ids, new_tasks)
-        if core.recorder is not None:
-            core.recorder.arrived(source, ids, new_tasks, now_ms)
+        core.recorder.arrived(source, ids, new_tasks, now_ms)
         return ids
 
     def place(self, new_tasks: Sequence[NewTask], now_ms: int) -> list[NewTask]:
@@ -316,8 +315,7 @@ class Intake:
         accepted = self._accepted(batch)
         self._forget(batch)
         rejoin(batch, core.open)
-        if core.recorder is not None:
-            core.recorder.rejoin(batch.notes, accepted)
+        core.recorder.rejoin(batch.notes, accepted)
         self._restage(accepted)
 
     def withdraw(self) -> list[Staged]:
@@ -326,8 +324,7 @@ class Intake:
         batch = self._core.open
         accepted = self._accepted(batch)
         self._forget(batch)
-        if self._core.recorder is not None:
-            self._core.recorder.forget_arrivals(accepted)
+        self._core.recorder.forget_arrivals(accepted)
         batch.staged_bytes = 0
         staged, batch.staged = batch.staged, []
         self._restage(accepted)
@@ -734,7 +731,7 @@ class Coalescer:
                 core.topic(topic).merged[what] += 1
             else:
                 core.open.merged[topic, what] += 1
-            if core.recorder is not None and what is not Merging.REPLACED:
+            if what is not Merging.REPLACED:
                 core.recorder.merged(source, topic, what.word, task_id, now_ms)
 
 

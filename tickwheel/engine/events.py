@@ -3,7 +3,7 @@ delivery is late.
 
 The engine calls a ``Recorder`` where it makes the change; a recorder only takes notes. Notes belong
 to the open batch: ``seal`` takes them along, and they are kept once that batch is durable. Without
-a recorder this costs one check whether there is one.
+a history there is a recorder that keeps nothing.
 
 A group that has ready tasks and cannot hand them out is *held back* by one cause at a time. When
 that changes, ``Ledger.judge`` notes when; so each cause has a *hold interval*, from its beginning
@@ -158,6 +158,16 @@ class Recorder(Protocol):
         """A transaction was PREPARED (with what was ``added``), COMMITTED, ROLLED_BACK, CHECKED or
         PARKED, and is as ``row`` says now. The note is forgotten if the open batch is refused."""
 
+
+class _Unrecorded(Recorder):
+    """A recorder that keeps nothing."""
+
+    def cut(self) -> object:
+        return None
+
+
+UNRECORDED: Recorder = _Unrecorded()  # type: ignore[abstract]  # methods that do nothing are meant
+"""The recorder of an engine without a history."""
 
 STARTING_MS = 5_000
 """How long after a start absent consumers are the daemon's fault, in ms."""

@@ -283,8 +283,7 @@ class Firing:
         core.lost_task(group.topic)
         if not last:
             core.note_done(task_id, group, attempt, 0, ProgressState.EXPIRED)
-        if core.recorder is not None:
-            core.recorder.ended(group.topic.name, group.name, EXPIRED, task_id, last=last)
+        core.recorder.ended(group.topic.name, group.name, EXPIRED, task_id, last=last)
 
 
 class DueBatch:
@@ -464,7 +463,7 @@ class Broadcasts:
             while one.buffer and total_bytes < bytes_max:
                 items, size_bytes = self._frame(one)
                 causes = None
-                if self._core.recorder is not None:
+                if self._core.is_recorded:
                     causes = self._core.ledger.causes(one.group, items, now_ms)
                     self._core.recorder.delivered(one.group, one, items, now_ms, causes)
                 out.append(Dispatch(one, items, one.offered_ms, causes))

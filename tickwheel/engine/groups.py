@@ -126,10 +126,9 @@ class Grouping:
         made.unjudged_id = waits if made.judge is not None else 0
         core.group_count += 1
         core.open.effects.put(GROUP, made.row())
-        if core.recorder is not None:
-            core.recorder.group_created(made)
-            if made.settings != NOTHING_SET:
-                core.recorder.configured(topic, made)
+        core.recorder.group_created(made)
+        if made.settings != NOTHING_SET:
+            core.recorder.configured(topic, made)
         return made
 
     def _filter(self, group: Group, settings: GroupSettings) -> None:
@@ -173,8 +172,7 @@ class Grouping:
         self._share(group, former, mono_ms)
         core.ledger.changed[group] = None
         core.open.effects.put(GROUP, group.row())
-        if core.recorder is not None:
-            core.recorder.configured(group.topic, group)
+        core.recorder.configured(group.topic, group)
         core.wake(group)
 
     def _bucket(
@@ -206,8 +204,7 @@ class Grouping:
         core = self._core
         self.set_settings(topic, settings)
         core.open.effects.change(GROUP, {(topic.name, TOPIC_ITSELF): topic.row()})
-        if core.recorder is not None:
-            core.recorder.configured(topic, None)
+        core.recorder.configured(topic, None)
         core.lost_task(topic)
 
     def set_settings(self, topic: Topic, settings: GroupSettings) -> None:
@@ -334,8 +331,7 @@ class Closing:
             core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(paused))
         group.paused_keys.clear()
         self._grouping.drop_target(topic.name, group.name)
-        if core.recorder is not None:
-            core.recorder.group_closed(group)
+        core.recorder.group_closed(group)
         core.runnable.pop(group, None)
         core.throttled.pop(group, None)
         core.let_in(group)
@@ -391,8 +387,7 @@ class Closing:
         last = self._ownership.finish(group, row, Outcome.DELETED)
         if not last:
             core.open.effects.progress[row.id, group.name] = None
-        if core.recorder is not None:
-            core.recorder.ended(group.topic.name, group.name, DELETED, row.id, last=last)
+        core.recorder.ended(group.topic.name, group.name, DELETED, row.id, last=last)
 
     def is_drained(self, group: Group) -> bool:
         """Whether the group is empty. After a restart its tasks may first have to fire anew."""
@@ -441,17 +436,8 @@ class TopicClosing:
     def held(self, topic: Topic) -> dict[str, int]:
         """What a deletion takes: tasks by state (those not durable count as pending), and
         groups."""
-        holders: list[Group] = list(topic.groups.values())
-        if topic.default_backlog is not None:
-            holders.append(topic.default_backlog)
-        return {
-            "pending": topic.scheduled + self._core.staged_on(topic.name),
-            "ready": sum(group.ready_count for group in holders),
-            "in_flight": sum(len(group.flight) for group in holders),
-            "waiting": sum(len(group.waiting) for group in holders),
-            "dead": sum(group.dead for group in holders),
-            "groups": len(topic.live_groups),
-        }
+        pending = topic.scheduled + self._core.staged_on(topic.name)
+        return {"pending": pending, **topic.held(), "groups": len(topic.live_groups)}
 
     def close(self, topic: Topic, now_ms: int) -> list[Group]:
         """Mark a topic as being deleted and close its groups, which are returned."""
@@ -510,8 +496,7 @@ class Resets:
 
     def begin(self, group: Group, bulk: Bulk, from_ms: int) -> BulkRow:
         """Make the bulk operation of a reset, and mark its moment in the history."""
-        if self._core.recorder is not None:
-            self._core.recorder.group_reset(group, bulk.id, from_ms, bulk.made_ms)
+        self._core.recorder.group_reset(group, bulk.id, from_ms, bulk.made_ms)
         return self._bulks.make(bulk)
 
     def may_have(self, group: Group, known: TaskSnapshot) -> bool:

@@ -309,7 +309,7 @@ class Ownership:
         if others:
             group.filtered += len(others)
             core.totals.filtered += len(others)
-            if core.recorder is not None:
+            if core.is_recorded:
                 for row in others:
                     core.recorder.ended(topic, group.name, FILTERED, row.id, last=True)
             for row in others:
@@ -327,8 +327,7 @@ class Ownership:
         core = self._core
         group.filtered += 1
         core.totals.filtered += 1
-        if core.recorder is not None:
-            core.recorder.ended(group.topic.name, group.name, FILTERED, row.id, last=last)
+        core.recorder.ended(group.topic.name, group.name, FILTERED, row.id, last=last)
 
     # --- a task fires ------------------------------------------------------------------------
 
@@ -344,8 +343,7 @@ class Ownership:
         if topic.closing and self.was_closed(topic, row):
             core.lifetimes.end(row)
             core.end(row.id, Outcome.DELETED, topic.name, key_of(row))
-            if core.recorder is not None:
-                core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
+            core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
             return []
         if topic.filtering:
             groups = self._wanting(topic, groups, row)
@@ -362,8 +360,7 @@ class Ownership:
         if group is None or group.is_closed:
             core.lifetimes.end(row)
             core.end(row.id, Outcome.DELETED, topic.name, None)
-            if core.recorder is not None:
-                core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
+            core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
             return []
         groups = [group]
         if group.judge is not None:
@@ -576,8 +573,6 @@ class Ownership:
         is_acked = any(one.is_acked for one in known.progress.values())
         last = self.finish(group, known.row, Outcome.ACKED if is_acked else progress.outcome)
         recorder = self._core.recorder
-        if recorder is None:
-            return
         if progress.is_acked:
             recorder.acked_idle(group, task_id, progress.attempt, ended=last)
         else:

@@ -112,8 +112,7 @@ class Schedules:
         self._schedule_heap.unwatch(planned)
         del self._schedule_heap.known[planned.name]
         self._core.open.effects.drop(SCHEDULE, planned.name)
-        if self._core.recorder is not None:
-            self._core.recorder.schedule_changed(planned.row, DELETED)
+        self._core.recorder.schedule_changed(planned.row, DELETED)
 
     def restore(self, row: ScheduleRow, table: Timetable) -> None:
         """Restore a schedule. Whether its newest task has ended is looked up: ``found``."""
@@ -202,7 +201,7 @@ class Schedules:
             totals.schedules_overlapped += decision.overlapped
         planned.row = row
         self._core.open.effects.put(SCHEDULE, row)
-        if self._core.recorder is not None and decision.happened:
+        if decision.happened:
             self._core.recorder.occurred(row, decision.happened, now_ms, staged=bool(fired))
         if fired and row.schedule.overlap != "allow":
             self._schedule_heap.watch(planned)
@@ -249,8 +248,7 @@ class Schedules:
         row = _noted(planned.row, run)
         planned.row = row
         self._core.open.effects.put(SCHEDULE, row)
-        if self._core.recorder is not None:
-            self._core.recorder.occurred(row, [run], now_ms, staged=True)
+        self._core.recorder.occurred(row, [run], now_ms, staged=True)
 
     def backfill(
         self,
@@ -262,20 +260,18 @@ class Schedules:
     ) -> None:
         """Make a task, due at once, for each of these occurrences; ``address`` gets the ids."""
         ids = self._stage(planned, planned.row.schedule, times_ms, now_ms, address, request)
-        if self._core.recorder is not None:
-            runs = [
-                Run(planned_ms, now_ms, BACKFILLED, task_id)
-                for planned_ms, task_id in zip(times_ms, ids, strict=True)
-            ]
-            self._core.recorder.occurred(planned.row, runs, now_ms, staged=True)
+        runs = [
+            Run(planned_ms, now_ms, BACKFILLED, task_id)
+            for planned_ms, task_id in zip(times_ms, ids, strict=True)
+        ]
+        self._core.recorder.occurred(planned.row, runs, now_ms, staged=True)
 
     def _changed(
         self, planned: Planned, row: ScheduleRow, what: str, *, same_body: bool = False
     ) -> None:
         planned.row = row
         self._core.open.effects.put(SCHEDULE, row)
-        if self._core.recorder is not None:
-            self._core.recorder.schedule_changed(row, what, same_body=same_body)
+        self._core.recorder.schedule_changed(row, what, same_body=same_body)
         watches = row.last_id and row.schedule.overlap != "allow"
         if planned.unfinished and not watches:
             self._schedule_heap.unwatch(planned)

@@ -170,8 +170,7 @@ class Settlement:
         ended = self._ownership.finish(group, row)
         if not ended:
             core.note_done(task_id, group, attempt, epoch)
-        if core.recorder is not None:
-            core.recorder.acked_idle(group, task_id, attempt, ended=ended)
+        core.recorder.acked_idle(group, task_id, attempt, ended=ended)
         self._count(ACKED, group, 1)
         return "acked"
 
@@ -328,7 +327,7 @@ class Settlement:
                     kept.add(task_id)
         else:
             core.end_delivered(group, leases, Outcome.ACKED)
-        if core.recorder is not None:
+        if core.is_recorded:
             core.recorder.acked(group, list(leases.values()), kept)
 
     def _go_on(
@@ -338,14 +337,12 @@ class Settlement:
         recorder = self._core.recorder
         if verdict is None:
             self._ready_again(lease, now_ms, front=True)
-            if recorder is not None:
-                recorder.released(lease, None, now_ms)
+            recorder.released(lease, None, now_ms)
             return
         if isinstance(verdict, Snooze):
             self._keep_attempts(lease, counts=False)
             self._wait(lease, verdict.until_ms)
-            if recorder is not None:
-                recorder.released(lease, verdict.until_ms, now_ms)
+            recorder.released(lease, verdict.until_ms, now_ms)
             return
         failure, wait_ms, holds_key = verdict
         lease.past = lease.past.with_failure(failure.brief())
@@ -361,14 +358,13 @@ class Settlement:
             until_ms = now_ms + wait_ms
             self._keep_attempts(lease)
             self._wait(lease, until_ms)
-            if recorder is not None and why is NACKED:
+            if why is NACKED:
                 recorder.nacked(lease, failure.reason, until_ms, now_ms)
-            elif recorder is not None:
+            else:
                 recorder.lease_over(lease, failure.reason, now_ms, until_ms)
             return
         self._ready_again(lease, now_ms, front=False)
-        if recorder is not None:
-            recorder.lease_over(lease, failure.reason, now_ms)
+        recorder.lease_over(lease, failure.reason, now_ms)
 
     def _wait(self, lease: Lease, until_ms: int) -> None:
         self._core.wait(lease.group, lease.id, until_ms)
@@ -381,8 +377,7 @@ class Settlement:
         self._keep_attempts(lease)
         core.hold_key(lease.group, lease.id, lease.group.delivery_attempts[lease.id], now_ms)
         core.orderings.of[lease.group].hold(lease, now_ms)
-        if core.recorder is not None:
-            core.recorder.nacked(lease, failure.reason, now_ms, now_ms)
+        core.recorder.nacked(lease, failure.reason, now_ms, now_ms)
 
     def _ready_again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
         """Make a task ready again; ``front``: it was given back unstarted."""
@@ -531,8 +526,7 @@ class DeadLetters:
         group.dead_lettered += 1
         core.totals.dead += 1
         self._ownership.to_dead_letters(group, lease.id)
-        if core.recorder is not None:
-            core.recorder.died(lease, failure.reason, now_ms)
+        core.recorder.died(lease, failure.reason, now_ms)
 
     def restore(self, known: TaskSnapshot) -> None:
         """Count a task's dead letters after a restart, for each group that still exists."""
@@ -551,8 +545,7 @@ class DeadLetters:
         core.come(group, row, now_ms)
         core.lifetimes.begin(row)
         core.wake(group)
-        if core.recorder is not None:
-            core.recorder.requeued(row.topic, name, row.id)
+        core.recorder.requeued(row.topic, name, row.id)
         return "requeued"
 
     def delete(self, known: TaskSnapshot, name: str) -> str:
@@ -564,8 +557,7 @@ class DeadLetters:
         last = self._ownership.finish(group, row, Outcome.DELETED)
         if not last:
             core.note_done(row.id, group, known.dead[name].attempt, 0)
-        if core.recorder is not None:
-            core.recorder.ended(row.topic, name, DELETED, row.id, last=last)
+        core.recorder.ended(row.topic, name, DELETED, row.id, last=last)
         return "deleted"
 
     def drop(self, group: Group, task_id: int) -> None:

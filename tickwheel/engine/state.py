@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.events import Ledger
+from tickwheel.engine.events import UNRECORDED, Ledger
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Orderings, mark_of
 from tickwheel.engine.sessions import ReplySink, Session, Sessions, StoredAnswer
@@ -475,8 +475,8 @@ class Core:
         recorder: Recorder | None = None,
         key_seed: bytes = b"",
     ) -> None:
-        self.config, self.recorder, self.epoch = config, recorder, epoch
-        self.ids = IdSource(config.shard, id_mark)
+        self.config, self.epoch, self.ids = config, epoch, IdSource(config.shard, id_mark)
+        self.recorder, self.is_recorded = recorder or UNRECORDED, recorder is not None
         self.landed_id = self.wheel_id = id_mark
         """Every id up to this is durable (or refused), and a moment later on the wheel."""
         self.wheel = TimingWheel(now_ms, slots=config.slots, tick_ms=config.tick_ms)
@@ -768,9 +768,7 @@ class Core:
     def hold_order(self, row: TaskRow) -> None:
         """Let tasks behind a scheduled one with an order key wait until its leaving is durable: a
         crash would put it back."""
-        topic = self.topic(row.topic)
-        backlogs = () if topic.default_backlog is None else (topic.default_backlog,)
-        for group in (*backlogs, *topic.groups.values()):
+        for group in self.topic(row.topic).holders:
             ordering = self.ordering_for(group, row)
             if ordering is not None:
                 ordering.keys.keep_from_going_on(mark_of(row))

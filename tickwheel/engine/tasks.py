@@ -149,32 +149,25 @@ class Control:
         for group in self._ownership.groups_of(known):
             if group is topic.default_backlog:
                 continue
-            policy = self._core.policy(own, group)
             lease, attempts = group.flight.get(task_id), group.delivery_attempts.get(task_id)
+            at_ms: int | None
             if lease is not None:
-                views[group.name] = GroupView(
-                    "in_flight",
-                    lease.attempt,
-                    lease.deadline_mono_ms + mono_to_wall_ms,
-                    lease.past.failures,
-                    policy.retries_left(lease.past.failed + 1),
-                    lease.past.snoozes,
-                    lease.past.deaths,
-                )
-                continue
-            attempt, past = group.numbers.get(task_id, 0), NO_PAST
-            if attempts is not None:
-                attempt, past = attempts.attempt, attempts.past
-            at_ms = group.waiting.get(task_id)
-            state = "ready" if at_ms is None else "waiting"
-            if at_ms == NEVER_MS:
-                state, at_ms = "held", self._core.orderings.of[group].held[task_id]
+                at_ms = lease.deadline_mono_ms + mono_to_wall_ms
+                state, attempt, past = "in_flight", lease.attempt, lease.past
+            else:
+                attempt, past = group.numbers.get(task_id, 0), NO_PAST
+                if attempts is not None:
+                    attempt, past = attempts.attempt, attempts.past
+                at_ms = group.waiting.get(task_id)
+                state = "ready" if at_ms is None else "waiting"
+                if at_ms == NEVER_MS:
+                    state, at_ms = "held", self._core.orderings.of[group].held[task_id]
             views[group.name] = GroupView(
                 state,
                 attempt,
                 known.row.due_ms if at_ms is None else at_ms,
                 past.failures,
-                policy.retries_left(past.failed),
+                self._core.policy(own, group).retries_left(past.failed + (lease is not None)),
                 past.snoozes,
                 past.deaths,
             )
@@ -221,8 +214,7 @@ class Control:
         self._dead_letters.task_ends(known)
         core.end(known.row.id, outcome, topic.name, key_of(known.row))
         core.lost_task(topic)
-        if core.recorder is not None:
-            core.recorder.ended(topic.name, None, how, known.row.id, last=True)
+        core.recorder.ended(topic.name, None, how, known.row.id, last=True)
         return None
 
     def reschedule(
@@ -247,16 +239,14 @@ class Control:
                 core.hold(row)
             else:
                 core.schedule(row, now_ms)
-            if core.recorder is not None:
-                core.recorder.rescheduled(row, due_ms)
+            core.recorder.rescheduled(row, due_ms)
         else:
             self._ownership.look_ahead(known, now_ms)
             if task_id in core.open.effects.ended:
                 # A former group of a replay's name had acked it, and so has everybody else.
                 return self.absent(task_id), None
             self._postpone(known, due_ms)
-            if core.recorder is not None:
-                core.recorder.rescheduled(known.row, due_ms)
+            core.recorder.rescheduled(known.row, due_ms)
         return "scheduled", due_ms
 
     def replace(
@@ -279,8 +269,7 @@ class Control:
         row = self._ownership.moved(row, now_ms)
         core.write(row, is_moved=False)
         core.hold(row)
-        if core.recorder is not None:
-            core.recorder.replaced(source, row, now_ms)
+        core.recorder.replaced(source, row, now_ms)
 
     def next_ms(self, known: TaskSnapshot) -> int:
         """When a task that groups have had, and nobody has now, comes next; at least (wall ms)."""
@@ -323,8 +312,7 @@ class Control:
             moved = self._ownership.moved(moved, now_ms)
         core.write(moved, is_moved=moved.options is row.options)
         core.put_on_wheel(moved, now_ms)
-        if core.recorder is not None:
-            core.recorder.rescheduled(moved, due_ms)
+        core.recorder.rescheduled(moved, due_ms)
 
     # --- many at once ------------------------------------------------------------------------
     #
@@ -352,8 +340,7 @@ class Control:
         core.totals.cancelled += len(far)
         topic.cancelled += len(far)
         core.lost_task(topic)
-        if core.recorder is not None:
-            core.recorder.ended_many(name, CANCELLED, list(far))
+        core.recorder.ended_many(name, CANCELLED, list(far))
         return far
 
     def reschedule_many(
@@ -373,8 +360,7 @@ class Control:
         core.open.effects.moved |= moved
         core.open.updated_bytes += len(moved) * MOVE_BYTES
         core.wheel.add_many(ids, new_ms)
-        if core.recorder is not None:
-            core.recorder.rescheduled_many(name, ids, new_ms)
+        core.recorder.rescheduled_many(name, ids, new_ms)
         return moved
 
     def _far(self, found: Mapping[int, int]) -> Mapping[int, int]:
@@ -415,15 +401,16 @@ class Control:
 
     # --- dead letters ------------------------------------------------------------------------
 
-    def requeue(self, task_id: int, name: str, known: TaskSnapshot | None, now_ms: int) -> str:
-        """Requeue a dead letter of the group ``name``; returns the word for what became of it."""
+    def settle_dead(
+        self, kind: str, task_id: int, name: str, known: TaskSnapshot | None, now_ms: int
+    ) -> str:
+        """Requeue or delete a dead letter of the group ``name``; returns the word for what became
+        of it."""
         if known is None:
             return self.absent(task_id)
-        return self._dead_letters.requeue(known, name, now_ms)
-
-    def delete_dead(self, task_id: int, name: str, known: TaskSnapshot | None) -> str:
-        """Delete a dead letter of the group ``name``; returns the word for what became of it."""
-        return self.absent(task_id) if known is None else self._dead_letters.delete(known, name)
+        if kind == "requeue":
+            return self._dead_letters.requeue(known, name, now_ms)
+        return self._dead_letters.delete(known, name)
 
 
 OF_TASKS = ("cancel", "reschedule", "spread", "run_now")
@@ -505,15 +492,7 @@ class Bulks:
             row = self.known.get(name)
             if row is None:
                 continue
-            self._write(
-                row._replace(
-                    place=old.place,
-                    looked_at=old.looked_at,
-                    matched=old.matched,
-                    changed=old.changed,
-                    refused=old.refused,
-                )
-            )
+            self._write(old._replace(state=row.state, ended_ms=row.ended_ms, note=row.note))
 
     def restore(self, rows: Iterable[BulkRow]) -> None:
         """Take over the rows of bulk operations that a store had."""
@@ -637,14 +616,6 @@ class Bulks:
             found.update(zip(ids, moments_ms, strict=True))
         core.totals.windows += len(found)
         return found
-
-    # --- what it does to dead letters ------------------------------------------------------------
-
-    def settle_dead(self, kind: str, known: TaskSnapshot, group: str, now_ms: int) -> str:
-        """Requeue or delete a dead letter of the group; returns the word for what became of it."""
-        if kind == "requeue":
-            return self._control.requeue(known.row.id, group, known, now_ms)
-        return self._control.delete_dead(known.row.id, group, known)
 
 
 def _added(
@@ -785,8 +756,7 @@ class KeyControl:
         core.open.effects.progress[task_id, group.name] = None
         ordering.release(task_id, priority_of(known.row), now_ms)
         core.wake(group)
-        if core.recorder is not None:
-            core.recorder.requeued(known.row.topic, group.name, task_id)
+        core.recorder.requeued(known.row.topic, group.name, task_id)
         return "released"
 
     def skip(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:

@@ -302,6 +302,22 @@ class Topic:
             return list(self.groups.values())
         return [group for group in self.groups.values() if not group.is_closed]
 
+    @property
+    def holders(self) -> list[Group]:
+        """Whatever may hold tasks: all groups, or the default backlog."""
+        backlog = self.default_backlog
+        return list(self.groups.values()) if backlog is None else [backlog]
+
+    def held(self) -> dict[str, int]:
+        """How many due tasks and dead letters the topic holds, by state."""
+        holders = self.holders
+        return {
+            "ready": sum(group.ready_count for group in holders),
+            "in_flight": sum(len(group.flight) for group in holders),
+            "waiting": sum(len(group.waiting) for group in holders),
+            "dead": sum(group.dead for group in holders),
+        }
+
     def steps(self) -> int:
         """How many steps judging one task takes at most, for all groups of the topic."""
         if self.known_steps is None:

@@ -299,8 +299,7 @@ class Transactions:
         now_ms: int,
         added: Halves | None = None,
     ) -> None:
-        if self._core.recorder is not None:
-            self._core.recorder.transacted(source, row, what, now_ms, added)
+        self._core.recorder.transacted(source, row, what, now_ms, added)
 
     def _write(self, transaction: Transaction, row: TransactionRow) -> None:
         self._core.open.effects.put(TRANSACTION, row)

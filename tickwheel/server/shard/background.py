@@ -27,11 +27,12 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.model.filters import STEPS_PER_TICK
-from tickwheel.persistence.contract import StoreAway
 from tickwheel.server.shard.backups import DailyBackups
+from tickwheel.server.shard.reads import when_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,6 @@ READ_BYTES = 16 << 20
 """Bytes at which a read of rows with their bodies ends."""
 READS_AT_A_TIME = 4
 """Reads at one time for all groups that are being deleted."""
-AWAY_RETRY_S = 0.5
 COMING_DUE_S = 0.05
 """How often, in seconds, a group's deletion looks whether its tasks came due anew."""
 SWEEP_S_MIN = 1.0
@@ -179,22 +179,14 @@ class Upkeep:
         self, after: int, topic: str, limit: int = CHUNK
     ) -> tuple[list[TaskSnapshot], int | None]:
         """The next stored tasks of a topic, and the id to go on after (None: there are no more)."""
-        while True:
-            try:
-                return await self._parts.reader.scan(after, limit, topic)
-            except StoreAway:
-                await asyncio.sleep(AWAY_RETRY_S)
+        return await when_back(partial(self._parts.reader.scan, after, limit, topic))
 
     async def _some_dead(self, group: Group, after: ProgressKey) -> list[int]:
         """The ids of the group's next dead letters, which only the store knows."""
         await self._parts.committer.barrier()
-        while True:
-            try:
-                rows = await self._parts.store.scan_dead(after, CHUNK, group.topic.name, group.name)
-            except StoreAway:
-                await asyncio.sleep(AWAY_RETRY_S)
-            else:
-                return [row.id for row in rows]
+        scan = self._parts.store.scan_dead
+        rows = await when_back(partial(scan, after, CHUNK, group.topic.name, group.name))
+        return [row.id for row in rows]
 
     # --- tasks for a new group -----------------------------------------------------------------
 
@@ -258,11 +250,7 @@ class Upkeep:
         await self._parts.committer.barrier()
         after = (0, "")
         while True:
-            try:
-                rows = await self._parts.store.scan_dead(after, CHUNK, None, None)
-            except StoreAway:
-                await asyncio.sleep(AWAY_RETRY_S)
-                continue
+            rows = await when_back(partial(self._parts.store.scan_dead, after, CHUNK, None, None))
             if not rows:
                 return oldest_ms
             after = rows[-1].id, rows[-1].group
@@ -284,11 +272,11 @@ class Upkeep:
                         continue
                     # One by one: a task with letters of two groups changes with the first.
                     found = view([task_id]).get(task_id)
-                    dead = found.dead.get(group) if found is not None else None
-                    if dead is None or dead.died_ms > limit_ms:
+                    dead = None if found is None else found.dead.get(group)
+                    if found is None or dead is None or dead.died_ms > limit_ms:
                         continue
-                    if self._parts.engine.control.delete_dead(task_id, group, found) == "deleted":
-                        self._parts.core.totals.dead_expired += 1
+                    word = self._parts.engine.dead_letters.delete(found, group)
+                    self._parts.core.totals.dead_expired += word == "deleted"
             keys = [key for key in keys if key[0] in unread]
             self._parts.committer.kick()
             await self._parts.committer.barrier()

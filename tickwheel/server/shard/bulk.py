@@ -37,9 +37,9 @@ from tickwheel.engine.queues import Bucket
 from tickwheel.engine.tasks import OF_DEAD_LETTERS, OF_TASKS, Selector, Step
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
 from tickwheel.model.kinds import START, Bulk, BulkState, Place, Selection
-from tickwheel.persistence.contract import StoreAway, StoreError
+from tickwheel.persistence.contract import StoreError
 from tickwheel.server import checks, policies
-from tickwheel.server.shard.reads import Records
+from tickwheel.server.shard.reads import Records, when_back
 from tickwheel.server.shard.views import Page
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.state import Core
     from tickwheel.model.kinds import BulkRow
-    from tickwheel.model.records import TaskSnapshot
+    from tickwheel.model.records import DeadRow, TaskSnapshot
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Ask, Caller
     from tickwheel.server.shard.listings import Listings
@@ -63,7 +63,6 @@ SLICE = 128
 """How many tasks one turn reads, and its slice looks at, at most."""
 SLICE_S = 0.003
 """How long, in seconds, a slice looks at tasks; one task, and 2 ms for changes, come on top."""
-AWAY_RETRY_S = 0.5
 PACE_S_MAX = 0.25
 """How often, in seconds, a bulk operation that waits for its rate looks whether it is ended."""
 BURSTS_PER_S = 10
@@ -335,14 +334,10 @@ class OverTasks(Search):
     """Bulk operations over tasks that are not finished."""
 
     async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
-        while True:
-            try:
-                ids, is_last = await self._runner.reader.ids_after(place[0], PAGE, bulk.topic)
-            except StoreAway:
-                await asyncio.sleep(AWAY_RETRY_S)
-                continue
-            keys = [(task_id, "") for task_id in ids if task_id <= bulk.until_id]
-            return keys, is_last or len(keys) < len(ids)
+        read = partial(self._runner.reader.ids_after, place[0], PAGE, bulk.topic)
+        ids, is_last = await when_back(read)
+        keys = [(task_id, "") for task_id in ids if task_id <= bulk.until_id]
+        return keys, is_last or len(keys) < len(ids)
 
     def look(
         self, bulk: Bulk, selector: Selector, keys: Sequence[Place], view: View, most: int
@@ -386,15 +381,14 @@ class OverDeadLetters(Search):
     async def page(self, bulk: Bulk, place: Place) -> tuple[list[Place], bool]:
         await self._runner.committer.barrier()
         group, scan = bulk.selection.group, self._runner.parts.store.scan_dead
-        while True:
-            try:
-                async with self._runner.reader.bulk_scan():
-                    rows = await scan(place, PAGE, bulk.topic, group)
-            except StoreAway:
-                await asyncio.sleep(AWAY_RETRY_S)
-                continue
-            keys = [(row.id, row.group) for row in rows if row.id <= bulk.until_id]
-            return keys, len(keys) < PAGE
+
+        async def read() -> list[DeadRow]:
+            async with self._runner.reader.bulk_scan():
+                return await scan(place, PAGE, bulk.topic, group)
+
+        rows = await when_back(read)
+        keys = [(row.id, row.group) for row in rows if row.id <= bulk.until_id]
+        return keys, len(keys) < PAGE
 
     def look(
         self, bulk: Bulk, selector: Selector, keys: Sequence[Place], view: View, most: int
@@ -424,10 +418,7 @@ class OverDeadLetters(Search):
         for task_id, group in seen.matched:
             # One by one: a task with letters of two groups changes with the first.
             known = view([task_id]).get(task_id)
-            if known is None:
-                words[self._control.absent(task_id)] += 1
-            else:
-                words[self._bulks.settle_dead(bulk.kind, known, group, now_ms)] += 1
+            words[self._control.settle_dead(bulk.kind, task_id, group, known, now_ms)] += 1
         return words
 
 

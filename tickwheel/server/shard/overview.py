@@ -173,11 +173,8 @@ class Watching:
         for step, topic in enumerate(list(core.topics.values())):
             if step % TOPICS_PER_STEP == TOPICS_PER_STEP - 1:
                 await asyncio.sleep(0)
-            holders = list(topic.groups.values())
-            sums.groups += len(holders)
-            if topic.default_backlog is not None:
-                holders.append(topic.default_backlog)
-            for group in holders:
+            sums.groups += len(topic.groups)
+            for group in topic.holders:
                 sums.ready += group.ready_count
                 sums.waiting += len(group.waiting)
                 if group.held:

@@ -43,7 +43,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tickwheel.engine.topics import Group
 from tickwheel.errors import Overloaded, RowMissing, TickwheelError
@@ -59,7 +59,9 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.callers import Ask, Border, Caller, OnEvent
 
 
-AWAY_RETRY_S = 0.2
+AWAY_RETRY_S, BACK_RETRY_S = 0.2, 0.5
+"""How soon a store that is away is asked again, in seconds: for somebody who waits, and for work in
+the background."""
 READS_MAX = 64
 """Reads under way; others wait, because each batch that lands is looked through by all reads."""
 SCANS_AT_A_TIME = 4
@@ -81,6 +83,16 @@ IDS_LOGGED_MAX = 10
 NO_LIMIT = 1 << 62
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+T = TypeVar("T")
+
+
+async def when_back(ask: Callable[[], Awaitable[T]]) -> T:
+    """What a store answers work in the background, which waits for it while it is away."""
+    while True:
+        try:
+            return await ask()
+        except StoreAway:
+            await asyncio.sleep(BACK_RETRY_S)
 
 
 class Records(Mapping[int, TaskSnapshot]):

@@ -35,10 +35,10 @@ from tickwheel.history.daemon import kill
 from tickwheel.history.past import Plan, Wanted
 from tickwheel.history.segments import STATE, safe_node
 from tickwheel.model.kinds import Bulk, BulkState, Selection
-from tickwheel.persistence.contract import StoreAway
 from tickwheel.server import checks
-from tickwheel.server.shard.bulk import AWAY_RETRY_S, PAGE, SLICE, begin, check_room
+from tickwheel.server.shard.bulk import PAGE, SLICE, begin, check_room
 from tickwheel.server.shard.groups import found_group
+from tickwheel.server.shard.reads import when_back
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -262,11 +262,8 @@ class Resets:
         """Add the tasks of the topic that other groups still have to the plan."""
         after, is_last = 0, False
         while not is_last and is_wanted():
-            try:
-                ids, is_last = await self._runner.reader.ids_after(after, PAGE, wanted.topic)
-            except StoreAway:
-                await asyncio.sleep(AWAY_RETRY_S)
-                continue
+            read_ids = partial(self._runner.reader.ids_after, after, PAGE, wanted.topic)
+            ids, is_last = await when_back(read_ids)
             after = ids[-1] if ids else after
             is_last |= after > until_id
             rest: Sequence[int] = [task_id for task_id in ids if task_id <= until_id]

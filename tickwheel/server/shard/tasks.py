@@ -182,27 +182,15 @@ class Controlling:
 
     def requeue_dead(self, ask: Ask[Letters]) -> None:
         """Requeue dead letters ``(id, group)``. Raises Overloaded."""
-
-        def requeue(pair: tuple[int, str], found: TaskSnapshot | None, now_ms: int) -> str:
-            return self._control.requeue(*pair, found, now_ms)
-
-        self._dead(ask, requeue)
+        self._dead(ask, "requeue")
 
     def delete_dead(self, ask: Ask[Letters]) -> None:
         """Delete dead letters ``(id, group)``. Raises Overloaded."""
+        self._dead(ask, "delete")
 
-        def delete(pair: tuple[int, str], found: TaskSnapshot | None, now_ms: int) -> str:
-            return self._control.delete_dead(*pair, found)
-
-        self._dead(ask, delete)
-
-    def _dead(
-        self,
-        ask: Ask[Letters],
-        verb: Callable[[tuple[int, str], TaskSnapshot | None, int], str],
-    ) -> None:
-        """Answer with the word of ``verb`` for each dead letter. One that is named twice is acted
-        on once, and has the same word twice."""
+    def _dead(self, ask: Ask[Letters], kind: str) -> None:
+        """Do to each dead letter what bulk operations of this kind do; answers a word for each. One
+        that is named twice is acted on once, and has the same word twice."""
         parts, pairs, only = self._parts, ask.request.pairs, ask.only
         words: dict[tuple[int, str], str] = {}
 
@@ -210,10 +198,11 @@ class Controlling:
             parts.border.act()
             now_ms = parts.clock.read().now_ms
             for index in some:
-                pair = pairs[index]
+                task_id, group = pair = pairs[index]
                 if pair not in words:
-                    task = known.get(pair[0])
-                    words[pair] = verb(pair, task, now_ms) if _is_seen(task, only) else UNKNOWN
+                    task, words[pair] = known.get(task_id), UNKNOWN
+                    if _is_seen(task, only):
+                        words[pair] = self._control.settle_dead(kind, task_id, group, task, now_ms)
 
         def done() -> None:
             answer = [words[pair] for pair in pairs]

@@ -45,15 +45,7 @@ def task_map(
         "slot": slot,
         "cycles": cycles,
         "groups": {
-            name: {
-                "state": view.state,
-                "attempt": view.attempt,
-                "at_ms": view.at_ms,
-                "failures": [told(one) for one in view.failures],
-                "retries_left": view.retries_left,
-                "snoozes": view.snoozes,
-                "deaths": view.deaths,
-            }
+            name: view._asdict() | {"failures": [told(one) for one in view.failures]}
             for name, view in groups.items()
         },
     }
@@ -121,6 +113,11 @@ def dead_map(row: DeadRow) -> dict[str, Any]:
 STATES = ("ready", "in_flight", "waiting")
 _OF_TOPICS = ("pending", *STATES, "dead", "enqueued", "delivered", "acked", "cancelled")
 _OF_GROUPS = ("nacked", "snoozed", "deaths", "expired", "filtered", "subscribers")
+_COUNTED = ("delivered", "acked", *_OF_GROUPS[:-1])
+_OF_TOTALS = (
+    "dropped_once", "enqueued", "delivered", "acked", "nacked", "snoozed", "deaths", "retried",
+    "expired", "filtered", "cancelled", "leases_over", "early",
+)  # fmt: skip
 
 
 def stats_map(
@@ -161,7 +158,7 @@ def _of(topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The counts of the whole daemon."""
     core = parts.core
-    wheel, totals = core.wheel, core.totals
+    wheel, totals, registry = core.wheel, core.totals, core.transaction_registry
     sums = {name: sum(topic[name] for topic in topics.values()) for name in STATES}
     return {
         "wheel_bytes": wheel.memory_bytes,
@@ -171,19 +168,7 @@ def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "dead": core.dead,
         "dead_total": totals.dead,
         "dead_expired": totals.dead_expired,
-        "dropped_once": totals.dropped_once,
-        "enqueued": totals.enqueued,
-        "delivered": totals.delivered,
-        "acked": totals.acked,
-        "nacked": totals.nacked,
-        "snoozed": totals.snoozed,
-        "deaths": totals.deaths,
-        "retried": totals.retried,
-        "expired": totals.expired,
-        "filtered": totals.filtered,
-        "cancelled": totals.cancelled,
-        "leases_over": totals.leases_over,
-        "early": totals.early,
+        **{name: getattr(totals, name) for name in _OF_TOTALS},
         "batches": parts.committer.last_batch,
         "connections": len(parts.callers),
         "subscribers": sum(
@@ -192,10 +177,10 @@ def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "sessions": len(core.sessions),
         "schedules": len(core.schedule_heap.known),
         "transactions": {
-            "open": core.transaction_registry.undecided - core.transaction_registry.parked,
-            "parked": core.transaction_registry.parked,
-            "half_tasks": core.transaction_registry.tasks,
-            "bytes": core.transaction_registry.size_bytes,
+            "open": registry.undecided - registry.parked,
+            "parked": registry.parked,
+            "half_tasks": registry.tasks,
+            "bytes": registry.size_bytes,
         },
         "lateness": parts.observed.lateness.summary(),
     }
@@ -238,21 +223,15 @@ NOT_STORED = (Merging.KEPT, Merging.REPLACED, Merging.REJECTED)
 def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
     """The counts of one topic. What is due before any group exists counts as ready, and what a
     group that is being deleted still holds counts, though that group is not listed any more."""
-    holders = list(topic.groups.values())
-    if topic.default_backlog is not None:
-        holders.append(topic.default_backlog)
     return {
         "pending": topic.scheduled,
-        "ready": sum(group.ready_count for group in holders),
-        "in_flight": sum(len(group.flight) for group in holders),
-        "waiting": sum(len(group.waiting) for group in holders),
-        "dead": sum(group.dead for group in holders),
+        **topic.held(),
         "enqueued": topic.enqueued,
         "delivered": topic.delivered,
         "acked": topic.acked,
         "cancelled": topic.cancelled,
         **{what.word: topic.merged[what] for what in NOT_STORED},
-        "oldest_ready_ms": max(age_ms(group, now) for group in holders),
+        "oldest_ready_ms": max(age_ms(group, now) for group in topic.holders),
         "broadcasters": len(topic.broadcasters),
         **_settings(core, topic.settings, is_ordered=False),
         "groups": {group.name: group_map(core, group, now) for group in topic.live_groups},
@@ -269,13 +248,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "dead": group.dead,
         **_lined(group),
         "subscribers": len(group.subscribers),
-        "delivered": group.delivered,
-        "acked": group.acked,
-        "nacked": group.nacked,
-        "snoozed": group.snoozed,
-        "deaths": group.deaths,
-        "expired": group.expired,
-        "filtered": group.filtered,
+        **{name: getattr(group, name) for name in _COUNTED},
         "since_ms": group.since_ms,
         "unused_ms": group.unused_ms(now.mono_ms),
         "replay": replay_map(group),
