@@ -12,7 +12,7 @@ import pytest
 
 from tickwheel.api import words
 from tickwheel.client.subscription import MANUAL, ON_DELIVERY
-from tickwheel.model import coalescing, kinds
+from tickwheel.model import coalescing
 from tickwheel.model.coalescing import Merging
 from tickwheel.model.kinds import BulkState
 from tickwheel.model.records import ORDER_FAILURES
@@ -70,10 +70,6 @@ def test_answers_are_those_of_the_protocol(request_: str) -> None:
         (words.AckMode, [MANUAL, ON_DELIVERY]),
         (words.OrderFailure, ORDER_FAILURES),
         (words.BulkState, [one.name.lower() for one in BulkState]),
-        (words.CatchUp, kinds.CATCH_UPS),
-        (words.Overlap, kinds.OVERLAPS),
-        (words.Gap, kinds.GAPS),
-        (words.Fold, kinds.FOLDS),
     ],
 )
 def test_choices_are_those_that_the_daemon_knows(kind: Any, known: Any) -> None:

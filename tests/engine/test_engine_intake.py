@@ -69,7 +69,7 @@ def test_ids_go_on_above_the_mark_after_a_restart_with_the_clock_set_back(rig: R
 def test_a_resend_of_a_durable_request_is_answered_at_once_with_the_first_ids(rig: Rig) -> None:
     session = rig.session(KEY)
     ids = rig.store(count=3, session=session, request=7, address="first")
-    outcome = rig.engine.intake.known(session, 7)
+    outcome = session.answers.get(7)
     assert outcome == (7, ids[0], 3, NOW_MS)
     assert rig.engine.intake.repeat("again", session, outcome)
     assert rig.answered == ["first"]
@@ -81,7 +81,7 @@ def test_a_resend_of_a_staged_request_is_answered_together_with_it(rig: Rig) -> 
     rig.seal()
     rig.stage(session=session, request=2, address="in the open batch")
     for request in (1, 2):
-        outcome = intake.known(session, request)
+        outcome = session.answers.get(request)
         assert outcome is not None
         assert not intake.repeat(f"again {request}", session, outcome)
     rig.apply_and_land()
@@ -95,13 +95,13 @@ def test_a_resend_to_a_restarted_engine_gets_the_first_ids(rig: Rig) -> None:
     rig.seal()
     rig.apply()
     rig.crash()
-    assert rig.engine.intake.known(rig.session(KEY), 1) == (1, task_id, 1, NOW_MS)
+    assert rig.session(KEY).answers.get(1) == (1, task_id, 1, NOW_MS)
 
 
 def test_a_request_that_was_not_durable_is_a_new_one_after_a_crash(rig: Rig) -> None:
     rig.stage(session=rig.session(KEY), request=1)
     rig.crash()
-    assert rig.engine.intake.known(rig.session(KEY), 1) is None
+    assert rig.session(KEY).answers.get(1) is None
 
 
 def test_outcomes_below_the_floor_are_forgotten_in_memory_and_in_the_store(rig: Rig) -> None:
@@ -109,7 +109,7 @@ def test_outcomes_below_the_floor_are_forgotten_in_memory_and_in_the_store(rig: 
     for request in range(1, 6):
         rig.stage(session=session, request=request)
     session.raise_floor(4)
-    assert [r for r in range(1, 6) if rig.engine.intake.known(session, r)] == [4, 5]
+    assert [r for r in range(1, 6) if session.answers.get(r)] == [4, 5]
     rig.commit()
     assert list(rig.rows.answered(KEY)) == [4, 5]
     (row,) = rig.rows.sessions.values()

@@ -188,7 +188,8 @@ def test_endings_are_bounded_and_the_newest_are_known() -> None:
     assert all(outcomes.get(task_id) is Outcome.ACKED for task_id in range(951, 1_000))
     assert outcomes.get(0) is None
     tiny = Outcomes(bound=1)
-    tiny.add_all([(1, Outcome.ACKED), (2, Outcome.EXPIRED)])
+    tiny.add(1, Outcome.ACKED)
+    tiny.add(2, Outcome.EXPIRED)
     assert tiny.get(2) is Outcome.EXPIRED
 
 

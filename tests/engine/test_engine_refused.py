@@ -24,7 +24,7 @@ def test_its_tasks_are_gone_and_their_requests_left_no_mark(rig: Rig) -> None:
     rig.commit()
     assert rig.tick() == []
     assert task_id not in rig.rows.tasks
-    assert rig.engine.intake.known(session, 1) is None
+    assert session.answers.get(1) is None
     assert rig.rows.sessions == {}
 
 
@@ -43,11 +43,11 @@ def test_repeats_staged_beside_it_are_answered_too(rig: Rig) -> None:
     session, intake = rig.session(KEY), rig.engine.intake
     rig.stage(session=session, request=1, address="first")
     rig.seal()
-    outcome = intake.known(session, 1)
+    outcome = session.answers.get(1)
     assert outcome is not None
     intake.repeat("again", session, outcome)
     assert rig.refuse() == ["first", "again"]
-    assert intake.known(session, 1) is None
+    assert session.answers.get(1) is None
 
 
 def test_requests_of_the_batch_behind_it_are_not_touched(rig: Rig) -> None:

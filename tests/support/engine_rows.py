@@ -28,7 +28,6 @@ from tickwheel.model.kinds import (
 )
 from tickwheel.model.records import (
     DeadRow,
-    GroupKey,
     GroupRow,
     Outcome,
     ProgressRow,
@@ -49,7 +48,7 @@ class Rows:
         self.tasks: dict[int, TaskRow] = {}
         self.progress: dict[ProgressKey, ProgressRow] = {}
         self.dead: dict[ProgressKey, DeadRow] = {}
-        self.groups: dict[GroupKey, GroupRow] = {}
+        self.groups: dict[tuple[str, str], GroupRow] = {}
         self.sessions: dict[SessionKey, SessionRow] = {}
         self.schedules: dict[str, ScheduleRow] = {}
         self.transactions: dict[TransactionKey, TransactionRow | Halves] = {}

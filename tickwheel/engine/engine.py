@@ -14,7 +14,7 @@ from typing import Any
 
 from tickwheel.engine.delivery import Delivery, Subscriptions
 from tickwheel.engine.enqueue import Coalescer, Intake
-from tickwheel.engine.events import DELETED, Recorder
+from tickwheel.engine.events import Recorder
 from tickwheel.engine.firing import Firing
 from tickwheel.engine.groups import Closing, Grouping, Resets, TopicClosing
 from tickwheel.engine.ownership import Ownership
@@ -188,13 +188,14 @@ class Recovery:
         for row in sorted(of_kind(GROUP), key=lambda r: r.since_ms):
             engine.grouping.restore(row)
         engine.key_control.restore(of_kind(PAUSED_KEY))
-        engine.grouping.restore_targets(of_kind(TARGET))
+        self._core.targets.update({(row.topic, row.group): row for row in of_kind(TARGET)})
         self._core.sessions.restore(of_kind(SESSION))
         engine.transactions.restore(of_kind(TRANSACTION), mono_ms)
         engine.bulks.restore(of_kind(BULK))
 
     def outcomes(self, pairs: Iterable[tuple[int, Outcome]]) -> None:
-        self._core.outcomes.add_all(pairs)
+        for task_id, outcome in pairs:
+            self._core.outcomes.add(task_id, outcome)
 
     def with_history(
         self, known: TaskSnapshot, now_ms: int, mono_ms: int, lease_ms_max: int | None
@@ -217,8 +218,7 @@ class Recovery:
             return
         if not groups and not self._ownership.keepers(known):
             # Only groups that were being deleted still owed it, and nothing records which.
-            core.end(row.id, Outcome.DELETED, topic.name, key_of(row))
-            core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
+            core.end_unowed(row)
             return
         if not groups:
             core.count_unfinished(topic.name, -1)

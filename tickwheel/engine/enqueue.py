@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -78,10 +79,6 @@ class Intake:
         """Undoes what bulk operations did in a batch whose tasks are forgotten."""
         self.inflight_bytes = 0
         """The bytes of bodies and overhead of tasks that are staged in either batch."""
-
-    def known(self, session: Session, request: int) -> StoredAnswer | None:
-        """The stored answer to a request that was seen before; None: it was not."""
-        return session.answers.get(request)
 
     def enqueue(
         self,
@@ -232,13 +229,9 @@ class Intake:
             core.totals.schedules_overlapped += undo.overlapped
         core.schedule_heap.landed(batch.runs)
         if batch.transactions:
-            self._decided(batch)
-
-    def _decided(self, batch: Batch) -> None:
-        core = self._core
-        committed, rolled_back = core.transaction_registry.landed(batch)
-        core.totals.transactions_committed += committed
-        core.totals.transactions_rolled_back += rolled_back
+            committed, rolled_back = core.transaction_registry.landed(batch)
+            core.totals.transactions_committed += committed
+            core.totals.transactions_rolled_back += rolled_back
 
     def landed(self, batch: Batch, now_ms: int) -> int:
         """The batch is durable: its tasks go to the wheel, its credits to the consumers. Returns
@@ -432,27 +425,23 @@ class Answer(NamedTuple):
     ``Batch.staged``."""
 
 
+@dataclass(slots=True, eq=False)
 class _New:
     """A task of the request that will be stored, as it is so far in the plan."""
 
-    __slots__ = ("draft", "place")
-
-    def __init__(self, place: int, draft: NewTask) -> None:
-        self.place = place
-        """The index of the task among those that will be stored."""
-        self.draft = draft
+    place: int
+    """The index of the task among those that will be stored."""
+    draft: NewTask
 
 
+@dataclass(slots=True, eq=False)
 class _Old:
     """A durable pending task, as the plan will leave it."""
 
-    __slots__ = ("due_ms", "known", "task")
-
-    def __init__(self, known: TaskSnapshot) -> None:
-        self.known = known
-        self.due_ms = known.row.due_ms
-        self.task: NewTask | None = None
-        """The new task whose body and options replace the old ones; None: they stay."""
+    known: TaskSnapshot
+    due_ms: int
+    task: NewTask | None = None
+    """The new task whose body and options replace the old ones; None: they stay."""
 
 
 class StagedKeys:
@@ -477,23 +466,23 @@ class StagedKeys:
         return self._by_hash.get(hashed, [])
 
 
+@dataclass(slots=True, eq=False)
 class _Plan:
     """What a request will do, worked out before anything is changed."""
 
-    def __init__(self) -> None:
-        self.new: list[_New] = []
-        self.old: dict[int, _Old] = {}
-        self.cancels: list[TaskSnapshot] = []
-        """The pending tasks that are cancelled to make room for tasks of ``new``."""
-        self.instead: dict[int, _New] = {}
-        """Id of a cancelled task → the task of ``new`` that replaces it."""
-        self.outcomes: list[tuple[Merging, _New | _Old | TaskRow]] = []
-        """Of each task: what becomes of it, and the task whose id and due time answer for it."""
-        self.newest: dict[Named, _New] = {}
-        """The newest task with a key that the request itself will store."""
-        self.staged_id = 0
-        """The newest staged task (id) that keeps a task of the request out; 0: none does."""
-        self.waits = False
+    new: list[_New] = field(default_factory=list)
+    old: dict[int, _Old] = field(default_factory=dict)
+    cancels: list[TaskSnapshot] = field(default_factory=list)
+    """The pending tasks that are cancelled to make room for tasks of ``new``."""
+    instead: dict[int, _New] = field(default_factory=dict)
+    """Id of a cancelled task → the task of ``new`` that replaces it."""
+    outcomes: list[tuple[Merging, _New | _Old | TaskRow]] = field(default_factory=list)
+    """Of each task: what becomes of it, and the task whose id and due time answer for it."""
+    newest: dict[Named, _New] = field(default_factory=dict)
+    """The newest task with a key that the request itself will store."""
+    staged_id: int = 0
+    """The newest staged task (id) that keeps a task of the request out; 0: none does."""
+    waits: bool = False
 
     @property
     def is_accepted(self) -> bool:
@@ -672,7 +661,7 @@ class Coalescer:
             plan.instead[row.id] = new
             return new
         if old is None:
-            old = plan.old[row.id] = _Old(known)
+            old = plan.old[row.id] = _Old(known, row.due_ms)
         old.due_ms = _chosen_ms(old.due_ms, task[1], rule, id_time_ms(row.id), now_ms)
         if rule.replaces != DUE:
             old.task = task

@@ -37,12 +37,14 @@ comes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.events import DELETED
 from tickwheel.engine.ownership import is_done, owing
 from tickwheel.engine.queues import Bucket, changed
+from tickwheel.engine.sessions import Source
 from tickwheel.engine.tasks import RESET, Step
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.model.filters import filters_of, judge_of, length_of
@@ -233,10 +235,6 @@ class Grouping:
             self._core.open.effects.drop(TARGET, (topic, group))
         return row
 
-    def restore_targets(self, rows: Iterable[TargetRow]) -> None:
-        """Restore the targets of groups, which are there by then."""
-        self._core.targets.update({(row.topic, row.group): row for row in rows})
-
     # --- forgotten -------------------------------------------------------------------------
 
     def forget_idle(self, limit: int) -> list[str]:
@@ -273,8 +271,7 @@ class Grouping:
             return False
         if default_backlog is not None and (default_backlog.ready_count or default_backlog.waiting):
             return False
-        batches = (core.open, core.sealed, core.landing)
-        return not any(batch is not None and topic.name in batch.topics for batch in batches)
+        return not any(topic.name in batch.topics for batch in core.batches)
 
     # --- restored --------------------------------------------------------------------------
 
@@ -305,22 +302,15 @@ def _sharing(settings: GroupSettings) -> tuple[object, ...]:
     return settings.fair_by, settings.limit_each, settings.rate_each
 
 
+@dataclass(eq=False)
 class Closing:
     """Deletes groups in bounded steps: the engine's part of GROUP_DELETE."""
 
-    def __init__(
-        self,
-        core: Core,
-        ownership: Ownership,
-        dead_letters: DeadLetters,
-        settlement: Settlement,
-        grouping: Grouping,
-    ) -> None:
-        self._core = core
-        self._ownership = ownership
-        self._dead_letters = dead_letters
-        self._settlement = settlement
-        self._grouping = grouping
+    _core: Core
+    _ownership: Ownership
+    _dead_letters: DeadLetters
+    _settlement: Settlement
+    _grouping: Grouping
 
     def close(self, group: Group) -> None:
         """Mark the group as being deleted, and end its subscriptions."""
@@ -416,22 +406,15 @@ class Closing:
             core.lost_task(topic)
 
 
+@dataclass(eq=False)
 class TopicClosing:
     """Deletes topics in bounded steps: the engine's part of TOPIC_DELETE."""
 
-    def __init__(
-        self,
-        core: Core,
-        grouping: Grouping,
-        closing: Closing,
-        control: Control,
-        subscriptions: Subscriptions,
-    ) -> None:
-        self._core = core
-        self._grouping = grouping
-        self._closing = closing
-        self._control = control
-        self._subscriptions = subscriptions
+    _core: Core
+    _grouping: Grouping
+    _closing: Closing
+    _control: Control
+    _subscriptions: Subscriptions
 
     def held(self, topic: Topic) -> dict[str, int]:
         """What a deletion takes: tasks by state (those not durable count as pending), and
@@ -478,12 +461,6 @@ class Original(NamedTuple):
     id: int
     options: TaskOptions | None
     body: bytes
-
-
-class Source(NamedTuple):
-    """The enqueuer of a reset's tasks, as the history names it."""
-
-    label: str
 
 
 class Resets:

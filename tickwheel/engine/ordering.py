@@ -466,7 +466,7 @@ class KeyHolders:
 
     def end(self, mark: int, task_id: int) -> None:
         """A task of the key has ended for the group, as key holder or not."""
-        if self.order.is_head(mark, task_id):
+        if self.order.head(mark) == task_id:
             self._note(mark, task_id)
 
     def leave(self, row: TaskRow, mark: int, *, stays_holder: bool) -> bool:

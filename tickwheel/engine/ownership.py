@@ -342,8 +342,7 @@ class Ownership:
             groups = groups or earliest(live)
         if topic.closing and self.was_closed(topic, row):
             core.lifetimes.end(row)
-            core.end(row.id, Outcome.DELETED, topic.name, key_of(row))
-            core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
+            core.end_unowed(row)
             return []
         if topic.filtering:
             groups = self._wanting(topic, groups, row)
@@ -359,8 +358,7 @@ class Ownership:
         group = topic.groups.get(named_group(row) or "")
         if group is None or group.is_closed:
             core.lifetimes.end(row)
-            core.end(row.id, Outcome.DELETED, topic.name, None)
-            core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
+            core.end_unowed(row)
             return []
         groups = [group]
         if group.judge is not None:

@@ -16,6 +16,7 @@
   the ready queue; the others wait here in the order in which they came. So each value has about as
   many places in the ready queue as any other, however many tasks it has.
 * ``KeyPartitions``: which consumer each key falls to.
+* ``DueNames``: what is to be looked at next, of schedules and transactions.
 
 Pure: knows no group, no task, no store and no time but what it is given. The rules that rest on
 these are in ``ordering.py``.
@@ -28,6 +29,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import ceil
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
@@ -370,7 +372,48 @@ def changed(
     return fresh
 
 
+class DueNames:
+    """Names by the time at which each is to be looked at, the earliest first."""
+
+    __slots__ = ("_heap", "_times_ms")
+
+    def __init__(self) -> None:
+        self._times_ms: dict[str, int] = {}
+        self._heap: list[tuple[int, str]] = []
+        """Times and names; an entry whose name has another time by now is stale."""
+
+    def set(self, name: str, at_ms: int | None) -> None:
+        """Look at the name at this time, and not when was said before; None: not at all."""
+        if at_ms == self._times_ms.get(name):
+            return
+        if at_ms is None:
+            del self._times_ms[name]
+            return
+        self._times_ms[name] = at_ms
+        heappush(self._heap, (at_ms, name))
+        if len(self._heap) > 2 * len(self._times_ms) + DUE_STALE_MAX:
+            self._heap = sorted((at_ms, name) for name, at_ms in self._times_ms.items())
+
+    def next_ms(self) -> int | None:
+        """The time of the next name; None: there is none."""
+        heap = self._heap
+        while heap and self._times_ms.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)
+        return heap[0][0] if heap else None
+
+    def pop(self, now_ms: int) -> str | None:
+        """The next name whose time has come, removed; None: there is none."""
+        at_ms = self.next_ms()
+        if at_ms is None or at_ms > now_ms:
+            return None
+        _, name = heappop(self._heap)
+        del self._times_ms[name]
+        return name
+
+
 M = TypeVar("M", bound=Hashable)
+DUE_STALE_MAX = 64
+"""Stale entries that a heap of names may hold beside one for each name."""
 FEW_MAX = 65_536
 """Key holders kept in a dictionary, which is quick and takes five times the table's memory."""
 SPENT_MIN = 128
@@ -488,10 +531,6 @@ class Order:
         """The task that holds the key, its head; 0: the key is free."""
         queue = self.queues.get(mark)
         return self._alone(mark) if queue is None else queue.head
-
-    def is_head(self, mark: int, task_id: int) -> bool:
-        """Whether this task is the key holder."""
-        return self.head(mark) == task_id
 
     def _alone(self, mark: int) -> int:
         found = self._few.get(mark)

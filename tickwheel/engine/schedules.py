@@ -21,6 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import DELETED, PAUSED, PUT, RESUMED
+from tickwheel.engine.sessions import Source
 from tickwheel.engine.timetables import Planned, Timetable, Undo
 from tickwheel.model.kinds import (
     BACKFILLED,
@@ -109,8 +110,7 @@ class Schedules:
 
     def delete(self, planned: Planned) -> None:
         """Delete a schedule; tasks that it has made stay."""
-        self._schedule_heap.unwatch(planned)
-        del self._schedule_heap.known[planned.name]
+        self._schedule_heap.forget(planned)
         self._core.open.effects.drop(SCHEDULE, planned.name)
         self._core.recorder.schedule_changed(planned.row, DELETED)
 
@@ -220,7 +220,7 @@ class Schedules:
         if schedule.options is not None and schedule.options.within_ms is not None:
             tasks = self._intake.place(tasks, now_ms)
         size_bytes = sum(size_of(task[2], task[3]) for task in tasks)
-        source = _Source(f"schedule {schedule.name}")
+        source = Source(f"schedule {schedule.name}")
         first = self._intake.enqueue(address, None, request, tasks, size_bytes, now_ms, source)
         self._core.open.runs.setdefault(planned, Undo(planned.row))
         planned.staged = True
@@ -356,13 +356,6 @@ def _current(
         return due, 0, 0
     missed = table.count(first_ms, until_ms, COUNTED_MAX)
     return due, missed, table.newest(first_ms, until_ms)
-
-
-class _Source:
-    """The enqueuer of a schedule's tasks, as the history names it."""
-
-    def __init__(self, label: str) -> None:
-        self.label = label
 
 
 def _timing(schedule: Schedule) -> tuple[object, ...]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from heapq import heapify, heappop, heappush, nsmallest
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tickwheel.model.coalescing import Merged
 from tickwheel.model.records import SessionKey, SessionRow
@@ -63,6 +63,12 @@ class ReplySink(Protocol):
 
     def flush(self) -> None:
         """Write all answers that were given since the last flush."""
+
+
+class Source(NamedTuple):
+    """The enqueuer of tasks that nobody waits for, as the history names it."""
+
+    label: str
 
 
 class Session:

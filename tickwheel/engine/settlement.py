@@ -326,7 +326,9 @@ class Settlement:
                     core.note_done(task_id, group, lease.attempt, lease.epoch)
                     kept.add(task_id)
         else:
-            core.end_delivered(group, leases, Outcome.ACKED)
+            # The only group that was owed them: nothing else of them is in memory but their keys.
+            keys = {i: key for i, one in leases.items() if (key := one.traits.key) is not None}
+            core.end_plain(leases, Outcome.ACKED, group.topic.name, keys)
         if core.is_recorded:
             core.recorder.acked(group, list(leases.values()), kept)
 

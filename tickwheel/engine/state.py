@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tickwheel.engine.events import UNRECORDED, Ledger
+from tickwheel.engine.events import DELETED, UNRECORDED, Ledger
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Orderings, mark_of
 from tickwheel.engine.sessions import ReplySink, Session, Sessions, StoredAnswer
@@ -45,6 +45,7 @@ from tickwheel.engine.topics import (
     Tally,
     Topic,
     has_order,
+    key_of,
     priority_of,
     ttl_end_ms,
 )
@@ -76,7 +77,7 @@ from tickwheel.wheel.timing import TimingWheel
 from tickwheel.wheel.windows import Windows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tickwheel.engine.events import Recorder
     from tickwheel.model.kinds import BulkRow
@@ -255,10 +256,6 @@ class Outcomes:
         if len(self._young) >= self._half:
             self._old = self._young
             self._young = {}
-
-    def add_all(self, pairs: Iterable[tuple[int, Outcome]]) -> None:
-        for task_id, outcome in pairs:
-            self.add(task_id, outcome)
 
     def get(self, task_id: int) -> Outcome | None:
         found = self._young.get(task_id)
@@ -532,22 +529,25 @@ class Core:
         self.held_back: dict[Group, None] = {}
         """Groups that only wait for the commit of at-most-once deliveries."""
 
+    @property
+    def batches(self) -> list[Batch]:
+        """The batches with tasks that are not on the wheel yet, the newest first."""
+        batches = (self.open, self.sealed, self.landing)
+        return [batch for batch in batches if batch is not None]
+
     def _placed(self) -> Iterator[int]:
         """The ticks chosen for tasks with a due window that are not on the wheel yet."""
-        for batch in (self.landing, self.sealed, self.open):
-            if batch is not None:
-                yield from batch.placed
+        for batch in reversed(self.batches):
+            yield from batch.placed
 
     @property
     def staged(self) -> int:
         """How many tasks are not on the wheel yet."""
-        batches = (self.open, self.sealed, self.landing)
-        return sum(len(batch.effects.enqueued) for batch in batches if batch is not None)
+        return sum(len(batch.effects.enqueued) for batch in self.batches)
 
     def staged_on(self, topic: str) -> int:
         """How many tasks of a topic are not on the wheel yet."""
-        batches = (self.open, self.sealed, self.landing)
-        return sum(batch.topics[topic] for batch in batches if batch is not None)
+        return sum(batch.topics[topic] for batch in self.batches)
 
     @property
     def room(self) -> int:
@@ -685,8 +685,7 @@ class Core:
         long as there are topics, once."""
         tally = Tally(has)
         tally.tasks = sum(topic.unfinished for name, topic in self.topics.items() if has(name))
-        batches = (self.open, self.sealed, self.landing)
-        staged = [batch.topics for batch in batches if batch is not None]
+        staged = (batch.topics for batch in self.batches)
         for counts in (*staged, self.transaction_registry.topics):
             tally.tasks += sum(count for name, count in counts.items() if has(name))
         self.tallies.add(tally)
@@ -713,11 +712,10 @@ class Core:
         if self.numbered:
             self._forget_numbers(topic, (task_id,))
 
-    def end_delivered(self, group: Group, leases: Mapping[int, Lease], outcome: Outcome) -> None:
-        """``end`` for tasks that were in flight for ``group``, the only one that was owed them:
-        nothing else of them is in memory but their keys."""
-        keys = {i: lease.traits.key for i, lease in leases.items() if lease.traits.key is not None}
-        self.end_plain(leases, outcome, group.topic.name, keys)
+    def end_unowed(self, row: TaskRow) -> None:
+        """End a task that only groups were owed that are gone, or are being deleted."""
+        self.end(row.id, Outcome.DELETED, row.topic, key_of(row))
+        self.recorder.ended(row.topic, None, DELETED, row.id, last=True)
 
     def end_plain(
         self, ids: Collection[int], outcome: Outcome, topic: str, keys: Mapping[int, str]

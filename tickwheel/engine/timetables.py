@@ -26,13 +26,15 @@ for a task to end. It is state and the few steps that several parts have in comm
 
 from __future__ import annotations
 
-import heapq
+from calendar import monthrange
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
+
+from tickwheel.engine.queues import DueNames
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -58,7 +60,6 @@ _STRIDE_S = 7 * _DAY_S
 _NEAR_S = 26 * 3_600
 """No clock change is larger than this."""
 _FAR_S = int(datetime(9900, 1, 1, tzinfo=UTC).timestamp())
-_LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 (a wall clock, of any zone)
 _EPOCH_UTC = _EPOCH.replace(tzinfo=UTC)
 _SOME_DAY = datetime(2024, 1, 1)  # noqa: DTZ001
@@ -95,14 +96,15 @@ class Timetable:
         self._asked += 1
         if self._start_ms is not None:
             at_ms = max(at_ms, self._start_ms - 1)
-        found = self._interval(at_ms) if self._cron is None else self._cron.after(at_ms)
+        if self._cron is not None:
+            found = self._cron.after(at_ms)
+        else:
+            assert self._every_ms is not None
+            passed = (at_ms - self._anchor_ms) // self._every_ms
+            found = self._anchor_ms + (passed + 1) * self._every_ms
         if found is None or (self._end_ms is not None and found > self._end_ms):
             return None
         return found
-
-    def _interval(self, at_ms: int) -> int:
-        assert self._every_ms is not None
-        return self._anchor_ms + ((at_ms - self._anchor_ms) // self._every_ms + 1) * self._every_ms
 
     def newest(self, first_ms: int, until_ms: int) -> int:
         """The last planned time up to ``until_ms``; ``first_ms`` is one, and not later. It is
@@ -380,18 +382,13 @@ class _Walls:
         self.steps += 1
         if not self._months >> month & 1:
             return 0
-        weekday = date(year, month, 1).weekday()
-        length = _LENGTHS[month] + (month == 2 and _is_leap(year))
+        weekday, length = monthrange(year, month)
         days = self._days.get((weekday, length))
         if days is None:
             matches = CronSim(self._text, _SOME_DAY).match_day
             days = _bits(d for d in range(1, length + 1) if matches(date(year, month, d)))
             self._days[weekday, length] = days
         return days
-
-
-def _is_leap(year: int) -> bool:
-    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
 
 
 def _wall(seconds: int) -> datetime:
@@ -455,10 +452,6 @@ def _is_read(fields: list[str]) -> bool:
     return True
 
 
-STALE_MAX = 64
-"""Stale entries that the heap may hold beside one for each schedule."""
-
-
 @dataclass(slots=True)
 class Undo:
     """What a batch with tasks of a schedule has changed about the schedule."""
@@ -471,22 +464,18 @@ class Undo:
     """How late the occurrences have fired, in ms."""
 
 
+@dataclass(slots=True, eq=False)
 class Planned:
     """One schedule in memory: its row, its timetable, and what holds it up at the moment."""
 
-    __slots__ = ("cancelling", "due_ms", "row", "staged", "table", "unfinished")
-
-    def __init__(self, row: ScheduleRow, table: Timetable) -> None:
-        self.row = row
-        self.table = table
-        self.staged = False
-        """Whether a run of the schedule is in a batch that is not durable."""
-        self.cancelling = False
-        """Whether the task of the previous run is being looked up, to be cancelled."""
-        self.unfinished = False
-        """Whether the task of the newest run has not ended."""
-        self.due_ms: int | None = None
-        """When the schedule is looked at next (wall ms); None: not before something happens."""
+    row: ScheduleRow
+    table: Timetable
+    staged: bool = False
+    """Whether a run of the schedule is in a batch that is not durable."""
+    cancelling: bool = False
+    """Whether the task of the previous run is being looked up, to be cancelled."""
+    unfinished: bool = False
+    """Whether the task of the newest run has not ended."""
 
     @property
     def name(self) -> str:
@@ -507,7 +496,7 @@ class ScheduleHeap:
 
     def __init__(self) -> None:
         self.known: dict[str, Planned] = {}
-        self._heap: list[tuple[int, str]] = []
+        self._due = DueNames()
         self._watched: dict[int, Planned] = {}
         """Id of an unfinished task → the schedule that it is the newest run of."""
         self.wants_cancel: list[Planned] = []
@@ -521,36 +510,23 @@ class ScheduleHeap:
 
     def arm(self, planned: Planned) -> None:
         """A schedule has changed: from now on the heap has it at the moment that it wants."""
-        wanted_ms = planned.wanted_ms
-        if wanted_ms == planned.due_ms:
-            return
-        planned.due_ms = wanted_ms
-        if wanted_ms is None:
-            return
-        heapq.heappush(self._heap, (wanted_ms, planned.name))
-        if len(self._heap) > 2 * len(self.known) + STALE_MAX:
-            found = ((p.due_ms, p.name) for p in self.known.values() if p.due_ms is not None)
-            self._heap = sorted(found)
+        self._due.set(planned.name, planned.wanted_ms)
+
+    def forget(self, planned: Planned) -> None:
+        """A schedule is deleted."""
+        self.unwatch(planned)
+        self._due.set(planned.name, None)
+        del self.known[planned.name]
 
     def next_ms(self) -> int | None:
         """When the next schedule wants to be looked at; None: none waits for a moment."""
-        heap = self._heap
-        while heap:
-            due_ms, name = heap[0]
-            planned = self.known.get(name)
-            if planned is not None and planned.due_ms == due_ms:
-                return max(due_ms, self.held_until_ms)
-            heapq.heappop(heap)
-        return None
+        due_ms = self._due.next_ms()
+        return None if due_ms is None else max(due_ms, self.held_until_ms)
 
     def pop(self, now_ms: int) -> Planned | None:
         """The next schedule that is due by ``now_ms``; whoever gets it arms it again."""
-        due_ms = self.next_ms()
-        if due_ms is None or due_ms > now_ms:
-            return None
-        planned = self.known[heapq.heappop(self._heap)[1]]
-        planned.due_ms = None
-        return planned
+        name = None if now_ms < self.held_until_ms else self._due.pop(now_ms)
+        return None if name is None else self.known[name]
 
     # --- the fate of runs ------------------------------------------------------------------
 

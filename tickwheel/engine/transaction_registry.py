@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
+from tickwheel.engine.queues import DueNames
 from tickwheel.model.kinds import TransactionState
 
 if TYPE_CHECKING:
@@ -88,8 +89,6 @@ class SortedNames:
             yield from islice(run, bisect_right(run, name) if index == place else 0, None)
 
 
-STALE_MAX = 64
-"""Stale entries that the heap may hold beside one for each transaction."""
 NAMES_MAX = 10_000
 """How many names of topics are shared between transactions."""
 
@@ -114,8 +113,6 @@ class Transaction:
     """When the transaction was decided, or a start found it decided (steady ms)."""
     staged: Changes | None = None
     """The batch that changes it and is not durable."""
-    due_ms: int | None = None
-    """When the transaction is looked at next; None: not before something happens."""
     is_returned: bool = False
     """Whether a member that may be asked came while the transaction was staged."""
 
@@ -160,7 +157,7 @@ class TransactionRegistry:
         """How many undecided transactions are parked."""
         self._listed = {state: SortedNames() for state in TransactionState}
         self._names: dict[str, str] = {}
-        self._heap: list[tuple[int, str]] = []
+        self._due = DueNames()
 
     def with_topics(self, known: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
         """The names ``known`` and ``more``, each once. There is one object for a name, however
@@ -188,6 +185,7 @@ class TransactionRegistry:
             self._count_halves(before.parts.values(), -1)
             self.decided.pop(name, None)
         if transaction is None:
+            self._due.set(name, None)
             return
         self.known[name] = transaction
         self._count(transaction.row, 1)
@@ -300,43 +298,20 @@ class TransactionRegistry:
         """A transaction has changed: from now on the heap has it at the time to ask about it."""
         is_open = transaction.row.state is TransactionState.OPEN
         wanted_ms = transaction.check_ms if is_open and transaction.staged is None else None
-        if wanted_ms == transaction.due_ms:
-            return
-        transaction.due_ms = wanted_ms
-        if wanted_ms is None:
-            return
-        heapq.heappush(self._heap, (wanted_ms, transaction.row.id))
-        if len(self._heap) > 2 * self.undecided + STALE_MAX:
-            found = ((t.due_ms, name) for name, t in self.known.items() if t.due_ms is not None)
-            self._heap = sorted(found)
-
-    def next_ms(self) -> int | None:
-        """When it is time to ask about the next transaction, by the steady clock."""
-        heap = self._heap
-        while heap:
-            due_ms, name = heap[0]
-            found = self.known.get(name)
-            if found is not None and found.due_ms == due_ms:
-                return due_ms
-            heapq.heappop(heap)
-        return None
+        self._due.set(transaction.row.id, wanted_ms)
 
     def wait_ms(self, mono_ms: int) -> int | None:
         """How long until somebody is to be asked about a transaction; None: no time is set."""
         if self.returning:
             return 0
-        due_ms = self.next_ms()
+        due_ms = self._due.next_ms()
         return None if due_ms is None else due_ms - mono_ms
 
     def pop(self, mono_ms: int) -> Transaction | None:
         """The next transaction whose time has come; whoever gets it changes it, or arms it
         again."""
-        due_ms = self.next_ms()
-        if due_ms is None or due_ms > mono_ms:
-            return None
-        found = self.known[heapq.heappop(self._heap)[1]]
-        found.due_ms = None
-        return found
+        name = self._due.pop(mono_ms)
+        return None if name is None else self.known[name]
 
     # --- somebody comes --------------------------------------------------------------------
 

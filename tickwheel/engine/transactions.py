@@ -178,7 +178,9 @@ class Transactions:
         transaction.decided_ms = mono_ms
         row = transaction.row._replace(state=state, decided_ms=now_ms, first_id=first_id)
         self._write(transaction, row)
-        self._forget_some(mono_ms)
+        over = len(self._registry.decided) - self._core.config.transactions_remembered_max
+        if over > 0:
+            self._forget(mono_ms, min(over, FORGET_MAX))
 
     # --- asking ------------------------------------------------------------------------------
 
@@ -241,11 +243,6 @@ class Transactions:
     def sweep(self, mono_ms: int) -> None:
         """Forget decided transactions that nobody asks about any more; called once in a while."""
         self._forget(mono_ms - self._core.config.transactions_remembered_ms, FORGET_MAX)
-
-    def _forget_some(self, mono_ms: int) -> None:
-        over = len(self._registry.decided) - self._core.config.transactions_remembered_max
-        if over > 0:
-            self._forget(mono_ms, min(over, FORGET_MAX))
 
     def _forget(self, until_ms: int, most: int) -> None:
         registry, gone = self._registry, list[str]()

@@ -197,9 +197,9 @@ def compiled(condition: Condition) -> Predicate:
     """The function that judges a task by its options and its properties."""
     match condition:
         case AllOf(terms):
-            return _all_of(tuple(map(compiled, terms)))
+            return _joined(tuple(map(compiled, terms)), decides=False)
         case AnyOf(terms):
-            return _any_of(tuple(map(compiled, terms)))
+            return _joined(tuple(map(compiled, terms)), decides=True)
         case Inverted(term):
             return _inverted(compiled(term))
         case Comparison(sign, left, right):
@@ -217,27 +217,16 @@ def compiled(condition: Condition) -> Predicate:
 # --- AND, OR, NOT ----------------------------------------------------------------------------
 
 
-def _all_of(terms: tuple[Predicate, ...]) -> Predicate:
+def _joined(terms: tuple[Predicate, ...], *, decides: bool) -> Predicate:
+    """AND, which one FALSE ``decides``, or OR, which one TRUE does. Else it is UNKNOWN if a term is
+    so."""
+
     def judge(options: TaskOptions, properties: Properties) -> Truth:
-        result: Truth = True
+        result: Truth = not decides
         for term in terms:
             found = term(options, properties)
-            if found is False:
-                return False
-            if found is None:
-                result = None
-        return result
-
-    return judge
-
-
-def _any_of(terms: tuple[Predicate, ...]) -> Predicate:
-    def judge(options: TaskOptions, properties: Properties) -> Truth:
-        result: Truth = False
-        for term in terms:
-            found = term(options, properties)
-            if found is True:
-                return True
+            if found is decides:
+                return found
             if found is None:
                 result = None
         return result

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tickwheel.model.coalescing import Coalescing, Merging
 from tickwheel.model.records import (
@@ -43,14 +43,6 @@ from tickwheel.model.records import (
 )
 from tickwheel.model.retry import of_stored_fields, stored_fields
 
-CATCH_UPS: Final = ("skip", "last", "all")
-"""Which missed occurrences are made up for: none, the newest, or all."""
-OVERLAPS: Final = ("allow", "skip", "queue_one", "cancel_previous")
-"""What an occurrence does while the task of the run before is unfinished."""
-GAPS: Final = ("after", "skip")
-"""When a fixed time in an hour that is jumped over comes: after the jump, or never."""
-FOLDS: Final = ("first", "second", "both")
-"""Which one counts of a fixed time in an hour that comes twice."""
 RECENT_MAX = 20
 """How many runs a schedule remembers."""
 NAME_PROPERTY = "tickwheel.schedule"

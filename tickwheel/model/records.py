@@ -480,10 +480,6 @@ ORDER_SETTINGS = ("order_retry_ms", "order_attempts", "order_failure")
 """The settings for order keys, which ``OrderRules`` completes."""
 
 
-GroupKey = tuple[str, str]
-"""(topic, group)"""
-
-
 class GroupRow(NamedTuple):
     """A subscriber group of a topic, and where it begins: see ``ownership.py``.
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from tickwheel.model.values import InvalidValue
@@ -47,6 +47,8 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "none": (),
 }
 """The kinds of policies, and the numbers that a map has for each."""
+_ATTRIBUTES = {"delay_ms": "base_ms", "retries": "retries_max"}
+"""The numbers of a map that have other names in a ``RetryPolicy``."""
 KINDS = tuple(FIELDS)
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
@@ -120,52 +122,22 @@ class RetryPolicy:
 
     def to_map(self) -> dict[str, Any]:
         """The policy as a map: the kind, and the numbers of that kind."""
-        values = {
-            "base_ms": self.base_ms,
-            "factor": self.factor,
-            "cap_ms": self.cap_ms,
-            "delay_ms": self.base_ms,
-            "delays_ms": self.delays_ms,
-            "retries": self.retries_max,
-            "jitter": self.jitter,
-        }
-        return {"kind": self.kind} | {name: values[name] for name in FIELDS[self.kind]}
+        numbers = {name: getattr(self, _ATTRIBUTES.get(name, name)) for name in FIELDS[self.kind]}
+        return {"kind": self.kind} | numbers
 
     @classmethod
     def of_map(cls, given: Mapping[str, Any]) -> Self:
         """A policy from a map with all numbers of its kind, which are not checked again.
         ``retries`` and ``jitter`` may be missing. Raises KeyError for another number, ValueError
         for the kind."""
-        kind, retries = given.get("kind"), given.get("retries", _DEFAULTS.retries_max)
-        if kind == "none":
-            return cls(0, 1.0, 0, 0, 0.0, kind)
+        kind = given.get("kind")
+        if not isinstance(kind, str) or kind not in FIELDS:
+            raise ValueError(f"{kind!r:.100} is no kind of retry policy")
+        given = {"retries": _DEFAULTS.retries_max, "jitter": _DEFAULTS.jitter, **given}
+        numbers = {_ATTRIBUTES.get(name, name): given[name] for name in FIELDS[kind]}
         if kind == "table":
-            return cls(0, 1.0, 0, retries, 0.0, kind, tuple(given["delays_ms"]))
-        jitter = given.get("jitter", _DEFAULTS.jitter)
-        if kind == "fixed":
-            return cls(given["delay_ms"], 1.0, 0, retries, jitter, kind)
-        if kind == "exponential":
-            return cls(given["base_ms"], given["factor"], given["cap_ms"], retries, jitter, kind)
-        raise ValueError(f"{kind!r:.100} is no kind of retry policy")
-
-    # --- as stores keep it ----------------------------------------------------------------------
-
-    def to_fields(self) -> tuple[object, ...]:
-        return (
-            self.kind,
-            self.base_ms,
-            self.factor,
-            self.cap_ms,
-            self.retries_max,
-            self.jitter,
-            self.delays_ms,
-        )
-
-    @classmethod
-    def of_fields(cls, fields: Any) -> Self:
-        """A policy from stored fields. Raises ValueError or TypeError if they are none."""
-        kind, base_ms, factor, cap_ms, retries_max, jitter, delays_ms = fields
-        return cls(base_ms, factor, cap_ms, retries_max, jitter, kind, tuple(delays_ms))
+            numbers["delays_ms"] = tuple(numbers["delays_ms"])
+        return replace(cls(0, 1.0, 0, 0, 0.0, kind), **numbers)
 
 
 _DEFAULTS = RetryPolicy()
@@ -181,12 +153,9 @@ ROCKETMQ_MS = (
 )  # fmt: skip
 """The retry steps of RocketMQ's consumers."""
 BUILT_IN = {
-    "rocketmq": RetryPolicy(
-        base_ms=0, factor=1.0, cap_ms=0, retries_max=16, jitter=0.0, kind="table",
-        delays_ms=ROCKETMQ_MS,
-    ),
-    "none": RetryPolicy(base_ms=0, factor=1.0, cap_ms=0, retries_max=0, jitter=0.0, kind="none"),
-}  # fmt: skip
+    "rocketmq": RetryPolicy.of_map({"kind": "table", "delays_ms": ROCKETMQ_MS}),
+    "none": RetryPolicy.of_map({"kind": "none"}),
+}
 DEFAULT = "default"
 """The name of the daemon's own policy, which its settings ``retry_…`` make."""
 
@@ -196,12 +165,19 @@ DEFAULT = "default"
 
 def stored_fields(ref: PolicyRef | None) -> object:
     """A policy as stores keep it: a name as it is, numbers as an array."""
-    return ref.to_fields() if isinstance(ref, RetryPolicy) else ref
+    if not isinstance(ref, RetryPolicy):
+        return ref
+    numbers = (ref.base_ms, ref.factor, ref.cap_ms, ref.retries_max, ref.jitter)
+    return (ref.kind, *numbers, ref.delays_ms)
 
 
 def of_stored_fields(fields: Any) -> PolicyRef | None:
     """The reverse of ``stored_fields``. Raises ValueError or TypeError for what is no policy."""
-    return fields if fields is None or isinstance(fields, str) else RetryPolicy.of_fields(fields)
+    if fields is None or isinstance(fields, str):
+        return fields
+    kind, *numbers, delays_ms = fields
+    base_ms, factor, cap_ms, retries_max, jitter = numbers
+    return RetryPolicy(base_ms, factor, cap_ms, retries_max, jitter, kind, tuple(delays_ms))
 
 
 def of_history(given: Any) -> PolicyRef | None:
