@@ -43,7 +43,7 @@ async def rig(path: Path) -> AsyncIterator[AccessRig]:
 def lines(rig: AccessRig) -> list[dict[str, Any]]:
     """Once the thread has written them all."""
     assert rig.logins.audit is not None and rig.settings.audit_file is not None
-    rig.logins.audit.wrote_all()
+    assert rig.logins.audit.close(10)
     path = Path(rig.settings.audit_file)
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

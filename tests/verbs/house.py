@@ -172,7 +172,7 @@ class House:
         """The verbs of the lines that were logged since the last look, of ``all``."""
         log = self.running.daemon._logins.audit
         assert log is not None
-        log.wrote_all()
+        assert log.close(10)
         lines = self._audit.read_text().splitlines() if self._audit.exists() else []
         new, self._audit_read = lines[self._audit_read :], len(lines)
         said = [json.loads(line) for line in new]

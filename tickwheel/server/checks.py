@@ -18,7 +18,7 @@ import msgpack
 
 from tickwheel.api.kinds import array, integer, name, refusal, task_ids, text, wrong
 from tickwheel.api.tasks import MOVES
-from tickwheel.errors import BadRequest, DueTooFar, shown
+from tickwheel.errors import BadRequest, DueTooFar, TickwheelError, shown
 from tickwheel.limits import Limits
 from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, Bulk, BulkRow, Kind, Schedule, ScheduleRow
 from tickwheel.model.records import DEFAULT_GROUP, MOMENT_MS_MAX, GroupRow
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "array", "due", "group_name", "integer", "moment", "moved", "name", "numbers", "options",
-    "refused", "shown", "storable_bulk", "storable_options", "storable_schedule",
+    "refused", "room", "shown", "storable_bulk", "storable_options", "storable_schedule",
     "storable_settings", "task_ids", "text", "wrong",
 ]  # fmt: skip
 
@@ -42,6 +42,14 @@ def refused() -> Iterator[None]:
         yield
     except InvalidValue as error:
         raise refusal(error) from None
+
+
+def room(error: type[TickwheelError], count: int, said: str, of: object, limit: str) -> None:
+    """Raises ``error`` if there is no room for one more: ``count`` has reached the limit of that
+    name in the limits or settings ``of``. ``said``: of what there are so many."""
+    most = getattr(of, limit)
+    if count >= most:
+        raise error(f"{count} {said}; the limit is {most} ({limit})")
 
 
 def moment(value: object, field: str, low_ms: int = 0) -> int:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from support.shard_rig import NOW_MS
-from tickwheel.server.shard.backups import Wanted
+from tickwheel.api.daemon import NewRestore
 from verbs.scene import DAY_MS, Stage, Values, refusal, scene
 
 
@@ -119,7 +119,7 @@ def no_name(stage: Stage) -> Values:
 def restoring(stage: Stage) -> Iterator[Values]:
     """While a restore is under way, of which there is one at a time; its id as a value."""
     stage.ask("backup", name=stage.name("copy.db"))
-    wanted = Wanted(stage.name("new.db"), stage.name("copy.db"), False, None, True, False, False)
+    wanted = NewRestore(into=stage.name("new.db"), backup=stage.name("copy.db"), history=False)
     restores = stage.house.running.shard.restores
     made = stage.house.do(restores.begin(wanted))
     try:

@@ -72,7 +72,6 @@ class AuditLog:
         """Guards the fields above, and wakes the thread that waits for them."""
         self._thread: threading.Thread | None = None
         self._closing = False
-        self._is_writing = False
         # the thread's own
         self._fd: int | None = None
         self._bytes = 0
@@ -89,11 +88,6 @@ class AuditLog:
             if self._thread is None:
                 self._begin()
             self._changed.notify_all()
-
-    def wrote_all(self) -> None:
-        """Wait until every line is in the file, or could not be written. Not for the event loop."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._lines and not self._is_writing)
 
     def close(self, timeout_s: float) -> bool:
         """Write all lines and end the thread; a later line begins another. False: the disk did not
@@ -123,7 +117,7 @@ class AuditLog:
         while some := self._next():
             try:
                 self._write_all(some)
-                self._well()
+                self._observed.audit_ok = True
             except OSError as error:
                 self._ill(loop, error, len(some))
         self._end_file()
@@ -131,13 +125,10 @@ class AuditLog:
     def _next(self) -> list[bytes]:
         """All lines that wait; empty when the thread has to end."""
         with self._changed:
-            self._is_writing = False
-            self._changed.notify_all()
             self._changed.wait_for(lambda: self._lines or self._closing)
             some = list(self._lines)
             self._lines.clear()
             self._waiting_bytes = 0
-            self._is_writing = bool(some)
             return some
 
     def _write_all(self, some: list[bytes]) -> None:
@@ -154,9 +145,6 @@ class AuditLog:
         while some:
             self._append(some[0])
             del some[0]
-
-    def _well(self) -> None:
-        self._observed.audit_ok = True
 
     def _ill(self, loop: asyncio.AbstractEventLoop, error: OSError, lost: int) -> None:
         with self._changed:

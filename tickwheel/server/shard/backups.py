@@ -185,25 +185,12 @@ def file_name(name: str, field: str) -> str:
 # --- restores ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a restore was asked to do; names are those of files in the folder for backups."""
-
-    into: str
-    backup: str | None
-    history: bool
-    ids: tuple[int, ...] | None
-    include_overdue: bool
-    allow_missing_bodies: bool
-    dry_run: bool
-
-
 @dataclass(slots=True, eq=False)
 class Restore:
     """One restore, as it is now."""
 
     id: int
-    wanted: Wanted
+    wanted: NewRestore
     began_ms: int
     state: str = "running"
     """"running", then done, refused (nothing was written; see the report), failed or cancelled."""
@@ -259,7 +246,7 @@ class Restores:
             raise NotFound(f"there is no restore {restore_id}, or it is forgotten")
         return found
 
-    async def begin(self, wanted: Wanted) -> Restore:
+    async def begin(self, wanted: NewRestore) -> Restore:
         """Begin a restore. Raises Conflict (one runs, the file is there), NotFound (no backup)."""
         await asyncio.to_thread(self._check_files, wanted)
         running = [one for one in self.all() if one.state == "running"]
@@ -275,7 +262,7 @@ class Restores:
         self._parts.spawn(self._see_through(made))
         return made
 
-    def _check_files(self, wanted: Wanted) -> None:
+    def _check_files(self, wanted: NewRestore) -> None:
         into = self._folder / wanted.into
         if into.exists() or into.is_symlink():
             raise Conflict(f"{wanted.into} exists already; a restore goes into a new file")
@@ -350,7 +337,7 @@ class Restores:
             _note(restore, json.loads(line))
         return await process.wait()
 
-    def _plan(self, wanted: Wanted) -> bytes:
+    def _plan(self, wanted: NewRestore) -> bytes:
         history = (self._history_dir,) if wanted.history and self._history_dir is not None else ()
         plan = Plan(
             into=sqlite_url(self._folder / wanted.into),
@@ -388,20 +375,14 @@ class Restoring:
         asked = ask.request
         if asked.ids is not None and not asked.ids:
             raise BadRequest("ids has 0 elements; leave it out to restore all")
-        wanted = Wanted(
-            into=file_name(asked.into, "into"),
-            backup=None if asked.backup is None else file_name(asked.backup, "backup"),
-            ids=None if asked.ids is None else tuple(asked.ids),
-            history=asked.history,
-            include_overdue=asked.include_overdue,
-            allow_missing_bodies=asked.allow_missing_bodies,
-            dry_run=asked.dry_run,
-        )
-        if wanted.backup is None and not (wanted.history and self._restores.has_history):
+        file_name(asked.into, "into")
+        if asked.backup is not None:
+            file_name(asked.backup, "backup")
+        if asked.backup is None and not (asked.history and self._restores.has_history):
             raise BadRequest("a restore needs a backup, or a history (history_dir), or both")
-        self._listings.answer(ask, partial(self._begin, wanted))
+        self._listings.answer(ask, partial(self._begin, asked))
 
-    async def _begin(self, wanted: Wanted) -> dict[str, Any]:
+    async def _begin(self, wanted: NewRestore) -> dict[str, Any]:
         return (await self._restores.begin(wanted)).view()
 
     def list_restores(self, ask: Ask[Nothing]) -> None:

@@ -93,7 +93,8 @@ class Work:
             rate = bulk.rate / runner.engine.core.config.shards
             burst = max(1, int(rate / BURSTS_PER_S))
             self._bucket = Bucket(rate, burst, runner.clock.read().mono_ms)
-        self._is_acting = False
+        self.is_half_changed = False
+        """Whether an error came in the middle of ``change``."""
         self.note = ""
         """A remark for people that is kept when the bulk operation is done."""
 
@@ -106,16 +107,6 @@ class Work:
         """Whether nobody has ended the bulk operation."""
         row = self._runner.engine.bulks.known.get(self._name)
         return row is not None and not row.state.is_over
-
-    @property
-    def is_half_changed(self) -> bool:
-        """Whether an error came in the middle of ``change``."""
-        return self._is_acting
-
-    @property
-    def has_rate(self) -> bool:
-        """Whether the bulk operation has a rate."""
-        return self._bucket is not None
 
     def left(self, most: int) -> int:
         """How many changes the rate allows now, ``most`` at most."""
@@ -132,9 +123,9 @@ class Work:
     def change(self, act: Callable[[], Step]) -> None:
         """Run ``act``, which awaits nothing and says how far the operation is then, in one
         batch."""
-        self._is_acting, before = True, self.row.changed
+        self.is_half_changed, before = True, self.row.changed
         row = self._runner.engine.bulks.stepped(self._name, act())
-        self._is_acting = False
+        self.is_half_changed = False
         changed = row.changed - before
         self._runner.parts.observed.bulk_changes[self.bulk.kind] += changed
         if self._bucket is not None:
@@ -282,10 +273,8 @@ class Search:
         """The next keys behind ``place``, and whether they are the last."""
         raise NotImplementedError
 
-    def look(
-        self, bulk: Bulk, selector: Selector, keys: Sequence[Place], view: View, most: int
-    ) -> Seen:
-        """The keys of a slice that match: up to ``most``, as many as can be judged in time."""
+    def judge(self, bulk: Bulk, selector: Selector, task: TaskSnapshot, key: Place) -> bool | None:
+        """Whether what is at ``key`` matches; None: it is not there any more."""
         raise NotImplementedError
 
     def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
@@ -295,6 +284,27 @@ class Search:
     def act(self, bulk: Bulk, seen: Seen, view: View) -> Counter[str]:
         """Change those that matched; how many had each word for their outcome."""
         raise NotImplementedError
+
+    def look(
+        self, bulk: Bulk, selector: Selector, keys: Sequence[Place], view: View, most: int
+    ) -> Seen:
+        """The keys of a slice that match: up to ``most``, as many as can be judged in time."""
+        known, until_s = view(_ids(keys)), time.monotonic() + SLICE_S
+        done, looked_at, matched, judge = 0, 0, list[Place](), self.judge
+        for key in keys:
+            done += 1
+            task = known.get(key[0])
+            fits = None if task is None else judge(bulk, selector, task, key)
+            if fits is None:
+                continue
+            looked_at += 1
+            if fits:
+                matched.append(key)
+                if len(matched) >= most:
+                    break
+            if time.monotonic() >= until_s:
+                break
+        return Seen(done, looked_at, matched, known)
 
     async def run(self, work: Work) -> None:
         """See ``Kind``."""
@@ -307,7 +317,7 @@ class Search:
                 # Few should be read in vain, but each read be worth its while.
                 reach = min(SLICE, 2 * reach) if done >= reach else max(1, done)
                 keys = keys[done:]
-                if work.has_rate:
+                if work.bulk.rate is not None:
                     await work.durable()
             await work.durable()
             if is_last:
@@ -339,24 +349,9 @@ class OverTasks(Search):
         keys = [(task_id, "") for task_id in ids if task_id <= bulk.until_id]
         return keys, is_last or len(keys) < len(ids)
 
-    def look(
-        self, bulk: Bulk, selector: Selector, keys: Sequence[Place], view: View, most: int
-    ) -> Seen:
-        known, until_s = view([key[0] for key in keys]), time.monotonic() + SLICE_S
-        state, done, looked_at, matched = selector.state, 0, 0, list[Place]()
-        for key in keys:
-            done += 1
-            task = known.get(key[0])
-            if task is None:
-                continue
-            looked_at += 1
-            if selector.fits(task.row) and (state is None or self._control.state(task) == state):
-                matched.append(key)
-                if len(matched) >= most:
-                    break
-            if time.monotonic() >= until_s:
-                break
-        return Seen(done, looked_at, matched, known)
+    def judge(self, bulk: Bulk, selector: Selector, task: TaskSnapshot, key: Place) -> bool | None:
+        state = selector.state
+        return selector.fits(task.row) and (state is None or self._control.state(task) == state)
 
     def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
         now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.parts.limits.delay_ms_max
@@ -390,25 +385,11 @@ class OverDeadLetters(Search):
         keys = [(row.id, row.group) for row in rows if row.id <= bulk.until_id]
         return keys, len(keys) < PAGE
 
-    def look(
-        self, bulk: Bulk, selector: Selector, keys: Sequence[Place], view: View, most: int
-    ) -> Seen:
-        known, until_s = view(_ids(keys)), time.monotonic() + SLICE_S
-        reason, done, looked_at, matched = selector.reason, 0, 0, list[Place]()
-        for task_id, group in keys:
-            done += 1
-            task = known.get(task_id)
-            letter = None if task is None else task.dead.get(group)
-            if task is None or letter is None or letter.behind_id >= bulk.until_id:
-                continue
-            looked_at += 1
-            if reason in letter.reason.casefold() and selector.fits(task.row):
-                matched.append((task_id, group))
-                if len(matched) >= most:
-                    break
-            if time.monotonic() >= until_s:
-                break
-        return Seen(done, looked_at, matched, known)
+    def judge(self, bulk: Bulk, selector: Selector, task: TaskSnapshot, key: Place) -> bool | None:
+        letter = task.dead.get(key[1])
+        if letter is None or letter.behind_id >= bulk.until_id:
+            return None
+        return selector.reason in letter.reason.casefold() and selector.fits(task.row)
 
     def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
         return [None] * len(seen.matched)
@@ -527,17 +508,15 @@ class Bulks:
         rows = list(reversed(self._bulks.known.values()))
         if asked.after is not None:
             rows = rows[rows.index(self._found(asked.after, only)) + 1 :]
-        page = Page(asked.limit, self._parts.limits.frame_bytes_max // 2, self._value_bytes)
-        following: str | None = None
-        for row in rows:
-            if not _is_seen(row, only) or topic not in (None, row.bulk.topic):
-                continue
-            if state is not None and row.state is not STATES[state]:
-                continue
-            if not page.take(bulk_map(row)):
-                following = page.found[-1]["id"]
-                break
-        self._parts.committer.answer(ask, {"bulk": page.found, "next": following})
+        maps = (
+            bulk_map(row)
+            for row in rows
+            if _is_seen(row, only)
+            and topic in (None, row.bulk.topic)
+            and (state is None or row.state is STATES[state])
+        )
+        page = Page(self._parts, asked.limit, self._value_bytes)
+        self._parts.committer.answer(ask, page.answer(maps, "bulk", "id"))
 
     def _found(self, name: str, only: Only | None) -> BulkRow:
         found = self._bulks.known.get(name)
@@ -570,11 +549,8 @@ class Bulks:
 
 def check_room(core: Core) -> None:
     """Raises Overloaded when no further bulk operation may run."""
-    if core.bulk_running >= core.config.bulk_max:
-        raise Overloaded(
-            f"{core.bulk_running} bulk operations are running; the limit is"
-            f" {core.config.bulk_max} (bulk_max)"
-        )
+    said = "bulk operations are running"
+    checks.room(Overloaded, core.bulk_running, said, core.config, "bulk_max")
 
 
 def begin(
@@ -624,16 +600,8 @@ def bulk_map(row: BulkRow) -> dict[str, Any]:
 
 def _selection(asked: BulkFields) -> Selection:
     policies.filter_of(asked.tags, asked.where)
-    return Selection(
-        asked.tags,
-        asked.where,
-        asked.key_prefix or "",
-        asked.due_from_ms,
-        asked.due_to_ms,
-        asked.state,
-        asked.group,
-        asked.reason or "",
-    )
+    said = {name: getattr(asked, name) for name in Selection._fields}
+    return Selection(**{name: value for name, value in said.items() if value is not None})
 
 
 def _not_of(kind: str, name: str) -> str:

@@ -72,11 +72,8 @@ class Consuming:
             caller.quota.check_subscription()
         if number in caller.subscribers:
             raise Conflict(f"sub {number} is in use on this connection")
-        if len(caller.subscribers) >= self._limits.subscriptions_max:
-            raise LimitExceeded(
-                f"{len(caller.subscribers)} subscriptions are open on this connection; the"
-                f" limit is {self._limits.subscriptions_max} (subscriptions_max)"
-            )
+        said = "subscriptions are open on this connection"
+        checks.room(LimitExceeded, len(caller.subscribers), said, self._limits, "subscriptions_max")
         self._check_room()
         owned = _Subscription(caller, number, sink)
         if options.get("broadcast", False) is not False:
@@ -196,11 +193,8 @@ class Consuming:
         lease, wanted = self._lease_ms(options), Wanted.of(options, self._limits)
         if caller.quota is not None:
             caller.quota.check_subscription()
-        if len(caller.pulls) >= self._limits.pulls_max:
-            raise Overloaded(
-                f"{len(caller.pulls)} PULLs wait on this connection; the limit is"
-                f" {self._limits.pulls_max} (pulls_max)"
-            )
+        said = "PULLs wait on this connection"
+        checks.room(Overloaded, len(caller.pulls), said, self._limits, "pulls_max")
         self._check_room()
         check_no_target(self._parts, caller, topic, group)
         known = self._core.find_group(checks.name(topic, "topic"), checks.group_name(group))
@@ -231,12 +225,8 @@ class Consuming:
         self._parts.spawn(start_when_durable())
 
     def _check_room(self) -> None:
-        core = self._core
-        if core.subscribers >= core.config.subscribers_max:
-            raise Overloaded(
-                f"{core.subscribers} subscriptions and PULLs are open; the limit is"
-                f" {core.config.subscribers_max} (subscribers_max)"
-            )
+        core, said = self._core, "subscriptions and PULLs are open"
+        checks.room(Overloaded, core.subscribers, said, core.config, "subscribers_max")
 
     @staticmethod
     def _subscriber(caller: Caller, number: object) -> Subscriber:

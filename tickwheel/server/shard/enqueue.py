@@ -101,8 +101,7 @@ class Producing:
         if self._was_answered(caller, request, floor, now, tasks):
             return
         new_tasks, size, rules = self._parse(self.checked(tasks), now.now_ms)
-        if caller.quota is not None:
-            self._charge(caller.quota, len(new_tasks), size)
+        self._charge(caller.quota, len(new_tasks), size)
         placed, intake = self._new_tasks.has_windows, self._parts.border.act().intake
         if placed:
             new_tasks = intake.place(new_tasks, now.now_ms)
@@ -164,8 +163,7 @@ class Producing:
             return
         many = self.checked(bodies, "bodies")
         new_tasks, size = self._columns(topic, many, delays_ms, now.now_ms)
-        if caller.quota is not None:
-            self._charge(caller.quota, len(new_tasks), size)
+        self._charge(caller.quota, len(new_tasks), size)
         intake = self._parts.border.act().intake
         intake.enqueue(caller.replies, caller.session, request, new_tasks, size, now.now_ms)
 
@@ -187,10 +185,11 @@ class Producing:
             caller.quota.check(self._core, now.mono_ms)
         return False
 
-    def _charge(self, quota: Quota, count: int, size_bytes: int) -> None:
+    def _charge(self, quota: Quota | None, count: int, size_bytes: int) -> None:
         """Charge a quota, as the last check before tasks are taken. Raises Overloaded."""
-        quota.check_count(self._core, count)
-        quota.charge(count, size_bytes)
+        if quota is not None:
+            quota.check_count(self._core, count)
+            quota.charge(count, size_bytes)
 
     def enqueue_unanswered(self, caller: Caller, tasks: Sequence[Any], now: Now) -> None:
         """``enqueue`` without an answer and without a memory for resends."""
@@ -198,8 +197,7 @@ class Producing:
         if caller.quota is not None:
             caller.quota.check(self._core, now.mono_ms)
         new_tasks, size, rules = self._parse(self.checked(tasks), now.now_ms)
-        if caller.quota is not None:
-            self._charge(caller.quota, len(new_tasks), size)
+        self._charge(caller.quota, len(new_tasks), size)
         intake = self._parts.border.act().intake
         if self._new_tasks.has_windows:
             new_tasks = intake.place(new_tasks, now.now_ms)
@@ -485,16 +483,10 @@ class Coalescing:
     """The queue of enqueues with rules; ``run`` works on it once all keys are in memory."""
 
     def __init__(self, parts: Parts) -> None:
-        self._core = parts.core
+        self._parts = parts
         self._coalescer = parts.engine.coalescer
         self._intake = parts.engine.intake
-        self._reader = parts.reader
-        self._border = parts.border
         self._committer = parts.committer
-        self._clock = parts.clock
-        self._loaded = parts.loaded
-        self._has_room = parts.has_room
-        self._requests_max = parts.settings.commands_max
         self._ids_max = parts.limits.key_tasks_max
         """How many tasks may have the keys of one request."""
         self._waiting: deque[Waiting] = deque()
@@ -506,7 +498,11 @@ class Coalescing:
     def put(self, request: Waiting) -> None:
         """Decide a request now or later. Raises Overloaded if too many wait, and what keeps it
         out."""
-        if not self._waiting and self._loaded.is_set() and self._has_room(request.caller):
+        if (
+            not self._waiting
+            and self._parts.loaded.is_set()
+            and self._parts.has_room(request.caller)
+        ):
             wanted = self._wanted(request)
             if not wanted.waits and not wanted.ids and self._decide(request, _nothing):
                 return
@@ -528,12 +524,8 @@ class Coalescing:
         self._followers += 1
 
     def _check_room(self) -> None:
-        count = len(self._waiting) + self._followers
-        if count >= self._requests_max:
-            raise Overloaded(
-                f"{count} enqueues wait for what their keys have pending; the limit is"
-                f" {self._requests_max} (commands_max)"
-            )
+        count, said = len(self._waiting) + self._followers, "enqueues wait for what their keys have"
+        checks.room(Overloaded, count, f"{said} pending", self._parts.settings, "commands_max")
 
     async def run(self) -> None:
         while True:
@@ -545,7 +537,7 @@ class Coalescing:
     async def _some(self) -> None:
         """Read once, and decide all requests at the head that the read suffices for."""
         head = self._waiting[0]
-        if not self._has_room(head.caller) or self._wanted(head).waits:
+        if not self._parts.has_room(head.caller) or self._wanted(head).waits:
             head.tries += 1
             await self._committer.barrier()
             if head.tries <= TRIES_MAX:
@@ -561,7 +553,7 @@ class Coalescing:
             ids.update(dict.fromkeys(more))
             count += 1
         bodies = any(map(_keeps_bodies, islice(self._waiting, count)))
-        async with self._reader.read_some(list(ids), NO_LIMIT, bodies=bodies) as (view, _):
+        async with self._parts.reader.read_some(list(ids), NO_LIMIT, bodies=bodies) as (view, _):
             for _ in range(count):
                 if not self._is_over(self._waiting[0], view, ids.keys()):
                     self._waiting[0].tries += 1
@@ -577,12 +569,12 @@ class Coalescing:
             self._first.pop((session, number), None)
 
     def _wanted(self, request: Waiting) -> Wanted:
-        now_ms = self._clock.read().now_ms
+        now_ms = self._parts.clock.read().now_ms
         return self._coalescer.wanted(request.new_tasks, request.rules, now_ms)
 
     def _is_over(self, request: Waiting, view: View, asked: Collection[int]) -> bool:
         """Whether the request was decided or refused. ``view`` shows the tasks ``asked`` for."""
-        self._border.begin()
+        self._parts.border.begin()
         try:
             if request.tries > TRIES_MAX:
                 raise Overloaded(
@@ -597,14 +589,14 @@ class Coalescing:
                 )
             if wanted.waits or not all(task_id in asked for task_id in wanted.ids):
                 return False
-            missing = self._reader.missing(wanted.ids)
+            missing = self._parts.reader.missing(wanted.ids)
             if missing:
                 raise RowMissing(f"the store has no row of {missing[0]}, which has not ended")
             return self._decide(request, view)
         except TickwheelError as error:
             self._refuse(request, error)
         except Exception as error:
-            answer = self._border.contain(f"an enqueue of {request.caller.address}", error)
+            answer = self._parts.border.contain(f"an enqueue of {request.caller.address}", error)
             self._refuse(request, answer)
         return True
 
@@ -618,19 +610,19 @@ class Coalescing:
         """Decide the request. False: it has to wait after all. Raises what keeps it out."""
         caller, session = request.caller, request.session
         if session is not None:
-            if self._core.sessions.get(session.key) is not session:
+            if self._parts.core.sessions.get(session.key) is not session:
                 return True  # nobody waits for it any more
             if request.number < session.floor:
                 raise RequestForgotten(
                     f"request {request.number} lies below the session's floor {session.floor}"
                 )
         request.check()
-        now_ms = self._clock.read().now_ms
+        now_ms = self._parts.clock.read().now_ms
         sink = MergedSink(caller.replies) if request.answered else None
         asked = Request(
             sink, session, request.number, request.new_tasks, request.rules, caller.replies
         )
-        answer = self._border.act().coalescer.decide(asked, view, now_ms)
+        answer = self._parts.border.act().coalescer.decide(asked, view, now_ms)
         if answer is None:
             return False
         if sink is not None:
@@ -649,7 +641,7 @@ class Coalescing:
         request, _, _, accepted_ms = answer
         merged = session.merged.get(request, ())
         sink = MergedSink(caller.replies, merged)
-        if self._border.act().intake.repeat(sink, session, answer):
+        if self._parts.border.act().intake.repeat(sink, session, answer):
             value = merged_answer(accepted_ms, merged)
             self._committer.reply(caller.replies, request, value)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.errors import Overloaded, Refused, TickwheelError
 from tickwheel.persistence.contract import Fenced, StoreBroken, StoreBusy, StoreError
+from tickwheel.server.checks import room
 
 if TYPE_CHECKING:
     from tickwheel.server.shard.callers import Ask, Caller
@@ -32,7 +33,6 @@ class Listings:
         the same)."""
         self._parts = parts
         self._limits = caller_max, all_max or caller_max
-        self._caller_max, self._all_max = (getattr(parts.settings, name) for name in self._limits)
         self._at_a_time = at_a_time
         self._waiting: OrderedDict[Caller, deque[Work]] = OrderedDict()
         self._busy: set[Caller] = set()
@@ -73,16 +73,10 @@ class Listings:
     def _put(self, caller: Caller, work: Work) -> None:
         line = self._waiting.get(caller)
         of_caller = (len(line) if line else 0) + (caller in self._busy)
-        if of_caller >= self._caller_max:
-            raise Overloaded(
-                f"{of_caller} such requests of this connection are not answered; the limit is"
-                f" {self._caller_max} ({self._limits[0]})"
-            )
-        if self.count >= self._all_max:
-            raise Overloaded(
-                f"{self.count} such requests are not answered; the limit is {self._all_max}"
-                f" ({self._limits[1]})"
-            )
+        settings, (caller_max, all_max) = self._parts.settings, self._limits
+        said = "such requests of this connection are not answered"
+        room(Overloaded, of_caller, said, settings, caller_max)
+        room(Overloaded, self.count, "such requests are not answered", settings, all_max)
         self.count += 1
         if line is None:
             line = self._waiting[caller] = deque()
@@ -116,3 +110,26 @@ class Listings:
             self._busy.discard(caller)
             self.count -= 1
             self.go_on()
+
+
+def when_free(
+    parts: Parts,
+    caller: Caller,
+    what: str,
+    is_free: Callable[[], bool],
+    act: Callable[[], None],
+    refuse: Callable[[TickwheelError], None],
+) -> None:
+    """``act`` when ``is_free``: at once, or behind the batches that hold what may still be undone.
+    A caller that is gone by then is forgotten. ``what``: the command, for the log."""
+    if is_free():
+        act()
+        return
+
+    def again() -> None:
+        if caller.is_open:
+            parts.border.run(
+                what, lambda: when_free(parts, caller, what, is_free, act, refuse), refuse
+            )
+
+    parts.committer.after_all(again)

@@ -81,25 +81,19 @@ class _Sums:
     oldest_ready_ms: int = 0
 
 
+@dataclass(eq=False)
 class Watching:
     """Reads for the console, which change nothing."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        lags: Lags,
-        stories: Stories,
-        listings: Listings,
-        lookups: Listings,
-        value_bytes: ValueBytes,
-    ) -> None:
-        """``lookups``: the questions to the history, which wait for their turn."""
-        self._parts = parts
-        self._lags = lags
-        self._stories = stories
-        self._listings = listings
-        self._lookups = lookups
-        self._value_bytes = value_bytes
+    _parts: Parts
+    _lags: Lags
+    _stories: Stories
+    _listings: Listings
+    _lookups: Listings
+    """The questions to the history, which wait for their turn."""
+    _value_bytes: ValueBytes
+
+    def __post_init__(self) -> None:
         self._made: dict[str, Any] | None = None
         self._made_mono_ms = 0
         self._marks: deque[tuple[int, list[int]]] = deque(maxlen=MARKS_MAX)
@@ -243,15 +237,21 @@ class Watching:
 
     def stats(self, ask: Ask[Nothing]) -> None:
         """Answer the daemon's counts. Raises Overloaded."""
-        parts = self._parts
-        if parts.loaded.is_set():
-            counts = stats_map(parts, ask.now, self._value_bytes, ask.only)
-            parts.committer.answer(ask, counts)
-        else:  # no answer before the counts are true
-            self._listings.answer(ask, partial(self._stats_when_loaded, ask.only))
+        parts, only = self._parts, ask.only
+        self._when_loaded(
+            ask, lambda: stats_map(parts, parts.clock.read(), self._value_bytes, only)
+        )
 
-    async def _stats_when_loaded(self, only: Only | None) -> dict[str, Any]:
-        return stats_map(self._parts, self._parts.clock.read(), self._value_bytes, only)
+    def _when_loaded(self, ask: Ask[Any], look: Callable[[], dict[str, Any]]) -> None:
+        """Answer what ``look`` sees, which is true when every task is in memory."""
+        if self._parts.loaded.is_set():
+            self._parts.committer.answer(ask, look())
+            return
+
+        async def later() -> dict[str, Any]:
+            return look()
+
+        self._listings.answer(ask, later)
 
     def list_topics(self, ask: Ask[NamesPage]) -> None:
         """A page of topics with their counts, by name; ``next`` is ``after`` of the next page.
@@ -264,11 +264,8 @@ class Watching:
         core, now = parts.core, parts.clock.read()
         seen = core.topics if only is None else filter(only, core.topics)
         names = heapq.nsmallest(limit + 1, (name for name in seen if name > after))
-        page = Page(limit, parts.limits.frame_bytes_max // 2, self._value_bytes)
-        for name in names:
-            if not page.take({"topic": name} | topic_map(core, core.topics[name], now)):
-                return {"topics": page.found, "next": page.found[-1]["topic"]}
-        return {"topics": page.found, "next": None}
+        maps = ({"topic": name} | topic_map(core, core.topics[name], now) for name in names)
+        return Page(parts, limit, self._value_bytes).answer(maps, "topics", "topic")
 
     def show_topic(self, ask: Ask[OfTopic]) -> None:
         """Answer a topic's counts, settings and groups. Raises Overloaded; answers NotFound."""
@@ -304,13 +301,7 @@ class Watching:
                 "scheduled": len(wheel),
             }  # fmt: skip
 
-        async def when_loaded() -> dict[str, Any]:
-            return answer()
-
-        if self._parts.loaded.is_set():
-            self._parts.committer.answer(ask, answer())
-        else:
-            self._listings.answer(ask, when_loaded)
+        self._when_loaded(ask, answer)
 
     # --- the lag of a group ----------------------------------------------------------------------
 
@@ -524,17 +515,25 @@ def _of_daemon(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]
     if not observed.tokens_file_ok:
         text = "The file of tokens cannot be read; the tokens of before stay valid"
         yield _trouble("warning", text, "daemon")
-    if parts.history is not None and parts.history.dropped:
-        events = _counted(parts.history.dropped, "event is", "events are")
-        text = f"{events} missing in the history since the start"
-        yield _trouble("warning", text, "daemon")
-    if observed.backup_failures:
-        backups = _counted(observed.backup_failures, "daily backup has", "daily backups have")
-        yield _trouble("warning", f"{backups} failed since the start: see the log", "daemon")
-    if observed.internal_errors:
-        errors = _counted(observed.internal_errors, "unexpected error", "unexpected errors")
-        text = f"{errors} since the start: see the log"
-        yield _trouble("warning", text, "daemon")
+    dropped = 0 if parts.history is None else parts.history.dropped
+    since_start = (
+        (dropped, "event is", "events are", "missing in the history since the start"),
+        (
+            observed.backup_failures,
+            "daily backup has",
+            "daily backups have",
+            "failed since the start: see the log",
+        ),
+        (
+            observed.internal_errors,
+            "unexpected error",
+            "unexpected errors",
+            "since the start: see the log",
+        ),
+    )
+    for count, one, several, what in since_start:
+        if count:
+            yield _trouble("warning", f"{_counted(count, one, several)} {what}", "daemon")
     yield from _of_decisions(core)
     if observed.groups_unused:
         groups = _counted(observed.groups_unused, "group has", "groups have")

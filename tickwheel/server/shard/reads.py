@@ -515,26 +515,20 @@ class Command:
         return self.at >= len(self.ids) or not self.wanted()
 
 
+@dataclass(eq=False)
 class Commands:
     """The queue of commands that need records; ``run`` works on it."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        border: Border,
-        commands_max: int,
-        command_ids_max: int,
-        has_room: Callable[[Caller], bool],
-        durable: Callable[[], Awaitable[None]],
-    ) -> None:
-        """``has_room``: whether what commands change, and what this caller is answered, may grow
-        further. If not, the next one waits for ``durable``."""
-        self._reader = reader
-        self._border = border
-        self._commands_max = commands_max
-        self._ids_max = command_ids_max
-        self._has_room = has_room
-        self._durable = durable
+    _reader: Reader
+    _border: Border
+    _commands_max: int
+    _ids_max: int
+    _has_room: Callable[[Caller], bool]
+    """Whether what commands change, and what this caller is answered, may grow further. If not, the
+    next one waits for ``_durable``."""
+    _durable: Callable[[], Awaitable[None]]
+
+    def __post_init__(self) -> None:
         self._waiting: deque[Command] = deque()
         self._ids = 0
         self._wake = asyncio.Event()

@@ -22,6 +22,7 @@ import tempfile
 from asyncio.subprocess import PIPE
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -75,20 +76,10 @@ class Planned:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reset")
         self._plan = Plan(path, bytes_max)
 
-    async def meet(self, wanted: Wanted, stored: list[tuple[TaskRow, bool]]) -> None:
-        await self._do(self._plan.meet, wanted, stored)
-
-    async def finish(self) -> None:
-        await self._do(self._plan.finish)
-
-    async def read(self, after: tuple[int, int], limit: int, bytes_max: int) -> list[Kept]:
-        return await self._do(self._plan.read, after, limit, bytes_max)
-
-    async def count(self) -> Count:
-        return await self._do(self._plan.count)
-
-    async def _do(self, act: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, act, *args)
+    async def do(self, act: Callable[..., T], *args: object) -> T:
+        """What a method of ``Plan`` returns."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, act, self._plan, *args)
 
     def close(self) -> None:
         """Close the plan when what is under way is over."""
@@ -119,7 +110,7 @@ class Resets:
         wanted = wanted_of(work.bulk, group, mark=work.bulk.id)
         try:
             async with self.plan(wanted, work.bulk.until_id, lambda: work.is_wanted) as plan:
-                if gaps := (await plan.count()).incomplete:
+                if gaps := (await plan.do(Plan.count)).incomplete:
                     work.note = incomplete(gaps)
                 while work.is_wanted and await self._some(work, plan):
                     pass
@@ -150,7 +141,7 @@ class Resets:
             return True
         after, most = after_of(work.row.place), max(1, work.left(min(PAGE, room)))
         async with self._runner.reader.bulk_turn() as read:
-            kept = await plan.read(after, most, GIVE_BYTES)
+            kept = await plan.do(Plan.read, after, most, GIVE_BYTES)
             if not kept:
                 return False
             some, originals = await self._originals(kept, read)
@@ -196,7 +187,7 @@ class Resets:
     async def count(self, wanted: Wanted, until_id: int) -> Count:
         """A dry run: what a reset would give now. Raises CannotPlan."""
         async with self.plan(wanted, until_id, lambda: True) as plan:
-            return await plan.count()
+            return await plan.do(Plan.count)
 
     @asynccontextmanager
     async def plan(
@@ -209,7 +200,7 @@ class Resets:
                 plan = await self._from_history(wanted, is_wanted)
                 try:
                     await self._from_store(plan, wanted, until_id, is_wanted)
-                    await plan.finish()
+                    await plan.do(Plan.finish)
                 except BaseException:
                     plan.close()
                     raise
@@ -271,7 +262,7 @@ class Resets:
                 async with self._runner.reader.bulk_turn() as read:
                     stored, rest = await self._look(wanted, rest, read)
                 if stored:
-                    await plan.meet(wanted, stored)
+                    await plan.do(Plan.meet, wanted, stored)
 
     async def _look(
         self, wanted: Wanted, ids: Sequence[int], reads: BulkReads
@@ -392,11 +383,7 @@ class Resetting:
             except CannotPlan as error:
                 raise Refused(f"what a reset would give cannot be found out: {error}") from None
             return {
-                "tasks": found.tasks,
-                "first_ms": found.first_ms,
-                "last_ms": found.last_ms,
-                "lost": found.lost,
-                "incomplete": found.incomplete,
+                **asdict(found),
                 "from_ms": from_ms_of(bulk),
                 "until_ms": bulk.made_ms,
             }

@@ -8,6 +8,7 @@ undone, and nothing may rest on it. That wait is one commit.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from tickwheel.errors import (
 from tickwheel.model.kinds import OWN_PROPERTIES, Schedule
 from tickwheel.model.records import MOMENT_MS_MAX, TaskOptions, size_of
 from tickwheel.server import checks, policies
+from tickwheel.server.shard.listings import when_free
 from tickwheel.server.shard.new_tasks import check_stays
 from tickwheel.server.shard.views import Page
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from tickwheel.api.schedules import Backfill, NamesPage, NewSchedule, ScheduleLook, ScheduleName
     from tickwheel.engine.timetables import Planned
-    from tickwheel.model.kinds import Run, ScheduleRow
+    from tickwheel.model.kinds import ScheduleRow
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Ask
@@ -46,23 +48,19 @@ LOOKED_AT = 50
 """How many planned times of a new schedule are checked against the minimal distance."""
 
 
+@dataclass(eq=False)
 class Scheduling:
     """The operations on schedules."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        new_tasks: NewTasks,
-        value_bytes: ValueBytes,
-        check_door: Callable[[], None],
-    ) -> None:
-        """``check_door`` raises what keeps new tasks out."""
-        self._parts = parts
-        self._new_tasks = new_tasks
-        self._core = parts.core
-        self._schedule_heap = parts.core.schedule_heap
-        self._value_bytes = value_bytes
-        self._check_door = check_door
+    _parts: Parts
+    _new_tasks: NewTasks
+    _value_bytes: ValueBytes
+    _check_door: Callable[[], None]
+    """Raises what keeps new tasks out."""
+
+    def __post_init__(self) -> None:
+        self._core = self._parts.core
+        self._schedule_heap = self._core.schedule_heap
 
     # --- put -----------------------------------------------------------------------------------
 
@@ -201,17 +199,11 @@ class Scheduling:
     def list_schedules(self, ask: Ask[NamesPage]) -> None:
         """Answer a page of schedules by name."""
         after, only = ask.request.after, ask.only
-        bytes_max = self._parts.limits.frame_bytes_max // 2
-        page = Page(ask.request.limit, bytes_max, self._value_bytes)
-        following: str | None = None
-        for name in sorted(n for n in self._schedule_heap.known if after is None or n > after):
-            row = self._schedule_heap.known[name].row
-            if only is not None and not only(row.schedule.topic):
-                continue
-            if not page.take(self._map(row)):
-                following = page.found[-1]["name"]
-                break
-        self._parts.committer.answer(ask, {"schedules": page.found, "next": following})
+        names = sorted(n for n in self._schedule_heap.known if after is None or n > after)
+        rows = (self._schedule_heap.known[name].row for name in names)
+        seen = (self._map(row) for row in rows if only is None or only(row.schedule.topic))
+        page = Page(self._parts, ask.request.limit, self._value_bytes)
+        self._parts.committer.answer(ask, page.answer(seen, "schedules", "name"))
 
     def show_schedule(self, ask: Ask[ScheduleLook]) -> None:
         """Answer a schedule, its next planned times and its newest runs with what became of their
@@ -237,7 +229,10 @@ class Scheduling:
         def done() -> None:
             answer = self._map(row) | {
                 "planned_ms": planned,
-                "recent": [_run_map(run, states) for run in row.recent],
+                "recent": [
+                    run._asdict() | {"id": run.id or None, "state": states.get(run.id)}
+                    for run in row.recent
+                ],
             }
             self._parts.committer.answer(ask, answer)
 
@@ -328,20 +323,11 @@ class Scheduling:
         self._when_settled(ask, name, lambda: act(self._found(name, only)))
 
     def _when_settled(self, ask: Ask[Any], name: str, act: Callable[[], None]) -> None:
-        planned = self._schedule_heap.known.get(name)
-        if planned is None or not planned.staged:
-            act()
-            return
+        def is_free() -> bool:
+            planned = self._schedule_heap.known.get(name)
+            return planned is None or not planned.staged
 
-        def again() -> None:
-            if ask.caller.is_open:
-                self._parts.border.run(
-                    "a command on a schedule",
-                    lambda: self._when_settled(ask, name, act),
-                    ask.refuse,
-                )
-
-        self._parts.committer.after_all(again)
+        when_free(self._parts, ask.caller, "a command on a schedule", is_free, act, ask.refuse)
 
     def _map(self, row: ScheduleRow) -> dict[str, Any]:
         """A schedule as every answer has it."""
@@ -359,10 +345,6 @@ class Scheduling:
             "runs": row.runs,
             "queued_ms": row.queued_ms,
         }
-
-
-def _run_map(run: Run, states: dict[int, str]) -> dict[str, Any]:
-    return run._asdict() | {"id": run.id or None, "state": states.get(run.id)}
 
 
 def _moment(value_ms: int | None, field: str) -> int | None:

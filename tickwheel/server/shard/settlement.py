@@ -94,18 +94,11 @@ class Settling:
     ) -> None:
         """Note failed attempts: ``items`` are ``(id, epoch, attempt, delay_ms or None, reason or
         None)``. Raises BadRequest, LimitExceeded, Overloaded."""
-        delay_ms_max = self._parts.limits.delay_ms_max
-
-        def check(item: Sequence[Any], field: str) -> None:
-            _check_reason(item, field)
-            if item[3] is not None:
-                checks.integer(item[3], f"{field}.delay_ms", 0, delay_ms_max)
 
         def settle(lease: Lease, item: Sequence[Any]) -> str:
             return self._settlement.nack(lease, item[3], item[4], now.now_ms)
 
-        shape = "[id, epoch, attempt, delay_ms, reason]"
-        self._end_each(caller, request, topic, group, items, shape, 5, check, settle)
+        self._end_each(caller, request, topic, group, items, ("delay_ms", "reason"), settle)
 
     def reject(
         self, caller: Caller, request: int, topic: object, group: object, items: object, now: Now
@@ -116,25 +109,18 @@ class Settling:
         def settle(lease: Lease, item: Sequence[Any]) -> str:
             return self._settlement.reject(lease, item[3], now.now_ms)
 
-        shape = "[id, epoch, attempt, reason]"
-
-        self._end_each(caller, request, topic, group, items, shape, 4, _check_reason, settle)
+        self._end_each(caller, request, topic, group, items, ("reason",), settle)
 
     def snooze(
         self, caller: Caller, request: int, topic: object, group: object, items: object, now: Now
     ) -> None:
         """Postpone tasks, which counts as no failure: ``items`` are ``(id, epoch, attempt,
         delay_ms)``. Raises BadRequest, LimitExceeded, Overloaded."""
-        delay_ms_max = self._parts.limits.delay_ms_max
-
-        def check(item: Sequence[Any], field: str) -> None:
-            checks.integer(item[3], f"{field}.delay_ms", 0, delay_ms_max)
 
         def settle(lease: Lease, item: Sequence[Any]) -> str:
             return self._settlement.snooze(lease, item[3], now.now_ms)
 
-        shape = "[id, epoch, attempt, delay_ms]"
-        self._end_each(caller, request, topic, group, items, shape, 4, check, settle)
+        self._end_each(caller, request, topic, group, items, ("delay_ms",), settle)
 
     def _end_each(
         self,
@@ -143,21 +129,23 @@ class Settling:
         topic: object,
         group_name: object,
         items: object,
-        shape: str,
-        fields: int,
-        check: Callable[[Sequence[Any], str], None],
+        named: tuple[str, ...],
         settle: Settle,
     ) -> None:
-        """Check every item, and then settle each of them."""
-        group = self._group(topic, group_name)
+        """Check every item, a receipt and what is ``named`` behind it; then settle each of them."""
+        group, names = self._group(topic, group_name), ("id", "epoch", "attempt", *named)
         given = checks.array(items, "items", self._parts.limits.ids_per_frame_max)
         for index, item in enumerate(given):
             field = f"items[{index}]"
-            if type(item) is not tuple or len(item) != fields:
-                checks.wrong(field, shape, item)
-            for value, name in zip(item[:3], ("id", "epoch", "attempt"), strict=True):
+            if type(item) is not tuple or len(item) != len(names):
+                checks.wrong(field, f"[{', '.join(names)}]", item)
+            for value, name in zip(item[:3], names[:3], strict=True):
                 checks.integer(value, f"{field}.{name}", 0, EPOCH_MAX)
-            check(item, field)
+            if "reason" in named and item[-1] is not None:
+                checks.text(item[-1], f"{field}.reason", REASON_CHARACTERS_MAX)
+            # Where there is a reason, there is also a delay by default.
+            if "delay_ms" in named and not ("reason" in named and item[3] is None):
+                checks.integer(item[3], f"{field}.delay_ms", 0, self._parts.limits.delay_ms_max)
         receipts = [(item[0], item[1], item[2]) for item in given]
 
         def act(lease: Lease, index: int) -> str:
@@ -267,11 +255,6 @@ class Settling:
     def _group(self, topic: object, group: object) -> Group | None:
         topic_name = checks.name(topic, "topic")
         return self._core.find_group(topic_name, checks.group_name(group))
-
-
-def _check_reason(item: Sequence[Any], field: str) -> None:
-    if item[-1] is not None:
-        checks.text(item[-1], f"{field}.reason", REASON_CHARACTERS_MAX)
 
 
 def ack_by_record(

@@ -27,7 +27,7 @@ from tickwheel.engine.timetables import BadTiming, Timetable
 from tickwheel.model.kinds import SCHEDULE
 from tickwheel.model.lateness import LATE_MS, Cause
 from tickwheel.model.records import TaskSnapshot
-from tickwheel.persistence.contract import Handles, Opened, Store
+from tickwheel.persistence.contract import Handles, Opened, Store, StoredTask
 from tickwheel.server.logs import Log, traced
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.alarm import Alarm
@@ -584,12 +584,8 @@ class Recovering:
             # Those without a row (there should be none) are not left out of the handles.
             self._special -= set(ids[start : start + IDS_PER_READ])
             for task in (await self._store.read(ids[start : start + IDS_PER_READ])).values():
-                known = TaskSnapshot(
-                    task.row, {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
-                )
                 self._special.add(task.row.id)
-                now = self._clock.read()
-                recovery.with_history(known, now.now_ms, now.mono_ms, grace_ms)
+                recovery.with_history(_snapshot(task), *self._clock.read(), grace_ms)
         self.rows_missing = len(ids) - len(self._special)
         recovery.arrived(self._clock.read().now_ms)
         await self._look_at_runs()
@@ -608,12 +604,7 @@ class Recovering:
             asked = rest
             found, rest = await self._store.read_some(asked, RUNS_BYTES)
             looked_at = asked[: len(asked) - len(rest)]
-            known = {
-                i: TaskSnapshot(
-                    task.row, {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
-                )
-                for i, task in found.items()
-            }
+            known = {task_id: _snapshot(task) for task_id, task in found.items()}
             self._engine.schedules.found(looked_at, known)
 
     def log_summary(self, log: Log, store: str, elapsed_s: float) -> None:
@@ -682,3 +673,9 @@ class Recovering:
         if chunk.dues_ms:
             self._engine.recovery.has_handles(chunk.dues_ms[-1])
         self.loaded += len(ids)
+
+
+def _snapshot(task: StoredTask) -> TaskSnapshot:
+    """What a store has recorded of a task, by group."""
+    progress, dead = {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
+    return TaskSnapshot(task.row, progress, dead)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -38,6 +39,7 @@ from tickwheel.model.records import ID_STEP
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import Caller, check_share
 from tickwheel.server.shard.groups import make_topic_room
+from tickwheel.server.shard.listings import when_free
 from tickwheel.server.shard.new_tasks import check_stays
 from tickwheel.server.shard.views import Page
 
@@ -55,13 +57,7 @@ if TYPE_CHECKING:
 
 PREPARE_OPTIONS = ("from",)
 COUNTED_FROM = ("enqueue", "commit")
-STATES = {
-    "open": TransactionState.OPEN,
-    "parked": TransactionState.PARKED,
-    "committed": TransactionState.COMMITTED,
-    "rolled_back": TransactionState.ROLLED_BACK,
-}
-_STATE_OF = {state: word for word, state in STATES.items()}
+STATES = {state.name.lower(): state for state in TransactionState}
 NAMES_PER_STEP = 500
 """How many transactions a listing looks at in one step."""
 TRANSACTION_TOPICS_MAX = 100
@@ -70,32 +66,24 @@ CHECKED_GROUPS_MAX = 1_000
 """How many producer groups one connection may answer for."""
 
 
+@dataclass(eq=False)
 class Transacting:
     """The operations on transactions."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        checkbacks: CheckBacks,
-        new_tasks: NewTasks,
-        listings: Listings,
-        value_bytes: ValueBytes,
-        check_door: Callable[[], None],
-        checked: Callable[[object], Sequence[Any]],
-    ) -> None:
-        """``check_door`` raises what keeps every new task out; ``checked``: the tasks of one
-        request."""
-        self._parts = parts
-        self._core = parts.core
-        self._registry = parts.core.transaction_registry
-        self._config = parts.core.config
-        self._transactions = parts.engine.transactions
-        self._checkbacks = checkbacks
-        self._new_tasks = new_tasks
-        self._listings = listings
-        self._value_bytes = value_bytes
-        self._check_door = check_door
-        self._checked = checked
+    _parts: Parts
+    _checkbacks: CheckBacks
+    _new_tasks: NewTasks
+    _listings: Listings
+    _value_bytes: ValueBytes
+    _check_door: Callable[[], None]
+    """Raises what keeps every new task out."""
+    _checked: Callable[[object], Sequence[Any]]
+    """The tasks of one request."""
+
+    def __post_init__(self) -> None:
+        self._core, self._config = self._parts.core, self._parts.core.config
+        self._registry = self._core.transaction_registry
+        self._transactions = self._parts.engine.transactions
 
     # --- producers -------------------------------------------------------------------------------
 
@@ -175,11 +163,9 @@ class Transacting:
 
     def _check_limits(self, name: str, found: Transaction | None, halves: tuple[Half, ...]) -> None:
         config, registry = self._config, self._registry
-        if found is None and registry.undecided >= config.transactions_max:
-            raise Overloaded(
-                f"{registry.undecided} transactions are not decided; the limit is"
-                f" {config.transactions_max} (transactions_max)"
-            )
+        if found is None:
+            count, said = registry.undecided, "transactions are not decided"
+            checks.room(Overloaded, count, said, config, "transactions_max")
         size_bytes = sum(half.size_bytes for half in halves)
         held_bytes = registry.size_bytes + registry.tasks * ROW_OVERHEAD_BYTES
         more_bytes = size_bytes + len(halves) * ROW_OVERHEAD_BYTES
@@ -302,7 +288,7 @@ class Transacting:
 
     async def _page(self, after: str, limit: int, wanted: _Wanted) -> dict[str, Any]:
         """A page of matching transactions, looked for in steps, between which the loop goes on."""
-        page = Page(limit, self._parts.limits.frame_bytes_max // 2, self._value_bytes)
+        page = Page(self._parts, limit, self._value_bytes)
         while True:
             names = list(islice(self._registry.listed(after, wanted.state), NAMES_PER_STEP))
             for name in names:
@@ -343,20 +329,12 @@ class Transacting:
         return found
 
     def _when_free(self, caller: Caller, request: int, name: str, act: Callable[[], None]) -> None:
-        found = self._registry.known.get(name)
-        if found is None or self._transactions.is_free(found):
-            act()
-            return
+        def is_free() -> bool:
+            found = self._registry.known.get(name)
+            return found is None or self._transactions.is_free(found)
 
-        def again() -> None:
-            if caller.is_open:
-                self._parts.border.run(
-                    "a command on a transaction",
-                    lambda: self._when_free(caller, request, name, act),
-                    partial(caller.refuse, request),
-                )
-
-        self._parts.committer.after_all(again)
+        refuse = partial(caller.refuse, request)
+        when_free(self._parts, caller, "a command on a transaction", is_free, act, refuse)
 
 
 def transaction_map(row: TransactionRow) -> dict[str, Any]:
@@ -364,7 +342,7 @@ def transaction_map(row: TransactionRow) -> dict[str, Any]:
     return {
         "id": row.id,
         "group": row.group,
-        "state": _STATE_OF[row.state],
+        "state": row.state.name.lower(),
         "began_ms": row.began_ms,
         "touched_ms": row.touched_ms,
         "tasks": row.tasks,

@@ -4,7 +4,7 @@ the engine's memory, O(topics), no scan.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from tickwheel.api.tasks import kept_options
@@ -189,10 +189,10 @@ def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
 class Page:
     """The part of a list that one answer has: up to ``limit`` maps, as many as fit."""
 
-    def __init__(self, limit: int, bytes_max: int, value_bytes: ValueBytes) -> None:
+    def __init__(self, parts: Parts, limit: int, value_bytes: ValueBytes) -> None:
         self.found: list[dict[str, Any]] = []
         self._limit = limit
-        self._bytes_left = bytes_max
+        self._bytes_left = parts.limits.frame_bytes_max // 2
         self._value_bytes = value_bytes
 
     def take(self, one: dict[str, Any]) -> bool:
@@ -202,6 +202,12 @@ class Page:
             return False
         self.found.append(one)
         return True
+
+    def answer(self, maps: Iterable[dict[str, Any]], what: str, key: str) -> dict[str, Any]:
+        """The answer with as many of ``maps`` as there is room for, under the name ``what``;
+        ``next`` is the ``key`` of the last one, if there are more."""
+        is_all = all(map(self.take, maps))
+        return {what: self.found, "next": None if is_all else self.found[-1][key]}
 
 
 def _that_fit(
