@@ -173,24 +173,25 @@ def depth_of(condition: Condition) -> int:
 def cost_of(condition: Condition) -> int:
     """Steps of a judgement at most: one a comparison, and one for each character of a pattern
     that has to be searched for."""
-    if isinstance(condition, Inverted):
-        return cost_of(condition.term)
-    if isinstance(condition, AllOf | AnyOf):
-        return sum(map(cost_of, condition.terms))
-    if not isinstance(condition, Like):
-        return 1
-    searched = _split(condition.pattern)[1:-1]
-    return 1 + sum(len(part) * (WILD_COST if ANY_ONE in part else 1) for part in searched)
+    return _work_of(condition, 1)
 
 
 def steps_of(condition: Condition) -> int:
     """The time that a judgement takes at most, in comparisons: about 0.2 us each. A character that
     is searched for is looked for in a text of any length that a property may have."""
+    return _work_of(condition, STEPS_PER_SEARCHED)
+
+
+def _work_of(condition: Condition, per_searched: int) -> int:
     if isinstance(condition, Inverted):
-        return steps_of(condition.term)
+        return _work_of(condition.term, per_searched)
     if isinstance(condition, AllOf | AnyOf):
-        return sum(map(steps_of, condition.terms))
-    return 1 + (cost_of(condition) - 1) * STEPS_PER_SEARCHED
+        return sum(_work_of(term, per_searched) for term in condition.terms)
+    if not isinstance(condition, Like):
+        return 1
+    searched = _split(condition.pattern)[1:-1]
+    costs = (len(part) * (WILD_COST if ANY_ONE in part else 1) for part in searched)
+    return 1 + per_searched * sum(costs)
 
 
 def compiled(condition: Condition) -> Predicate:

@@ -411,6 +411,7 @@ def _options_or_none(fields: Iterable[Any] | None) -> TaskOptions | None:
 # --- groups -----------------------------------------------------------------------------------
 
 _RARE_SETTINGS = defaults_from(GroupSettings, "if_pending")
+_USUAL_SETTINGS = len(GroupSettings._fields) - len(_RARE_SETTINGS)
 
 
 def _group_fields(row: GroupRow) -> Iterable[Any]:
@@ -428,27 +429,16 @@ def _group(
     return GroupRow(topic, group, since_ms, decoded, since_id)
 
 
-def _settings(
-    paused: bool,
-    rate: float | None,
-    burst: int | None,
-    retry: Any,
-    closed_ms: int | None,
-    closed_id: int,
-    if_pending: Iterable[Any] | None = None,
-    broadcast_only: bool = False,
-    tags: str | None = None,
-    where: str | None = None,
-    former: Iterable[Any] = (),
-    *lines: Any,
-) -> GroupSettings:
-    policy = of_stored_fields(retry)
-    rule = None if if_pending is None else Coalescing(*if_pending)
-    filters = tuple(FormerFilter(*fields) for fields in former)
-    return GroupSettings(
-        paused, rate, burst, policy, closed_ms, closed_id, rule, broadcast_only, tags, where,
-        filters, *lines,
-    )  # fmt: skip
+def _settings(*fields: Any) -> GroupSettings:
+    if len(fields) < _USUAL_SETTINGS:
+        raise TypeError(f"settings have {_USUAL_SETTINGS} fields at least")
+    settings = GroupSettings(*fields)
+    rule: Any = settings.if_pending
+    return settings._replace(
+        retry=of_stored_fields(settings.retry),
+        if_pending=None if rule is None else Coalescing(*rule),
+        former=tuple(FormerFilter(*one) for one in settings.former),
+    )
 
 
 GROUP: Kind[GroupRow] = Kind(
@@ -496,19 +486,11 @@ def _schedule_fields(row: ScheduleRow) -> Iterable[Any]:
     return ((*schedule[:3], _fields_or_none(schedule.options), *schedule[4:]), *row[1:])
 
 
-def _schedule(
-    schedule: Iterable[Any],
-    paused: bool,
-    next_ms: int | None,
-    runs: int,
-    last_id: int,
-    queued_ms: int | None,
-    recent: Iterable[Any],
-) -> ScheduleRow:
-    name, topic, body, options, *rest = schedule
-    decoded = Schedule(name, topic, body, _options_or_none(options), *rest)
-    noted = tuple(Run(*run) for run in recent)
-    return ScheduleRow(decoded, paused, next_ms, runs, last_id, queued_ms, noted)
+def _schedule(schedule: Iterable[Any], *rest: Any) -> ScheduleRow:
+    name, topic, body, options, *timing = schedule
+    decoded = Schedule(name, topic, body, _options_or_none(options), *timing)
+    row = ScheduleRow._make((decoded, *rest))
+    return row._replace(recent=tuple(Run(*run) for run in row.recent))
 
 
 SCHEDULE: Kind[ScheduleRow] = Kind(
@@ -566,21 +548,10 @@ committed one the tasks are among the new tasks of the same batch, which drops i
 # --- bulk operations --------------------------------------------------------------------------
 
 
-def _bulk(
-    bulk: Iterable[Any],
-    state: int,
-    place: tuple[int, str],
-    looked_at: int,
-    matched: int,
-    changed: int,
-    refused: tuple[tuple[str, int], ...],
-    ended_ms: int,
-    note: str,
-) -> BulkRow:
-    name, kind, topic, selection, *rest = bulk
-    decoded = Bulk(name, kind, topic, Selection(*selection), *rest)
-    counts = (looked_at, matched, changed, refused)
-    return BulkRow(decoded, BulkState(state), place, *counts, ended_ms, note)
+def _bulk(bulk: Iterable[Any], state: int, *rest: Any) -> BulkRow:
+    name, kind, topic, selection, *others = bulk
+    decoded = Bulk(name, kind, topic, Selection(*selection), *others)
+    return BulkRow._make((decoded, BulkState(state), *rest))
 
 
 BULK: Kind[BulkRow] = Kind(
