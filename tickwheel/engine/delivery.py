@@ -281,24 +281,18 @@ class Delivery:
         return min(times, default=None)
 
 
+@dataclass(eq=False)
 class Leasing:
     """Leases ready tasks of a group to one of its subscribers, a frame at a time."""
 
-    def __init__(
-        self,
-        core: Core,
-        ownership: Ownership,
-        settlement: Settlement,
-        firing: Firing,
-        subscriptions: Subscriptions,
-    ) -> None:
-        self._core = core
-        self._ownership = ownership
-        self._settlement = settlement
-        self._firing = firing
-        self._subscriptions = subscriptions
-        self.reading = RowReading(core)
-        self.apart = Apart(core)
+    _core: Core
+    _ownership: Ownership
+    _settlement: Settlement
+    _firing: Firing
+    _subscriptions: Subscriptions
+
+    def __post_init__(self) -> None:
+        self.reading, self.apart = RowReading(self._core), Apart(self._core)
         self._is_alone = False
         """Whether the task that is being leased may be one whose consumers have died."""
         self.now_ms = self.mono_ms = self.bytes_left = 0

@@ -658,24 +658,20 @@ def load_bytes(resident_bytes_max: int) -> int:
     return max(LOAD_BYTES_MIN, min(LOAD_BYTES_MAX, resident_bytes_max // LOAD_SHARE))
 
 
+@dataclass(eq=False)
 class Loader:
     """``load`` takes over whatever the engine wants; each load asks for a tick. What is wanted
     while a load is under way is in the next one, whoever wants it."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        reader: Reader,
-        clock: Clock,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        wake: Callable[[], None],
-    ) -> None:
-        self._core = engine.core
-        self._firing, self._delivery = engine.firing, engine.delivery
-        self._reader = reader
-        self._clock = clock
-        self._spawn = spawn
-        self._wake = wake
+    _engine: Engine
+    _reader: Reader
+    _clock: Clock
+    _spawn: Callable[[Coroutine[Any, Any, None]], object]
+    _wake: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        engine = self._engine
+        self._core, self._firing, self._delivery = engine.core, engine.firing, engine.delivery
         self._bytes_max = load_bytes(self._core.config.resident_bytes_max)
         self._turn = asyncio.Lock()
         self._loads = self._looks = False
