@@ -191,8 +191,8 @@ USED_MAX: Final = 10_000
 """Principals whose use is remembered; those without connections are forgotten first."""
 
 
-class Bucket:
-    """A token bucket of one second."""
+class Allowance:
+    """What a quota allows in a second. Unlike the bucket of a rate it may be overdrawn."""
 
     def __init__(self, name: str, rate: float) -> None:
         self._name = name
@@ -201,7 +201,7 @@ class Bucket:
         self._at_ms = 0
 
     def wait_s(self, mono_ms: int) -> float:
-        """Seconds until something is left in the bucket; 0: something is."""
+        """Seconds until something is left; 0: something is."""
         elapsed_ms, self._at_ms = mono_ms - self._at_ms, mono_ms
         self._left = min(self._rate, self._left + max(0, elapsed_ms) * self._rate / 1000)
         return 0.0 if self._left > 0 else max(0.001, -self._left / self._rate)
@@ -211,10 +211,6 @@ class Bucket:
 
     def refusal(self, who: str, wait_s: float) -> Overloaded:
         return over(f"{who} has used its {self._name} ({self._rate:g})", wait_s)
-
-
-def _bucket(name: str, rate: float | None) -> Bucket | None:
-    return None if rate is None else Bucket(name, rate)
 
 
 def over(why: str, wait_s: float) -> Overloaded:
@@ -261,8 +257,8 @@ class Quota:
         self._scopes = scopes
         self.callers: set[Caller] = set()
         """Connections of the principal, and its requests over HTTP that are under way."""
-        self._tasks = _bucket("tasks_per_s", quotas.tasks_per_s)
-        self._bytes = _bucket("bytes_per_s", quotas.bytes_per_s)
+        rates = {"tasks_per_s": quotas.tasks_per_s, "bytes_per_s": quotas.bytes_per_s}
+        self._allowances = {n: Allowance(n, rate) for n, rate in rates.items() if rate is not None}
         self._core: Core | None = None
         self._topics: Topics | None = None
         self._tally: Tally | None = None
@@ -293,10 +289,9 @@ class Quota:
 
     def check(self, core: Core, mono_ms: int) -> None:
         """Raises Overloaded if no task may be taken at the moment."""
-        for bucket in (self._tasks, self._bytes):
-            wait_s = 0.0 if bucket is None else bucket.wait_s(mono_ms)
-            if bucket is not None and wait_s:
-                raise bucket.refusal(self._who, wait_s)
+        for allowance in self._allowances.values():
+            if wait_s := allowance.wait_s(mono_ms):
+                raise allowance.refusal(self._who, wait_s)
         most = self.quotas.pending
         if most is None:
             return
@@ -329,10 +324,9 @@ class Quota:
 
     def charge(self, count: int, size_bytes: int) -> None:
         """Charge tasks that are taken now; ``pending`` counts them by their topics."""
-        if self._tasks is not None:
-            self._tasks.take(count)
-        if self._bytes is not None:
-            self._bytes.take(size_bytes)
+        used = {"tasks_per_s": count, "bytes_per_s": size_bytes}
+        for name, allowance in self._allowances.items():
+            allowance.take(used[name])
 
     def _pending(self, core: Core) -> int:
         topics = self._scopes.of(self._who)
