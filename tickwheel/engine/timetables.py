@@ -26,7 +26,6 @@ for a task to end. It is state and the few steps that several parts have in comm
 
 from __future__ import annotations
 
-from calendar import monthrange
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -382,7 +381,8 @@ class _Walls:
         self.steps += 1
         if not self._months >> month & 1:
             return 0
-        weekday, length = monthrange(year, month)
+        first, following = date(year, month, 1), date(year + month // 12, month % 12 + 1, 1)
+        weekday, length = first.weekday(), (following - first).days
         days = self._days.get((weekday, length))
         if days is None:
             matches = CronSim(self._text, _SOME_DAY).match_day
