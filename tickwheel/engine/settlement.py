@@ -327,7 +327,7 @@ class Settlement:
                     kept.add(task_id)
         else:
             # The only group that was owed them: nothing else of them is in memory but their keys.
-            keys = {i: key for i, one in leases.items() if (key := one.traits.key) is not None}
+            keys = {i: one.traits.key for i, one in leases.items() if one.traits.key is not None}
             core.end_plain(leases, Outcome.ACKED, group.topic.name, keys)
         if core.is_recorded:
             core.recorder.acked(group, list(leases.values()), kept)
