@@ -23,7 +23,14 @@ hypothesis.settings.register_profile(
     parent=hypothesis.settings.get_profile("tickwheel"),
     phases=[one for one in hypothesis.Phase if one is not hypothesis.Phase.shrink],
 )
+# `make test`: a part of the examples; the rest of them is for `make test-full`.
+hypothesis.settings.register_profile(
+    "quick", parent=hypothesis.settings.get_profile("tickwheel"), max_examples=30
+)
 hypothesis.settings.load_profile(os.environ.get("EXAMPLES", "tickwheel"))
+IS_QUICK = os.environ.get("EXAMPLES") == "quick"
+MACHINE_EXAMPLES_MAX = 30
+"""So many lives of a state machine are tried by `make test`, whatever it asks for."""
 
 for _name in [name for name in os.environ if name.startswith("TICKWHEEL_")]:
     del os.environ[_name]
@@ -53,6 +60,11 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for machine in {item.cls for item in items if isinstance(item, pytest.Function)}:
+        of_machine = getattr(machine, "settings", None)
+        if IS_QUICK and isinstance(of_machine, hypothesis.settings):
+            most = min(of_machine.max_examples, MACHINE_EXAMPLES_MAX)
+            machine.settings = hypothesis.settings(of_machine, max_examples=most)
     ranks = {place: rank for rank, place in enumerate(LONG)}
     items.sort(key=lambda item: ranks.get(_place(item.nodeid), len(LONG)))
 
