@@ -22,6 +22,7 @@ REQUESTS_MAX = 16
 BYTES_MAX = 160 * 1024
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_the_first_sight_runs(tmp_path: Path, chromium: Browser) -> None:
     """``chromium``: where there is none, that is said once and for all."""
     command = [sys.executable, "-m", "benchmarks.console", "--runs", "1", "--tasks", "20"]

@@ -32,6 +32,11 @@ LOAD_S = 25.0
 HOUR_MS = 3_600_000
 PHONE = {"width": 390, "height": 844}
 WIDE = {"width": 1280, "height": 860}
+NARROW_FIRST = [
+    pytest.param(PHONE, id="narrow"),
+    pytest.param(WIDE, id="wide", marks=pytest.mark.slow),
+]
+"""What fits a phone, fits: the wide window is for `make test-full`."""
 
 
 class Shop:
@@ -234,7 +239,7 @@ def long_names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemo
         yield daemon, task
 
 
-@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "narrow"])
+@pytest.mark.parametrize("size", NARROW_FIRST)
 def test_long_names_push_nothing_out_of_sight(
     console_on: Open, long_names: tuple[Daemon, str], size: dict[str, int]
 ) -> None:
@@ -260,7 +265,7 @@ LONG_SIGNS = {
 }
 
 
-@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "narrow"])
+@pytest.mark.parametrize("size", NARROW_FIRST)
 def test_dialogs_with_long_names_fit(
     console_on: Open, long_names: tuple[Daemon, str], size: dict[str, int]
 ) -> None:
@@ -282,7 +287,7 @@ def test_dialogs_with_long_names_fit(
         console.confirm("Do not")
 
 
-@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "narrow"])
+@pytest.mark.parametrize("size", NARROW_FIRST)
 @pytest.mark.parametrize(
     ("view", "button"),
     [

@@ -43,10 +43,11 @@ def long(*nemeses: str, **more: Any) -> Any:
     "how",
     [
         short(GROUPS_),
-        short(CLOCK),
         short(NETWORK),
-        short(RESOURCES),
-        short(WATCH, GROUPS_, watch_s=8.0),
+        # Clocks: test_everything.py. What runs out: test_disk.py, e2e/test_limits.py.
+        short(CLOCK, marks=pytest.mark.slow),
+        short(RESOURCES, marks=pytest.mark.slow),
+        short(WATCH, GROUPS_, watch_s=8.0, marks=pytest.mark.slow),
         short(CLOCK, store="redis", daemons=2, marks=pytest.mark.slow),
         long(*sorted(ALL)),
         long(*sorted(ALL), store="redis", daemons=2),

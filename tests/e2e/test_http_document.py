@@ -50,12 +50,16 @@ HOOKS = {
 """Values at and beyond the bounds, too: ``document_hooks.py``."""
 
 
-@pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize(
-    ("phases", "examples", "timeout_s"),
+    ("who", "phases", "examples", "timeout_s"),
     [
-        ("examples,coverage,fuzzing", 3, 400),
-        pytest.param("examples,coverage,fuzzing,stateful", 50, 1_200, marks=pytest.mark.slow),
+        ("all", "examples,coverage,fuzzing", 2, 400),
+        *(
+            pytest.param(
+                who, "examples,coverage,fuzzing,stateful", 50, 1_200, marks=pytest.mark.slow
+            )
+            for who in WHO
+        ),
     ],
 )
 def test_nothing_happens_that_the_document_does_not_say(

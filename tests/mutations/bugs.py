@@ -33,7 +33,7 @@ COMMITTER = "tests/server/shard/test_committer.py::test_"
 PROMISES = "tests/crash/test_promises.py::test_"
 SYNC = "tests/crash/test_sync.py::test_"
 TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[12]"
-SIMULATION = "tests/simulation/test_simulation.py::test_every_run_holds"
+SIMULATION = "tests/simulation/test_simulation.py::test_every_run_holds[200]"
 ORDERING = "tests/engine/test_engine_ordering.py::test_"
 KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
@@ -68,7 +68,6 @@ LOST = (
             "tests/crash/test_disk.py"
             "::test_a_refused_request_may_be_sent_again_under_its_number[refusing]",
         ),
-        usual=True,
     ),
     Bug(
         "dedupe-mark-not-in-the-commit",
@@ -231,7 +230,6 @@ DELIVERED = (
             ),
         },
         ("tests/persistence/test_races.py::test_reads_beside_commits_see_whole_batches[sqlite]",),
-        usual=True,
     ),
 )
 
@@ -318,7 +316,6 @@ OWED = (
             KEY_PAUSES + "tasks_of_a_paused_key_are_not_handed_out_until_it_is_resumed[crash]",
             KEY_PAUSES + "tasks_of_a_paused_value_are_not_handed_out_until_it_is_resumed[crash]",
         ),
-        usual=True,
     ),
     Bug(
         "lease-batches-take-paused-keys",
@@ -345,7 +342,6 @@ OWED = (
             OWNERSHIP + "what_is_enqueued_after_a_group_is_its_own_whatever_the_clock_says",
             OWNERSHIP + "a_takeover_by_another_clock_changes_nothing",
         ),
-        usual=True,
     ),
     Bug(
         "a-replay-is-no-owner",

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from observe.prometheus import ROOT, clean_environment
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_scrapes_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.metrics_scrape", "--topics", "20"]
     command += ["--rate", "200", "--seconds", "2", "--dir", str(tmp_path)]

@@ -54,7 +54,7 @@ async def test_nothing_is_lost_on_its_way_to_a_redis_stream(
         forwarder.kill()
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(50, marks=pytest.mark.slow)])
 async def test_nothing_is_lost_on_its_way_to_rabbitmq(
     kills: int, daemon: Daemon, rabbit: RabbitServer, tmp_path: Path
 ) -> None:

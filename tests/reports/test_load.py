@@ -301,6 +301,7 @@ def test_a_lock_that_was_taken_over_is_not_taken_back(spark: SparkSession, tmp_p
     assert "elsewhere" in path.read_text()
 
 
+@pytest.mark.slow
 def test_a_segment_that_goes_while_it_is_loaded_is_not_called_damaged(
     load: Load, history: Path, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def quick(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "SPARK_CONF_DIR": str(conf), "JDK_JAVA_OPTIONS": QUICK_JAVA}
 
 
+@pytest.mark.slow  # test_load.py: what such a run has left
 def test_a_run_killed_half_way_leaves_nothing_that_counts(
     spark: SparkSession, quick: dict[str, str], history: Path, tmp_path: Path,
     load: Callable[..., Outcome],
@@ -162,6 +163,7 @@ def remarks_of_stages() -> set[str]:
                                               "computing figures")}  # fmt: skip
 
 
+@pytest.mark.slow  # test_load.py: one report at a time
 def test_nobody_else_works_on_the_table_until_the_page_is_written(
     report: Callable[..., Report], load: Callable[..., Outcome], history: Path,
     monkeypatch: pytest.MonkeyPatch,

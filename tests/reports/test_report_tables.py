@@ -201,6 +201,7 @@ MORNING = {
 }
 
 
+@pytest.mark.slow
 def test_left_out_by_filters_and_held_up_by_keys(
     made: Report, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def test_the_other_build_has_its_own_client(capsys: pytest.CaptureFixture[str]) 
         assert metric in shown
 
 
+@pytest.mark.slow  # the same on SQLite is quick
 def test_on_redis(capsys: pytest.CaptureFixture[str]) -> None:
     only = ["--store", "redis", "--only", "steady"]
     assert main([COMMAND, "--quick", "--rounds", "1", *only]) == 0

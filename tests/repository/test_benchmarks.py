@@ -30,25 +30,24 @@ from benchmarks.servers import find_beanstalkd, processor_s
 from benchmarks.wire import FrameCounter, WrongAnswer, check_inserted, results
 from tickwheel.protocol import Decoder, encode
 
-REPEATS = {
-    ("sqlite", "bulk_client_long"),
-    ("sqlite", "ten_million"),
-    ("sqlite", "due_million"),
-    ("sqlite", "mixed_day"),
-    ("sqlite", "single_client"),
-    ("sqlite", "rate_pending"),
-    ("redis", "burst"),
-    ("redis", "lateness"),
-    ("redis", "redis_bulk_client"),
-    ("redis", "redis_enqueue"),
+DAILY = {
+    ("sqlite", "enqueue_batched"),
+    ("sqlite", "enqueue_frame"),
+    ("sqlite", "steady"),
+    ("sqlite", "steady_worker"),
+    ("sqlite", "steady_history"),
+    ("sqlite", "history"),
+    ("sqlite", "lateness"),
+    ("sqlite", "transactions"),
+    ("redis", "redis_recovery"),
 }
-"""Cases that measure at another size, or on another store, what others measure too."""
+"""Cases that `make test` runs, one of each kind; the others are for `make test-full`."""
 
 
 @pytest.mark.parametrize(
     ("store", "case"),
     [
-        pytest.param(store, case, marks=[pytest.mark.slow] if (store, case) in REPEATS else [])
+        pytest.param(store, case, marks=[] if (store, case) in DAILY else [pytest.mark.slow])
         for store, cases in CASES.items()
         for case in cases
     ],

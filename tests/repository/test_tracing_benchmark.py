@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_tracing_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.tracing", "--tasks", "100", "--rounds", "1"]
     command += ["--before", str(ROOT), "--dir", str(tmp_path)]
