@@ -88,7 +88,10 @@ async def main() -> None:
                 )
                 await wheel.run_until_idle()
 
-sentry_sdk.init("http://key@127.0.0.1/1", transport=Kept, {init})
+# Its integrations of other frameworks would import these.
+sentry_sdk.init(
+    "http://key@127.0.0.1/1", transport=Kept, auto_enabling_integrations=False, {init}
+)
 asyncio.run(main())
 sentry_sdk.flush()
 print(json.dumps(sent))

@@ -187,8 +187,8 @@ def test_the_page_of_http_works_as_it_stands(tmp_path: Path, forked_shell: dict[
         assert word in shown, (word, shown)
 
 
-def test_the_page_of_keys_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
-    shown = run_as_it_stands("docs/keys.md", tmp_path, shell)
+def test_the_page_of_keys_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str]) -> None:
+    shown = run_as_it_stands("docs/keys.md", tmp_path, forked_shell)
     for pattern in (
         r"\d+  cancelled", r"\d+  kept  due ", r"\d+  replaced  due ", '"outcome": ?"rejected"',
         "if pending: keep window=1d", r"^stored (\d+)\nkept \1$", "^replaced 20",
@@ -233,16 +233,20 @@ def test_the_page_of_resets_works_as_it_stands(
     assert shown.count("again b'invoice ") == 3
 
 
-def test_the_page_of_due_windows_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
-    shown = run_as_it_stands("docs/windows.md", tmp_path, shell)
+def test_the_page_of_due_windows_works_as_it_stands(
+    tmp_path: Path, forked_shell: dict[str, str]
+) -> None:
+    shown = run_as_it_stands("docs/windows.md", tmp_path, forked_shell)
     for word in ("200 tasks enqueued", "10m, the emptiest", "asked for", "report  created"):
         assert word in shown, (word, shown)
     assert "dry run  100 of 100 would be changed" in shown
     assert len(re.findall(r"^spread-\w+  done  100 of 100 changed$", shown, re.MULTILINE)) == 2
 
 
-def test_the_page_of_order_keys_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
-    shown = run_as_it_stands("docs/order.md", tmp_path, shell)
+def test_the_page_of_order_keys_works_as_it_stands(
+    tmp_path: Path, forked_shell: dict[str, str]
+) -> None:
+    shown = run_as_it_stands("docs/order.md", tmp_path, forked_shell)
     places = [shown.index(word) for word in (
         "hold after 2 attempts", "bob +5", "no such account", "key alice  released", "alice +100",
         "alice -50", "key bob  paused", "carol +7", "key bob  resumed", "bob -5",
@@ -252,8 +256,10 @@ def test_the_page_of_order_keys_works_as_it_stands(tmp_path: Path, shell: dict[s
     assert "acme 3" not in shown
 
 
-def test_the_page_of_filters_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
-    shown = run_as_it_stands("docs/filters.md", tmp_path, shell)
+def test_the_page_of_filters_works_as_it_stands(
+    tmp_path: Path, forked_shell: dict[str, str]
+) -> None:
+    shown = run_as_it_stands("docs/filters.md", tmp_path, forked_shell)
     for pattern in (
         "order 1", "order 2", "filtered", r"europe.* tags eu \|\| uk \|\| us$", "^large: sale 11$",
         "^large: sale 12$", "not where amount > 5;", r"^ +amount > > 10\n +\^$",
@@ -281,9 +287,9 @@ def test_the_page_of_scaling_works_as_it_stands(
 
 
 def test_the_examples_of_operations_work_as_they_stand(
-    tmp_path: Path, shell: dict[str, str]
+    tmp_path: Path, forked_shell: dict[str, str]
 ) -> None:
-    shown = run_as_it_stands("docs/operations.md", tmp_path, shell)
+    shown = run_as_it_stands("docs/operations.md", tmp_path, forked_shell)
     for word in ("order-42", "Restored into sqlite:///drilled.db", "all rows agree"):
         assert word in shown, (word, shown)
 
@@ -325,12 +331,12 @@ def test_the_page_of_traces_works_as_it_stands(tmp_path: Path, shell: dict[str, 
     ]
 
 
-def test_the_page_of_push_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+def test_the_page_of_push_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     moved = {port: str(free_port()) for port in ("8090", "8091")}
     (program,) = blocks("docs/push.md", "js")
     name, _, _ = program.removeprefix("// ").partition("\n")
     (tmp_path / name).write_text(program.replace("8091", moved["8091"]))
-    shown = run_as_it_stands("docs/push.md", tmp_path, shell, moved)
+    shown = run_as_it_stands("docs/push.md", tmp_path, forked_shell, moved)
     for word in ("python got order 42 of task", "node got order 42", "sending", "acked", "204"):
         assert word in shown, (word, shown)
 
@@ -359,7 +365,9 @@ def serve_at_a_free_port(commands: Path) -> None:
         (commands / name).chmod(0o755)
 
 
-def test_the_page_of_forwarders_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+def test_the_page_of_forwarders_works_as_it_stands(
+    tmp_path: Path, forked_shell: dict[str, str]
+) -> None:
     port = str(free_port())
     redis_server = shutil.which("redis-server") or pytest.skip("redis-server is not installed")
     commands = tmp_path / "bin"
@@ -372,7 +380,7 @@ def test_the_page_of_forwarders_works_as_it_stands(tmp_path: Path, shell: dict[s
     waits = WAIT.format(port=port).replace("serve | check | init | token) ;; *", "*")
     at_port = f'sed -i s/6390/{port}/ "$1"'
     (commands / "python").write_text(python.replace("exec ", f"{at_port}\n{waits}\nexec ", 1))
-    shown = run_as_it_stands("docs/forward.md", tmp_path, shell)
+    shown = run_as_it_stands("docs/forward.md", tmp_path, forked_shell)
     places = [shown.index(word) for word in (
         "stream=orders", "order 41 of key 41", "1 invoice has come", "paper is there",
         "reports monday", "switched off",
