@@ -89,6 +89,21 @@ class Console:
         page.locator(".view:not([data-old]) h1").first.wait_for()
         return page
 
+    def forget(self) -> None:
+        """Be as a new browser: an empty page, and nothing that was kept. The first page stays,
+        and with it the process that draws it, which is most of what a browser costs."""
+        for page in self.context.pages:
+            if page is not self.page:
+                page.close()
+        if self.page.url.startswith(self.http):
+            self.page.evaluate("localStorage.clear(); sessionStorage.clear();")
+        self.context.clear_cookies()
+        self.page.unroute_all()
+        self.page.mouse.move(0, 0)
+        self.page.goto("about:blank")
+        errors, self.errors = self.errors, []
+        assert not errors, errors
+
     def says(self, text: str) -> None:
         """A toast does."""
         self.page.locator(".toast", has_text=text).first.wait_for()

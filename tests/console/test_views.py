@@ -7,14 +7,14 @@ import os
 import re
 import socket
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any, Self
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from console.asking import (
     ask,
@@ -27,7 +27,7 @@ from console.asking import (
     prepare,
     pull,
 )
-from console.conftest import Console
+from console.conftest import WIDE, Console
 from support.daemon import Daemon
 from support.waiting import until
 from tickwheel.sync import Client
@@ -48,9 +48,18 @@ def behind(shop: Daemon) -> str:
     return "behind"
 
 
+@pytest.fixture(scope="module")
+def window(chromium: Browser, shop: Daemon) -> Iterator[Console]:
+    context = chromium.new_context(viewport=WIDE)
+    yield Console(context, shop.http)
+    context.close()
+
+
 @pytest.fixture
-def console(console_on: Open, shop: Daemon) -> Console:
-    return console_on(shop)
+def console(window: Console) -> Iterator[Console]:
+    """A browser that has seen nothing."""
+    yield window
+    window.forget()
 
 
 def cells(page: Page, text: str) -> list[str]:

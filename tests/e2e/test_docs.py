@@ -88,6 +88,9 @@ def run_as_it_stands(
     return out.read_text()
 
 
+PARSER: Any = get_command(app)
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> dict[str, str]:
     """An environment in which `tickwheel` is this tree's, at an address of its own."""
@@ -415,7 +418,7 @@ SPANS = {
 @pytest.mark.parametrize("span", sorted(SPANS))
 def test_a_command_in_a_sentence_is_one_that_there_is(span: str) -> None:
     """Only parsed; a name may stand without the arguments that it needs."""
-    name, words, command = "tickwheel", shlex.split(span), get_command(app)
+    name, words, command = "tickwheel", shlex.split(span), PARSER
     context: Any = None
     try:
         while True:
@@ -453,7 +456,7 @@ def test_a_command_in_a_block_takes_the_arguments_that_it_shows(line: str) -> No
         words.append(re.sub(r"^\$\w+$", "1", word.rstrip(";")))
     if any(NAMES_AS.search(word) for word in words) or "--help" in words:
         return
-    name, command, context = words[0], get_command(app), None
+    name, command, context = words[0], PARSER, None
     words = words[1:]
     while True:
         found: Any = command.make_context(name, words, parent=context)
@@ -465,7 +468,7 @@ def test_a_command_in_a_block_takes_the_arguments_that_it_shows(line: str) -> No
 
 def test_every_command_is_on_the_page_of_the_command_line() -> None:
     text = (ROOT / "docs/cli.md").read_text()
-    missing = [name for name in commands_of(get_command(app)) if f"tickwheel {name}" not in text]
+    missing = [name for name in commands_of(PARSER) if f"tickwheel {name}" not in text]
     assert missing == []
 
 
