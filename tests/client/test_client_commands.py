@@ -13,8 +13,7 @@ from support.fake_daemon import NOW_MS, FakeDaemon, turns
 from support.waiting import soon
 from tickwheel import errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.client import TaskOutcome
-from tickwheel.errors import BadRequest, ProtocolError
+from tickwheel.errors import BadRequest
 
 
 async def collect(items: AsyncIterator[Any]) -> list[Any]:
@@ -191,43 +190,6 @@ async def test_the_newest_of_a_topic_is_found_by_the_index() -> None:
         assert peer.nothing()
 
 
-async def test_commands_by_key() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        at = datetime.fromtimestamp(NOW_MS / 1000, UTC)
-        named: Any = {"topic": "t", "key": "k"}
-        cases: list[tuple[Any, T, dict[str, Any], Any, list[TaskOutcome]]] = [
-            (client.cancel(**named), T.CANCEL, {}, ((5, "cancelled"), (6, "in_flight")),
-             [TaskOutcome(5, "cancelled"), TaskOutcome(6, "in_flight")]),
-            (client.cancel(**named), T.CANCEL, {}, ((None, "unknown"),),
-             [TaskOutcome(None, "unknown")]),
-            (client.reschedule(**named, delay=2), T.RESCHEDULE, {"delay_ms": 2000},
-             ((5, "scheduled", NOW_MS),), [TaskOutcome(5, "scheduled", NOW_MS)]),
-            (client.reschedule(**named, at=at), T.RESCHEDULE, {"due_ms": NOW_MS},
-             ((5, "acked"),), [TaskOutcome(5, "acked")]),
-            (client.run_now(**named), T.RUN_NOW, {}, ((5, "scheduled", NOW_MS),),
-             [TaskOutcome(5, "scheduled", NOW_MS)]),
-        ]  # fmt: skip
-        for call, kind, more, answer, outcomes in cases:
-            asking = asyncio.ensure_future(call)
-            frame = await peer.next(kind)
-            assert frame[2:] == (None, named | more)
-            peer.ok(frame, answer)
-            assert await soon(asking) == outcomes
-        assert outcomes[0].due == at and TaskOutcome(5, "acked").due is None
-        asking = asyncio.ensure_future(client.lookup(**named, newest=True, not_after=at))
-        frame = await peer.next(T.LOOKUP)
-        assert frame[2:] == (None, {"topic": "t", "key": "k", "newest": True, "until_ms": NOW_MS})
-        peer.ok(frame, [TASK])
-        [info] = await soon(asking)
-        assert info.id == TASK["id"]
-        asking = asyncio.ensure_future(client.cancel(**named))
-        peer.ok(await peer.next(T.CANCEL), [[5]])
-        with pytest.raises(ProtocolError):
-            await soon(asking)
-        assert peer.nothing()
-
-
 async def test_a_task_is_named_by_its_id_or_by_topic_and_key() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
@@ -241,46 +203,6 @@ async def test_a_task_is_named_by_its_id_or_by_topic_and_key() -> None:
             with pytest.raises(BadRequest, match="by topic and key|must be a str"):
                 await client.reschedule(**given, delay=5)
         assert peer.nothing()
-
-
-async def test_dead_letters() -> None:
-    letter = {"id": 5, "group": "g", "topic": "t", "died_ms": NOW_MS, "attempt": 3, "reason": "why"}
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        asking = asyncio.ensure_future(collect(client.dead_list(topic="t", group="g")))
-        frame = await peer.next(T.DEAD_LIST)
-        assert (frame[2]["topic"], frame[2]["group"]) == ("t", "g")
-        failures = ((1, 5, "a", "me", ""), (2, 6, "b", "", "at f"))
-        peer.ok(frame, {"dead": [letter | {"failures": failures}], "next": (5, "g")})
-        frame = await peer.next(T.DEAD_LIST)
-        assert frame[2]["after"] == (5, "g")
-        peer.ok(frame, {"dead": [], "next": None})
-        [found] = await soon(asking)
-        assert (found.id, found.group, found.topic, found.attempt) == (5, "g", "t", 3)
-        assert (found.reason, tuple(map(tuple, found.failures))) == ("why", failures)
-        for verb, kind, word in (
-            (client.dead_requeue([(5, "g")]), T.DEAD_REQUEUE, "requeued"),
-            (client.dead_delete([(5, "g")]), T.DEAD_DELETE, "deleted"),
-        ):
-            acting = asyncio.ensure_future(verb)
-            frame = await peer.next(kind)
-            assert frame[2] == ((5, "g"),)
-            peer.ok(frame, [word])
-            assert await soon(acting) == [word]
-
-
-async def test_backup_and_ping() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        peer = await daemon.peer()
-        asking = asyncio.ensure_future(client.backup("copy.db"))
-        frame = await peer.next(T.BACKUP)
-        assert frame[2] == "copy.db"
-        peer.ok(frame, {"path": "/a/copy.db", "bytes": 5})
-        found = await soon(asking)
-        assert (found.path, found.bytes) == ("/a/copy.db", 5)
-        pinging = asyncio.ensure_future(client.ping())
-        peer.ok(await peer.next(T.PING))
-        await soon(pinging)
 
 
 async def test_a_backup_that_takes_long_is_waited_for() -> None:
@@ -354,14 +276,6 @@ async def test_a_wrong_id_is_said_at_once(task_id: Any) -> None:
             with pytest.raises(errors.BadRequest):
                 await soon(call)
         assert peer.nothing()
-
-
-async def test_reschedule_needs_one_time() -> None:
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        now = datetime.now(UTC)
-        for options in ({}, {"delay": 1, "at": now}, {"delay": -1}, {"at": datetime(2030, 1, 1)}):  # noqa: DTZ001
-            with pytest.raises(errors.BadRequest):
-                await soon(client.reschedule(5, **options))
 
 
 async def test_a_cancelled_call_leaves_nothing_and_is_not_sent_later() -> None:

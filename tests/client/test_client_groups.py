@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from support.waiting import soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.shapes import reader_of
-from tickwheel.client import KeyPause, PausedKey
 
 SETTINGS: dict[str, Any] = {
     "topic": "t", "group": "g", "paused": False, "rate": 5.0, "burst": 10,
@@ -148,35 +147,6 @@ async def test_a_held_key_is_named_by_its_task_or_itself() -> None:
         for task_id, key in ((None, None), (5, "a")):
             with pytest.raises(errors.BadRequest, match="one of ids and key must be given"):
                 await client.release_key("t", "g", task_id, key=key)
-
-
-async def test_paused_keys_are_read() -> None:
-    one = {"kind": "fair", "value": 7.5, "since_ms": NOW_MS, "by": "ann", "waiting": 3}
-    answer = {"keys": (), "held": 0, "paused": (one,)}
-    sent, found = await asked(T.HELD_KEYS, answer, lambda client: client.paused_keys("t", "g"))
-    assert sent == ("t", "g", {"limit": 100})
-    assert found == [PausedKey(**one, raw=one)]
-    assert found[0].since == datetime.fromtimestamp(NOW_MS / 1000, UTC)
-
-
-async def test_keys_are_paused_and_resumed() -> None:
-    answer = {"paused": True, "changed": True, "since_ms": NOW_MS, "by": "ann"}
-    sent, found = await asked(
-        T.PAUSE_KEY, answer, lambda client: client.pause_key("t", "g", key="a")
-    )
-    assert sent == ("t", "g", "a", None)
-    assert found == KeyPause(**answer, raw=answer)
-    assert found.since == datetime.fromtimestamp(NOW_MS / 1000, UTC)
-    answer = {"paused": False, "changed": False, "since_ms": None, "by": None}
-    sent, found = await asked(
-        T.RESUME_KEY, answer, lambda client: client.resume_key("t", "g", value=7.5)
-    )
-    assert sent == ("t", "g", None, 7.5)
-    assert (found.changed, found.since, found.by) == (False, None, None)
-    async with FakeDaemon() as daemon, daemon.client() as client:
-        for both in ({}, {"key": "a", "value": "b"}):
-            with pytest.raises(errors.BadRequest, match="one of key and value must be given"):
-                await client.pause_key("t", "g", **both)
 
 
 async def test_a_filter_is_a_text() -> None:

@@ -109,23 +109,6 @@ def test_a_bad_line_in_a_stream_says_what_was_enqueued_before(cli: Cli) -> None:
 # --- by id -----------------------------------------------------------------------------------
 
 
-def test_cancel_reschedule_run_now_and_show(cli: Cli) -> None:
-    first = cli.one("enqueue", "orders", "one", "--delay", "1h")["id"]
-    second = cli.one("enqueue", "orders", "two", "--delay", "1h")["id"]
-    shown = cli.one("show", first)
-    assert (shown["id"], shown["state"], shown["body"]) == (first, "scheduled", "one")
-    assert shown["topic"] == "orders"
-    assert "cycles left" in cli.run("show", first).stdout.decode()
-
-    assert cli.one("cancel", first)["status"] == "cancelled"
-    assert cli.one("cancel", first)["status"] == "already_cancelled"
-    moved = cli.one("reschedule", second, "--delay", "2h")
-    assert moved["status"] == "scheduled"
-    assert moved["due_ms"] > int(shown["due_ms"]) + 3_000_000
-    assert cli.one("run-now", second)["status"] == "scheduled"
-    assert cli.one("subscribe", "orders", "--max", "1")["id"] == second
-
-
 def test_ids_that_are_not_there(cli: Cli) -> None:
     assert "unknown" in cli.fails(4, "show", "12345")
     assert cli.json("show", "12345", expect=4) == [{"id": "12345", "state": "unknown"}]
@@ -133,14 +116,6 @@ def test_ids_that_are_not_there(cli: Cli) -> None:
     cli.run("run-now", "12345", expect=4)
     cli.run("dead", "requeue", "12345", expect=4)
     cli.fails(4, "dead", "show", "12345")
-
-
-def test_a_task_that_is_being_worked_on_cannot_be_cancelled(cli: Cli, daemon: Daemon) -> None:
-    task_id = cli.one("enqueue", "orders", "x")["id"]
-    with _subscriber(cli, "--no-ack") as subscriber:
-        assert _next_line(subscriber)["id"] == task_id
-        assert cli.json("cancel", task_id, expect=1)[0]["status"] == "in_flight"
-        _interrupt(subscriber)
 
 
 # --- subscribers -----------------------------------------------------------------------------

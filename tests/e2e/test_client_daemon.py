@@ -101,11 +101,6 @@ async def test_oneway_arrives_without_an_answer(client: Client, topic: str) -> N
         await delivery.ack()
 
 
-async def test_due_too_far_is_refused(client: Client, topic: str) -> None:
-    with pytest.raises(errors.DueTooFar):
-        await client.enqueue(topic, b"x", at=datetime.now(UTC) + timedelta(days=366 * 11))
-
-
 # --- ends of a delivery ----------------------------------------------------------------------
 
 
@@ -241,32 +236,6 @@ async def test_a_cancelled_pull_costs_nothing(client: Client, topic: str) -> Non
 # --- by id, lists, counts --------------------------------------------------------------------
 
 
-async def test_cancel_reschedule_run_now_lookup(client: Client, topic: str) -> None:
-    receipts = await client.enqueue_many([Task(topic, b"%d" % i, delay=HOUR) for i in range(4)])
-    first, second, third, fourth = (receipt.id for receipt in receipts)
-    assert await client.cancel(first) == "cancelled"
-    assert await client.cancel_many([first, 7]) == ["already_cancelled", "unknown"]
-    moved = await client.reschedule(second, delay=2 * HOUR)
-    assert moved.status == "scheduled"
-    assert (await client.lookup(second)).due == moved.due
-    at = datetime.now(UTC) + timedelta(days=1)
-    assert (await client.reschedule(third, at=at)).status == "scheduled"
-    info = await client.lookup(third)
-    assert (info.state, info.topic, info.body) == ("scheduled", topic, b"2")
-    assert info.due is not None
-    assert abs(info.due - at) < timedelta(milliseconds=2)
-    async with client.subscribe(topic) as deliveries:
-        assert (await client.run_now(fourth)).status == "scheduled"
-        [delivery] = await take(deliveries)
-        assert delivery.id == fourth
-        assert (await client.lookup(fourth)).state == "in_flight"
-        assert await client.cancel(fourth) == "in_flight"
-        assert (await client.reschedule(fourth, delay=5)).status == "in_flight"
-        await delivery.ack()
-    states = [task.state for task in await client.lookup_many([first, second, fourth, 9])]
-    assert states == ["cancelled", "scheduled", "acked", "unknown"]
-
-
 async def test_lists_page_by_page(client: Client, topic: str) -> None:
     receipts = await client.enqueue_many([Task(topic, b"x", delay=HOUR) for _ in range(2500)])
     listed = [task.id async for task in client.list_tasks(topic=topic)]
@@ -276,21 +245,6 @@ async def test_lists_page_by_page(client: Client, topic: str) -> None:
     assert [t async for t in client.list_tasks(topic=topic, state="dead")] == []
     words = await client.cancel_many(listed)
     assert set(words) == {"cancelled"}
-
-
-async def test_stats_backup_and_errors(running: Daemon, client: Client, topic: str) -> None:
-    await client.enqueue(topic, b"x", delay=HOUR)
-    stats = await client.stats()
-    assert stats.topics[topic].pending == 1
-    assert stats.pending >= 1
-    assert stats.raw["version"]
-    found = await client.backup("copy.db")
-    assert found.bytes == (running.folder / "copy.db").stat().st_size
-    with pytest.raises(errors.Conflict):
-        await client.backup("copy.db")
-    with pytest.raises(errors.BadRequest):
-        await client.backup("../copy.db")
-    await client.ping()
 
 
 async def test_a_wrong_token_is_refused_at_once(make_daemon: Any) -> None:

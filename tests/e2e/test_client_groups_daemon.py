@@ -94,30 +94,6 @@ async def test_a_policy_that_was_changed_meanwhile_ends_the_subscription(
 # --- groups ----------------------------------------------------------------------------------
 
 
-async def test_a_group_from_its_making_to_its_end(client: Client, topic: str) -> None:
-    made = await client.create_group(topic, "g", rate=1000, burst=5, retry=Retry.none())
-    assert (made.created, made.topic, made.group, made.rate, made.burst) == (
-        *(True, topic, "g", 1000.0, 5),
-    )
-    again = await client.create_group(topic, "g", paused=True)
-    assert (again.created, again.paused, again.rate) == (False, False, 1000.0)
-    await client.enqueue_many([Task(topic, b"x")] * 3)
-    await (await one(client, topic, "g")).reject("no")
-    delivery = await one(client, topic, "g")
-    with pytest.raises(errors.Conflict, match="1 ready"):
-        await client.delete_group(topic, "g")
-    held = await client.delete_group(topic, "g", force=True)
-    assert (held.ready, held.in_flight, held.waiting, held.dead) == (1, 1, 0, 1)
-    async with asyncio.timeout(WAIT_S):  # what it holds is let go of in steps
-        while (await client.lookup(delivery.id)).state == "in_flight":  # noqa: ASYNC110  # steps
-            await asyncio.sleep(0)
-    assert await delivery.ack() != "acked"
-    with pytest.raises(errors.NotFound):
-        await client.delete_group(topic, "g")
-    with pytest.raises(errors.NotFound):
-        await client.configure(topic, "g", paused=True)
-
-
 async def test_a_subscriber_of_a_group_that_is_deleted_gets_an_error(
     client: Client, topic: str
 ) -> None:
@@ -146,20 +122,6 @@ async def test_when_a_group_begins(client: Client, topic: str) -> None:
         assert await client.pull(topic, group="now") == []
     else:
         assert (await one(client, topic, "now")).body == b"before"
-
-
-async def test_pause_and_resume(client: Client, topic: str) -> None:
-    await client.create_group(topic, "g")
-    for group in ("g", None):
-        assert (await client.pause(topic, group)).paused
-        await client.enqueue(topic, b"x")
-        assert await client.pull(topic, group="g", wait=0.1) == []
-        stats = (await client.stats()).topics[topic]
-        assert (stats.paused, stats.groups["g"].paused) == (group is None, group == "g")
-        assert stats.groups["g"].ready == 1
-        reading = asyncio.ensure_future(one(client, topic, "g"))
-        assert not (await client.resume(topic, group)).paused
-        await (await soon(reading)).ack()
 
 
 # --- kinds of subscriptions ------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import pydoc
 import re
 import signal
@@ -69,16 +68,6 @@ def test_every_verb_of_a_delivery_returns_the_daemons_word(client: Client) -> No
     assert [letter.group for letter in letters] == ["default"]
 
 
-def test_keys_are_paused_and_resumed(client: Client) -> None:
-    client.create_group("kept", "g")
-    assert client.pause_key("kept", "g", key="k").changed
-    client.enqueue("kept", b"x", order_key="k")
-    assert client.pull("kept", group="g") == []
-    assert [one.value for one in client.paused_keys("kept", "g")] == ["k"]
-    assert not client.resume_key("kept", "g", key="k").paused
-    assert len(client.pull("kept", group="g", wait=WAIT_S)) == 1
-
-
 def test_pull_and_its_deliveries(client: Client) -> None:
     assert client.pull("pulled") == []
     client.enqueue("pulled", b"x")
@@ -99,21 +88,6 @@ def test_the_daemon_says_what_it_is(client: Client) -> None:
     assert client.ping() > 0
     assert client.limits.window_max > 0
     assert client.server_info["role"] == "active"
-
-
-def test_who_takes_tasks_is_listed(client: Client, daemon: Daemon) -> None:
-    client.enqueue("listed", b"x")
-    with Client(daemon.url, name="biller") as other, other.subscribe("listed", group="g") as one:
-        delivery = next(one)
-        [found] = client.list_consumers(topic="listed")
-        assert (found.group, found.kind, found.client) == ("g", "subscription", "biller")
-        assert found.in_flight == 1
-        assert (found.pid, found.version) == (os.getpid(), tickwheel.__version__)
-        assert found.since.tzinfo is not None
-        assert list(client.list_consumers(topic="listed", group="h")) == []
-        delivery.ack()
-    with pytest.raises(errors.BadRequest):
-        list(client.list_consumers(limit=0))
 
 
 def test_threads_share_one_client_and_its_frames(client: Client) -> None:

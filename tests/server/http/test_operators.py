@@ -10,7 +10,7 @@ import pytest
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
 from tickwheel.api.daemon import TopicStats
-from tickwheel.api.groups import GroupSettings, HeldKeys, KeyPause
+from tickwheel.api.groups import GroupSettings
 from tickwheel.api.tasks import Tasks
 from tickwheel.api.transactions import TransactionInfo, TransactionList
 from tickwheel.server.http.declared import answer_type
@@ -52,17 +52,6 @@ async def test_a_filter_that_is_none_is_named(rig: HttpRig, query: str, text: st
     assert response.status == 400 and text in response.json["detail"], response.body
 
 
-async def test_a_topic_is_for_broadcasts_only(rig: HttpRig) -> None:
-    made = await rig.call("PATCH", "/v1/topics/t", {"broadcast_only": True})
-    msgspec.json.decode(made.body, type=answer_type(GroupSettings))
-    assert (made.status, made.json["broadcast_only"]) == (200, True)
-    assert (await get(rig, "/v1/topics/t", answer_type(TopicStats)))["broadcast_only"] is True
-    assert (await rig.call("PUT", GROUP, {})).status == 409
-    assert (await rig.call("POST", "/v1/topics/t/pull", {"group": "g"})).status == 409
-    await rig.call("PATCH", "/v1/topics/t", {"broadcast_only": False})
-    assert (await rig.call("PUT", GROUP, {})).status == 201
-
-
 async def test_a_group_has_a_filter(rig: HttpRig) -> None:
     made = await rig.call("PUT", GROUP, {"tags": "eu || uk"})
     msgspec.json.decode(made.body, type=answer_type(GroupSettings))
@@ -85,39 +74,6 @@ async def test_a_group_has_a_filter(rig: HttpRig) -> None:
     wrong = await rig.call("PATCH", GROUP, {"where": "amount >"})
     assert (wrong.status, wrong.json["code"]) == (400, "bad_request")
     assert wrong.json["detail"].endswith("^")
-
-
-async def test_a_key_is_paused_and_resumed(rig: HttpRig) -> None:
-    await rig.call("PUT", GROUP, {"fair_by": "tenant"})
-    for named in ({"key": "a"}, {"value": "acme"}, {"value": 7}):
-        made = await rig.call("POST", f"{GROUP}/held-keys/pause", named)
-        msgspec.json.decode(made.body, type=answer_type(KeyPause))
-        assert (made.status, made.json["paused"], made.json["changed"]) == (200, True, True)
-        again = await rig.post(f"{GROUP}/held-keys/pause", named)
-        assert again == made.json | {"changed": False}
-    tasks = [
-        {"topic": "t", "order_key": "a"}, {"topic": "t", "order_key": "b"},
-        *({"topic": "t", "properties": {"tenant": tenant}} for tenant in ("acme", 7, "7")),
-    ]  # fmt: skip
-    ids = [one["id"] for one in (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]]
-    pull = {"group": "g", "max": 9}
-    found = (await rig.post("/v1/topics/t/pull", pull))["deliveries"]
-    assert {one["id"] for one in found} == {ids[1], ids[4]}
-    shown = (await get(rig, f"{GROUP}/held-keys", answer_type(HeldKeys)))["paused"]
-    assert [(one["kind"], one["value"], one["waiting"]) for one in shown] == [
-        ("order", "a", 1), ("fair", "acme", 1), ("fair", 7, 1),
-    ]  # fmt: skip
-    group = (await get(rig, "/v1/topics/t", answer_type(TopicStats)))["groups"]["g"]
-    assert (group["paused_keys"], group["in_lines"]) == (3, 3)
-    resumed = await rig.post(f"{GROUP}/held-keys/resume", {"key": "a"})
-    assert (resumed["paused"], resumed["changed"]) == (False, True)
-    found = (await rig.post("/v1/topics/t/pull", pull))["deliveries"]
-    assert [one["id"] for one in found] == ids[:1]
-    assert not (await rig.post(f"{GROUP}/held-keys/resume", {"key": "a"}))["changed"]
-    for wrong in ({}, {"key": "a", "value": "b"}, {"value": [1]}):
-        assert (await rig.call("POST", f"{GROUP}/held-keys/pause", wrong)).status == 400
-    none = await rig.call("POST", "/v1/topics/t/groups/none/held-keys/pause", {"key": "a"})
-    assert none.status == 404
 
 
 async def test_a_page_of_transactions_looks_at_what_it_shows(
