@@ -29,7 +29,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile(os.environ.get("EXAMPLES", "tickwheel"))
 IS_QUICK = os.environ.get("EXAMPLES") == "quick"
-MACHINE_EXAMPLES_MAX = 30
+MACHINE_EXAMPLES_MAX = 20
 """So many lives of a state machine are tried by `make test`, whatever it asks for."""
 
 for _name in [name for name in os.environ if name.startswith("TICKWHEEL_")]:

@@ -21,7 +21,7 @@ FAR = 3_600.0
 KEY = "kéy 1"
 
 
-@pytest.fixture(scope="module", params=["sqlite", "memory"])
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("memory", marks=pytest.mark.slow)])
 def running(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Daemon]:
     folder = tmp_path_factory.mktemp("find")
     store = "memory:" if request.param == "memory" else None

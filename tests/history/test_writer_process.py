@@ -58,7 +58,9 @@ def end(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     return process.returncode, logged.decode()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_killed_at_random_moments_every_record_appears_once(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     spool = spool_of(tmp_path, bytes_max=400_000)

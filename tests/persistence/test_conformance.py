@@ -468,7 +468,7 @@ class TestScanning:
         assert [task.row.id for task in found] == list(range(26, 36))
         assert await subject.store.scan(-1, 10, "no such") == []
 
-    @pytest.mark.parametrize("options", [False, True])
+    @pytest.mark.parametrize("options", [False, pytest.param(True, marks=pytest.mark.slow)])
     async def test_a_page_ends_at_its_bytes_and_the_next_goes_on(
         self, subject: Subject, options: bool
     ) -> None:

@@ -7,6 +7,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,11 @@ def _is_parser(path: Path, name: str) -> bool:
     return path.name == "conditions.py" and name in PARSER
 
 
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def _modules(part: str) -> Iterator[Path]:
     found = PACKAGE / part
     yield from sorted(found.rglob("*.py")) if found.is_dir() else [found.with_suffix(".py")]
@@ -45,7 +51,7 @@ def _modules(part: str) -> Iterator[Path]:
 
 def _imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
     """Dotted names that ``path`` imports; a name taken from ``tickwheel`` itself counts whole."""
-    tree = ast.parse(path.read_text())
+    tree = _parsed(path)
     nodes = ast.walk(tree) if lazy else _at_import(tree.body)
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -82,7 +88,7 @@ MODULES = {_module_name(path): path for path in PACKAGE.rglob("*.py")}
 
 def _imported_modules(path: Path) -> Iterator[str]:
     """Those of ``MODULES`` that ``path`` names anywhere; not the packages that they are in."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -154,7 +160,7 @@ def test_the_daemon_and_the_writer_of_its_history_take_the_wall_time_from_the_cl
         f"{path.relative_to(ROOT)}:{node.lineno} calls {ast.unparse(node.func)}"
         for part in ("server", "history")
         for path in _modules(part)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(_parsed(path))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in wall
     ]
     assert not wrong
@@ -166,7 +172,7 @@ def test_who_is_owed_a_task_is_looked_at_in_one_module() -> None:
         path.name
         for part in ("engine", "server", "history")
         for path in _modules(part)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(_parsed(path))
         if isinstance(node, ast.Attribute) and node.attr == "owed"
     }
     assert found == {"ownership.py", "state.py"}
@@ -199,7 +205,7 @@ def test_functions_are_short() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {node.name} has {(node.end_lineno or 0) - node.lineno + 1}"
         for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(_parsed(path))
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX
     ]
@@ -210,6 +216,6 @@ def test_every_module_says_what_it_is_for() -> None:
     without = [
         str(path.relative_to(ROOT))
         for path in PACKAGE.rglob("*.py")
-        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+        if path.read_text().strip() and not ast.get_docstring(_parsed(path))
     ]
     assert not without

@@ -259,7 +259,7 @@ async def one_round(folder: Path, seed: int, frames: int) -> Round:
     return found
 
 
-@pytest.mark.parametrize("seed", SEEDS or [1, 2])
+@pytest.mark.parametrize("seed", SEEDS or [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_anything_at_all(tmp_path: Path, seed: int) -> None:
     found = await one_round(tmp_path, seed, ROUND)
     answers = found.answers
