@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
@@ -67,6 +67,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             machine.settings = hypothesis.settings(of_machine, max_examples=most)
     ranks = {place: rank for rank, place in enumerate(LONG)}
     items.sort(key=lambda item: ranks.get(_place(item.nodeid), len(LONG)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Until all are collected nothing becomes garbage that is worth looking for."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

@@ -53,7 +53,7 @@ HOOKS = {
 @pytest.mark.parametrize(
     ("who", "phases", "examples", "timeout_s"),
     [
-        ("all", "examples,coverage,fuzzing", 2, 400),
+        ("all", "examples,fuzzing", 3, 400),
         *(
             pytest.param(
                 who, "examples,coverage,fuzzing,stateful", 50, 1_200, marks=pytest.mark.slow

@@ -9,14 +9,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
 
 from reports.browser import Browser, found
+from support.story import story, write
 from tickwheel.cli.app import app
-from tickwheel.reports import ReportSettings
+from tickwheel.reports import ReportSettings, Slo
 from tickwheel.reports.session import missing_part, started
 
 if TYPE_CHECKING:
@@ -56,6 +57,24 @@ def history(tmp_path: Path) -> Path:
     folder = tmp_path / "history"
     folder.mkdir()
     return folder
+
+
+CHOSEN: dict[str, Any] = {
+    "slos": (Slo.parse("orders.*=100ms@99%"),), "timezone": "Europe/Berlin"
+}  # fmt: skip
+"""What the report of the story is made with."""
+
+
+@pytest.fixture(scope="session")
+def whole_story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Its report; one bad line and one synthetic event are among the history. Nobody changes it."""
+    from tickwheel.reports.job import run
+
+    folder = tmp_path_factory.mktemp("story")
+    events = story().events
+    events[1]["synthetic"] = True
+    write(folder / "history", events, tail='{"v":1,"reason":"</script><b>')
+    return run(spark, ReportSettings(str(folder / "history"), str(folder / "out"), **CHOSEN))
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from reports.browser import Browser
-from support.story import MAIL, ORDERS, ms, story, write
-from tickwheel.reports import ReportSettings, Slo
+from support.story import MAIL, ORDERS, ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,19 +22,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """The report; one bad line and one synthetic event are among the history."""
-    from tickwheel.reports.job import run
-
-    folder = tmp_path_factory.mktemp("figures")
-    events = story().events
-    events[1]["synthetic"] = True
-    write(folder / "history", events, tail='{"v":1,"reason":"</script><b>')
-    settings = ReportSettings(
-        str(folder / "history"), str(folder / "out"), slos=(Slo.parse("orders.*=100ms@99%"),),
-        timezone="Europe/Berlin",
-    )  # fmt: skip
-    return run(spark, settings)
+def made(whole_story: Report) -> Report:
+    return whole_story
 
 
 def only(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
@@ -304,8 +292,9 @@ for (const name of ['mouseenter', 'mousemove', 'mousedown', 'mouseup', 'click'])
 </script></body>"""
 
 
-@pytest.mark.parametrize("chart", [0, 1, 2])
-@pytest.mark.parametrize("choice", ["", f"{ORDERS}\\naudit"])
+@pytest.mark.parametrize(
+    ("chart", "choice"), [(0, f"{ORDERS}\\naudit"), (1, ""), (2, f"{ORDERS}\\naudit")]
+)
 def test_a_click_on_a_bucket_lists_the_tasks_behind_it(
     made: Report, browser: Browser, tmp_path: Path, chart: int, choice: str
 ) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
+from reports.conftest import CHOSEN
 from support.story import story, write
 from tickwheel.cli.app import app
 from tickwheel.reports import ReportSettings, session, state
@@ -22,25 +23,20 @@ if TYPE_CHECKING:
 
     from tickwheel.reports.job import Report
 
-CHOSEN = {"timezone": "Europe/Berlin", "stuck_after_ms": 60_000}
+LATER = [{**event, "seq": event["seq"] + 100} for event in story().events[:2]]
+"""What a report of the story has not seen."""
 
 
 @pytest.fixture(scope="module")
-def kept(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """A report of the first part of the story, made once."""
-    from tickwheel.reports.job import run
-
-    folder = tmp_path_factory.mktemp("kept")
-    write(folder / "history", story().events[:12])
-    settings = ReportSettings(str(folder / "history"), str(folder / "out"), **CHOSEN)  # type: ignore[arg-type]  # both kinds
-    return run(spark, settings)
+def kept(whole_story: Report) -> Report:
+    return whole_story
 
 
 @pytest.fixture
 def settings(kept: Report, tmp_path: Path) -> ReportSettings:
     """A copy of it and of its history: what a test changes is its own."""
     shutil.copytree(Path(kept.settings.out).parent, tmp_path, dirs_exist_ok=True)
-    return ReportSettings(str(tmp_path / "history"), str(tmp_path / "out"), **CHOSEN)  # type: ignore[arg-type]  # both kinds
+    return ReportSettings(str(tmp_path / "history"), str(tmp_path / "out"), **CHOSEN)
 
 
 def test_without_news_the_last_report_holds(kept: Report, settings: ReportSettings) -> None:
@@ -54,11 +50,11 @@ def test_without_news_the_last_report_holds(kept: Report, settings: ReportSettin
 
 
 def grow(settings: ReportSettings) -> None:
-    write(Path(settings.history), story().events[12:], number=2)
+    write(Path(settings.history), LATER, number=2)
 
 
 def grow_an_open_one(settings: ReportSettings) -> None:
-    write(Path(settings.history), story().events[12:14], number=2, sealed=False)
+    write(Path(settings.history), LATER, number=2, sealed=False)
 
 
 def seal_again(settings: ReportSettings) -> None:
@@ -135,7 +131,7 @@ def test_any_other_option_makes_another(settings: ReportSettings, other: dict[st
         other = {"slos": tuple(Slo(*slo) for slo in other["slos"])}
     assert still_holds(ReportSettings(settings.history, settings.out, **CHOSEN | other)) is None
     # How much is loaded at a time says nothing about the result.
-    same = ReportSettings(settings.history, settings.out, **CHOSEN, batch_bytes=99)  # type: ignore[arg-type]  # both kinds
+    same = ReportSettings(settings.history, settings.out, **CHOSEN, batch_bytes=99)
     assert still_holds(same)
 
 
@@ -173,7 +169,7 @@ def test_a_run_that_fails_while_it_writes_leaves_no_report_that_holds(
 
 
 def test_what_lies_elsewhere_is_left_to_spark(settings: ReportSettings) -> None:
-    assert still_holds(ReportSettings(f"file://{settings.history}", settings.out, **CHOSEN)) is None  # type: ignore[arg-type]  # both kinds
+    assert still_holds(ReportSettings(f"file://{settings.history}", settings.out, **CHOSEN)) is None
 
 
 def test_the_command_answers_without_spark(
@@ -187,7 +183,7 @@ def test_the_command_answers_without_spark(
 
     monkeypatch.setattr(session, "started", refused)
     command = ["report", "--history", settings.history, "--out", settings.out, "--timezone",
-               "Europe/Berlin", "--stuck-after", "1m"]  # fmt: skip
+               "Europe/Berlin", "--slo", "orders.*=100ms@99%"]  # fmt: skip
 
     def run(*more: str) -> tuple[int, str, str]:
         done = CliRunner().invoke(app, [*command, *more], standalone_mode=False)

@@ -324,6 +324,7 @@ def test_a_segment_that_goes_while_it_is_loaded_is_not_called_damaged(
     assert seqs(table, load().manifest) == whole(len(events))
 
 
+@pytest.mark.slow
 def test_lines_of_a_newer_version_are_read_once_there_is_one_that_knows_them(
     load: Load, history: Path, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
