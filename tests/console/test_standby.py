@@ -78,7 +78,7 @@ def test_a_standby_that_takes_over_shows_what_there_is_without_a_reload(
     expect(page.locator("#live")).to_have_text("Live")
 
 
-@pytest.mark.parametrize("view", ["", "topics"])
+@pytest.mark.parametrize("view", [pytest.param("", marks=pytest.mark.slow), "topics"])
 def test_a_console_on_a_leader_that_is_deposed_says_so_and_offers_the_new_one(
     console_on: Open, pair: tuple[Daemon, Daemon], view: str
 ) -> None:
