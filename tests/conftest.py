@@ -47,14 +47,17 @@ APART = (
 )  # fmt: skip
 """Files whose tests share nothing and last long: each test is by itself."""
 LONG = (
-    "server/tcp/test_fuzz.py", "reports", "crash/test_everything.py",
-    "crash/test_nemeses.py", "e2e/test_cli_groups_daemon.py",
-    "crash/test_torture_redis.py", "repository/test_benchmarks.py", "e2e/test_cli.py",
-    "mutations/test_mutations.py", "e2e/test_failover.py", "engine/test_engine_model.py",
-    "e2e/test_docs.py", "crash/test_torture.py", "e2e/test_following.py",
-    "e2e/test_redis_mirror_daemon.py", "history/test_history_daemon.py",
-    "e2e/test_groups_daemon.py", "wheel/test_timing_model.py", "upgrade/test_upgrade.py",
-    "history/test_writer_process.py", "outbound/test_kills.py", "simulation/test_simulation.py",
+    "reports", "e2e/test_docs.py", "persistence/test_conformance.py", "console/test_views.py",
+    "e2e/test_groups_daemon.py", "crash/test_everything.py", "crash/test_nemeses.py",
+    "crash/test_torture_redis.py", "crash/test_torture.py", "mutations/test_mutations.py",
+    "e2e/test_failover.py", "e2e/test_http_document.py", "console/test_looks.py",
+    "simulation/test_simulation.py", "e2e/test_worker_daemon.py", "history/test_writer_process.py",
+    "server/tcp/test_fuzz.py", "client/test_worker.py", "repository/test_repository.py",
+    "e2e/test_deployed.py", "engine/test_timetables_model.py", "repository/test_site.py",
+    "console/test_standby.py", "e2e/test_cli.py", "e2e/test_bulk.py", "cli/test_app.py",
+    "e2e/test_reshard.py", "e2e/test_following.py", "repository/test_base_install.py",
+    "e2e/test_cli_groups_daemon.py", "repository/test_benchmarks.py", "contrib/test_django.py",
+    "outbound/test_kills.py", "upgrade/test_upgrade.py",
 )  # fmt: skip
 """Begun first, so that no process is left with one of them at the end."""
 

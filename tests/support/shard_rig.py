@@ -22,7 +22,7 @@ from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol import Decoder, Frame, encode
 from tickwheel.server.logins import Logins
 from tickwheel.server.metrics.observed import Observed
-from tickwheel.server.settings import load
+from tickwheel.server.settings import Settings
 from tickwheel.server.shard.operations import Operations, StandbyOperations
 from tickwheel.server.shard.shard import Shard
 from tickwheel.server.tcp.connection import Connection
@@ -238,7 +238,8 @@ class ShardRig:
     """``await ShardRig(setting=…).start()``; ``await stop()`` at the end."""
 
     def __init__(self, **settings: Any) -> None:
-        self.settings = load(None, {"store": "memory:", "login_delay_s": 0, **settings})
+        said = {"store": "memory:", "login_delay_s": 0, **settings}
+        self.settings = Settings(**{name: one for name, one in said.items() if one is not None})
         self.sources = Sources()
         self.store = GatedStore()
         self.notices: list[tuple[str, str]] = []
