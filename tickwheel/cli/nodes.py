@@ -115,15 +115,11 @@ async def list_nodes(call: Call) -> int:
     """
     found = await call.ask(lambda client: client.nodes())
     grid = Grid(_NODE_COLUMNS, right=("capacity",), spare=("stands by", "version", "capacity"))
-    Listing(call.out, grid, _node_row, _node_fields).show(found.nodes)
+    Listing(call.out, grid, _node_row, fields_of).show(found.nodes)
     alone = [one.shard for one in found.shards if one.node is None]
     if alone:
         call.out.remark(f"nobody serves shard {spans(alone)}")
     return EXIT_FAILED if alone else 0
-
-
-def _node_fields(node: NodeInfo) -> dict[str, Any]:
-    return fields_of(node.raw, times=("since_ms", "seen_ms"))
 
 
 def _node_row(node: NodeInfo) -> tuple[str, ...]:
