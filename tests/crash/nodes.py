@@ -15,9 +15,10 @@ import os
 import random
 import re
 import signal
+import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ QUIET = ("registrar", "move", "drain", "stop", "back")
 """Faults whose shards are handed over, or not touched."""
 LAPSE = ("kill", "freeze", "cut", "daemon")
 """Faults after which others take a lease that has lapsed, or the same one its own."""
+TESTS = Path(__file__).resolve().parents[1]
 _ADDRESS = re.compile(rb"(127\.0\.0\.1(?:\r\n)?:)(\d{5})")
 
 
@@ -154,50 +156,79 @@ def tag_of(shard: int | str) -> str:
 
 
 class Wall:
-    """What stands between one node and all servers of Redis; these name themselves by their own
-    addresses, in whose places the proxies' are put."""
+    """What stands between one node and all servers of Redis, in a process of its own: a busy test
+    would hold the node up. The servers name themselves by their own addresses, in whose places the
+    proxies' are put."""
 
     def __init__(self, servers: Sequence[int]) -> None:
-        self._proxies = {port: _Renaming(port, self._rename) for port in servers}
+        self._servers = servers
+        self._ports: dict[int, int] = {}
+        """Server → proxy."""
+        self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        for proxy in self._proxies.values():
-            await proxy.start()
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "crash.nodes", *map(str, self._servers),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(TESTS)}, cwd=TESTS.parent,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        ports = map(int, (await self._process.stdout.readline()).split())
+        self._ports = dict(zip(self._servers, ports, strict=True))
 
     async def stop(self) -> None:
-        for proxy in self._proxies.values():
-            await proxy.stop()
+        """It ends when nobody speaks to it any more."""
+        if self._process is not None:
+            await self._process.communicate(b"")  # its standard input ends
 
     def url(self, url: str) -> str:
         """The address of Redis as the node has to know it."""
-        return self._rename(url.encode()).decode()
+        return _renamed(url.encode(), self._ports).decode()
 
     async def cut(self, rnd: random.Random, hold_s: float) -> None:
         """Nothing arrives; then all of it does, perhaps long after others have taken over."""
-        for proxy in self._proxies.values():
-            proxy.hold()
+        self._say("hold")
         await rest(hold_s)
-        for proxy in self._proxies.values():
-            if rnd.random() < 0.5:
-                proxy.let_new_through()
+        passing = [server for server in self._servers if rnd.random() < 0.5]
+        self._say("let_new_through", *passing)
         await rest(hold_s / 4 * rnd.random())
-        for proxy in self._proxies.values():
-            proxy.let_go()
+        self._say("let_go")
 
-    def _rename(self, data: bytes) -> bytes:
-        def other(found: re.Match[bytes]) -> bytes:
-            proxy = self._proxies.get(int(found[2]))
-            return found[0] if proxy is None else found[1] + b"%d" % proxy.port
+    def _say(self, word: str, *servers: int) -> None:
+        """Do this with the proxies of these servers; without any, with all."""
+        assert self._process is not None and self._process.stdin is not None
+        said = " ".join((word, *map(str, servers or self._servers)))
+        self._process.stdin.write(f"{said}\n".encode())
 
-        return _ADDRESS.sub(other, data)
+
+async def _stand(servers: Sequence[int]) -> None:
+    """Be the wall before these servers, until standard input ends."""
+    ports = dict[int, int]()
+    proxies = {server: await _Renaming(server, ports).start() for server in servers}
+    ports |= {server: proxy.port for server, proxy in proxies.items()}
+    print(*ports.values(), flush=True)  # noqa: T201  # the answer
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        word, *some = line.split()
+        for server in map(int, some):
+            getattr(proxies[server], word)()
+    for proxy in proxies.values():
+        await proxy.stop()
+
+
+def _renamed(data: bytes, ports: Mapping[int, int]) -> bytes:
+    def other(found: re.Match[bytes]) -> bytes:
+        return found[1] + b"%d" % ports.get(int(found[2]), int(found[2]))
+
+    return _ADDRESS.sub(other, data)
 
 
 class _Renaming(Proxy):
     """Both ports have five digits, so nothing that it changes becomes longer."""
 
-    def __init__(self, port: int, rename: Callable[[bytes], bytes]) -> None:
+    def __init__(self, port: int, ports: Mapping[int, int]) -> None:
+        """``ports``: those of servers, and those to put in their places."""
         super().__init__(port)
-        self._rename = rename
+        self._ports = ports
 
     async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rest_ = b""
@@ -205,11 +236,11 @@ class _Renaming(Proxy):
             while data := await reader.read(1 << 16):
                 # An address may be in two pieces; only what ends in a line can be an answer's end.
                 data = rest_ + data
-                end = len(data) if data.endswith(b"\r\n") else data.rfind(b"\r\n") + 2
+                end = data.rfind(b"\r\n") + 2 if b"\r\n" in data else 0
                 if data[:end].endswith(b"127.0.0.1\r\n"):
                     end -= len(b"127.0.0.1\r\n")
                 data, rest_ = data[:end], data[end:]
-                writer.write(self._rename(data))
+                writer.write(_renamed(data, self._ports))
         writer.close()
 
 
@@ -465,3 +496,7 @@ class _Windowed:
     async def __aexit__(self, *error: object) -> None:
         self._window.ended_ms = now_ms()
         self._window.patience_s = busy_s() - self._busy_s
+
+
+if __name__ == "__main__":
+    asyncio.run(_stand([int(port) for port in sys.argv[1:]]))
