@@ -51,6 +51,7 @@ from tickwheel.model.kinds import NAME_PROPERTY, PLANNED_PROPERTY
 
 TOPIC, GROUP = "beats", "default"
 EVERY_MS = 100
+BEFORE_MS = 1_000
 PATIENCE_S_MAX = 30.0
 REDIS_LATER = "redis://127.0.0.1"
 """Until the servers have begun: then their address is known."""
@@ -131,11 +132,15 @@ def _beat(plan: Plan, shard: int) -> Asked:
 
 
 def longest(came_ms: Sequence[int], window: Window) -> tuple[float, int]:
-    """The longest time between two deliveries, in seconds, that began in the window, or with the
-    last delivery before it; and when it began."""
-    first = max(0, bisect_left(came_ms, window.began_ms) - 1)
+    """The longest time between two deliveries, in seconds, that began in the window or shortly
+    before, and when it began. One that had lasted for long by then is of the fault before."""
+    first = bisect_left(came_ms, window.began_ms - BEFORE_MS)
     last = bisect_left(came_ms, window.ended_ms) + 1
-    silences = ((after - one, one) for one, after in pairwise(came_ms[first:last]))
+    silences = (
+        (after - one, one)
+        for one, after in pairwise(came_ms[first:last])
+        if after > window.began_ms
+    )
     silent_ms, since_ms = max(silences, default=(0, window.began_ms))
     return silent_ms / 1_000, since_ms
 

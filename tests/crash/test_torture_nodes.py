@@ -86,5 +86,7 @@ def test_a_silence_is_of_the_fault_in_which_it_begins() -> None:
     assert longest_ms(200, 1_450) == (1_300, 100)
     assert longest_ms(1_450, 1_500) == (100, 1_400)
     assert longest_ms(1_450, 1_501) == (3_000, 1_500)
+    assert longest_ms(2_500, 2_600) == (3_000, 1_500)
+    assert longest_ms(2_501, 2_600) == (0, 2_501), "it has lasted since the fault before"
     assert longest_ms(5_000, 6_000) == (0, 5_000)
     assert longest([], Window("kill", now, is_clean=True, ended_ms=now + 1)) == (0, now)

@@ -657,7 +657,7 @@ class Run:
 
     def _happened(self) -> int:
         """Starts and faults that the log may speak of."""
-        happened = sum(daemon.starts for daemon in self.daemons) + self._disturbed() // 2
+        happened: int = sum(daemon.starts for daemon in self.daemons) + self._disturbed() // 2
         happened += sum(part.done.total() for part in self.havoc.others if hasattr(part, "done"))
         if isinstance(self.havoc.victim, ShardKiller):
             happened += self.havoc.victim.done.total()
