@@ -10,6 +10,7 @@ what comes: so it is known when a shard was silent, and for how long.
 from __future__ import annotations
 
 import asyncio
+import sys
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -88,13 +89,13 @@ class Beats(Recurring):
     def text(self) -> str:
         return f"beats of {len(self.lives)} shards, {len(self._occurred)}"
 
-    def silence(self, window: Window) -> Silence:
-        """The longest one that began in the window, by the daemons' own clocks."""
-        found = (Silence(*longest(came, window), shard) for shard, came in self._came())
+    def silence(self, began_ms: int, next_ms: int) -> Silence:
+        """The longest one of a fault, by the daemons' own clocks: see ``longest``."""
+        found = (
+            Silence(*longest(came, began_ms, next_ms), shard)
+            for shard, came in enumerate(self._listener.came_ms())
+        )
         return max(found)
-
-    def _came(self) -> Iterable[tuple[int, list[int]]]:
-        return enumerate(self._listener.came_ms())
 
 
 class _Listener(FairConsumer):
@@ -131,17 +132,15 @@ def _beat(plan: Plan, shard: int) -> Asked:
     return Asked(name, EVERY_MS, {"topic": TOPIC, **options})
 
 
-def longest(came_ms: Sequence[int], window: Window) -> tuple[float, int]:
-    """The longest time between two deliveries, in seconds, that began in the window or shortly
-    before, and when it began. One that had lasted for long by then is of the fault before."""
-    first = bisect_left(came_ms, window.began_ms - BEFORE_MS)
-    last = bisect_left(came_ms, window.ended_ms) + 1
+def longest(came_ms: Sequence[int], began_ms: int, next_ms: int) -> tuple[float, int]:
+    """The longest time between two deliveries, in seconds, and when it began, of a fault that began
+    at ``began_ms``, up to the fault after it: one that begins shortly before a fault is its own."""
+    first = bisect_left(came_ms, began_ms - BEFORE_MS)
+    last = bisect_left(came_ms, next_ms - BEFORE_MS)
     silences = (
-        (after - one, one)
-        for one, after in pairwise(came_ms[first:last])
-        if after > window.began_ms
+        (after - one, one) for one, after in pairwise(came_ms[first : last + 1]) if after > began_ms
     )
-    silent_ms, since_ms = max(silences, default=(0, window.began_ms))
+    silent_ms, since_ms = max(silences, default=(0, began_ms))
     return silent_ms / 1_000, since_ms
 
 
@@ -231,9 +230,11 @@ class NodesRun(Run):
         """By kind of fault: the longest silence of each when nothing else was under way."""
         (beats,) = (load for load in self._workloads if isinstance(load, Beats))
         found = defaultdict(list)
-        for window in self.havoc_on_nodes.windows:
+        windows = self.havoc_on_nodes.windows
+        nexts = [*(window.began_ms for window in windows[1:]), sys.maxsize]
+        for window, next_ms in zip(windows, nexts, strict=False):
             if window.is_clean and window.ended_ms:
-                found[window.kind].append((beats.silence(window), window))
+                found[window.kind].append((beats.silence(window.began_ms, next_ms), window))
         return found
 
     def _too_silent(self) -> Iterable[str]:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from crash.link import now_ms
-from crash.nodes import Wall, Window
+from crash.nodes import Wall
 from crash.nodes_run import NodesRun, longest
 from crash.torture_run import Options
 from support.redis_groups import Cluster, asked
@@ -74,19 +73,11 @@ async def test_behind_a_wall_a_cluster_names_its_proxies(tmp_path: Path) -> None
         await asyncio.to_thread(cluster.stop)
 
 
-def test_a_silence_is_of_the_fault_in_which_it_begins() -> None:
-    now = now_ms()
-    came = [now, now + 100, now + 1_400, now + 1_500, now + 4_500]
-
-    def longest_ms(began_ms: int, ended_ms: int) -> tuple[float, int]:
-        window = Window("kill", now + began_ms, is_clean=True, ended_ms=now + ended_ms)
-        silent_s, since_ms = longest(came, window)
-        return round(silent_s * 1_000), since_ms - now
-
-    assert longest_ms(200, 1_450) == (1_300, 100)
-    assert longest_ms(1_450, 1_500) == (100, 1_400)
-    assert longest_ms(1_450, 1_501) == (3_000, 1_500)
-    assert longest_ms(2_500, 2_600) == (3_000, 1_500)
-    assert longest_ms(2_501, 2_600) == (0, 2_501), "it has lasted since the fault before"
-    assert longest_ms(5_000, 6_000) == (0, 5_000)
-    assert longest([], Window("kill", now, is_clean=True, ended_ms=now + 1)) == (0, now)
+def test_a_silence_is_of_the_fault_that_began_with_it() -> None:
+    came = [10_000, 10_100, 11_400, 11_500, 14_500, 14_600]
+    assert longest(came, 10_200, 20_000) == (3.0, 11_500)
+    assert longest(came, 10_200, 12_400) == (1.3, 10_100), "of the next one, which began just then"
+    assert longest(came, 12_400, 20_000) == (3.0, 11_500)
+    assert longest(came, 12_501, 15_600) == (0.1, 14_500), "it had lasted since the one before"
+    assert longest(came, 30_000, 40_000) == (0, 30_000)
+    assert longest([], 10_000, 20_000) == (0, 10_000)
