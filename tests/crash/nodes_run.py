@@ -52,7 +52,7 @@ from tickwheel.model.kinds import NAME_PROPERTY, PLANNED_PROPERTY
 
 TOPIC, GROUP = "beats", "default"
 EVERY_MS = 100
-BEFORE_MS = 1_000
+BEFORE_MS = 300
 PATIENCE_S_MAX = 30.0
 REDIS_LATER = "redis://127.0.0.1"
 """Until the servers have begun: then their address is known."""
