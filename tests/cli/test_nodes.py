@@ -25,7 +25,7 @@ NODE: dict[str, Any] = {
 OTHER = NODE | {"node": "b", "draining": True, "shards": [], "standbys": [1], "capacity": 1.0}
 SHARD: dict[str, Any] = {
     "shard": 0, "node": "a", "address": "tcp://host-a:7356", "epoch": 4, "since_ms": NOW_MS,
-    "wanted": "a", "placed": None, "waits": None,
+    "wanted": "a", "placed": None, "waits": None, "http": None,
 }  # fmt: skip
 NOBODYS = SHARD | {"shard": 1, "node": None, "address": None, "wanted": "b", "waits": "b starts"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -73,7 +74,12 @@ class Nodes:
     """Some nodes by name, in ``with``."""
 
     def __init__(
-        self, folder: Path, store: str, shards: int, names: str = "ab", **options: Any
+        self,
+        folder: Path,
+        store: str,
+        shards: int,
+        names: Iterable[str] = "ab",
+        **options: Any,
     ) -> None:
         self.all = {
             name: Node(folder / f"node-{name}", name, store, shards, **options) for name in names
@@ -103,11 +109,15 @@ class Nodes:
         """Shard → the node that leads it, as one of them says."""
         return {one["shard"]: one["node"] for one in self[asked].nodes()["shards"]}
 
-    def until_led(self, asked: str, by: str, timeout_s: float = 60.0) -> dict[int, str | None]:
+    def until_led(
+        self, asked: str, by: Iterable[str], timeout_s: float = 60.0
+    ) -> dict[int, str | None]:
         """Until the nodes named in ``by``, each of which has some, lead all shards."""
+
+        those = set(by)
 
         def look() -> dict[int, str | None]:
             found = self.leaders(asked)
-            return found if set(found.values()) == set(by) else {}
+            return found if set(found.values()) == those else {}
 
         return until(look, timeout_s, self.log)

@@ -53,7 +53,7 @@ class FakeDirectory:
         }  # fmt: skip
         shard = {
             "shard": 0, "node": "a", "address": "tcp://a:7356", "epoch": 3, "since_ms": NOW_MS,
-            "wanted": "a", "placed": self.placed, "waits": None,
+            "wanted": "a", "placed": self.placed, "waits": None, "http": None,
         }  # fmt: skip
         return {"nodes": [node], "shards": [shard], "route_version": 7}
 

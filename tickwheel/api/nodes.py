@@ -67,6 +67,9 @@ class ShardInfo(Answer):
     wanted: Annotated[str | None, "The node where it shall be; another one: it moves there."]
     placed: Annotated[str | None, "The node where an operator wants it; None: anywhere."]
     waits: Annotated[str | None, "Why it is not led, or does not move, in words."] = None
+    http: Annotated[
+        str | None, "The URL of its daemon's HTTP; None: it is off, or nobody leads the shard."
+    ] = None
 
 
 class Nodes(Answer):

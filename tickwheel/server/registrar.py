@@ -354,6 +354,7 @@ def _listing(
                 "wanted": target.get(shard),
                 "placed": seen.placed.get(shard),
                 "waits": decision.waits.get(shard),
+                "http": None if claim is None else claim.http or None,
             }
         )
     return {"nodes": nodes, "shards": shards, "route_version": seen.version}

@@ -1,11 +1,13 @@
-// This daemon and the others on its store: role, epoch, store, disk, memory, version, limits.
+// This daemon and the others on its store: role, epoch, store, disk, memory, version, limits. Where
+// nodes share the shards of a store: all nodes and shards.
 
 import { get } from "./api.js";
 import { bytes, count, duration, facts, fill, h, head, link, section, state, time } from "./dom.js";
 import { Table } from "./table.js";
 
 // Of a node that says where it answers HTTP; null: it does not, or says something else.
-export const consoleOf = (node) => (/^https?:\/\/[^/?#]+$/.test(node.http ?? "") ? `${node.http}/console/` : null);
+export const webOf = (http) => (/^https?:\/\/[^/?#]+$/.test(http ?? "") ? http : null);
+export const consoleOf = (node) => (webOf(node.http) ? `${node.http}/console/` : null);
 
 export async function open(main, query, signal) {
   const node = h("div"), limits = h("div"), said = h("p", { class: "dim" });
@@ -21,9 +23,31 @@ export async function open(main, query, signal) {
     ],
   });
   others.element.classList.add("short");
+  const onStore = section("All nodes on this store", said, others.element), shared = h("div");
+  let isNode = true, balance = null;
+
+  // A daemon alone, or of a folder, is no node: that does not change while it runs.
+  async function showShared(status) {
+    if (!isNode || !status.shards) return;
+    let found;
+    try {
+      found = await get("/v1/nodes", {}, signal);
+    } catch (error) {
+      if (error.code !== "conflict") throw error;
+      isNode = false;
+      return;
+    }
+    if (!balance) {
+      balance = (await import("./balance.js")).balance(() => refresh());
+      fill(shared, balance.elements);
+      onStore.hidden = true;
+    }
+    balance.set(found, status);
+  }
 
   async function refresh() {
     const status = await get("/v1/status", {}, signal);
+    await showShared(status);
     const isThis = (one) => one.node === status.node && one.address === status.address;
     const all = [...(status.active ? [{ ...status.active, role: "active" }] : []), ...status.standbys.map((one) => ({ ...one, role: "standby" }))];
     if (!all.some(isThis)) all.push({ node: status.node, address: status.address, http: status.http, role: status.role, since_ms: status.since_ms, epoch: status.epoch || null });
@@ -31,7 +55,7 @@ export async function open(main, query, signal) {
     const isShared = (status.store ?? "").startsWith("redis");
     said.textContent = !isShared ? "This daemon has its store for itself; no other one can take over."
       : `${status.active ? "" : "Nobody is known to lead at the moment. "}Daemons that stand by say so in the store: one that cannot reach it, or was stopped, is not listed a few seconds later.`;
-    fill(node, section(`Node ${status.node}`, facts([
+    fill(node, section(`Node ${status.node}${status.shards ? `, shard ${status.shard}` : ""}`, facts([
       ["Role", state(status.role)], ["State", h("span", null, state(status.state), status.detail ? ` ${status.detail}` : "")],
       ["Version", status.version], ["Epoch", status.epoch ? count(status.epoch) : "–"], ["Address", status.address ?? "–"], ["In this role since", time(status.since_ms)], ["Up for", duration(status.uptime_s * 1000)],
       ["Store", h("span", { class: "mono" }, status.store ?? "–")], ["Its server now", status.store_at ?? "–"], ["Durability", status.durability ?? "–"], ["All of it in memory too", status.mirror === true ? "yes" : status.mirror === false ? "no (mirror=no)" : "–"], ["Store works", status.store_ok ? "yes" : h("b", { class: "bad" }, "no")],
@@ -39,7 +63,7 @@ export async function open(main, query, signal) {
       ["Loaded at the start", count(status.loaded)],
     ])));
   }
-  fill(main, head("Nodes"), node, section("All nodes on this store", said, others.element), limits);
+  fill(main, head("Nodes"), shared, node, onStore, limits);
   get("/v1/limits", {}, signal).then((found) => fill(limits, section("What it accepts", facts(Object.entries(found).map(([name, value]) => [name.replaceAll("_", " "), count(value)])))), () => {});
   return { refresh, every: 3_000 };
 }

@@ -1,0 +1,224 @@
+"""The view of nodes that share the shards of a Redis: who has what; a shard moved, a node drained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from console.asking import ask
+from console.conftest import Console
+from console.test_looks import AXE, HIDDEN_BUTTONS, LONG, PHONE, WIDE
+from console.test_safety import FETCH, log_in
+from support.daemon import Daemon
+from support.nodes import Node, Nodes
+from support.redis_server import RedisServer
+from support.waiting import until
+from tickwheel.server import tokens
+
+Open = Callable[..., Console]
+OTHER = LONG[:120]
+"""The name of the second node."""
+TTL_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Two nodes, each of which leads one of two shards."""
+    folder = tmp_path_factory.mktemp("nodes")
+    server = RedisServer(folder / "redis").start()
+    try:
+        options: dict[str, Any] = {"http": True, "leader_ttl_s": TTL_S}
+        with Nodes(folder, server.url(), 2, ("a", OTHER), **options) as nodes:
+            yield nodes
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def led_by(pair: Nodes) -> dict[int, str]:
+    """Shard → the node that leads it, once both say the same."""
+    found = pair.until_led("a", ("a", OTHER))
+    until(lambda: pair.leaders(OTHER) == found, 60, pair.log)
+    return {shard: str(name) for shard, name in found.items()}
+
+
+def shard_of(led_by: dict[int, str], name: str) -> int:
+    return next(shard for shard, node in led_by.items() if node == name)
+
+
+def console_of(console_on: Open, nodes: Nodes, shard: int, **options: Any) -> Console:
+    """The console of the daemon that leads a shard."""
+    one = next(one for one in nodes["a"].nodes()["shards"] if one["shard"] == shard)
+    return console_on(SimpleNamespace(http=one["http"]), **options)
+
+
+def row(page: Page, table: str, key: object) -> Any:
+    """The row of a node, or of a shard."""
+    rows = page.get_by_role("table", name=table, exact=True)
+    return rows.locator(f'tr[data-key="{key}"]')
+
+
+NODES, SHARDS = "Nodes that share the shards", "Shards"
+
+
+def test_who_has_which_shard(console_on: Open, pair: Nodes, led_by: dict[int, str]) -> None:
+    here = shard_of(led_by, "a")
+    page = console_of(console_on, pair, here).open("nodes")
+    listing = pair["a"].nodes()
+    for one in listing["nodes"]:
+        shown = row(page, NODES, one["node"])
+        assert one["http"] == pair[one["node"]].http
+        expect(shown.get_by_role("link")).to_have_attribute("href", f"{one['http']}/")
+        for text in ("serves", one["address"], one["version"], str(*one["shards"])):
+            expect(shown).to_contain_text(text)
+    for one in listing["shards"]:
+        shown = row(page, SHARDS, one["shard"])
+        expect(shown).to_contain_text(one["address"])
+        expect(shown.locator("td.name").first).to_have_text(led_by[one["shard"]])
+        if one["shard"] == here:
+            expect(shown).to_contain_text("this one")
+            continue
+        there = f"{one['http']}/console/"
+        expect(shown.get_by_role("link")).to_have_attribute("href", f"{there}#/nodes")
+        other = console_on(SimpleNamespace(http=one["http"])).open("nodes")
+        expect(row(other, SHARDS, one["shard"])).to_contain_text("this one")
+    expect(page.locator("main")).to_contain_text(f"Node a, shard {here}")
+    expect(page.get_by_role("heading", name="All nodes on this store")).to_have_count(0)
+
+
+def test_a_shard_is_moved_and_may_be_anywhere_again(
+    console_on: Open, pair: Nodes, led_by: dict[int, str]
+) -> None:
+    here, there = shard_of(led_by, "a"), shard_of(led_by, OTHER)
+    console = console_of(console_on, pair, here)
+    page = console.open("nodes")
+    shown = row(page, SHARDS, there)
+    shown.get_by_role("button", name=f"Move shard {there}").click()
+    page.locator("dialog select").select_option("a")
+    said = console.confirm("Move")
+    assert f"It is on {OTHER}" in said and "This console" not in said
+    console.says(f"Shard {there} shall be on a")
+    expect(shown.locator(".tag")).to_have_text("placed")
+    expect(shown.locator("td.name").first).to_have_text("a")
+    assert pair.leaders(OTHER)[there] == "a"
+    shown.get_by_role("button", name=f"Move shard {there}").click()
+    page.locator("dialog select").select_option("")
+    console.confirm("Move")
+    console.says(f"Shard {there} may be on any node")
+    expect(shown.locator(".tag")).to_have_count(0)
+    expect(shown.locator("td.name").first).to_have_text(OTHER)
+    row(page, SHARDS, here).get_by_role("button").click()
+    assert "This console is that of shard" in console.confirm("Do not")
+
+
+def test_a_node_is_drained_until_that_is_ended(
+    console_on: Open, pair: Nodes, led_by: dict[int, str]
+) -> None:
+    there = shard_of(led_by, OTHER)
+    console = console_of(console_on, pair, shard_of(led_by, "a"))
+    page = console.open("nodes")
+    node, shard = row(page, NODES, OTHER), row(page, SHARDS, there)
+    node.get_by_role("button", name=f"Drain {OTHER}").click()
+    assert "Its 1 shard move" in console.confirm("Drain")
+    console.says("gives its shards away")
+    expect(node).to_contain_text("draining")
+    expect(shard.locator("td.name").first).to_have_text("a")
+    row(page, NODES, "a").get_by_role("button", name="Drain a").click()
+    assert "No other node takes shards" in console.confirm("Do not")
+    node.get_by_role("button", name=f"End draining {OTHER}").click()
+    console.confirm("End draining")
+    console.says("gets shards again")
+    expect(node).to_contain_text("serves")
+    expect(shard.locator("td.name").first).to_have_text(OTHER)
+
+
+def test_what_is_refused_is_said_in_the_dialog(
+    console_on: Open, pair: Nodes, led_by: dict[int, str]
+) -> None:
+    """A node that dies while somebody is asked."""
+    here = shard_of(led_by, "a")
+    console = console_of(console_on, pair, here)
+    page = console.open("nodes")
+    row(page, SHARDS, here).get_by_role("button").click()
+    page.locator("dialog select").select_option(OTHER)
+    pair[OTHER].kill()
+    until(lambda: len(pair["a"].nodes()["nodes"]) == 1, 60, pair.log)
+    page.locator("dialog").get_by_role("button", name="Move", exact=True).click()
+    expect(page.locator("dialog").get_by_role("alert")).to_contain_text("is not there")
+    console.confirm("Do not")
+    assert {one["placed"] for one in pair["a"].nodes()["shards"]} == {None}
+    expect(row(page, NODES, OTHER)).to_have_count(0)
+    pair[OTHER].start()
+    expect(row(page, NODES, OTHER)).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "size"), [("light", WIDE), ("dark", PHONE)], ids=["light-wide", "dark-narrow"]
+)
+def test_it_is_for_everybody(
+    console_on: Open, pair: Nodes, led_by: dict[int, str], scheme: str, size: dict[str, int]
+) -> None:
+    """What axe finds, in the view and in its dialog; no button is out of sight."""
+    options: dict[str, Any] = {"color_scheme": scheme, "viewport": size, "bypass_csp": True}
+    page = console_of(console_on, pair, shard_of(led_by, "a"), **options).open("nodes")
+    expect(row(page, NODES, OTHER)).to_be_visible()
+    assert page.evaluate(HIDDEN_BUTTONS) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run(document)")["violations"]
+    button = row(page, SHARDS, shard_of(led_by, OTHER)).get_by_role("button")
+    button.focus()
+    page.keyboard.press("Enter")
+    dialog = page.locator("dialog")
+    expect(page.get_by_label("To", exact=True)).to_be_focused()
+    width, inside, right = dialog.evaluate(
+        "d => [d.scrollWidth, d.clientWidth, d.getBoundingClientRect().right]"
+    )
+    assert width <= inside and right <= size["width"]
+    found += page.evaluate("axe.run(document.querySelector('dialog'))")["violations"]
+    assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="detached")
+    expect(button).to_be_focused()
+
+
+def test_without_the_right_nothing_can_be_pressed(console_on: Open, tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    reader = tokens.create(path, "reader", tokens.parse_scopes(["read"]), 1, None)[1]
+    server = RedisServer(tmp_path / "redis").start()
+    try:
+        with Node(tmp_path / "a", "a", server.url(), 1, http=True, tokens_file=path) as node:
+            [shard] = ask(node, "GET", "/v1/shards", token=reader)[1]["shards"]
+            console = console_on(SimpleNamespace(http=shard["http"]))
+            log_in(console, reader)
+            expect(console.page.locator("main h1")).to_have_text("Overview")
+            page = console.open("nodes")
+            expect(row(page, NODES, "a").get_by_role("button")).to_be_disabled()
+            button = row(page, SHARDS, 0).get_by_role("button")
+            expect(button).to_be_disabled()
+            expect(button).to_have_attribute("title", "It needs the right admin")
+            ours = {"tickwheel-console": "1"}
+            status, said = page.evaluate(FETCH, ["POST", "/v1/nodes/a/drain", ours])
+            assert (status, said["code"]) == (403, "forbidden")
+    finally:
+        server.kill()
+
+
+def test_a_daemon_of_a_folder_is_no_node(console_on: Open, tmp_path: Path) -> None:
+    store, asked = f"sqlite:///{tmp_path}/shards/", list[str]()
+    with Daemon(tmp_path, store=store, http=True, args=("--processes", "2")) as daemon:
+        console = console_on(daemon)
+        console.page.on("request", lambda request: asked.append(request.url))
+        page = console.open("nodes")
+        expect(page.get_by_role("table", name="All nodes")).to_be_visible()
+        facts = page.locator(".facts").first.element_handle()
+        assert facts is not None
+        page.wait_for_function("old => !old.isConnected", arg=facts)  # looked again
+        expect(page.get_by_role("heading", name=SHARDS)).to_have_count(0)
+        expect(page.locator(".problem, .toast-error")).to_have_count(0)
+    assert sum(url.endswith("/v1/nodes") for url in asked) == 1
