@@ -1,4 +1,4 @@
-"""The view of nodes that share the shards of a Redis: who has what; a shard moved, a node drained."""
+"""The view of nodes that share shards of a Redis: who has what; a move, a drained node."""
 
 from __future__ import annotations
 
