@@ -298,11 +298,9 @@ def _make_once() -> None:
     import typer.main
 
     from tickwheel.cli.app import app
-    from tickwheel.server.http.routes import routes
 
     parser = typer.main.get_command(app)
     typer.main.get_command = lambda asked: parser
-    routes((1_000,), 10.0)
 
 
 def _main() -> None:
