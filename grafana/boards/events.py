@@ -49,11 +49,7 @@ _RECORDED = {
 }
 HELP: dict[str, str] = {
     **{metric.name: metric.help for table in _TABLES for metric in table},
-    catalogue.STORE_ERRORS: catalogue.STORE_ERRORS_HELP,
-    catalogue.BULK_CHANGES: catalogue.BULK_CHANGES_HELP,
-    catalogue.LOAD: catalogue.LOAD_HELP,
-    catalogue.BUILD: catalogue.BUILD_HELP,
-    catalogue.STORE_AT: catalogue.STORE_AT_HELP,
+    **{labelled.name: labelled.help for labelled in catalogue.LABELLED},
     **dict(catalogue.OF_SHARDS),
     **{name: about for name, about, _ in catalogue.OF_NODES},
     **_OF_THE_PROCESS,

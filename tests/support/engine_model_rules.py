@@ -130,7 +130,7 @@ class StoreRules(RuleBasedStateMachine):
     def resend(self, pick: int) -> None:
         request = 1 + pick % self.requests
         session, intake = self.rig.session(), self.rig.engine.intake
-        outcome, answered = intake.known(session, request), self.model.answered(request)
+        outcome, answered = session.answers.get(request), self.model.answered(request)
         if answered is None:
             assert outcome is None, "a request without an effect left a mark"
             self.stage("a", 0, request=request)

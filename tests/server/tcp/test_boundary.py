@@ -100,8 +100,8 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
         T.SPREAD, "control", "reschedule_many", lambda i: (None, {**OF_KEY, "within_ms": 9}),
     ),
     "run now key": (T.RUN_NOW, "control", "reschedule_many", lambda i: (None, OF_KEY)),
-    "requeue": (T.DEAD_REQUEUE, "control", "requeue", lambda i: (((i, "g"),),)),
-    "delete": (T.DEAD_DELETE, "control", "delete_dead", lambda i: (((i, "g"),),)),
+    "requeue": (T.DEAD_REQUEUE, "control", "settle_dead", lambda i: (((i, "g"),),)),
+    "delete": (T.DEAD_DELETE, "control", "settle_dead", lambda i: (((i, "g"),),)),
     "create": (T.GROUP_CREATE, "grouping", "create", lambda i: ("t", "h", None)),
     "close": (T.GROUP_DELETE, "closing", "close", lambda i: ("t", "g", True)),
     "close topic": (T.TOPIC_DELETE, "topic_closing", "close", lambda i: ("other", True)),
@@ -156,6 +156,7 @@ def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess)
         T.PING, T.STATUS, T.TRANSACTION_LIST, T.TRANSACTION_SHOW, T.BULK_LIST, T.BULK_PREVIEW,
         T.GROUP_RESET_PREVIEW, T.HELD_KEYS, T.KEY_LINES, T.CONSUMER_LIST,
         T.TARGET_LIST, T.PUSH_TEST, T.PUSH_LOG, T.PUSH_RESEND,
+        T.NODE_LIST, T.SHARD_MOVE, T.NODE_DRAIN,
     }  # fmt: skip
     of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}
     assert set(table) - reads - of_connections == {kind for kind, *_ in ACTS.values()}
