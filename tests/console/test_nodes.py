@@ -1,4 +1,4 @@
-"""The view of nodes that share shards of a Redis: who has what; a move, a drained node."""
+"""The view of nodes that share the shards of a Redis: who has what, moves, drains."""
 
 from __future__ import annotations
 
@@ -21,34 +21,32 @@ from support.waiting import until
 from tickwheel.server import tokens
 
 Open = Callable[..., Console]
-OTHER = LONG[:120]
+OTHER = LONG[:100]
 """The name of the second node."""
+HERE, THERE = 0, 1
+"""A shard that belongs on node a, and one on the other, which may go without a third one moving."""
+BELONGS = {HERE: "a", THERE: OTHER, 2: OTHER}
 TTL_S = 3.0
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """Two nodes, each of which leads one of two shards."""
+    """Two nodes of three shards."""
     folder = tmp_path_factory.mktemp("nodes")
     server = RedisServer(folder / "redis").start()
     try:
         options: dict[str, Any] = {"http": True, "leader_ttl_s": TTL_S}
-        with Nodes(folder, server.url(), 2, ("a", OTHER), **options) as nodes:
+        with Nodes(folder, server.url(), 3, ("a", OTHER), **options) as nodes:
             yield nodes
     finally:
         server.kill()
 
 
 @pytest.fixture
-def led_by(pair: Nodes) -> dict[int, str]:
-    """Shard → the node that leads it, once both say the same."""
-    found = pair.until_led("a", ("a", OTHER))
-    until(lambda: pair.leaders(OTHER) == found, 60, pair.log)
-    return {shard: str(name) for shard, name in found.items()}
-
-
-def shard_of(led_by: dict[int, str], name: str) -> int:
-    return next(shard for shard, node in led_by.items() if node == name)
+def settled(pair: Nodes) -> Nodes:
+    """The two nodes, once each shard is where it belongs and both say so."""
+    until(lambda: pair.leaders("a") == pair.leaders(OTHER) == BELONGS, 60, pair.log)
+    return pair
 
 
 def console_of(console_on: Open, nodes: Nodes, shard: int, **options: Any) -> Console:
@@ -66,65 +64,60 @@ def row(page: Page, table: str, key: object) -> Any:
 NODES, SHARDS = "Nodes that share the shards", "Shards"
 
 
-def test_who_has_which_shard(console_on: Open, pair: Nodes, led_by: dict[int, str]) -> None:
-    here = shard_of(led_by, "a")
-    page = console_of(console_on, pair, here).open("nodes")
-    listing = pair["a"].nodes()
+def test_who_has_which_shard(console_on: Open, settled: Nodes) -> None:
+    page = console_of(console_on, settled, HERE).open("nodes")
+    listing = settled["a"].nodes()
     for one in listing["nodes"]:
         shown = row(page, NODES, one["node"])
-        assert one["http"] == pair[one["node"]].http
+        assert one["http"] == settled[one["node"]].http
         expect(shown.get_by_role("link")).to_have_attribute("href", f"{one['http']}/")
-        for text in ("serves", one["address"], one["version"], str(*one["shards"])):
+        for text in ("serves", one["address"], one["version"]):
             expect(shown).to_contain_text(text)
+        led = [shard for shard, name in BELONGS.items() if name == one["node"]]
+        expect(shown.locator("td.number").first).to_have_text(str(len(led)))
     for one in listing["shards"]:
         shown = row(page, SHARDS, one["shard"])
         expect(shown).to_contain_text(one["address"])
-        expect(shown.locator("td.name").first).to_have_text(led_by[one["shard"]])
-        if one["shard"] == here:
+        expect(shown.locator("td.name").first).to_have_text(BELONGS[one["shard"]])
+        if one["shard"] == HERE:
             expect(shown).to_contain_text("this one")
             continue
         there = f"{one['http']}/console/"
         expect(shown.get_by_role("link")).to_have_attribute("href", f"{there}#/nodes")
         other = console_on(SimpleNamespace(http=one["http"])).open("nodes")
         expect(row(other, SHARDS, one["shard"])).to_contain_text("this one")
-    expect(page.locator("main")).to_contain_text(f"Node a, shard {here}")
+    expect(page.locator("main")).to_contain_text(f"Node a, shard {HERE}")
     expect(page.get_by_role("heading", name="All nodes on this store")).to_have_count(0)
 
 
-def test_a_shard_is_moved_and_may_be_anywhere_again(
-    console_on: Open, pair: Nodes, led_by: dict[int, str]
-) -> None:
-    here, there = shard_of(led_by, "a"), shard_of(led_by, OTHER)
-    console = console_of(console_on, pair, here)
+def test_a_shard_is_moved_and_may_be_anywhere_again(console_on: Open, settled: Nodes) -> None:
+    console = console_of(console_on, settled, HERE)
     page = console.open("nodes")
-    shown = row(page, SHARDS, there)
-    shown.get_by_role("button", name=f"Move shard {there}").click()
+    shown = row(page, SHARDS, THERE)
+    shown.get_by_role("button", name=f"Move shard {THERE}").click()
     page.locator("dialog select").select_option("a")
     said = console.confirm("Move")
     assert f"It is on {OTHER}" in said and "This console" not in said
-    console.says(f"Shard {there} shall be on a")
+    console.says(f"Shard {THERE} shall be on a")
     expect(shown.locator(".tag")).to_have_text("placed")
     expect(shown.locator("td.name").first).to_have_text("a")
-    assert pair.leaders(OTHER)[there] == "a"
-    shown.get_by_role("button", name=f"Move shard {there}").click()
+    assert settled.leaders(OTHER)[THERE] == "a"
+    shown.get_by_role("button", name=f"Move shard {THERE}").click()
     page.locator("dialog select").select_option("")
     console.confirm("Move")
-    console.says(f"Shard {there} may be on any node")
+    console.says(f"Shard {THERE} may be on any node")
     expect(shown.locator(".tag")).to_have_count(0)
     expect(shown.locator("td.name").first).to_have_text(OTHER)
-    row(page, SHARDS, here).get_by_role("button").click()
+    row(page, SHARDS, HERE).get_by_role("button").click()
     assert "This console is that of shard" in console.confirm("Do not")
 
 
-def test_a_node_is_drained_until_that_is_ended(
-    console_on: Open, pair: Nodes, led_by: dict[int, str]
-) -> None:
-    there = shard_of(led_by, OTHER)
-    console = console_of(console_on, pair, shard_of(led_by, "a"))
+def test_a_node_is_drained_until_that_is_ended(console_on: Open, settled: Nodes) -> None:
+    console = console_of(console_on, settled, HERE)
     page = console.open("nodes")
-    node, shard = row(page, NODES, OTHER), row(page, SHARDS, there)
+    node, shard = row(page, NODES, OTHER), row(page, SHARDS, THERE)
     node.get_by_role("button", name=f"Drain {OTHER}").click()
-    assert "Its 1 shard move" in console.confirm("Drain")
+    assert "It gives its 2 shards" in console.confirm("Drain")
     console.says("gives its shards away")
     expect(node).to_contain_text("draining")
     expect(shard.locator("td.name").first).to_have_text("a")
@@ -137,23 +130,20 @@ def test_a_node_is_drained_until_that_is_ended(
     expect(shard.locator("td.name").first).to_have_text(OTHER)
 
 
-def test_what_is_refused_is_said_in_the_dialog(
-    console_on: Open, pair: Nodes, led_by: dict[int, str]
-) -> None:
+def test_what_is_refused_is_said_in_the_dialog(console_on: Open, settled: Nodes) -> None:
     """A node that dies while somebody is asked."""
-    here = shard_of(led_by, "a")
-    console = console_of(console_on, pair, here)
+    console = console_of(console_on, settled, HERE)
     page = console.open("nodes")
-    row(page, SHARDS, here).get_by_role("button").click()
+    row(page, SHARDS, HERE).get_by_role("button").click()
     page.locator("dialog select").select_option(OTHER)
-    pair[OTHER].kill()
-    until(lambda: len(pair["a"].nodes()["nodes"]) == 1, 60, pair.log)
+    settled[OTHER].kill()
+    until(lambda: len(settled["a"].nodes()["nodes"]) == 1, 60, settled.log)
     page.locator("dialog").get_by_role("button", name="Move", exact=True).click()
     expect(page.locator("dialog").get_by_role("alert")).to_contain_text("is not there")
     console.confirm("Do not")
-    assert {one["placed"] for one in pair["a"].nodes()["shards"]} == {None}
+    assert {one["placed"] for one in settled["a"].nodes()["shards"]} == {None}
     expect(row(page, NODES, OTHER)).to_have_count(0)
-    pair[OTHER].start()
+    settled[OTHER].start()
     expect(row(page, NODES, OTHER)).to_be_visible()
 
 
@@ -161,17 +151,17 @@ def test_what_is_refused_is_said_in_the_dialog(
     ("scheme", "size"), [("light", WIDE), ("dark", PHONE)], ids=["light-wide", "dark-narrow"]
 )
 def test_it_is_for_everybody(
-    console_on: Open, pair: Nodes, led_by: dict[int, str], scheme: str, size: dict[str, int]
+    console_on: Open, settled: Nodes, scheme: str, size: dict[str, int]
 ) -> None:
     """What axe finds, in the view and in its dialog; no button is out of sight."""
     options: dict[str, Any] = {"color_scheme": scheme, "viewport": size, "bypass_csp": True}
-    page = console_of(console_on, pair, shard_of(led_by, "a"), **options).open("nodes")
+    page = console_of(console_on, settled, HERE, **options).open("nodes")
     expect(row(page, NODES, OTHER)).to_be_visible()
     assert page.evaluate(HIDDEN_BUTTONS) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
     page.evaluate(AXE)
     found = page.evaluate("axe.run(document)")["violations"]
-    button = row(page, SHARDS, shard_of(led_by, OTHER)).get_by_role("button")
+    button = row(page, SHARDS, THERE).get_by_role("button")
     button.focus()
     page.keyboard.press("Enter")
     dialog = page.locator("dialog")

@@ -72,7 +72,7 @@ export function balance(refresh) {
       title: `Move shard ${one.shard}?`, confirm: "Move", fields: [field("To", where)],
       text: [
         one.node === null ? "Nobody leads it at the moment." : `It is on ${one.node}. A daemon begins on the other node and stands by; then this one hands over. The shard has no daemon for about 0.1 s; nothing is lost.`,
-        "It stays where it is put, whatever else is decided, until it is moved again or may be anywhere.", leaves([one.shard]),
+        "It stays where it is put until it is moved again or may be anywhere. A node that has more than its part by this gives others away.", leaves([one.shard]),
       ],
       read: () => ({ name: where.value || null }),
       act: ({ name }) => post("/v1/shard-moves", { shard: one.shard, node: name }),
@@ -87,7 +87,7 @@ export function balance(refresh) {
     const sure = await ask({
       title: `Drain node ${one.node}?`, confirm: "Drain",
       text: [
-        isLast ? "No other node takes shards: where all are drained, all may have some, and it keeps its own." : `Its ${many(one.shards.length, "shard")} move to the other nodes one after the other. It gets none, also after it was started again, until its draining is ended.`,
+        isLast ? "No other node takes shards: where all are drained, all may have some, and it keeps its own." : `It gives its ${many(one.shards.length, "shard")} to the other nodes, one after the other, and gets none, also after it was started again, until its draining is ended.`,
         isLast ? null : leaves(one.shards),
       ],
       act: () => post(`/v1/nodes/${part(one.node)}/drain`, { draining: true }),
