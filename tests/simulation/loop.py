@@ -129,6 +129,7 @@ class SimLoop(asyncio.BaseEventLoop):
         """All that were ever made. The program of a killed host is not to end by itself."""
         self.errors: list[str] = []
         """What callbacks and tasks have raised, and nobody has caught."""
+        self._readers: dict[int, asyncio.Handle] = {}
         self.set_task_factory(self._make_task)
         self.set_exception_handler(self._note_error)
 
@@ -214,6 +215,16 @@ class SimLoop(asyncio.BaseEventLoop):
             handle._run()
         elif host.is_alive:
             host.held.append(handle)
+
+    def add_reader(self, fd: Any, callback: Callable[..., object], *args: Any) -> None:
+        """Let somebody read from a pipe: at once, and whenever ``is_readable`` says so."""
+        self._readers[fd] = asyncio.Handle(callback, args, self)
+        self.is_readable(fd)
+
+    def is_readable(self, fd: int) -> None:
+        """Something was written to a pipe."""
+        if fd in self._readers:
+            self._ready.append(self._readers[fd])
 
     def _process_events(self, event_list: Any) -> None:
         """Do nothing: there are no files."""

@@ -17,10 +17,11 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
+from simulation import nodes
 from simulation.world import Outcome, simulate
 
 COLLECT_RUNS = 25
@@ -65,9 +66,21 @@ def _listed(counts: Counter[str]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
 
 
-def command(seed: int) -> str:
+class Kind(NamedTuple):
+    """A kind of runs."""
+
+    simulate: Callable[..., Outcome]
+    option: str = ""
+    """What `make simulate` needs to be told for it."""
+
+
+DAEMONS = Kind(simulate)
+NODES = Kind(nodes.simulate, " NODES=yes")
+
+
+def command(seed: int, kind: Kind = DAEMONS) -> str:
     """What repeats a run."""
-    return f"make simulate SEED={seed}"
+    return f"make simulate{kind.option} SEED={seed}"
 
 
 def prepare() -> None:
@@ -80,15 +93,17 @@ def prepare() -> None:
     gc.disable()  # it is collected between runs
 
 
-def run_all(first: int, count: int, *, seconds: float = 0.0, stop_at: int = 0) -> Report:
+def run_all(
+    first: int, count: int, *, seconds: float = 0.0, stop_at: int = 0, kind: Kind = DAEMONS
+) -> Report:
     """Runs from seed ``first`` on: ``count`` of them, for at most ``seconds`` (0: as long as it
     takes), until so many have failed (0: all)."""
     failed: list[Outcome] = []
     faults, events, counts = Counter[str](), Counter[str](), Counter[str]()
     began_s, virtual_s, runs = time.process_time(), 0.0, 0
     for seed in range(first, first + count):
-        _watch(seed)
-        outcome = simulate(seed)
+        _watch(seed, kind)
+        outcome = kind.simulate(seed)
         runs += 1
         virtual_s += outcome.virtual_s
         faults += outcome.faults
@@ -96,7 +111,7 @@ def run_all(first: int, count: int, *, seconds: float = 0.0, stop_at: int = 0) -
         counts += outcome.counts
         if outcome.problems:
             failed.append(outcome)
-            print(failure(outcome), flush=True)  # noqa: T201  # its output
+            print(failure(outcome, kind), flush=True)  # noqa: T201  # its output
         if runs % COLLECT_RUNS == 0:
             gc.collect()
         if (stop_at and len(failed) >= stop_at) or (
@@ -109,11 +124,11 @@ def run_all(first: int, count: int, *, seconds: float = 0.0, stop_at: int = 0) -
     return Report(failed, runs, used_s, virtual_s, faults, events, counts)
 
 
-def _watch(seed: int) -> None:
+def _watch(seed: int, kind: Kind) -> None:
     """End the process if this run does not end."""
 
     def stuck(number: int, frame: FrameType | None) -> None:
-        print(f"seed {seed} has no end: {command(seed)}", file=sys.stderr)  # noqa: T201  # its output
+        print(f"seed {seed} has no end: {command(seed, kind)}", file=sys.stderr)  # noqa: T201  # its output
         traceback.print_stack(frame)
         os._exit(1)
 
@@ -121,9 +136,10 @@ def _watch(seed: int) -> None:
     signal.setitimer(signal.ITIMER_PROF, STUCK_S)
 
 
-def failure(outcome: Outcome) -> str:
+def failure(outcome: Outcome, kind: Kind = DAEMONS) -> str:
     """What is wrong with a run, and how to see it again."""
-    lines = [f"FAILED seed {outcome.seed} (trace {outcome.trace_hash}): {command(outcome.seed)}"]
+    again = command(outcome.seed, kind)
+    lines = [f"FAILED seed {outcome.seed} (trace {outcome.trace_hash}): {again}"]
     lines += [f"  {text}" for text in outcome.problems[:SHOWN_MAX]]
     return "\n".join(lines)
 
@@ -136,6 +152,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="this run alone, with its trace")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long")
     parser.add_argument("--stop-at", type=int, default=0, help="stop after so many failures")
+    parser.add_argument("--nodes", action="store_true", help="runs of nodes")
     parser.add_argument("--json", action="store_true", help="the last line is the report, as JSON")
     args = parser.parse_args(given)
     if os.environ.get("PYTHONHASHSEED") != "0":
@@ -143,20 +160,21 @@ def main(given: Sequence[str] | None = None) -> int:
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # itself
     prepare()
+    kind = NODES if args.nodes else DAEMONS
     if args.seed is not None:
-        return _one(args.seed)
-    report = run_all(args.first, args.seeds, seconds=args.seconds, stop_at=args.stop_at)
+        return _one(args.seed, kind)
+    report = run_all(args.first, args.seeds, seconds=args.seconds, stop_at=args.stop_at, kind=kind)
     print(report.json() if args.json else report.text())  # noqa: T201  # its output
     return 1 if report.failed or LEFT else 0
 
 
-def _one(seed: int) -> int:
+def _one(seed: int, kind: Kind) -> int:
     lines: list[tuple[Any, ...]] = []
-    _watch(seed)
-    outcome = simulate(seed, lines=lines)
+    _watch(seed, kind)
+    outcome = kind.simulate(seed, lines=lines)
     for at_s, *what in lines:
         print(f"{at_s:9.4f} {' '.join(map(str, what))}")  # noqa: T201  # its output
     print(f"seed {seed}: trace {outcome.trace_hash}, {outcome.lines} lines")  # noqa: T201  # its output
     if outcome.problems:
-        print(failure(outcome))  # noqa: T201  # its output
+        print(failure(outcome, kind))  # noqa: T201  # its output
     return 1 if outcome.problems else 0

@@ -19,6 +19,8 @@ import pytest
 
 from simulation.cases import CASES, LOST, NAMED, SEEDS_MAX
 from simulation.faults import FAILING_OVER, FAULTS
+from simulation.nodes import FAULTS as NODE_FAULTS
+from simulation.nodes import WISHED
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 500
@@ -66,6 +68,23 @@ def test_every_run_holds(seeds: int) -> None:
     assert counts["epochs"] > seeds and counts["fenced"], "leaders change, and old ones write"
     assert counts["replays"], "a store has lost what it had confirmed"
     assert counts["tasks"] > 10 * seeds and counts["deliveries"] > counts["tasks"]
+    assert report["code"] == 0
+
+
+def test_every_run_of_nodes_holds() -> None:
+    options = ("--nodes", "--seeds", str(SEEDS_MAX), "--stop-at", "1", "--json")
+    report = _run("simulation", *options)
+    assert not report["failed"], "\n".join(report["shown"])
+    assert report["runs"] == SEEDS_MAX
+    assert not report["left"]
+    assert {*NODE_FAULTS, *WISHED} <= set(report["faults"]), "each happens"
+    for seen in ("shard_handed_over", "same_node_name", "registry_works_again", "registrar_ended"):
+        assert report["events"].get(seen), f"no run has seen {seen}"
+    counts = report["counts"]
+    assert counts["epochs"] > 4 * SEEDS_MAX, "shards move, and nodes that die are replaced"
+    assert counts["hand_overs"] > SEEDS_MAX // 2, (
+        "in calm runs, where the time that it takes counts"
+    )
     assert report["code"] == 0
 
 

@@ -115,7 +115,7 @@ class Node:
             mock.patch.object(roles, "open_store", lambda given: (store, given.engine())),
             mock.patch.object(roles, "open_election", return_value=election),
         ):
-            log = cast(Any, _Log(world, host))
+            log = cast(Any, Log(world, host))
             settings = settings_of(self.name)
             self.daemon = Daemon(settings, log, is_inside=True, sources=host)
 
@@ -168,10 +168,10 @@ class Node:
         self.offset_ms = self.host.offset_ms = offset_ms
 
 
-class _Log:
+class Log:
     """What a daemon logs goes into the trace."""
 
-    def __init__(self, world: World, host: Host) -> None:
+    def __init__(self, world: Any, host: Host) -> None:
         self._world, self._host = world, host
 
     def __getattr__(self, level: str) -> Any:

@@ -77,7 +77,7 @@ class Decision(NamedTuple):
     wanted: frozenset[int]
     """The shards that it shall have a daemon of."""
     expected: frozenset[int]
-    """Those of them that another node still leads, and will hand over."""
+    """Those of them that it does not lead yet: another node hands them over, or nobody does."""
     given: frozenset[int]
     """The shards that it leads, or led until now, and gives to a node that stands by."""
     waits: Mapping[int, str]
@@ -128,8 +128,9 @@ def decide(
         if heir == me:
             wanted.add(shard)
             given.discard(shard)
-            if leader not in (None, me):
+            if leader != me:
                 expected.add(shard)
+            if leader not in (None, me):
                 waits[shard] = f"{leader} hands it over to {me}"
         elif shard in has and shard not in giving and leader in (me, None):
             stands_by = heir is not None and shard in seen.nodes[heir].standbys

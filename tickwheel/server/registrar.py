@@ -18,7 +18,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tickwheel.api.frames import FrameType
 from tickwheel.clock import Clock
@@ -46,9 +46,6 @@ from tickwheel.server.shard.operations import StandbyOperations
 from tickwheel.server.tcp.listener import Listener
 from tickwheel.server.tls import Certificates, Files, TlsServer
 from tickwheel.version import __version__
-
-if TYPE_CHECKING:
-    pass
 
 SETTLE_S: Final = 1.0
 """So long after its first word, or after the store was away, a node decides nothing, in seconds."""
@@ -237,8 +234,8 @@ class Registrar:
         decision = decide(me, seen, target, self._wanted, self._giving.keys())
         may_decide = now_s >= self._decides_s
         if may_decide:
-            for shard in decision.given:
-                self._giving.setdefault(shard, now_s)
+            # One that the node keeps after all is not given away any more.
+            self._giving = {shard: self._giving.get(shard, now_s) for shard in decision.given}
             self._log_changes(decision.wanted)
             self._wanted = decision.wanted
         self._write(seen, target, decision)

@@ -1,0 +1,947 @@
+"""Nodes in the simulation: who has which shard, while machines come, go, die and stand still.
+
+What runs is the product's ``Registrar`` with its placement, the parent's rules (``NodeParent``) and
+each daemon's ``Leadership``. Stand-ins are the store's list of nodes (``Registry``, with the rules
+of ``nodes_beat.lua``), the processes, which are hosts, and a daemon's work: it leads, gives the
+lease back when it is asked to stop, and needs some time for that.
+
+Each fourth run is calm: one thing happens after the other, all of it on purpose. There a shard may
+be without a leader for ``GAP_S`` only, and no shard moves that need not. In the others anything
+goes wrong; when it is over, all must come to where the placement wants it, within ``BOUND_S``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import Context
+from dataclasses import replace
+from functools import cache
+from itertools import count
+from typing import Any, cast
+from unittest import mock
+
+from simulation.loop import EPOCH_MS, Host, SimLoop, host_here, passes, simulated
+from simulation.network import Network
+from simulation.store import STORE, Line, NodeElection, Server, Unanswered
+from simulation.world import Log, Outcome
+from tickwheel.clock import Clock
+from tickwheel.errors import TickwheelError
+from tickwheel.persistence.contract import Fenced, NodeRecord, NodesSeen, StoreAway
+from tickwheel.server import parent as parents
+from tickwheel.server import registrar as registrars
+from tickwheel.server.board import Board, Bulletin, Role, State
+from tickwheel.server.lease import Deposed, Leadership
+from tickwheel.server.member import Member, Node
+from tickwheel.server.nodes import LOOK, NodeParent
+from tickwheel.server.parent import Kind, Process
+from tickwheel.server.placement import place
+from tickwheel.server.registrar import Registrar
+from tickwheel.server.settings import Settings
+
+PORT = 7355
+TTL_S = 1.2
+"""How long a lease counts, and a node's word."""
+GAP_S = 0.5
+"""A shard that is handed over has a leader again within so many seconds."""
+BOUND_S = 30.0
+"""Within so many seconds after the last fault, or after each wish of a calm run, all is where it
+shall be."""
+STAYS_S = 1.0
+"""Then nothing more moves, for so long at least."""
+FAULTS_S = 4.0
+CALM_EACH = 4
+"""Each so many-th seed is a run in which nothing goes wrong."""
+WISHES = 4
+"""What is wished for, one after the other, in a calm run."""
+LOOK_S = 0.1
+BIRTH_S = (0.02, 0.12)
+"""How long a process takes to begin,"""
+DRAIN_S = (0.01, 0.3)
+"""and a daemon to give its shard back."""
+WRITE_S = 0.3
+RESTART_S = (0.1, 3.0)
+
+
+@cache
+def settings_of(name: str, capacity: float = 1.0) -> Settings:
+    return Settings(
+        store="redis://store/?shards=2",
+        node=name,
+        node_capacity=capacity,
+        advertise=f"tcp://{name}:{PORT}",
+        leader_ttl_s=TTL_S,
+    )
+
+
+@cache
+def settings_of_shard(name: str, shard: int) -> Settings:
+    place = {"shard": shard, "advertise": f"tcp://{name}:{PORT + 1 + shard}"}
+    return settings_of(name).model_copy(update=place)
+
+
+# --- the list of nodes ---------------------------------------------------------------------------
+
+
+class Registry(Server):
+    """The store's list of nodes: what ``nodes_beat.lua`` does."""
+
+    def __init__(self, loop: SimLoop, host: Host, net: Network, rnd: random.Random) -> None:
+        super().__init__(loop, host, net, rnd)
+        self.nodes: dict[str, NodeRecord] = {}
+        self.until_ms: dict[str, int] = {}
+        self.placed: dict[int, str] = {}
+        self.drained: set[str] = set()
+        self._route: dict[int, tuple[int, str]] = {}
+        self.version = 0
+
+    def beat(self, me: NodeRecord, instead_of: str, *, leaves: bool) -> NodesSeen:
+        now_ms = EPOCH_MS + int(self.loop.time() * 1000)
+        for name in [name for name, end_ms in self.until_ms.items() if end_ms <= now_ms]:
+            del self.nodes[name], self.until_ms[name]
+        there = self.nodes.get(me.name)
+        is_mine = there is None or there.run in (me.run, instead_of)
+        if is_mine and leaves:
+            self.nodes.pop(me.name, None)
+            self.until_ms.pop(me.name, None)
+        elif is_mine:
+            self.nodes[me.name], self.until_ms[me.name] = me, now_ms + me.ttl_ms
+            for claim in me.claims:
+                before = self._route.get(claim.shard, (0, ""))
+                if (claim.epoch, claim.address) != before and claim.epoch >= before[0]:
+                    self._route[claim.shard] = (claim.epoch, claim.address)
+                    self.version += 1
+        others = {name: one for name, one in self.nodes.items() if is_mine or name != me.name}
+        return NodesSeen(
+            now_ms=now_ms,
+            nodes=others,
+            seen_ms={name: self.until_ms[name] - one.ttl_ms for name, one in self.nodes.items()},
+            placed=dict(self.placed),
+            drained=frozenset(self.drained),
+            version=self.version,
+            namesake=None if is_mine else there,
+        )
+
+
+class NodeRegistry:
+    """What a registrar has of it; see ``contract.NodeRegistry``."""
+
+    def __init__(self, machine: Machine, line: Line) -> None:
+        self._machine, self._line = machine, line
+
+    async def _say(self, me: NodeRecord, instead_of: str, *, leaves: bool) -> NodesSeen:
+        registry = self._machine.world.registry
+        try:
+            return await self._line.call(
+                "leave" if leaves else "beat",
+                lambda: registry.beat(me, instead_of, leaves=leaves),
+                TTL_S / 4,
+            )
+        except Unanswered:
+            raise StoreAway("the store does not answer") from None
+
+    async def beat(self, me: NodeRecord, instead_of: str = "") -> NodesSeen:
+        seen = self._machine.seen = await self._say(me, instead_of, leaves=False)
+        return seen
+
+    async def leave(self, me: NodeRecord) -> None:
+        await self._say(replace(me, claims=()), "", leaves=True)
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
+
+# --- a machine and its processes -----------------------------------------------------------------
+
+
+class ProcessHost(Host):
+    """A process of a machine. All of a machine have its name, by which the network knows it."""
+
+    def __init__(self, machine: Machine, part: str, pid: int) -> None:
+        super().__init__(machine.world.loop, machine.name)
+        self.machine, self.part, self.pid = machine, part, pid
+        self.is_frozen = machine.is_frozen
+        self.terminate: Callable[[], object] = self._end_at_once
+        """What SIGTERM does."""
+        self.leadership: Leadership | None = None
+        self.epoch = 0
+        """0: it does not lead."""
+        self.process: Process | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.name}/{self.part}"
+
+    def _end_at_once(self) -> None:
+        self.machine.ended(self, -signal.SIGTERM)
+
+    @property
+    def may_deliver(self) -> bool:
+        licence = self.leadership
+        return bool(self.epoch and licence and licence.may_deliver(self.mono_ms()))
+
+
+class SimNode(Node):
+    """A node whose pipe is looked at by the simulation's loop."""
+
+    def say(self) -> None:
+        super().say()
+        cast(SimLoop, asyncio.get_running_loop()).is_readable(self.heard)
+
+
+class SimParent(NodeParent):
+    """The parent with its rules; processes begin, end and hear signals in the simulation."""
+
+    def __init__(self, machine: Machine, node: Node, processes: list[Process], log: Any) -> None:
+        super().__init__(node, processes, log)
+        self._machine = machine
+
+    def go_on(self) -> None:
+        """What ``watch`` does in each of its turns."""
+        machine, now_s = self._machine, self._machine.world.loop.time()
+        for process in self._processes:
+            if process.pid is None and process.is_wanted and not self._is_ending:
+                if process.due_s <= now_s:
+                    self._start(process)
+                else:
+                    machine.parent_host.call_at(process.due_s, self.go_on)
+        if self._is_ending and all(process.pid is None for process in self._processes):
+            machine.over(self.code)
+
+    def _start(self, process: Process) -> bool:
+        process.pid = self._machine.begin(process)
+        process.starts += 1
+        process.began_s = self._machine.world.loop.time()
+        self._note(process, State.STARTING)
+        return False
+
+    def _send(self, number: int, processes: list[Process]) -> None:
+        for process in processes:
+            host = self._machine.hosts.get(process.pid or 0)
+            if host is not None:  # else it has just ended
+                if process.kind is Kind.SHARD:
+                    self._machine.world.stops(host, process.number, is_node=self._is_ending)
+                host.call_at(host.loop.time(), lambda host=host: host.terminate())
+
+    def says(self, number: int) -> None:
+        self._note_ready(bytes([number]))
+        self.go_on()
+
+    def ends(self, process: Process, code: int) -> None:
+        self._note_end(process, code)
+        self.go_on()
+
+    def stop(self) -> None:
+        self._note_signal(signal.SIGTERM)
+        self.go_on()
+
+
+class Machine:
+    """A machine that runs a node, again and again."""
+
+    def __init__(self, world: NodesWorld, name: str) -> None:
+        self.world, self.name = world, name
+        self.hosts: dict[int, ProcessHost] = {}
+        """Process id → the process that lives."""
+        self.is_alive = self.is_frozen = self.is_leaving = False
+        self.is_gone = False
+        """Whether it does not come back."""
+        self.seen: NodesSeen | None = None
+        """What its registrar was told last."""
+        self.capacity = world.rnd.choice((1.0, 1.0, 1.0, 2.0))
+        self._pipes: list[int] = []
+
+    def start(self) -> None:
+        if self.is_alive:
+            return
+        world = self.world
+        world.trace("start", self.name)
+        world.net.is_back(self.name)
+        self.is_alive, self.is_leaving, self.is_gone, self.is_frozen = True, False, False, False
+        self.hosts, self.seen = {}, None
+        self.parent_host = ProcessHost(self, "parent", next(world.pids))
+        heard, nudge = os.pipe()
+        for pipe in (heard, nudge):
+            os.set_blocking(pipe, False)
+        self._pipes += (heard, nudge)
+        settings = settings_of(self.name, self.capacity)
+        self.node = SimNode(
+            settings=settings,
+            shards=[settings_of_shard(self.name, shard) for shard in range(world.count)],
+            registry="",
+            board=Board(world.count),
+            bulletin=Bulletin(),
+            run=f"run-{self.parent_host.pid}",
+            life=f"{self.name}:{self.parent_host.pid}",
+            since_ms=self.parent_host.wall_ms(),
+            heard=heard,
+            nudge=nudge,
+        )
+        self.member = Member(self.node, None)
+        processes = [Process(one.shard, one, is_wanted=False) for one in self.node.shards]
+        processes.append(Process(world.count, settings, Kind.REGISTRAR))
+        log = cast(Any, Log(world, self.parent_host))
+        self.parent = SimParent(self, self.node, processes, log)
+        self._tell(self.parent.go_on)
+
+    def _tell(self, act: Callable[..., object], *args: Any) -> None:
+        """Let the parent do something."""
+        self.parent_host.call_at(self.world.loop.time(), act, *args)
+
+    def begin(self, process: Process) -> int:
+        """Begin a process; its id."""
+        pid = next(self.world.pids)
+        part = "registrar" if process.kind is Kind.REGISTRAR else f"shard-{process.number}"
+        host = self.hosts[pid] = ProcessHost(self, part, pid)
+        host.process = process
+        life = self._registrar if process.kind is Kind.REGISTRAR else self._daemon
+        begins_s = self.world.loop.time() + self.world.rnd.uniform(*BIRTH_S)
+        host.call_at(begins_s, lambda: host.spawn(life(host, process)))
+        return pid
+
+    def ended(self, host: ProcessHost, code: int) -> None:
+        """A process has ended, and its parent hears of it."""
+        if host.is_alive:
+            host.kill()
+            self.hosts.pop(host.pid, None)
+            assert host.process is not None
+            self._tell(self.parent.ends, host.process, code)
+
+    async def _registrar(self, host: ProcessHost, process: Process) -> None:
+        code, say = 0, self._say
+        registrar = Registrar(
+            self.node,
+            cast(Any, Log(self.world, host)),
+            lambda: say(LOOK),
+            lambda: say(process.number),
+        )
+        host.terminate = registrar.leave
+        try:
+            await registrar.run()
+        except TickwheelError as error:
+            self.world.problems.append(f"{host} ended: {type(error).__name__}: {error}")
+            code = 1
+        await registrar.close()
+        self.ended(host, code)
+
+    def _say(self, number: int) -> None:
+        self._tell(self.parent.says, number)
+
+    async def _daemon(self, host: ProcessHost, process: Process) -> None:
+        """What stands for a daemon."""
+        daemon = StandIn(host, process.number, self.node, lambda: self._say(process.number))
+        host.terminate = lambda: host.spawn(daemon.stop())
+        await daemon.run()
+
+    # --- what happens to it -----------------------------------------------------------------------
+
+    def over(self, code: int) -> None:
+        """The parent has ended."""
+        world = self.world
+        world.trace("over", self.name, code)
+        if code:
+            world.problems.append(f"{self.name} ended with code {code}")
+        was_leaving = self.is_leaving
+        self._end()
+        if not was_leaving or not self.is_gone:
+            self._start_later()
+
+    def _end(self) -> None:
+        for host in (*self.hosts.values(), self.parent_host):
+            host.kill()
+            self.world.ends(host)
+        self.hosts = {}
+        self.is_alive = self.is_leaving = False
+
+    def _start_later(self) -> None:
+        after_s = self.world.rnd.uniform(*RESTART_S)
+        self.world.loop.call_later(after_s, self.restart, context=Context())
+
+    def restart(self) -> None:
+        if not self.is_gone:
+            self.start()
+
+    def stop(self, *, for_good: bool) -> None:
+        """SIGTERM to the parent."""
+        if self.is_alive:
+            self.is_leaving, self.is_gone = True, for_good
+            self._tell(self.parent.stop)
+
+    def kill(self, *, silently: bool, for_good: bool) -> None:
+        """The machine, or its parent process, is gone."""
+        if self.is_alive:
+            self._end()
+            self.world.net.died(self.parent_host, silently=silently)
+            self.is_gone = for_good
+            if not for_good:
+                self._start_later()
+
+    def kill_process(self, host: ProcessHost) -> None:
+        self.world.ends(host)
+        self.ended(host, -signal.SIGKILL)
+
+    def freeze(self) -> None:
+        if not self.is_alive:
+            return
+        self.is_frozen = True
+        for host in (*self.hosts.values(), self.parent_host):
+            host.freeze()
+
+    def thaw(self) -> None:
+        self.is_frozen = False
+        if self.is_alive:
+            for host in (*self.hosts.values(), self.parent_host):
+                host.thaw()
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            os.close(pipe)
+
+
+class StandIn:
+    """A daemon without work: its part in the election, and the time that a drain takes."""
+
+    def __init__(
+        self, host: ProcessHost, shard: int, node: Node, on_start: Callable[[], None]
+    ) -> None:
+        self._host, self._shard, self._on_start = host, shard, on_start
+        self._member = Member(node, shard)
+        self._world = world = host.machine.world
+        self._server = world.shards[shard]
+        self._line = Line(self._server, host, world.trace)
+        self._owner = f"{host.name}/{host.pid}"
+        self._address = str(node.shards[shard].advertise)
+        host.leadership = self._leadership = Leadership(
+            NodeElection(Line(self._server, host, world.trace), int(TTL_S * 1000)),
+            int(TTL_S * 1000),
+            Clock(1_000_000, host),
+            on_event=self._on_event,
+            renewed=lambda: world.one_leads(host, shard),
+            hurries=self._member.hurries,
+        )
+        self._leading: asyncio.Task[None] | None = None
+        self._has_started = False
+
+    def _on_event(self, event: str, text: str) -> None:
+        self._world.trace("log", self._host, event)
+        self._world.events[event] += 1
+
+    def _note(self, role: str, epoch: int) -> None:
+        self._host.epoch = epoch
+        self._member.note(role, epoch, self._host.wall_ms())
+
+    def _started(self) -> None:
+        """It leads or stands by, for the first time."""
+        if not self._has_started:
+            self._has_started = True
+            self._on_start()
+
+    async def run(self) -> None:
+        leadership = self._leadership
+        await leadership.prepare(None)
+        self._leading = self._host.spawn(self._campaign())
+        await asyncio.wait({self._leading})
+
+    async def _campaign(self) -> None:
+        leadership = self._leadership
+        is_turn = await leadership.first_campaign(self._owner, self._address)
+        if not is_turn:
+            self._note("standby", 0)
+            self._started()
+        while True:
+            if not is_turn:
+                await leadership.campaign(self._owner, self._address)
+            is_turn = False
+            try:
+                await self._lead()
+            except Unanswered:
+                await leadership.resign()
+            except (Deposed, Fenced):
+                leadership.forfeit(for_good=True)
+            self._note("standby", 0)
+
+    async def _lead(self) -> None:
+        """Lead until the lease is over. Raises Deposed, Fenced, Unanswered."""
+        server, host = self._server, self._host
+        opened = await self._line.call(
+            "open", lambda: server.open(self._owner, host.wall_ms(), 1, may_create=True)
+        )
+        self._leadership.opened(opened.epoch)
+        self._note("active", opened.epoch)
+        self._world.leads(host, self._shard)
+        self._started()
+        parts = [
+            host.spawn(self._write(opened.epoch)),
+            host.spawn(self._leadership.hold(lambda: None)),
+        ]
+        try:
+            await asyncio.gather(*parts)
+        finally:
+            for part in parts:
+                part.cancel()
+
+    async def _write(self, epoch: int) -> None:
+        """Write again and again, as one that has work. Raises Fenced."""
+        server, line = self._server, self._line
+        while True:
+            await passes(WRITE_S)
+            try:
+                await line.call("write", lambda: server._claim(epoch, self._owner, line.number))
+            except Unanswered:
+                continue
+
+    async def stop(self) -> None:
+        """Drain, give the shard and its lease back, end."""
+        host, leadership, server = self._host, self._leadership, self._server
+        leading = bool(host.epoch)
+        if self._leading is not None:
+            self._leading.cancel()
+        if leading:
+            await passes(self._world.rnd.uniform(*DRAIN_S))
+            try:
+                epoch = host.epoch
+                await self._line.call("close", lambda: server.close(epoch, self._owner))
+            except Unanswered:
+                self._world.trace("unclean", host)
+        host.epoch = 0
+        await leadership.resign()
+        host.machine.ended(host, 0)
+
+
+# --- the run -------------------------------------------------------------------------------------
+
+
+class NodesWorld:
+    """Everything of one run."""
+
+    def __init__(self, seed: int, loop: SimLoop) -> None:
+        self.seed, self.loop = seed, loop
+        self.rnd = rnd = random.Random(f"{seed}/world")
+        self.lines: list[tuple[Any, ...]] = []
+        self.problems: list[str] = []
+        self.events, self.faults = Counter[str](), Counter[str]()
+        self.counts = Counter[str]()
+        self.pids = count(2)
+        self.net = Network(loop, random.Random(f"{seed}/network"), self.trace)
+        self.store_host = Host(loop, STORE)
+        store_rnd = random.Random(f"{seed}/store")
+        self.count = rnd.choice((2, 3, 4))
+        self.registry = Registry(loop, self.store_host, self.net, store_rnd)
+        self.shards = [
+            Server(loop, self.store_host, self.net, store_rnd) for _ in range(self.count)
+        ]
+        self.is_calm = seed % CALM_EACH == 0
+        self.knows_lives = rnd.random() < 0.5
+        """Whether a registrar can see that the process of another one is over."""
+        self.machines = [Machine(self, f"node-{letter}") for letter in "abc"]
+        self.daemons: list[dict[int, ProcessHost]] = [{} for _ in range(self.count)]
+        """Of each shard: the processes that have led it and live."""
+        self._given: dict[int, float] = {}
+        """Shard that its leader was told to give back, with nothing else wrong → when."""
+
+    def trace(self, *what: object) -> None:
+        """A line of the trace: two runs of one seed have the same ones."""
+        self.lines.append((self.loop.time(), *what))
+
+    # --- what is watched --------------------------------------------------------------------------
+
+    def leads(self, host: ProcessHost, shard: int) -> None:
+        """A daemon has begun to lead."""
+        now_s = self.loop.time()
+        self.trace("leads", host, host.epoch)
+        self.counts["epochs"] += 1
+        self.daemons[shard][host.pid] = host
+        self.one_leads(host, shard)
+        began_s = self._given.pop(shard, None)
+        if began_s is not None:
+            self.counts["hand_overs"] += 1
+            gap_s = now_s - began_s
+            if gap_s >= GAP_S:
+                self.problems.append(
+                    f"shard {shard} was without a leader for {gap_s:.3f} s until {now_s:.3f} s,"
+                    f" and was only handed over to {host.name}"
+                )
+
+    def one_leads(self, host: ProcessHost, shard: int) -> None:
+        """The lease of a daemon was renewed: nobody else may have a valid one."""
+        others = [
+            other
+            for other in self.daemons[shard].values()
+            if other is not host and other.may_deliver
+        ]
+        if others and host.may_deliver:
+            self.problems.append(
+                f"two lead shard {shard}: {host} in epoch {host.epoch}, and {others[0]} in epoch"
+                f" {others[0].epoch} still, at {self.loop.time():.3f} s"
+            )
+
+    def stops(self, host: ProcessHost, shard: int, *, is_node: bool) -> None:
+        """A parent asks a daemon to stop. ``is_node``: because all of its node end."""
+        if not host.may_deliver:
+            return
+        machine, now_s = host.machine, self.loop.time()
+        self.trace("gives", host, "with its node" if is_node else "")
+        others = [one for one in self.machines if one.is_alive and one is not machine]
+        if is_node:
+            if self.is_calm and any(not one.is_leaving for one in others):
+                self.problems.append(f"{host} leads still when its node ends, at {now_s:.3f} s")
+            return
+        heirs = {} if machine.seen is None else dict(machine.seen.nodes)
+        heirs.pop(machine.name, None)
+        if not any(shard in one.standbys for one in heirs.values()):
+            self.problems.append(
+                f"{host} gives its shard away, and nobody stands by: {now_s:.3f} s"
+            )
+        if self.is_calm:
+            self._given[shard] = now_s
+
+    def ends(self, host: ProcessHost) -> None:
+        """A process is over, in whatever way."""
+        for hosts in self.daemons:
+            hosts.pop(host.pid, None)
+
+    # --- where all shall be -----------------------------------------------------------------------
+
+    def target(self) -> dict[int, str]:
+        """Shard → node, by what is true."""
+        registry = self.registry
+        there = {one.name: one.capacity for one in self.machines if one.is_alive}
+        free = {name: c for name, c in there.items() if name not in registry.drained}
+        return place(self.count, free or there, registry.placed)
+
+    def _leaders(self) -> dict[int, ProcessHost]:
+        return {
+            shard: host
+            for shard, hosts in enumerate(self.daemons)
+            for host in hosts.values()
+            if host.may_deliver
+        }
+
+    def amiss(self) -> str:
+        """What is not where it shall be yet; empty: nothing."""
+        for machine in self.machines:
+            if machine.is_leaving or machine.is_alive == machine.is_gone:
+                return f"{machine.name} is on its way"
+        led_by, target = self._leaders(), self.target()
+        for shard, node in target.items():
+            if shard not in led_by or led_by[shard].name != node:
+                return f"shard {shard} is led by {led_by.get(shard)}, and {node} shall have it"
+        for machine in filter(lambda one: one.is_alive, self.machines):
+            shards = {shard for shard, node in target.items() if node == machine.name}
+            parts = {f"shard-{shard}" for shard in shards} | {"registrar"}
+            if {host.part for host in machine.hosts.values()} != parts:
+                return f"{machine.name} has {list(machine.hosts.values())}, and shall have {parts}"
+            for shard, node in target.items():
+                address, _ = machine.member.whereabouts(shard)
+                if address != settings_of_shard(node, shard).advertise:
+                    return f"the route of {machine.name} for shard {shard} is {address!r}"
+                part = machine.node.board.read_part(shard)
+                if node == machine.name and (part is None or part.role is not Role.ACTIVE):
+                    return f"the board of {machine.name} does not say that it leads {shard}"
+        return ""
+
+    async def _settle(self, after: str) -> None:
+        """Wait until all is where it shall be; it must be so within the bound, and stay."""
+        began_s, epochs = self.loop.time(), list[int]()
+        since_s = None
+        while since_s is None or self.loop.time() < since_s + STAYS_S:
+            await passes(LOOK_S)
+            wrong = self.amiss()
+            if wrong and since_s is not None and self.is_calm:
+                self.problems.append(f"all was well after {after}, and then: {wrong}")
+                return
+            if wrong:
+                since_s = None  # what a fault has begun may come to its end later
+            if wrong and self.loop.time() > began_s + BOUND_S:
+                self.problems.append(f"{BOUND_S:g} s after {after}: {wrong}")
+                return
+            if not wrong and since_s is None:
+                since_s, epochs = self.loop.time(), self._epochs()
+        if self._epochs() != epochs:
+            self.problems.append(f"shards were led anew behind {after}, where all was well")
+
+    def _epochs(self) -> list[int]:
+        return [shard.epoch for shard in self.shards]
+
+    # --- one run ----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        first = self.machines[: self.rnd.choice((2, 3))]
+        for machine in self.machines:
+            machine.is_gone = machine not in first
+        for machine in first:
+            self.loop.call_later(self.rnd.uniform(0, 0.4), machine.start, context=Context())
+        if self.is_calm:
+            await self._settle("the first start")
+            if self._epochs() != [1] * self.count and not self.problems:
+                self.problems.append("nodes that started together took shards from each other")
+            for _ in range(WISHES):
+                if not self.problems:
+                    await self._wish()
+            return
+        await passes(self.rnd.uniform(0.5, 3.0))
+        until_s = self.loop.time() + FAULTS_S
+        while self.loop.time() < until_s:
+            name = self.rnd.choice(list(FAULTS))
+            self.faults[name] += 1
+            self.trace("fault", name)
+            FAULTS[name](self)
+            await passes(self.rnd.uniform(0.05, 1.2))
+        self.mend()
+        await self._settle("the last fault")
+
+    async def _wish(self) -> None:
+        """Let one thing happen, on purpose, and wait until it is done."""
+        name = self.rnd.choice([name for name in WISHED if self._can(name)])
+        before, epochs = self.target(), self._epochs()
+        self.faults[name] += 1
+        self.trace("wish", name)
+        WISHED[name](self)
+        await self._settle(name)
+        after = self.target()
+        for shard, epoch in enumerate(epochs):
+            if before[shard] == after[shard] and self.shards[shard].epoch != epoch:
+                self.problems.append(
+                    f"{name}: shard {shard} moved from {before[shard]} and back, and need not have"
+                )
+
+    def _can(self, name: str) -> bool:
+        alive = [one for one in self.machines if one.is_alive]
+        if name == "join":
+            return len(alive) < len(self.machines)
+        return name != "leave" or len(alive) > 1
+
+    def mend(self) -> None:
+        """End all faults."""
+        self.trace("mended")
+        self.net.gone.clear()
+        self.net.heal()
+        self.store_host.thaw()
+        for server in (self.registry, *self.shards):
+            server.is_slow = False
+            server.arrive_late()
+        for machine in self.machines:
+            machine.thaw()
+            if machine.is_alive:
+                for host in machine.hosts.values():
+                    host.thaw()
+        if all(one.is_gone or not one.is_alive for one in self.machines):
+            self.machines[0].start()
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        """What nodes ask the system and the store for comes from this run."""
+        alive = self.machines
+
+        def is_over(life: str, here: str | None) -> bool:
+            """Whether a machine sees that a life of its own is over."""
+            name, _, pid = life.partition(":")
+            return name == here and all(
+                one.name != name or not one.is_alive or str(one.parent_host.pid) != pid
+                for one in alive
+            )
+
+        def own() -> str | None:
+            return _host().name if self.knows_lives else None
+
+        def open_nodes(url: str, shards: int) -> NodeRegistry:
+            host = _host()
+            return NodeRegistry(host.machine, Line(self.registry, host, self.trace))
+
+        def own_pid() -> int:
+            return _host().pid
+
+        life = mock.Mock(own=own)
+        with (
+            mock.patch.object(registrars, "open_nodes", open_nodes),
+            mock.patch.object(registrars, "Life", life),
+            mock.patch.object(registrars, "is_over", is_over),
+            mock.patch.object(parents, "sources", _host),
+            mock.patch.object(os, "getpid", own_pid),
+        ):
+            try:
+                yield
+            finally:
+                for machine in self.machines:
+                    machine.close()
+
+    def outcome(self) -> Outcome:
+        digest = hashlib.blake2b(digest_size=12)
+        for line in self.lines:
+            digest.update(f"{line}\n".encode())
+        return Outcome(
+            self.seed, [*self.problems, *self.loop.errors], digest.hexdigest(), len(self.lines),
+            self.loop.time(), self.faults, self.events, self.counts,
+        )  # fmt: skip
+
+
+def _host() -> ProcessHost:
+    host = host_here()
+    assert isinstance(host, ProcessHost), "a process asks"
+    return host
+
+
+# --- what happens --------------------------------------------------------------------------------
+
+
+def _machine(world: NodesWorld) -> Machine:
+    return world.rnd.choice([one for one in world.machines if one.is_alive] or world.machines)
+
+
+def _process(world: NodesWorld, kind: Kind) -> ProcessHost | None:
+    found = [
+        host
+        for machine in world.machines
+        for host in machine.hosts.values()
+        if machine.is_alive and host.process is not None and host.process.kind is kind
+    ]
+    return world.rnd.choice(found) if found else None
+
+
+def _for_s(world: NodesWorld, low_s: float, high_s: float, end: Callable[[], object]) -> None:
+    world.loop.call_later(world.rnd.uniform(low_s, high_s), end, context=Context())
+
+
+def _is_last(world: NodesWorld, machine: Machine) -> bool:
+    return all(one is machine or one.is_gone for one in world.machines)
+
+
+def _for_good(world: NodesWorld, machine: Machine) -> bool:
+    return world.rnd.random() < 0.3 and not _is_last(world, machine)
+
+
+def kill_node(world: NodesWorld) -> None:
+    """A machine, or the parent of its processes, is gone at once, perhaps for good."""
+    machine = _machine(world)
+    machine.kill(silently=world.rnd.random() < 0.5, for_good=_for_good(world, machine))
+
+
+def freeze_node(world: NodesWorld) -> None:
+    """A whole machine stands still."""
+    machine = _machine(world)
+    machine.freeze()
+    _for_s(world, 0.1, 3.5, machine.thaw)
+
+
+def cut_off(world: NodesWorld) -> None:
+    """A machine does not reach the store, or the store not the machine."""
+    name, way = _machine(world).name, world.rnd.choice(("both", "to", "from"))
+    here, there = (STORE, name) if way == "from" else (name, STORE)
+    world.net.block(here, there, one_way=way != "both")
+
+    def end() -> None:
+        world.net.unblock(name, STORE)
+        for server in (world.registry, *world.shards):
+            server.arrive_late()
+
+    _for_s(world, 0.1, 3.5, end)
+
+
+def _kill_one(world: NodesWorld, kind: Kind) -> None:
+    host = _process(world, kind)
+    if host is not None:
+        host.machine.kill_process(host)
+
+
+def kill_registrar(world: NodesWorld) -> None:
+    """A registrar dies alone."""
+    _kill_one(world, Kind.REGISTRAR)
+
+
+def kill_daemon(world: NodesWorld) -> None:
+    """A daemon dies alone."""
+    _kill_one(world, Kind.SHARD)
+
+
+def freeze_process(world: NodesWorld) -> None:
+    """One process of a machine stands still."""
+    host = _process(world, world.rnd.choice((Kind.SHARD, Kind.REGISTRAR)))
+    if host is not None:
+        host.freeze()
+
+        def end() -> None:
+            if not host.machine.is_frozen:
+                host.thaw()
+
+        _for_s(world, 0.1, 2.5, end)
+
+
+def store_away(world: NodesWorld) -> None:
+    """Nobody reaches the store; it does later what it was asked meanwhile."""
+    world.store_host.freeze()
+    _for_s(world, 0.2, 3.0, world.store_host.thaw)
+
+
+def slow_store(world: NodesWorld) -> None:
+    """The store takes long for everything."""
+    servers = (world.registry, *world.shards)
+    for server in servers:
+        server.is_slow = True
+
+    def end() -> None:
+        for server in servers:
+            server.is_slow = False
+
+    _for_s(world, 0.2, 2.0, end)
+
+
+def join(world: NodesWorld) -> None:
+    """A machine that is not there begins."""
+    gone = [one for one in world.machines if not one.is_alive]
+    if gone:
+        world.rnd.choice(gone).start()
+
+
+def leave(world: NodesWorld) -> None:
+    """A node is asked to end, for good."""
+    machine = _machine(world)
+    if not _is_last(world, machine):
+        machine.stop(for_good=True)
+
+
+def restart(world: NodesWorld) -> None:
+    """A node is asked to end, and begins again."""
+    _machine(world).stop(for_good=False)
+
+
+def move(world: NodesWorld) -> None:
+    """An operator says where a shard shall be, or takes it back."""
+    shard = world.rnd.randrange(world.count)
+    if world.registry.placed.pop(shard, None) is None:
+        world.registry.placed[shard] = _machine(world).name
+
+
+def drain(world: NodesWorld) -> None:
+    """An operator says that a node shall have no shards, or takes it back."""
+    world.registry.drained ^= {_machine(world).name}
+
+
+FAULTS: dict[str, Callable[[NodesWorld], None]] = {
+    fault.__name__: fault
+    for fault in (
+        kill_node, freeze_node, cut_off, kill_registrar, kill_daemon, freeze_process, store_away,
+        slow_store, join, leave, restart, move, drain,
+    )
+}  # fmt: skip
+WISHED: dict[str, Callable[[NodesWorld], None]] = {
+    wish.__name__: wish for wish in (join, leave, move, drain, kill_registrar)
+}
+
+
+def simulate(seed: int, *, lines: list[tuple[Any, ...]] | None = None) -> Outcome:
+    """One run; ``lines`` gets its trace."""
+    with simulated(seed) as loop:
+        world = NodesWorld(seed, loop)
+        with world.patched():
+            try:
+                loop.run_until_complete(world.run())
+            except Exception as error:
+                world.problems.append(f"the run broke: {type(error).__name__}: {error}")
+            if lines is not None:
+                lines += world.lines
+            return world.outcome()
