@@ -34,6 +34,7 @@ PROMISES = "tests/crash/test_promises.py::test_"
 SYNC = "tests/crash/test_sync.py::test_"
 TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[12]"
 SIMULATION = "tests/simulation/test_simulation.py::test_every_run_holds[200]"
+SIMULATED_NODES = "tests/simulation/test_simulation.py::test_every_run_of_nodes_holds"
 ORDERING = "tests/engine/test_engine_ordering.py::test_"
 KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
@@ -538,4 +539,70 @@ BOUNDED = (
     ),
 )
 
-BUGS = (*LOST, *DELIVERED, *FENCED, *OWED, *TOGETHER, *ALLOWED, *BOUNDED)
+# Shards come to the nodes where they shall be, and are without a leader for a moment only.
+NODES = (
+    Bug(
+        "handed-over-to-nobody",
+        "a shard is given away before its heir stands by",
+        {"placement:decide": (without("standbys"),)},
+        (
+            SIMULATED_NODES,
+            "tests/server/test_placement.py::test_a_shard_is_given_away_only_to_one_who_stands_by",
+        ),
+    ),
+    Bug(
+        "what-is-kept-counts-as-given",
+        "a shard that a node keeps after all is given away without an heir when it moves again",
+        {
+            "Registrar._act": (
+                replaced(
+                    "given",
+                    "self._giving = {**dict.fromkeys(decision.given, now_s), **self._giving}",
+                ),
+            ),
+        },
+        (SIMULATED_NODES,),
+    ),
+    Bug(
+        "a-standby-never-hurries",
+        "the lease that was given back waits for a standby that looks four times a second",
+        {"Member.hurries": (returning("False"),)},
+        (SIMULATED_NODES,),
+    ),
+    Bug(
+        "a-route-of-before",
+        "the address of a shard is kept once it is known",
+        {
+            "Registrar._write": (
+                instead(
+                    'claims[s].address if s in claims else ""',
+                    '(self._node.bulletin.read().get("route") or [""] * self._count)[s]'
+                    ' or (claims[s].address if s in claims else "")',
+                ),
+            ),
+        },
+        (SIMULATED_NODES,),
+    ),
+    Bug(
+        "a-node-that-lapsed-counts",
+        "whoever was seen once has its part of the shards for ever",
+        {
+            "Registrar._act": (
+                preceded(
+                    "monotonic",
+                    'ever = self.__dict__.setdefault("ever", {}); ever.update(seen.nodes);'
+                    " seen.seen_ms.update(dict.fromkeys(ever, 0)); seen.nodes.update(ever)",
+                ),
+            ),
+        },
+        (SIMULATED_NODES,),
+    ),
+    Bug(
+        "decides-before-others-are-seen",
+        "nodes that start together take all shards, and then give them to each other",
+        {"Registrar._act": (instead("now_s >= self._decides_s", "True"),)},
+        (SIMULATED_NODES,),
+    ),
+)
+
+BUGS = (*LOST, *DELIVERED, *FENCED, *OWED, *TOGETHER, *ALLOWED, *BOUNDED, *NODES)

@@ -251,6 +251,8 @@ class Machine:
         self.is_alive = self.is_frozen = self.is_leaving = False
         self.is_gone = False
         """Whether it does not come back."""
+        self.was_hit = False
+        """Whether one of its processes was killed since the start."""
         self.seen: NodesSeen | None = None
         """What its registrar was told last."""
         self.capacity = world.rnd.choice((1.0, 1.0, 1.0, 2.0))
@@ -263,7 +265,7 @@ class Machine:
         world.trace("start", self.name)
         world.net.is_back(self.name)
         self.is_alive, self.is_leaving, self.is_gone, self.is_frozen = True, False, False, False
-        self.hosts, self.seen = {}, None
+        self.hosts, self.seen, self.was_hit = {}, None, False
         self.parent_host = ProcessHost(self, "parent", next(world.pids))
         heard, nudge = os.pipe()
         for pipe in (heard, nudge):
@@ -344,7 +346,7 @@ class Machine:
         """The parent has ended."""
         world = self.world
         world.trace("over", self.name, code)
-        if code:
+        if code and not self.was_hit:
             world.problems.append(f"{self.name} ended with code {code}")
         was_leaving = self.is_leaving
         self._end()
@@ -382,6 +384,7 @@ class Machine:
                 self._start_later()
 
     def kill_process(self, host: ProcessHost) -> None:
+        self.was_hit = True
         self.world.ends(host)
         self.ended(host, -signal.SIGKILL)
 
