@@ -82,8 +82,8 @@ def settings_of(name: str, capacity: float = 1.0) -> Settings:
 
 @cache
 def settings_of_shard(name: str, shard: int) -> Settings:
-    place = {"shard": shard, "advertise": f"tcp://{name}:{PORT + 1 + shard}"}
-    return settings_of(name).model_copy(update=place)
+    own = {"shard": shard, "advertise": f"tcp://{name}:{PORT + 1 + shard}"}
+    return settings_of(name).model_copy(update=own)
 
 
 # --- the list of nodes ---------------------------------------------------------------------------
