@@ -277,7 +277,7 @@ def test_the_page_of_scaling_works_as_it_stands(
     moved = {"127.0.0.1:7455": "127.0.0.1:0", ":7500": f":{free_port()}"}
     shown = run_as_it_stands("docs/scaling.md", tmp_path, forked_shell, moved)
     rows = re.findall(
-        r"^ +([01]) +127\.0\.0\.1:\d+ +\d+ +ready .*/shard-\1\.db$", shown, re.MULTILINE
+        r"^ +([01]) +\S+ +127\.0\.0\.1:\d+ +\d+ +ready .*/shard-\1\.db$", shown, re.MULTILINE
     )
     assert rows == ["0", "1"], shown
     assert "order 1" in shown

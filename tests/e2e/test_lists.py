@@ -67,8 +67,9 @@ def test_no_list_is_forgotten_here() -> None:
         for words, command in commands().items()
         if words.split()[-1] == "list" or any(p.name == "limit" for p in command.params)
     }
-    # What `rate` calls so is a rate; lists of targets have no pages, and the log is the newest.
-    others = {"rate", "push list", "forward list", "push log"}
+    # What `rate` calls so is a rate; lists of targets, shards and nodes have no pages, and the log
+    # is the newest.
+    others = {"rate", "push list", "forward list", "push log", "shards list", "nodes list"}
     assert lists - others == LISTS.keys()
 
 

@@ -136,8 +136,8 @@ def test_each_shard_serves_a_plain_client_and_says_where_all_are(shards: Shards)
     assert [row["state"] for row in rows] == ["ready", "ready"]
     assert all(row["store"].endswith(f"shard-{row['shard']}.db") for row in rows)
     head, *shown = cli.run("shards").stdout.decode().splitlines()
-    assert head.split()[:4] == ["shard", "address", "pid", "state"]
-    assert [line.split()[2] for line in shown] == [str(pid) for pid in shards.pids()]
+    assert head.split()[:5] == ["shard", "node", "address", "pid", "state"]
+    assert [line.split()[3] for line in shown] == [str(pid) for pid in shards.pids()]
 
 
 def test_commands_at_one_shard_are_of_all(shards: Shards) -> None:

@@ -12,12 +12,14 @@ from persistence.store_subject import OWNER, Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
 from tickwheel.model.effects import Effects
-from tickwheel.persistence.contract import Leader, StoreUnusable
+from tickwheel.persistence.contract import Claim, Leader, NodeRecord, StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, opening, options_from
+from tickwheel.persistence.redis.nodes import RedisNodes
 from tickwheel.persistence.redis.store import RedisElection
 
 ROOT = Path(__file__).parents[3]
 S = "{tw:default:0}"
+CLAIM = Claim(0, 1, "tcp://here:2", 0, "")
 
 
 def documented() -> list[str]:
@@ -49,13 +51,32 @@ def options(server: RedisServer, query: str = "", db: int = 0) -> RedisOptions:
 
 def test_every_command_of_a_script_is_tried() -> None:
     folder = ROOT / "tickwheel/persistence/redis"
-    text = "".join(path.read_text() for path in (*folder.glob("*.py"), *folder.glob("lua/*.lua")))
+    paths = [*folder.glob("*.py"), *folder.glob("lua/*.lua")]
+    text = "".join(path.read_text() for path in paths if not path.name.startswith("nodes"))
     named = set(re.findall(r"redis\.call\('([A-Z]+)'", text)) | {"ZADD", "HSET", "HDEL", "ZREM"}
     assert len(named) > 20
     assert {name.lower() for name in named} <= set(opening.COMMANDS)
     outside = set(re.findall(r"\b(?:call|pairs)\(\s*\"([A-Z]+)\"", text)) - {"AUTH", "SENTINEL"}
     allowed = {name.partition("|")[0] for name in (*opening.OUTSIDE, *opening.COMMANDS)}
     assert {name.lower() for name in outside} <= allowed
+
+
+async def test_those_of_nodes_suffice_for_their_list_of_each_other(server: RedisServer) -> None:
+    (more,) = re.findall(
+        r"`(~\{tw:default:nodes\}:\*[^`]*)`", (ROOT / "docs/operations.md").read_text()
+    )
+    server.call("ACL", "SETUSER", "tickwheel", *more.split())
+    server.call("ACL", "LOG", "RESET")
+    registry = RedisNodes(options(server), 2)
+    me = NodeRecord("a", "run", "tcp://here:1", "0.1.0", 1.0, 0, 3_000, claims=(CLAIM,))
+    assert list((await registry.beat(me)).nodes) == ["a"]
+    await registry.place(0, "a")
+    await registry.place(0, None)
+    await registry.drain("a", draining=True)
+    await registry.drain("a", draining=False)
+    await registry.leave(me)
+    await registry.close()
+    assert server.call("ACL", "LOG") == b"*0\r\n", "nothing was asked for that is not allowed"
 
 
 @pytest.mark.parametrize("driver", ["redis", "asyncio-redis"])

@@ -108,4 +108,4 @@ async def test_every_operation_is_in_the_table_of_rights(rig: ShardRig) -> None:
 def test_a_standby_has_the_same_conversation_and_fewer_verbs() -> None:
     names = {name for name in dir(StandbyOperations) if not name.startswith("_")}
     assert names >= BORDER | ABOUT_A_CALLER
-    assert names & set(VERBS) == {"ping", "status", "leave"}
+    assert names & set(VERBS) == {"ping", "status", "leave", "nodes"}
