@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from simulation import nodes
 from simulation.world import Outcome, simulate
 
 COLLECT_RUNS = 25
@@ -74,8 +73,14 @@ class Kind(NamedTuple):
     """What `make simulate` needs to be told for it."""
 
 
+def _simulate_nodes(seed: int, **options: Any) -> Outcome:
+    from simulation import nodes  # the other runs need nothing of it
+
+    return nodes.simulate(seed, **options)
+
+
 DAEMONS = Kind(simulate)
-NODES = Kind(nodes.simulate, " NODES=yes")
+NODES = Kind(_simulate_nodes, " NODES=yes")
 
 
 def command(seed: int, kind: Kind = DAEMONS) -> str:
