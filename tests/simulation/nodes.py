@@ -939,6 +939,7 @@ WISHED: dict[str, Callable[[NodesWorld], None]] = {
 def simulate(seed: int, *, lines: list[tuple[Any, ...]] | None = None) -> Outcome:
     """One run; ``lines`` gets its trace."""
     with simulated(seed) as loop:
+        loop.has_pipes = True
         world = NodesWorld(seed, loop)
         with world.patched():
             try:
