@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 from grafana.generate import files
 from observe.prometheus import ROOT, RULES, Prometheus, QueryFailed, missing
 from observe.run import load, observed_daemon
-from support.daemon import Daemon
+from support.nodes import Node
+from support.redis_server import RedisServer
 from support.waiting import until
 from tickwheel.server.metrics import catalogue as metrics
 
@@ -233,13 +235,18 @@ def test_the_alerts_fire_when_they_should_and_not_before(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A Prometheus that has scraped a daemon under load, and two idle shards, for some seconds."""
+    """A Prometheus that has scraped a daemon under load, and the two idle shards of a node, for
+    some seconds."""
     need_prometheus()
     folder = tmp_path_factory.mktemp("observe")
-    shards = ("--processes", "2", "--http-all", "127.0.0.1:0")
-    several = Daemon(folder / "shards", store=f"sqlite:///{folder}/d/", http=True, args=shards)
-    with observed_daemon(folder / "daemon") as daemon, several, load(daemon.url, 200):
-        addresses = [url.removeprefix("http://") for url in (daemon.http, several.http_all)]
+    redis = RedisServer(folder / "redis").start()
+    node = Node(folder / "node", "n", redis.url(), 2, http=True)
+    with ExitStack() as stack:
+        stack.callback(redis.kill)
+        daemon = stack.enter_context(observed_daemon(folder / "daemon"))
+        stack.enter_context(node)
+        stack.enter_context(load(daemon.url, 200))
+        addresses = [str(url).removeprefix("http://") for url in (daemon.http, node.http)]
         with Prometheus(folder / "prometheus", addresses, "1s") as prometheus:
             wait_for_data(prometheus)
             yield prometheus
