@@ -13,10 +13,11 @@ import pytest
 from support.ports import free_port
 from support.shard_rig import ShardRig, started
 from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.limits import SHARDS_MAX
 from tickwheel.persistence import ShardFolder, parse, shard_folder
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.server import processes
-from tickwheel.server.settings import PROCESSES_MAX, Settings, load
+from tickwheel.server.settings import Settings, load
 
 ROUTE = ("tcp://wheel.example:7355", "tcp://wheel.example:7356")
 rig = started(lambda: ShardRig(shard=1, route=",".join(ROUTE)))
@@ -127,7 +128,7 @@ def test_a_folder_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 def test_auto_is_what_the_folder_has(tmp_path: Path) -> None:
     auto = settings(tmp_path, processes="auto")
-    assert processes.count_of(auto) == min(PROCESSES_MAX, len(os.sched_getaffinity(0)))
+    assert processes.count_of(auto) == min(SHARDS_MAX, len(os.sched_getaffinity(0)))
     assert processes.init(settings(tmp_path, processes=5)) == 5
     assert processes.count_of(auto) == 5
     names = sorted(path.name for path in (tmp_path / "d").glob("*.db"))

@@ -37,6 +37,7 @@ from tickwheel.errors import (
     TickwheelError,
     Unreachable,
 )
+from tickwheel.limits import SHARDS_MAX
 
 if TYPE_CHECKING:
     from tickwheel.demo.demonstration import Result
@@ -344,7 +345,9 @@ def _show_laid_out(call: Call, store: str, what: str, **more: object) -> None:
 @offline("The report as JSON.")
 def reshard(
     call: Call,
-    to: Annotated[int, option("How many shards there shall be.", "N", "--to", min=1, max=64)],
+    to: Annotated[
+        int, option("How many shards there shall be.", "N", "--to", min=1, max=SHARDS_MAX)
+    ],
     store: StoreOption = None,
     into: Annotated[
         str | None,

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.access import Principal
     from tickwheel.server.shard.shard import Shard
 
+    MakeTls = Callable[[socket.socket, Callable[[], asyncio.Protocol], bytes], TlsServer]
+
 
 API_NEEDS = ("msgspec", "offapi")
 """Modules that the HTTP API needs, beside those for health and metrics."""
@@ -67,7 +69,7 @@ INSIDE_URL = "inside:"
 GOODBYE_WAIT_S = 1.0
 """How long, in seconds, clients may still send something after GOODBYE."""
 HANDOVER_WAIT_S = 0.1
-"""The same when another node waits for the shard: they send it there."""
+"""The same at a daemon of a node, whose shard another one waits for: they send it there."""
 
 
 class Daemon:
@@ -199,22 +201,13 @@ class Daemon:
             roles.address = settings.advertise or self.url
             if not roles.shared:
                 await roles.begin()
-            self._server = await self._listen(listener)
+            self._server = await listen(listener, self.listener, settings, self._tls_server)
             if roles.shared:
                 # Until it leads, clients are answered with the address of the active one.
                 await roles.begin()
         except BaseException:
             listener.close()
             raise
-
-    async def _listen(self, listener: socket.socket) -> asyncio.Server | TlsServer:
-        if not self.settings.speaks_tls("listen"):
-            loop = asyncio.get_running_loop()
-            return await loop.create_server(self.listener, sock=listener, backlog=1024)
-        plain = encode((int(FrameType.ERROR), 0, TlsRequired.code, "this port speaks TLS: tls://"))
-        server = self._tls_server(listener, self.listener, plain)
-        server.start()
-        return server
 
     def _tls_server(
         self, listener: socket.socket, make: Callable[[], asyncio.Protocol], plain: bytes
@@ -445,6 +438,22 @@ def bind(address: str) -> socket.socket:
         listener.close()
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from None
     return listener
+
+
+async def listen(
+    sock: socket.socket,
+    make: Callable[[], asyncio.Protocol],
+    settings: Settings,
+    tls_server: MakeTls,
+) -> asyncio.Server | TlsServer:
+    """Take the connections of ``listen``. ``make`` makes their protocols, ``tls_server`` what takes
+    them where they speak TLS."""
+    if not settings.speaks_tls("listen"):
+        return await asyncio.get_running_loop().create_server(make, sock=sock, backlog=1024)
+    plain = encode((int(FrameType.ERROR), 0, TlsRequired.code, "this port speaks TLS: tls://"))
+    server = tls_server(sock, make, plain)
+    server.start()
+    return server
 
 
 def url_of(listener: socket.socket, scheme: str) -> str:

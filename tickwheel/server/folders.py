@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tickwheel import disk
+from tickwheel.limits import SHARDS_MAX
 from tickwheel.persistence import ShardFolder
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.sqlite.database import SINCE_EPOCH, read_number
-from tickwheel.server.settings import PROCESSES_MAX
 
 COUNT_FILE: Final = "shards.json"
 FORMAT: Final = 1
@@ -69,8 +69,8 @@ def read_layout(folder: ShardFolder) -> Layout:
         raise StoreUnusable(f"{path} cannot be read: {error}") from None
     if shape not in (FORMAT, MOVED_FORMAT):
         raise StoreUnusable(f"{path} has the format {shape!r}; known are {FORMAT}, {MOVED_FORMAT}")
-    if type(count) is not int or not 1 <= count <= PROCESSES_MAX:
-        raise StoreUnusable(f"{path}: shards must be 1 to {PROCESSES_MAX}, not {count!r}")
+    if type(count) is not int or not 1 <= count <= SHARDS_MAX:
+        raise StoreUnusable(f"{path}: shards must be 1 to {SHARDS_MAX}, not {count!r}")
     for name, value in zip(names, more, strict=False):
         if type(value) is not int or value < 1:
             raise StoreUnusable(

@@ -32,6 +32,12 @@ ERRORS = frozenset(("internal_error",))
 """Events that should not have happened, and are logged as errors."""
 
 
+def say(log: Log, event: str, text: str) -> None:
+    """Log an event by how grave it is."""
+    write = log.error if event in ERRORS else log.warning if event in WARNINGS else log.info
+    write(event, detail=text)
+
+
 _TRACEPARENT = re.compile(TRACE_PATTERN[1:-1])
 
 

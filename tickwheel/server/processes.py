@@ -17,6 +17,7 @@ import structlog
 
 from tickwheel.clock import sources
 from tickwheel.errors import BadRequest, Conflict
+from tickwheel.limits import SHARDS_MAX
 from tickwheel.persistence import ShardFolder, open_url, shard_folder, without_secrets
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.server import daemon
@@ -42,7 +43,7 @@ from tickwheel.server.parent import (
     places_of,
     say_ready,
 )
-from tickwheel.server.settings import PROCESSES_MAX, Settings
+from tickwheel.server.settings import Settings
 
 
 def run(settings: Settings) -> int:
@@ -101,7 +102,7 @@ def count_of(settings: Settings) -> int:
         return read_layout(folder).shards
     affinity = getattr(os, "sched_getaffinity", None)  # Linux
     usable = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    return min(usable, PROCESSES_MAX)
+    return min(usable, SHARDS_MAX)
 
 
 # --- the folder ----------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ def lay_out(folder: ShardFolder, count: int) -> None:
             f"{path} exists already, and {COUNT_FILE} beside it does not: `tickwheel reshard` was"
             " cut off; run it again, or remove that folder"
         )
-    for path in filter(os.path.exists, map(folder.database, range(PROCESSES_MAX))):
+    for path in filter(os.path.exists, map(folder.database, range(SHARDS_MAX))):
         raise StoreUnusable(
             f"{path} exists already, and {COUNT_FILE} beside it does not: take another folder, or"
             " move away what is there"

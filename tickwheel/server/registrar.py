@@ -20,9 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from tickwheel.api.frames import FrameType
 from tickwheel.clock import Clock
-from tickwheel.errors import TickwheelError, TlsRequired
+from tickwheel.errors import TickwheelError
 from tickwheel.persistence import open_nodes, without_secrets
 from tickwheel.persistence.contract import (
     Claim,
@@ -32,12 +31,11 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnusable,
 )
-from tickwheel.protocol import encode
 from tickwheel.server import daemon
 from tickwheel.server.board import Role
 from tickwheel.server.lease import RENEWALS_PER_TTL, Life, is_over
 from tickwheel.server.logins import Logins
-from tickwheel.server.logs import ERRORS, WARNINGS, Log, configure
+from tickwheel.server.logs import Log, configure, say
 from tickwheel.server.member import Member, Node
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.placement import Decision, decide, eligible, leaders, place
@@ -398,17 +396,14 @@ class FrontDoor:
             await self._certificates.start()
             self._watching.append(asyncio.create_task(self._certificates.run()))
         sock = daemon.bind(self._settings.listen)
-        if not self._settings.speaks_tls("listen"):
-            loop = asyncio.get_running_loop()
-            self._server = await loop.create_server(self._listener, sock=sock, backlog=1024)
-            return
+        self._server = await daemon.listen(sock, self._listener, self._settings, self._tls_server)
+
+    def _tls_server(self, listener: Any, make: Any, plain: bytes) -> TlsServer:
         assert self._certificates is not None, "settings refuse a port with TLS without it"
-        plain = encode((int(FrameType.ERROR), 0, TlsRequired.code, "this port speaks TLS: tls://"))
-        self._server = TlsServer(
-            sock, self._listener, self._certificates, self._settings, self._observed,
-            self._on_event, plain=plain,
+        return TlsServer(
+            listener, make, self._certificates, self._settings, self._observed, self._on_event,
+            plain=plain,
         )  # fmt: skip
-        self._server.start()
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -423,8 +418,7 @@ class FrontDoor:
         return [connection.caller.principal for connection in self._listener.connections]
 
     def _on_event(self, event: str, text: str) -> None:
-        log = self._log.error if event in ERRORS else self._log.info
-        (self._log.warning if event in WARNINGS else log)(event, detail=text)
+        say(self._log, event, text)
 
     def _any_leader(self) -> Leader | None:
         address, http = self._member.any_whereabouts()

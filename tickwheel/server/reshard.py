@@ -42,6 +42,7 @@ from tickwheel.api import tasks as api
 from tickwheel.engine.ownership import owing
 from tickwheel.errors import BadRequest, Conflict, shown
 from tickwheel.history.stores import Filler
+from tickwheel.limits import SHARDS_MAX
 from tickwheel.model.effects import RecordKey, keyed
 from tickwheel.model.filters import is_before
 from tickwheel.model.kinds import (
@@ -107,7 +108,6 @@ from tickwheel.server.folders import (
     unfinished,
     write_layout,
 )
-from tickwheel.server.settings import PROCESSES_MAX
 
 OWNER: Final = "reshard"
 PAGE: Final = 10_000
@@ -164,8 +164,8 @@ class Report:
 def reshard(plan: Plan, now_ms: int) -> Report:
     """Change the number of shards. Raises TickwheelError; then everything is as it was, or, cut off
     in the end, the same call again goes on."""
-    if not 1 <= plan.to <= PROCESSES_MAX:
-        raise BadRequest(f"to must be 1 to {PROCESSES_MAX}, not {plan.to}")
+    if not 1 <= plan.to <= SHARDS_MAX:
+        raise BadRequest(f"to must be 1 to {SHARDS_MAX}, not {plan.to}")
     place = _place_of(plan)
     report = Report(
         without_secrets(plan.store), f"sqlite:///{place.folder.path}", len(place.paths), plan.to,
@@ -242,7 +242,7 @@ def _place_of_one(plan: Plan) -> _Place:
         )
     path = os.path.realpath(parse(plan.store).path)
     if not is_laid_out(folder):
-        for there in filter(os.path.exists, map(folder.database, range(PROCESSES_MAX))):
+        for there in filter(os.path.exists, map(folder.database, range(SHARDS_MAX))):
             raise StoreUnusable(f"{there} exists already: take another folder")
         return _Place(folder, Layout(0), [path], is_done=False)
     layout = read_layout(folder)

@@ -43,7 +43,7 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
 )
 from tickwheel.server.lease import Leadership, Life
-from tickwheel.server.logs import ERRORS, WARNINGS, Log
+from tickwheel.server.logs import Log, say
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import HOT_BYTES_MAX, REDIS_RESIDENT_BYTES_MAX, Settings
 from tickwheel.server.shard.shard import Recovering, Shard
@@ -432,10 +432,7 @@ class Roles:
 
     def on_event(self, event: str, text: str) -> None:
         self.observed.notice(event)
-        if event in ERRORS:
-            self.log.error(event, detail=text)
-        else:
-            (self.log.warning if event in WARNINGS else self.log.info)(event, detail=text)
+        say(self.log, event, text)
 
 
 def why_held(clock: Clock) -> str:

@@ -28,12 +28,11 @@ from tickwheel.errors import BadRequest, shown
 from tickwheel.history.daemon import HistoryOptions
 from tickwheel.history.spool import BYTES_MAX
 from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
-from tickwheel.limits import DELAY_LEVELS, Limits, parse_delay_levels
+from tickwheel.limits import DELAY_LEVELS, SHARDS_MAX, Limits, parse_delay_levels
 from tickwheel.model.records import TRACE_LENGTH_MAX
 from tickwheel.model.retry import InvalidPolicy, RetryPolicy, named_policies
 from tickwheel.server.shard.access import TOKEN_TEXT
 
-PROCESSES_MAX = 64
 TASK_EXTRAS_BYTES = 64 * 1024
 """What a task may have beside the largest body, unless ``task_bytes_max`` says otherwise."""
 FRAME_BYTES = 1024 * 1024
@@ -273,8 +272,8 @@ class Settings(BaseSettings):
     @classmethod
     def _processes(cls, value: Any) -> Any:
         is_number = type(value) is int or (type(value) is str and value.isdecimal())
-        if value != "auto" and not (is_number and 1 <= int(value) <= PROCESSES_MAX):
-            raise ValueError(f"must be auto, or a whole number of 1 to {PROCESSES_MAX}")
+        if value != "auto" and not (is_number and 1 <= int(value) <= SHARDS_MAX):
+            raise ValueError(f"must be auto, or a whole number of 1 to {SHARDS_MAX}")
         return value if value == "auto" else int(value)
 
     @field_validator("listen")

@@ -42,7 +42,6 @@ import secrets
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
 
@@ -157,16 +156,10 @@ class Room:
 def measure(path: str) -> Disk:
     """The disk that holds ``path``; one that says nothing of itself counts as full."""
     try:
-        use = disk.measure(_folder_of(path))
+        use = disk.measure(os.path.dirname(path) or ".")
     except OSError:
         return Disk(0, 1.0)
     return Disk(use.free_bytes, use.share)
-
-
-@lru_cache(maxsize=16)
-def _folder_of(path: str) -> str:
-    """The folder of a path, which each batch asks for."""
-    return os.path.dirname(path) or "."
 
 
 def free_bytes(path: str) -> int:

@@ -164,19 +164,28 @@ READ_RECORDS = "SELECT kind, data FROM record"
 
 INSERT_ENDING = "INSERT OR ROLLBACK INTO ending VALUES (?, ?, ?)"
 # Oldest first and a few at a time: each batch adds one row, so this catches up.
-TRIM_ENDINGS = (
-    "DELETE FROM ending WHERE batch IN"
-    " (SELECT batch FROM (SELECT batch, upto FROM ending ORDER BY batch LIMIT 64) WHERE upto <= ?)"
+_OLDEST_ENDINGS = (
+    "SELECT batch FROM (SELECT batch, upto FROM ending ORDER BY batch LIMIT 64) WHERE upto <="
+)
+TRIM_ENDINGS = f"DELETE FROM ending WHERE batch IN ({_OLDEST_ENDINGS} ?)"
+
+_NEXT = (
+    "(SELECT group_concat(value, ' ') FROM"
+    " (SELECT value FROM meta WHERE key IN ('epoch', 'last_batch', 'owner') ORDER BY key))"
 )
 
+
+def _moved_on(n: str, id_mark: str, position_ms: str) -> str:
+    """The statement that notes a batch in meta, of the places of its numbers."""
+    return (
+        f"UPDATE meta SET value = CASE key WHEN 'last_batch' THEN {n}"
+        f" WHEN 'id_mark' THEN max(value, {id_mark}) ELSE {position_ms} END"
+        " WHERE key IN ('last_batch', 'id_mark', 'position_ms')"
+    )
+
+
 # Checks and moves on in one statement: 3 rows change if epoch, owner and number are right.
-ADVANCE = (
-    "UPDATE meta SET value = CASE key WHEN 'last_batch' THEN ?1"
-    " WHEN 'id_mark' THEN max(value, ?2) ELSE ?3 END"
-    " WHERE key IN ('last_batch', 'id_mark', 'position_ms')"
-    " AND (SELECT group_concat(value, ' ') FROM"
-    " (SELECT value FROM meta WHERE key IN ('epoch', 'last_batch', 'owner') ORDER BY key)) = ?4"
-)
+ADVANCE = f"{_moved_on('?1', '?2', '?3')} AND {_NEXT} = ?4"
 ADVANCED_ROWS = 3
 
 
@@ -197,12 +206,8 @@ MAKE_SMALL = (
     f"CREATE TEMP VIEW {SMALL} AS SELECT "
     + ", ".join(f"NULL AS {name}" for name in _SMALL_COLUMNS),
     f"""CREATE TEMP TRIGGER write_{SMALL} INSTEAD OF INSERT ON {SMALL} BEGIN
-        SELECT RAISE(ABORT, 'not the next batch') WHERE NEW.expected IS NOT (
-            SELECT group_concat(value, ' ') FROM (SELECT value FROM meta
-            WHERE key IN ('epoch', 'last_batch', 'owner') ORDER BY key));
-        UPDATE meta SET value = CASE key WHEN 'last_batch' THEN NEW.n
-            WHEN 'id_mark' THEN max(value, NEW.id_mark) ELSE NEW.position_ms END
-            WHERE key IN ('last_batch', 'id_mark', 'position_ms');
+        SELECT RAISE(ABORT, 'not the next batch') WHERE NEW.expected IS NOT {_NEXT};
+        {_moved_on("NEW.n", "NEW.id_mark", "NEW.position_ms")};
         INSERT INTO task SELECT NEW.id, NEW.due_ms, NEW.topic, NEW.body, NEW.extras
             WHERE NEW.id NOTNULL;
         REPLACE INTO task_key SELECT NEW.id, NEW.hash WHERE NEW.hash NOTNULL;
@@ -214,13 +219,16 @@ MAKE_SMALL = (
         DELETE FROM prepare WHERE id IN (SELECT value FROM json_each(NEW.progress));
         DELETE FROM dead WHERE id IN (SELECT value FROM json_each(NEW.dead));
         INSERT INTO ending SELECT NEW.n, NEW.upto, NEW.endings WHERE NEW.upto NOTNULL;
-        DELETE FROM ending WHERE NEW.trim_upto NOTNULL AND batch IN (SELECT batch FROM
-            (SELECT batch, upto FROM ending ORDER BY batch LIMIT 64) WHERE upto <= NEW.trim_upto);
+        DELETE FROM ending WHERE NEW.trim_upto NOTNULL
+            AND batch IN ({_OLDEST_ENDINGS} NEW.trim_upto);
     END""",
 )
 WRITE_SMALL = f"INSERT INTO {SMALL} VALUES ({', '.join('?' * len(_SMALL_COLUMNS))})"
 NOT_NEXT = "SQLITE_CONSTRAINT_TRIGGER"
 """The name of the error of ``WRITE_SMALL`` when meta does not say that the batch is the next."""
+SMALL_MAX = 32
+"""Ended tasks, and records, of a small batch. One with more is written in the other way, which is
+as quick then, and looks at each of them once."""
 HASH_AT = 5
 """Where ``small_values`` has the hash of the new task's key."""
 _NO_TASK = (None,) * 6
@@ -230,9 +238,10 @@ _NO_DROPS = (None,) * 2
 
 def small_values(effects: Effects, key_hash: KeyHash) -> tuple[object, ...] | None:
     """The columns of ``WRITE_SMALL`` of what a batch writes: a new task, a record, and dropped
-    records of one kind, at most; None for any other batch. Its ended tasks are not looked at."""
+    records of one kind, at most; None for any other batch. Of its ended tasks only how many they
+    are is looked at."""
     enqueued, records = effects.enqueued, effects.records
-    if len(enqueued) > 1:
+    if len(enqueued) > 1 or max(len(effects.ended), len(records)) > SMALL_MAX:
         return None
     if effects.updated or effects.moved or effects.progress or effects.dead:
         return None

@@ -32,7 +32,7 @@ from tickwheel.server import daemon
 from tickwheel.server.board import State, how_ended
 from tickwheel.server.http.app import Http, anything_else, refusal
 from tickwheel.server.logins import Logins
-from tickwheel.server.logs import WARNINGS, Log, configure
+from tickwheel.server.logs import Log, configure, say
 from tickwheel.server.metrics import catalogue
 from tickwheel.server.metrics.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, lines
 from tickwheel.server.metrics.observed import Observed
@@ -222,7 +222,7 @@ class Whole:
         await self._logins.stop()
 
     def _on_event(self, event: str, text: str) -> None:
-        (self._log.warning if event in WARNINGS else self._log.info)(event, detail=text)
+        say(self._log, event, text)
 
     def _tls_server(self, listener: Any, make: Any, plain: bytes) -> TlsServer:
         assert self._certificates is not None
