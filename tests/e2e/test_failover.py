@@ -216,8 +216,9 @@ def test_a_takeover_that_is_cut_short_is_taken_over(
     server: RedisServer, tmp_path: Path, place: str
 ) -> None:
     with Daemon(tmp_path / "first", store=server.url(), leader_ttl_s=0.5) as first:
+        until(lambda: is_active(first), TAKEOVER_S)
         with Raw(first.port) as raw:
-            raw.enqueue(("t", b"x", DAY_MS))
+            assert raw.enqueue(("t", b"x", DAY_MS))[0] == T.OK
         first.terminate()
         first.failpoints = f"{place}=1"
         first.spawn()

@@ -130,6 +130,7 @@ async def test_a_demoted_master_is_left_at_once(group: SentinelGroup, make: Make
     await commit(subject, 0)
     before = group.master
     replica = next(server for server in group.servers if server is not before)
+    await asyncio.to_thread(catch_up, before, replica)  # else it may have what was there before
     ask(replica, "REPLICAOF", "NO", "ONE")
     ask(before, "REPLICAOF", "127.0.0.1", replica.port)
     with pytest.raises(CommitRefused, match="says it is a replica"):
