@@ -373,11 +373,13 @@ async def test_wrong_delays_and_leases_are_refused_here() -> None:
 # --- leases of what waits --------------------------------------------------------------------
 
 
-async def test_leases_of_what_waits_are_kept_up_in_batches() -> None:
+async def test_leases_of_what_waits_are_kept_up_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, lease_ms=300)
-        first = peer.deliver(sub, b"a", b"b", b"c")
-        second = peer.deliver(sub, b"d")
+        with peer.in_one_write():
+            first = peer.deliver(sub, b"a", b"b", b"c")
+            second = peer.deliver(sub, b"d")
         await deliveries(subscription, 1)
         for _ in range(3):
             frame = await peer.next(T.EXTEND)

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self, cast
 
 from support.waiting import WAIT_S
@@ -92,6 +93,18 @@ class Peer(asyncio.Protocol):
     def send(self, *frame: Any) -> None:
         if self._transport is not None:
             self._transport.write(encode(frame))
+
+    @contextmanager
+    def in_one_write(self) -> Iterator[None]:
+        """What is sent within goes out together, so that the client reads it together."""
+        transport, frames = self._transport, bytearray()
+        assert transport is not None
+        self._transport = cast(asyncio.Transport, SimpleNamespace(write=frames.extend))
+        try:
+            yield
+        finally:
+            self._transport = transport
+        self.send_bytes(bytes(frames))
 
     def send_bytes(self, data: bytes) -> None:
         assert self._transport is not None
