@@ -243,6 +243,15 @@ FENCED = (
         (SIMULATION,),
     ),
     Bug(
+        "a-lost-lease-is-over",
+        "whoever finds no lease behind a failover leads, though its owner knows more and lives",
+        {"Leadership._owner_had_time": (instead("seen.leased_here", "True"),)},
+        (
+            "tests/server/test_leadership.py::test_a_store_that_has_just_come_back_is_its_owners_first",
+            "tests/server/test_leadership.py::test_a_replica_that_was_promoted_is_its_owners_first",
+        ),
+    ),
+    Bug(
         "hand-over-without-a-drain",
         "the store is closed as clean, and what was under way was not written",
         {"Shard.stop": (dropped("committer.stop"),)},

@@ -55,7 +55,7 @@ class TableElection:
         self.clean = True
         self.up_s = 3_600
         self.rewriting = self.lost_by = ""
-        self.is_replica = False
+        self.is_replica = self.leased_here = False
         self.away = False
         self.unreachable = 0
         """So many first questions find nobody."""
@@ -92,6 +92,7 @@ class TableElection:
             self.rewriting,
             self.is_replica,
             self.lost_by,
+            self.leased_here,
         )
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
@@ -288,6 +289,18 @@ async def test_a_store_that_has_just_come_back_is_its_owners_first(rig: Rig) -> 
     rig.table.connections += 1  # a replica that was promoted, or a network that came back
     assert not await rig.leadership.look()
     rig.sources.mono += TTL_MS
+    assert await rig.leadership.look()
+
+
+async def test_a_lease_that_ended_at_this_server_was_not_lost(rig: Rig) -> None:
+    """However short it has been there: its owner was there too."""
+    rig.table.clean, rig.table.up_s, rig.table.leased_here = False, 0, True
+    assert await rig.leadership.look()
+    rig.table.connections += 1  # the store may have stood still: its owner tries again, too
+    assert not await rig.leadership.look()
+    rig.sources.mono += TTL_MS // 2 - 1
+    assert not await rig.leadership.look()
+    rig.sources.mono += 1
     assert await rig.leadership.look()
 
 

@@ -88,6 +88,8 @@ class Server:
         """The states before the newest batches, the newest last."""
         self.leader: Leader | None = None
         self._lease_until_s = 0.0
+        self._leased_life = 0
+        """The life in which the lease was taken or renewed last; see ``lives``."""
         self._standbys: dict[str, tuple[Standby, float]] = {}
         self.up_since_s = -3_600.0
         self.lives = 1
@@ -126,18 +128,22 @@ class Server:
     def _led_by(self) -> Leader | None:
         return self.leader if self.loop.time() < self._lease_until_s else None
 
+    def _lease(self, me: Leader, ttl_s: float) -> None:
+        self.leader, self._lease_until_s = me, self.loop.time() + ttl_s
+        self._leased_life = self.lives
+
     def acquire(self, me: Leader, instead_of: Leader | None, ttl_s: float) -> bool:
         led_by = self._led_by()
         if led_by is not None and led_by.owner != me.owner and led_by != instead_of:
             return False
-        self.leader, self._lease_until_s = me, self.loop.time() + ttl_s
+        self._lease(me, ttl_s)
         return True
 
     def renew(self, me: Leader, ttl_s: float) -> tuple[bool, tuple[Standby, ...]]:
         led_by = self._led_by()
         if led_by is None or led_by.owner != me.owner:
             return False, ()
-        self.leader, self._lease_until_s = me, self.loop.time() + ttl_s
+        self._lease(me, ttl_s)
         return True, self.standing_by()
 
     def release(self, me: Leader) -> None:
@@ -162,6 +168,7 @@ class Server:
             data._owner,
             data._clean,
             int(self.loop.time() - self.up_since_s),
+            leased_here=self._leased_life == self.lives,
         )
         return seen, self.standing_by()
 

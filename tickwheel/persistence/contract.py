@@ -411,6 +411,9 @@ class Seen:
     """Whether the server is a replica: it takes no writes, and may lack the newest ones later."""
     lost_by: str = ""
     """The owner who had confirmed more than there is, and has it no more; empty: nobody."""
+    leased_here: bool = False
+    """Whether the last leader took or renewed its lease at this server, since that was started and
+    promoted: then a lease that is not there has ended, and nothing was lost on the way here."""
 
     @property
     def known_leader(self) -> Leader | None:

@@ -366,10 +366,13 @@ class Leadership:
     def _owner_had_time(self, seen: Seen, mono_ms: int) -> bool:
         """Whether a living owner had time to come back. A store that came back may have lost its
         newest batches and the lease with them; the owner is to write them again before anybody else
-        leads."""
-        left_ms = self._ttl_ms + 1000 - seen.up_s * 1000
+        leads. One in which the lease has ended has lost nothing: behind a broken connection its
+        owner gets the time of two renewals, because it need not read the store."""
+        left_ms, time_ms = self._ttl_ms + 1000 - seen.up_s * 1000, self._ttl_ms
+        if seen.leased_here:
+            left_ms, time_ms = 0, 2 * self._ttl_ms // RENEWALS_PER_TTL
         if not self._first_connection:
-            left_ms = max(left_ms, self._since_mono_ms + self._ttl_ms - mono_ms)
+            left_ms = max(left_ms, self._since_mono_ms + time_ms - mono_ms)
         what = "the owner of the store, which has just come back, that may live and know more"
         self._wait = _Wait(what, left_ms)
         return left_ms <= 0

@@ -191,7 +191,30 @@ async def test_nobody_leads_at_once_behind_one_that_was_promoted(
     await commit(subject, 0)
     await asyncio.to_thread(group.switch)
     seen = await elect.look()
-    assert (seen.leader, seen.clean, seen.up_s) == (None, False, 0)
+    assert (seen.leader, seen.clean, seen.up_s, seen.leased_here) == (None, False, 0, False)
+
+
+async def test_whoever_leads_behind_one_that_was_promoted_notes_that_it_does(
+    group: SentinelGroup, make: Make, elect: RedisElection
+) -> None:
+    """So that the next one need not wait for anybody else."""
+    me = Leader(OWNER, "tcp://here:1", 0, 0)
+    subject = make()
+    await subject.open()
+    assert await elect.acquire(me)
+    assert (await elect.look()).leased_here
+    await asyncio.to_thread(group.switch)
+    await asyncio.to_thread(group.heal)
+
+    async def there() -> bool:
+        with contextlib.suppress(NoReply):  # of the connection that was closed
+            return bool((await elect.look()).incarnation)
+        return False
+
+    await comes(there)
+    assert not (await elect.look()).leased_here
+    assert await elect.acquire(me)
+    assert (await elect.look()).leased_here
 
 
 async def test_silent_and_dead_sentinels_are_done_without(group: SentinelGroup, make: Make) -> None:

@@ -324,7 +324,7 @@ class RedisElection:
         args = (self._ttl_ms, "" if me is None else _standby_value(me))
         reply = await self._line.run(LEADER_LOOK, self._keys, args)
         value, ttl_ms, incarnation, epoch, owner, clean, up_s, rewriting, role = reply[:9]
-        self._standbys, was_promoted = _standbys(reply[9]), reply[10]
+        self._standbys, was_promoted, leased_here = _standbys(reply[9]), reply[10], reply[11]
         had_s = min(int(up_s), self._line.connected_s) if was_promoted else int(up_s)
         return Seen(
             leader=_leader(value.decode(errors="replace")),
@@ -336,6 +336,7 @@ class RedisElection:
             up_s=had_s,
             **_mark(rewriting.decode(errors="replace")),
             is_replica=role == b"slave",
+            leased_here=bool(leased_here),
         )
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:

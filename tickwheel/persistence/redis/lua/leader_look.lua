@@ -1,14 +1,14 @@
 -- ttl, who stands by and says so ('' : nobody). Without memory, or on a replica, it is not noted.
-local w = redis.call('HMGET', WHEEL, 'incarnation', 'epoch', 'owner', 'clean', 'rewriting')
-local up_s = uptime_s()
-local replication = redis.call('INFO', 'replication')
+local w = redis.call('HMGET', WHEEL, 'incarnation', 'epoch', 'owner', 'clean', 'rewriting',
+  'leased_at')
 local role = string.match(replication, 'role:(%a+)')
 -- Of one that was promoted: how long it has the store already is not to be known from it.
 local promoted = string.match(replication, 'second_repl_offset:%d') and 1 or 0
 local left_ms = redis.call('PTTL', LEADER)
 if ARGV[2] ~= '' then
-  redis.pcall('ZADD', STANDBYS, up_s, ARGV[2])
+  redis.pcall('ZADD', STANDBYS, UP_S, ARGV[2])
   redis.pcall('PEXPIRE', STANDBYS, ARGV[1] + 1000)
 end
 return {found or '', left_ms, w[1] or '', w[2] or '0', w[3] or '',
-  w[4] or '1', tostring(up_s), w[5] or '', role or '', standing_by(up_s, ARGV[1]), promoted}
+  w[4] or '1', tostring(UP_S), w[5] or '', role or '', standing_by(UP_S, ARGV[1]), promoted,
+  HERE ~= '' and w[6] == HERE and 1 or 0}
