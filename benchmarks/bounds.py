@@ -148,6 +148,19 @@ BOUNDS: tuple[Bound, ...] = (
         "no mirror: first delivery after the lease's end at 1 M, s",
     ),
     Bound("redis_takeover.early", "==", 0, "early after a takeover", any_scale=True),
+    Bound(
+        "redis_ten_million.no_mirror_first_delivery_s",
+        "<=",
+        1.0,
+        "no mirror: first delivery after the lease's end at 10 M, s",
+    ),
+    Bound(
+        "redis_ten_million.no_mirror_loaded_s",
+        "<=",
+        15.0,
+        "no mirror: all loaded after the lease's end at 10 M, s",
+    ),
+    Bound("redis_ten_million.early", "==", 0, "10 M on Redis: early", any_scale=True),
 )
 
 

@@ -24,6 +24,7 @@ from benchmarks.cases.redis import (
     redis_memory_no_mirror,
     redis_recovery,
     redis_takeover,
+    redis_ten_million,
 )
 from benchmarks.cases.shards import shards
 from benchmarks.cases.steady import sequential_client, steady, steady_history, steady_worker
@@ -84,8 +85,11 @@ CASES: dict[str, Cases] = {
         redis_memory_no_mirror,
         redis_recovery,
         redis_takeover,
+        redis_ten_million,
     ),
 }
 
-HEAVY = frozenset({"bulk_client_long", "ten_million", "due_million", "mixed_day"})
+HEAVY = frozenset(
+    {"bulk_client_long", "ten_million", "redis_ten_million", "due_million", "mixed_day"}
+)
 """Cases that run only when they are named: they take minutes, or gigabytes of disk."""

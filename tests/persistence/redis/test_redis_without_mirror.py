@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -81,6 +81,15 @@ async def _compare(pair: tuple[Subject, Subject]) -> None:
     assert await _content(pair[0]) == await _content(pair[1])
 
 
+def _texts(values: Any) -> Iterator[bytes]:
+    """All texts in a reply."""
+    if isinstance(values, bytes):
+        yield values
+    elif isinstance(values, list):
+        for value in values:
+            yield from _texts(value)
+
+
 class TestNothingIsKept:
     async def test_neither_of_batches_nor_of_what_a_start_finds(
         self, pair: tuple[Subject, Subject]
@@ -122,7 +131,35 @@ class TestNothingIsKept:
         assert [t for some in handles for t in some.topics] == [row.topic for row in rows.values()]
         assert (await subject.keys()).keys() == rows.keys()
         assert len(replies) == 4
-        assert BODY not in b"".join(value or b"" for _, values in replies for value in values)
+        assert BODY not in b"".join(values for _, some in replies for values in _texts(some))
+
+    async def test_a_start_reads_whatever_follows_each_other(self, make: Make) -> None:
+        """Runs of a topic, names and bodies of all lengths, small numbers, options of all kinds."""
+        subject = make("mirror=no")
+        await subject.open()
+        topics = ["a"] * 3 + ["b" * 31, "b" * 32, "b" * 32, "é" * 100, "a", "a"]
+        keyed, priority = TaskOptions("k"), TaskOptions(priority=3)
+        kinds = [None, keyed, None, priority, priority, keyed, None]
+        rows = {}
+        for i in range(1, 700):
+            task_id = i if i % 5 else (1_790_000_000_000 << 10) + i
+            due_ms = i if i < 300 else 1_790_000_000_000 + i
+            body = b"\xc0" * (i % 3 * 200 if i % 7 else 70_000)
+            rows[task_id] = TaskRow(
+                task_id, due_ms, topics[i // 2 % len(topics)], body, kinds[i % len(kinds)]
+            )
+        await subject.commit(Effects(enqueued=rows))
+        await subject.reopen()
+        await subject.small()
+        handles = await subject.handles(150)
+        found = {
+            task_id: (due_ms, topic)
+            for some in handles
+            for task_id, due_ms, topic in zip(some.ids, some.dues_ms, some.topics, strict=True)
+        }
+        assert found == {row.id: (row.due_ms, row.topic) for row in rows.values()}
+        with_key = {row.id for row in rows.values() if row.options == keyed}
+        assert (await subject.keys()).keys() == with_key
 
     async def test_many_rows_are_one_round_trip(
         self, pair: tuple[Subject, Subject], monkeypatch: pytest.MonkeyPatch

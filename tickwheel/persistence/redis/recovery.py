@@ -31,6 +31,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import sys
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -57,7 +58,7 @@ from tickwheel.persistence.contract import (
     StoreForgot,
     StoreLost,
 )
-from tickwheel.persistence.redis.driver import REFUSING, Argument, ServerError
+from tickwheel.persistence.redis.driver import REFUSING, ServerError
 from tickwheel.persistence.redis.layout import HANDLES, Keys, split_member
 from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords, decode_records
 from tickwheel.persistence.redis.reader import ReadClient, Reader
@@ -143,46 +144,41 @@ class Recovering:
         a due time before all are loaded."""
         filling = self._mirror.begin_filling()
         self._keyed = _Columns(array("q"), array("Q"))
-        whole = False
-        score, name = b"", b""
-        topics: dict[bytes, str] = {}
-        first = True
+        asked: asyncio.Future[_Page] | None = None
+        first, whole = True, False
         try:
-            while True:
-                filling.ask()
-                wanted = int(self._mirror.keeps_records)
-                args = (score, name, chunk, BYTES_A_CHUNK, wanted)
-                pairs, values = await self._page(args, waits=not first)
-                texts, records, keys = values[::3], values[1::3], values[2::3]
-                pairs = pairs[: 2 * len(texts)]
-                if not pairs:
-                    whole = True
-                    return
-                name, score = pairs[-2], pairs[-1]
-                ids, dues_ms = list(map(int, pairs[::2])), list(map(int, pairs[1::2]))
-                self._mirror.fill(filling, ids, records)
-                for text in set(texts):
-                    topics.setdefault(text, text.decode())
-                if keys.count(None) < len(keys):
-                    self._hash(ids, [topics[text] for text in texts], keys)
-                handles = _without(filling, Handles(ids, dues_ms, [topics[text] for text in texts]))
+            filling.ask()
+            page = await self._page(b"", b"", chunk, waits=False)
+            while page.ids:
+                self._mirror.fill(filling, page.ids, page.records)
+                self._hash(page)
+                handles = _without(filling, Handles(page.ids, page.dues_ms, page.topics))
+                if not first:  # a daemon whose first tasks are there has more urgent questions
+                    asked = asyncio.ensure_future(self._after(page, filling, chunk))
                 if handles.ids:
                     yield handles
                 if first:
                     failpoints.hit("recovery.middle")
                     first = False
+                page = await (self._after(page, filling, chunk) if asked is None else asked)
+            whole = True
         finally:
+            if asked is not None and not (asked.cancel() or asked.cancelled()):
+                asked.exception()  # nobody asks for it any more
             self._mirror.end_filling(filling, whole=whole)
 
-    def _hash(
-        self, ids: Sequence[int], topics: Sequence[str], keys: Sequence[bytes | None]
-    ) -> None:
+    def _after(self, page: _Page, filling: Filling, chunk: int) -> Awaitable[_Page]:
+        """Ask for the page after this one: what lands from now on may not be in it."""
+        filling.ask()
+        return self._page(page.score, page.member, chunk, waits=True)
+
+    def _hash(self, page: _Page) -> None:
         """Note the key hashes of those of the tasks that have a key."""
         hash_of, (keyed_ids, hashes) = self._key_hash, self._keyed
-        for task_id, topic, key in zip(ids, topics, keys, strict=True):
-            if key is not None:
-                keyed_ids.append(task_id)
-                hashes.append(hash_of(topic, key.decode("utf-8", "surrogatepass")))
+        for place, key in page.keys:
+            keyed_ids.append(page.ids[place])
+            text = key.decode("utf-8", "surrogatepass")
+            hashes.append(hash_of(page.topics[place], text))
 
     async def keys(self) -> AsyncIterator[Keyed]:
         """See ``Store.recover_keys``."""
@@ -191,14 +187,41 @@ class Recovering:
             stop = start + KEYS_AT_ONCE
             yield Keyed(keyed.ids[start:stop], keyed.hashes[start:stop])
 
-    async def _page(self, args: Sequence[Argument], *, waits: bool) -> tuple[Any, Any]:
+    async def _page(self, score: bytes, member: bytes, chunk: int, *, waits: bool) -> _Page:
+        """The page behind a place in the order of due times. ``waits``: for a Redis that is
+        away."""
+        args = (score, member, chunk, BYTES_A_CHUNK, int(self._mirror.keeps_records))
         while True:
             try:
-                return await self._asker.script(HANDLES, args)
+                pairs, (runs, keys, records) = await self._asker.script(HANDLES, args)
+                break
             except StoreAway:
                 if not waits:
                     raise
             await asyncio.sleep(AWAY_RETRY_S)
+        topics = list[str]()
+        for text, count in zip(runs[::2], runs[1::2], strict=True):
+            topics += [sys.intern(text.decode())] * count
+        pairs = pairs[: 2 * len(topics)]
+        ids, dues_ms = list(map(int, pairs[::2])), list(map(int, pairs[1::2]))
+        keyed = list(zip(keys[::2], keys[1::2], strict=True))
+        member, score = pairs[-2:] or (member, score)
+        return _Page(ids, dues_ms, topics, keyed, records, score, member)
+
+
+class _Page(NamedTuple):
+    """Some tasks in due order."""
+
+    ids: list[int]
+    dues_ms: list[int]
+    topics: list[str]
+    keys: list[tuple[int, bytes]]
+    """(place among these, key) of those that have one."""
+    records: list[bytes]
+    """Empty, if the mirror keeps none."""
+    score: bytes
+    member: bytes
+    """The last task's: where the next page begins."""
 
 
 def _without(filling: Filling, handles: Handles) -> Handles:

@@ -1,7 +1,8 @@
 -- incarnation, last, score and member to go on after ('' at first), how many at most, bytes of
 -- records at which to stop, whether records are wanted (0/1). The member may be gone by now, and
--- many tasks may share the score: the place is found by halving. Each task's topic, record ('' if
--- it is not wanted) and key, if it has one, are returned.
+-- many tasks may share the score: the place is found by halving. Members and scores are returned;
+-- of the first of them, as many as were read: topics, each with the number of tasks that follow each
+-- other with it; keys, each behind the place of its task, from 0; records, if they are wanted.
 local refused = blind(ARGV[1], ARGV[2])
 if refused then return refused end
 local at = 0
@@ -14,7 +15,7 @@ if ARGV[4] ~= '' then
     else at = middle + 1 end
   end
 end
-local byte = string.byte
+local byte, char, sub = string.byte, string.char, string.sub
 local skip = {[0xcc] = 2, [0xd0] = 2, [0xcd] = 3, [0xd1] = 3, [0xce] = 5, [0xd2] = 5,
   [0xcf] = 9, [0xd3] = 9}
 -- The text at k, and what comes behind it.
@@ -23,7 +24,7 @@ local function text(record, k)
   if b < 0xc0 then size = b - 0xa0
   elseif b == 0xd9 then size, head = byte(record, k + 1), 2
   else size, head = byte(record, k + 1) * 256 + byte(record, k + 2), 3 end
-  return string.sub(record, k + head, k + head + size - 1), k + head + size
+  return sub(record, k + head, k + head + size - 1), k + head + size
 end
 -- A record is a msgpack array: version, id, due, topic, body, nothing or an array that begins with
 -- the key or nothing (every version keeps this).
@@ -39,13 +40,41 @@ local function topic_and_key(record)
   return topic, (text(record, k + 1))
 end
 local found = redis.call('ZRANGE', STORE, at, at + tonumber(ARGV[5]) - 1, 'WITHSCORES')
-local values, at, size, max, wanted = {}, 1, 0, tonumber(ARGV[6]), ARGV[7] == '1'
-for k = 1, #found, 2 do
-  if size > max then break end
-  local record = redis.call('HGET', TASK, found[k])
-  if not record then return {'damaged', found[k]} end
-  size = size + #record
-  values[at + 1], values[at], values[at + 2] = wanted and record or '', topic_and_key(record)
-  at = at + 3
+local ids, topics, keys, records = {}, {}, {}, {}
+for k = 1, #found, 2 do ids[#ids + 1] = found[k] end
+local size, max, wanted = 0, tonumber(ARGV[6]), ARGV[7] == '1'
+-- Most tasks have the topic of the one before and no options. They are known by where their parts
+-- are: version, id and due take 20 bytes, then come the topic as 'packed', a short body, nothing.
+local packed, last, first = '', 0, 1
+local function is_plain(record)
+  local k = 21 + #packed
+  if sub(record, 21, k - 1) ~= packed or byte(record, 3) ~= 0xcf or byte(record, 12) ~= 0xcf then
+    return false
+  end
+  local kind, bytes = byte(record, k, k + 1)
+  return kind == 0xc4 and k + 2 + bytes == #record and byte(record, #record) == 0xc0
 end
-return {'ok', found, values}
+while first <= #ids and size <= max do
+  local some = redis.call('HMGET', TASK, unpack(ids, first, math.min(first + 63, #ids)))
+  for j = 1, #some do
+    local record = some[j]
+    if not record then return {'damaged', ids[first + j - 1]} end
+    size = size + #record
+    if wanted then records[#records + 1] = record end
+    if not is_plain(record) then
+      local topic, key = topic_and_key(record)
+      if topic ~= topics[last - 1] then
+        last = last + 2
+        topics[last - 1], topics[last] = topic, 0
+        packed = (#topic < 32 and char(0xa0 + #topic) or char(0xd9, #topic)) .. topic
+      end
+      if key then
+        keys[#keys + 1] = first + j - 2
+        keys[#keys + 1] = key
+      end
+    end
+    topics[last] = topics[last] + 1
+  end
+  first = first + #some
+end
+return {'ok', found, {topics, keys, records}}
