@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.consume import TickwheelConsumer
 from benchmarks.context import Context, Result, alternate, measured
-from benchmarks.scale import WINDOW
+from benchmarks.scale import RUN_TIMEOUT_S, WINDOW
 from benchmarks.servers import Server, Tickwheel
 from benchmarks.wire import WrongAnswer
 
@@ -26,10 +26,12 @@ _RECOVERY_TIMEOUT_S = 120.0
 
 def fill(context: Context, daemon: Server, ids_file: Path | None = None) -> dict[str, Any]:
     """Put the scale's number of pending tasks into a daemon."""
+    count = context.scale.pending
     return measured(
         daemon,
         "tickwheel_put",
-        count=context.scale.pending,
+        limit_s=RUN_TIMEOUT_S * max(1, count // 1_000_000),
+        count=count,
         tasks_per_frame=FILL_TASKS_PER_FRAME,
         window=FILL_WINDOW,
         seed=_FILL_SEED,
