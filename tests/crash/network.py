@@ -15,10 +15,13 @@ import json
 import os
 import random
 import signal
+import socket
+import struct
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +131,27 @@ class _Connection:
         self.reset_client()
         self.reset_server()
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing of it is passed on."""
+        return not self.up.open.is_set()
+
+    def fall_silent(self) -> None:
+        for way in self.ways:
+            way.open.clear()
+
+    def wake(self, *, cut: bool) -> None:
+        """Pass on what was held, or lose it with the connection."""
+        if cut:
+            self.cut()
+        for way in self.ways:
+            way.open.set()
+
+    def reset(self) -> None:
+        """Both ends get RST, and lose what they have not read."""
+        for writer in (self._client, self._server):
+            _reset(writer)
+
     def reset_client(self) -> None:
         self._client.transport.abort()
 
@@ -135,12 +159,19 @@ class _Connection:
         self._server.transport.abort()
 
 
+def _reset(writer: asyncio.StreamWriter) -> None:
+    linger = struct.pack("ii", 1, 0)  # on, for no time: closed without a FIN
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.transport.abort()
+
+
 class Net:
     """The proxy before one server; ``port`` is where clients come. ``target`` may be set later."""
 
-    def __init__(self, rnd: random.Random, target: int = 0) -> None:
+    def __init__(self, rnd: random.Random, target: int = 0, port: int = 0) -> None:
         self.target = target
-        self.port = 0
+        self.port = port
         self._rnd = rnd
         self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -149,7 +180,7 @@ class Net:
         """What a fault does to connections that are made while it lasts."""
 
     async def start(self) -> Net:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -179,6 +210,35 @@ class Net:
             await self._forgotten(some, hold_s, by_client=False)
         else:
             await self._change(some, hold_s, kind)
+
+    # --- faults that last until they are ended -----------------------------------------------
+
+    def shut(self, *, is_shut: bool) -> None:
+        """From now on every connection is reset, or none any more."""
+        self._refusing = is_shut
+        if is_shut:
+            for connection in self._connections:
+                connection.reset()
+
+    def swallow(self) -> None:
+        """From now on nothing is passed on, neither way, and nobody is told."""
+        self._on_new = _Connection.fall_silent
+        for connection in self._connections:
+            connection.fall_silent()
+
+    def unswallow(self, dead_s: float) -> None:
+        """What comes from now on is passed on. Of the connections that were silent one third gets
+        all that was held, one third is cut, one third is cut after ``dead_s``."""
+        self._on_new = None
+        loop = asyncio.get_running_loop()
+        for connection in self._connections:
+            if not connection.is_silent:
+                continue
+            fate = self._rnd.randrange(3)
+            if fate == 2:
+                loop.call_later(dead_s, partial(connection.wake, cut=True))
+            else:
+                connection.wake(cut=fate == 1)
 
     # --- the faults --------------------------------------------------------------------------
 
@@ -254,7 +314,7 @@ class Net:
         self._tasks.add(task)
         try:
             if self._refusing:
-                return writer.transport.abort()
+                return _reset(writer)
             server = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
             return writer.transport.abort()  # nobody is there: its client sees that at once

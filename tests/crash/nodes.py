@@ -1,8 +1,9 @@
 """Nodes that share a Redis, and what is done to them: the rig and the faults of a torture run.
 
 A node is killed with all of its processes, frozen for longer than its lease and woken, stopped,
-drained by an operator, cut off from Redis by a proxy that delivers late what it held; one of its
-daemons alone is killed, or its registrar; a shard is sent elsewhere. Redis suffers what
+drained by an operator, cut off from Redis by a proxy that delivers late what it held, or from its
+clients by another one, while it keeps its shards; one of its daemons alone is killed, or its
+registrar; a shard is sent elsewhere. Redis suffers what
 ``moving_rig`` and ``redis_rig`` have: masters are killed and give way, slots migrate. Everything
 serves again before the next fault; half of the times all shards are where they should be, too.
 """
@@ -13,27 +14,26 @@ import asyncio
 import math
 import os
 import random
-import re
 import signal
-import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crash.link import Lost, Numbers, now_ms
+from crash.link import Lost, Numbers
 from crash.moving_rig import ClusterRig
 from crash.plan import Plan
 from crash.probe import POLL_S, WELL_S_MAX, Probe
 from crash.redis_faults import Rig
 from crash.redis_rig import ALWAYS, KEYS, RedisRig
+from crash.silences import BACK, Timeline
+from crash.walls import Doors, Wall
 from support import nodes
+from support.daemon import START_TIMEOUT_S
 from support.nodes import family
 from support.redis_groups import ask, slot_of
-from support.redis_proxy import Proxy
 from support.waiting import busy_s, rest
 from tickwheel.api.nodes import Nodes
 from tickwheel.client import Client
@@ -53,28 +53,41 @@ MOVED_S_MAX = 60.0
 SETTLES = 0.5
 REST_S_MAX = 0.5
 REDIS_HOLD_S = (0.2, 3.0)
+SHUT_S = (2.0, 4.0)
+"""For so long clients cannot reach a node."""
+FOUND_S_MAX = SHUT_S[1] + 10.0
+"""A client that could not reach a shard has found it again after so long."""
 OF_ALL = "nodes"
 OVERLOAD = 1.25
 """No node has more than so many times its fair share."""
 ASK_AGAIN_S = 0.1
-QUIET = ("registrar", "move", "drain", "stop", "back")
+QUIET = ("registrar", "move", "drain", "stop", BACK)
 """Faults whose shards are handed over, or not touched."""
 LAPSE = ("kill", "freeze", "cut", "daemon")
 """Faults after which others take a lease that has lapsed, or the same one its own."""
-TESTS = Path(__file__).resolve().parents[1]
-_ADDRESS = re.compile(rb"(127\.0\.0\.1(?:\r\n)?:)(\d{5})")
+SHUT = ("clients reset", "clients swallowed")
+"""Faults between clients and a node, which leads its shards all the time."""
 
 
 class Node(nodes.Node):
-    """One node, over any number of starts."""
+    """One node, over any number of starts. It listens at ``first_port`` and above, and says that it
+    is found at ``door`` and above."""
 
-    @property
-    def door(self) -> int:
-        return self.first_port
+    def __init__(
+        self, folder: Path, name: str, store: str, shards: int, doors: Doors, **settings: Any
+    ) -> None:
+        super().__init__(folder, name, store, shards, **settings)
+        self.door = doors.before(self.first_port)
+        self._listens = self._listen
+        self.settings["advertise"] = f"tcp://127.0.0.1:{self.door}"
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        super().wait_ready(timeout_s)
+        self._listen = self._listens  # what it says of itself is where others find it
 
     def port_of(self, shard: int) -> int:
         """Where its daemon of this shard listens, when there is one."""
-        return self.door + 1 + shard
+        return self.first_port + 1 + shard
 
     def kill(self) -> None:
         """All of its processes, as when the machine fails."""
@@ -155,119 +168,26 @@ def tag_of(shard: int | str) -> str:
     return f"tw:default:{shard}"
 
 
-class Wall:
-    """What stands between one node and all servers of Redis, in a process of its own: a busy test
-    would hold the node up. The servers name themselves by their own addresses, in whose places the
-    proxies' are put."""
-
-    def __init__(self, servers: Sequence[int]) -> None:
-        self._servers = servers
-        self._ports: dict[int, int] = {}
-        """Server → proxy."""
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "crash.nodes", *map(str, self._servers),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(TESTS)}, cwd=TESTS.parent,
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        ports = map(int, (await self._process.stdout.readline()).split())
-        self._ports = dict(zip(self._servers, ports, strict=True))
-
-    async def stop(self) -> None:
-        """It ends when nobody speaks to it any more."""
-        if self._process is not None:
-            await self._process.communicate(b"")  # its standard input ends
-
-    def url(self, url: str) -> str:
-        """The address of Redis as the node has to know it."""
-        return _renamed(url.encode(), self._ports).decode()
-
-    async def cut(self, rnd: random.Random, hold_s: float) -> None:
-        """Nothing arrives; then all of it does, perhaps long after others have taken over."""
-        self._say("hold")
-        await rest(hold_s)
-        passing = [server for server in self._servers if rnd.random() < 0.5]
-        self._say("let_new_through", *passing)
-        await rest(hold_s / 4 * rnd.random())
-        self._say("let_go")
-
-    def _say(self, word: str, *servers: int) -> None:
-        """Do this with the proxies of these servers; without any, with all."""
-        assert self._process is not None and self._process.stdin is not None
-        said = " ".join((word, *map(str, servers or self._servers)))
-        self._process.stdin.write(f"{said}\n".encode())
-
-
-async def _stand(servers: Sequence[int]) -> None:
-    """Be the wall before these servers, until standard input ends."""
-    ports = dict[int, int]()
-    proxies = {server: await _Renaming(server, ports).start() for server in servers}
-    ports |= {server: proxy.port for server, proxy in proxies.items()}
-    print(*ports.values(), flush=True)  # noqa: T201  # the answer
-    while line := await asyncio.to_thread(sys.stdin.readline):
-        word, *some = line.split()
-        for server in map(int, some):
-            getattr(proxies[server], word)()
-    for proxy in proxies.values():
-        await proxy.stop()
-
-
-def _renamed(data: bytes, ports: Mapping[int, int]) -> bytes:
-    def other(found: re.Match[bytes]) -> bytes:
-        return found[1] + b"%d" % ports.get(int(found[2]), int(found[2]))
-
-    return _ADDRESS.sub(other, data)
-
-
-class _Renaming(Proxy):
-    """Both ports have five digits, so nothing that it changes becomes longer."""
-
-    def __init__(self, port: int, ports: Mapping[int, int]) -> None:
-        """``ports``: those of servers, and those to put in their places."""
-        super().__init__(port)
-        self._ports = ports
-
-    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        rest_ = b""
-        with suppress(OSError):
-            while data := await reader.read(1 << 16):
-                # An address may be in two pieces; only what ends in a line can be an answer's end.
-                data = rest_ + data
-                end = data.rfind(b"\r\n") + 2 if b"\r\n" in data else 0
-                if data[:end].endswith(b"127.0.0.1\r\n"):
-                    end -= len(b"127.0.0.1\r\n")
-                data, rest_ = data[:end], data[end:]
-                writer.write(_renamed(data, self._ports))
-        writer.close()
-
-
 # --- the faults ----------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Window:
-    """A fault from its begin until all serves again."""
-
-    kind: str
-    began_ms: int
-    is_clean: bool
-    """Nothing else was under way."""
-    ended_ms: int = 0
-    patience_s: float = 0.0
-    """For so long somebody waited for a processor meanwhile."""
 
 
 class NodeFaults:
     """``run`` makes ``count`` faults, each kind at least once; then all nodes serve."""
 
-    def __init__(self, nodes: Sequence[Node], rig: Rig, wall: Wall, plan: Plan, count: int) -> None:
-        """``wall``: before the last node."""
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        rig: Rig,
+        wall: Wall,
+        doors: Doors,
+        plan: Plan,
+        count: int,
+    ) -> None:
+        """``wall``: before the last node; ``doors``: before all."""
         self._nodes = nodes
         self._rig = rig
         self._wall = wall
+        self._doors = doors
         self._plan = plan
         self._rnd = plan.rnd("nodes")
         self._faults: dict[str, Callable[[], Awaitable[None]]] = {
@@ -279,6 +199,8 @@ class NodeFaults:
             "daemon": self._daemon,
             "registrar": self._registrar,
             "cut": self._cut,
+            "clients reset": self._reset_clients,
+            "clients swallowed": self._swallow_clients,
         }
         (of_redis,) = rig.kinds.values()
         self._kinds = self._chosen(count, [*self._faults, *(f"redis {k}" for k in of_redis)])
@@ -287,7 +209,7 @@ class NodeFaults:
         self._own: list[str] = []
         self._is_settled = False
         self.done: Counter[str] = Counter()
-        self.windows: list[Window] = []
+        self.timeline = Timeline()
         self.slowest_s = 0.0
         """The longest time after a fault until everything worked again."""
         self.slowest_back_s = 0.0
@@ -317,16 +239,23 @@ class NodeFaults:
         )
 
     async def run(self) -> None:
+        watching = asyncio.create_task(self.timeline.watch())
+        try:
+            await self._run()
+        finally:
+            watching.cancel()
+
+    async def _run(self) -> None:
         await self._settle("at the beginning")
         for kind in self._kinds:
             await rest(REST_S_MAX * self._rnd.random())
-            async with _Windowed(self, kind, is_clean=self._is_settled):
+            with self.timeline.window(kind, is_clean=self._is_settled):
                 await self._make(kind)
                 await self._well(f"after {kind}")
             self.done[kind] += 1
             self._is_settled = False
             if self._rnd.random() < SETTLES:
-                async with _Windowed(self, "back", is_clean=True):
+                with self.timeline.window(BACK, is_clean=True):
                     await self._settle(f"after {kind}")
             if self._own:
                 return  # what comes after it would only hide it
@@ -344,25 +273,34 @@ class NodeFaults:
     async def _kill(self) -> None:
         """Half of the times it is back before its lease has lapsed."""
         node = self._rnd.choice(self._nodes)
+        self.timeline.note(f"{node.name} killed")
         await node.akill()
         if self._rnd.random() < 0.5:
             await rest(TTL_S * self._rnd.uniform(1.0, 2.0))
+        await self._start(node)
+
+    async def _start(self, node: Node) -> None:
         await node.astart()
+        self.timeline.note(f"{node.name} started")
 
     async def _freeze(self) -> None:
         node = self._rnd.choice(self._nodes)
+        self.timeline.note(f"{node.name} frozen")
         frozen = await asyncio.to_thread(node.freeze)
         try:
             await rest(TTL_S * self._rnd.uniform(1.1, 2.0))
         finally:
             node.wake(frozen)
+            self.timeline.note(f"{node.name} woken")
 
     async def _stop(self) -> None:
         node = self._rnd.choice(self._nodes)
+        self.timeline.note(f"{node.name} told to stop")
         if (code := await node.aterminate(STOP_S_MAX)) != 0:
             self._own.append(f"SIGTERM: {node.name} ended with {code}")
+        self.timeline.note(f"{node.name} stopped")
         await rest(REST_S_MAX * self._rnd.random())
-        await node.astart()
+        await self._start(node)
 
     async def _drain(self) -> None:
         name = self._rnd.choice(self._nodes).name
@@ -371,14 +309,17 @@ class NodeFaults:
             return all(shard.node not in (None, name) for shard in found.shards)
 
         await self._told(lambda client: client.drain_node(name))
+        self.timeline.note(f"{name} told to drain")
         await self._until(is_empty, f"drained, {name} has shards still")
         await self._told(lambda client: client.drain_node(name, draining=False))
+        self.timeline.note(f"{name} drained, and told to take shards again")
 
     async def _move(self) -> None:
         """Half of the times nobody wishes it to be anywhere afterwards."""
         shard = self._rnd.randrange(self._plan.shards)
         name = self._rnd.choice(self._nodes).name
         await self._told(lambda client: client.move_shard(shard, name))
+        self.timeline.note(f"shard {shard} sent to {name}")
         await self._until(
             lambda found: found.shards[shard].node == name, f"shard {shard} did not come to {name}"
         )
@@ -391,19 +332,46 @@ class NodeFaults:
         await self._kill_at(lambda node: node.port_of(shard), f"shard {shard}")
 
     async def _registrar(self) -> None:
-        await self._kill_at(lambda node: node.door, "a front door")
+        await self._kill_at(lambda node: node.first_port, "a front door")
 
     async def _kill_at(self, port_of: Callable[[Node], int], what: str) -> None:
         """Any node's process that listens at such a port."""
         for node in self._rnd.sample(self._nodes, len(self._nodes)):
             if (pid := node.process_at(port_of(node))) not in (None, node.pid):
+                self.timeline.note(f"{node.name}'s daemon of {what} killed")
                 os.kill(pid, signal.SIGKILL)
                 return
         self._own.append(f"nobody listens for {what}")
 
     async def _cut(self) -> None:
         """The last node from Redis."""
+        self.timeline.note(f"{self._nodes[-1].name} cut off from Redis")
         await self._wall.cut(self._rnd, TTL_S * self._rnd.uniform(1.1, 2.0))
+        self.timeline.note(f"{self._nodes[-1].name} has Redis again")
+
+    async def _reset_clients(self) -> None:
+        await self._shut("resets its clients", self._doors.shut)
+
+    async def _swallow_clients(self) -> None:
+        await self._shut("swallows what its clients say", self._doors.swallow)
+
+    async def _shut(self, how: str, do: Callable[[int, float], Awaitable[None]]) -> None:
+        """From its clients alone: it renews its leases, so nobody takes its shards. On a machine
+        that let it wait for a processor they may have lapsed."""
+        node = self._rnd.choice(self._nodes)
+        led, began_busy_s = await self._led_by(node), busy_s()
+        self.timeline.note(f"the way to {node.name} {how}")
+        await do(node.door, self._rnd.uniform(*SHUT_S))
+        self.timeline.note(f"clients reach {node.name} again")
+        after = await self._led_by(node)
+        was_idle = busy_s() - began_busy_s < TTL_S / 2
+        if self._is_settled and was_idle and after != led:
+            self._own.append(f"{node.name} {how}: it led (shard: epoch) {led}, now {after}")
+
+    async def _led_by(self, node: Node) -> dict[int, int]:
+        """The shards of a node, and in which epochs."""
+        found: Nodes = await self._told(lambda client: client.nodes())
+        return {one.shard: one.epoch for one in found.shards if one.node == node.name}
 
     # --- whether all is well -------------------------------------------------------------------
 
@@ -480,23 +448,3 @@ class NodeFaults:
             if not node.alive:
                 self._own.append(f"{node.name} ended by itself with {node.wait(0)} {when}")
                 node.spawn()
-
-
-class _Windowed:
-    """A block in which a fault is under way."""
-
-    def __init__(self, faults: NodeFaults, kind: str, *, is_clean: bool) -> None:
-        self._window = Window(kind, now_ms(), is_clean)
-        self._windows = faults.windows
-        self._busy_s = busy_s()
-
-    async def __aenter__(self) -> None:
-        self._windows.append(self._window)
-
-    async def __aexit__(self, *error: object) -> None:
-        self._window.ended_ms = now_ms()
-        self._window.patience_s = busy_s() - self._busy_s
-
-
-if __name__ == "__main__":
-    asyncio.run(_stand([int(port) for port in sys.argv[1:]]))

@@ -10,34 +10,44 @@ what comes: so it is known when a shard was silent, and for how long.
 from __future__ import annotations
 
 import asyncio
-import sys
-from bisect import bisect_left
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from itertools import count, pairwise
-from typing import Any, ClassVar, NamedTuple
+from itertools import count
+from typing import Any, ClassVar
 
 from crash.fair_clients import FairConsumer
 from crash.keyed import Keyed
 from crash.nodes import (
+    FOUND_S_MAX,
     HANDED_S_MAX,
     LAPSE,
     LAPSED_S_MAX,
     QUIET,
+    SHUT,
     TTL_S,
     Node,
     NodeFaults,
     NodesCluster,
     NodesRedis,
-    Wall,
-    Window,
 )
 from crash.ordered import Ordering
 from crash.plan import BRIEF, ONCE, SETTINGS, Plan
 from crash.recurring import Asked, Occurred, Recurring
 from crash.rough_consumers import Listener, OnceConsumer, RoughConsumer, RoughPuller
+from crash.silences import (
+    AGAIN,
+    BACK,
+    PATIENCE_S_MAX,
+    Beat,
+    Bound,
+    Silence,
+    Window,
+    judge,
+    of_fault,
+    verdicts,
+)
 from crash.torture_run import (
     ENDINGS_MAX,
     FAULTS_ANSWER_TIMEOUT_S,
@@ -45,6 +55,7 @@ from crash.torture_run import (
     Victim,
 )
 from crash.transacting import Transacting
+from crash.walls import Doors, Wall
 from crash.workload import Workload
 from support.daemon import Daemon
 from tickwheel.client import Client, Delivery
@@ -52,22 +63,13 @@ from tickwheel.model.kinds import NAME_PROPERTY, PLANNED_PROPERTY
 
 TOPIC, GROUP = "beats", "default"
 EVERY_MS = 100
-BEFORE_MS = 300
-PATIENCE_S_MAX = 30.0
+KILLED = ("kill",)
+DRAINED = ("drain", "move", "stop", BACK)
+"""Faults whose shards are handed over; that they go back, too."""
+MOST = ((QUIET, HANDED_S_MAX), (LAPSE, LAPSED_S_MAX), (SHUT, FOUND_S_MAX))
+"""How long a silence may be, in seconds, whether or not gaps are judged."""
 REDIS_LATER = "redis://127.0.0.1"
 """Until the servers have begun: then their address is known."""
-
-
-class Silence(NamedTuple):
-    """A shard delivered nothing."""
-
-    seconds: float
-    since_ms: int
-    shard: int
-
-    def __str__(self) -> str:
-        since = datetime.fromtimestamp(self.since_ms / 1_000, UTC)
-        return f"{self.seconds:.2f} (shard {self.shard} at {since:%H:%M:%S}"
 
 
 class Beats(Recurring):
@@ -89,13 +91,9 @@ class Beats(Recurring):
     def text(self) -> str:
         return f"beats of {len(self.lives)} shards, {len(self._occurred)}"
 
-    def silence(self, began_ms: int, next_ms: int) -> Silence:
-        """The longest one of a fault, by the daemons' own clocks: see ``longest``."""
-        found = (
-            Silence(*longest(came, began_ms, next_ms), shard)
-            for shard, came in enumerate(self._listener.came_ms())
-        )
-        return max(found)
+    def by_shard(self) -> dict[int, list[Beat]]:
+        """What came, by the daemons' own clocks."""
+        return self._listener.by_shard()
 
 
 class _Listener(FairConsumer):
@@ -116,12 +114,15 @@ class _Listener(FairConsumer):
         self._journal.delivered[-1] = noted
         self.occurred.append(Occurred(name, planned_ms, delivery.id, delivery.due_ms, noted.order))
 
-    def came_ms(self) -> list[list[int]]:
-        """By shard: when its daemons delivered something, in order."""
-        found: dict[int, list[int]] = defaultdict(list)
-        for one in self._journal.delivered:
-            found[self._plan.shard_of_id(one.id)].append(one.delivered_ms)
-        return [sorted(found[shard]) for shard in range(self._plan.shards)]
+    def by_shard(self) -> dict[int, list[Beat]]:
+        """What each shard delivered, in order."""
+        found: dict[int, list[Beat]] = {shard: [] for shard in range(self._plan.shards)}
+        came = set[int]()
+        for one in sorted(self._journal.delivered, key=lambda one: one.delivered_ms):
+            due_ms = AGAIN if one.id in came else one.due_ms
+            came.add(one.id)
+            found[self._plan.shard_of_id(one.id)].append(Beat(one.delivered_ms, due_ms))
+        return found
 
 
 def _beat(plan: Plan, shard: int) -> Asked:
@@ -130,18 +131,6 @@ def _beat(plan: Plan, shard: int) -> Asked:
     name = next(name for name in names if plan.shard_of(name) == shard)
     options = {"every_ms": EVERY_MS, "anchor_ms": 0, "catch_up": "all", "catch_up_ms": 86_400_000}
     return Asked(name, EVERY_MS, {"topic": TOPIC, **options})
-
-
-def longest(came_ms: Sequence[int], began_ms: int, next_ms: int) -> tuple[float, int]:
-    """The longest time between two deliveries, in seconds, and when it began, of a fault that began
-    at ``began_ms``, up to the fault after it: one that begins shortly before a fault is its own."""
-    first = bisect_left(came_ms, began_ms - BEFORE_MS)
-    last = bisect_left(came_ms, next_ms - BEFORE_MS)
-    silences = (
-        (after - one, one) for one, after in pairwise(came_ms[first : last + 1]) if after > began_ms
-    )
-    silent_ms, since_ms = max(silences, default=(0, began_ms))
-    return silent_ms / 1_000, since_ms
 
 
 class NodesRun(Run):
@@ -156,13 +145,20 @@ class NodesRun(Run):
     )
     havoc_on_nodes: NodeFaults
     rig: NodesCluster | NodesRedis
+    _gaps: Sequence[str] = ()
+    """What was found of the bounds."""
 
     async def go(self) -> None:
         try:
             await super().go()
         finally:
             await self._wall.stop()
+            await self._doors.stop()
         self.problems += self._too_silent()
+        judged = judge(self.havoc_on_nodes.timeline, self._beats(), self._bounds())
+        self._gaps = list(verdicts(self.havoc_on_nodes.timeline, judged))
+        if self.options.judge_gaps and any(one.broken for one in judged):
+            self.problems.append("a shard was silent for too long: see the gaps")
 
     # --- the beginning -------------------------------------------------------------------------
 
@@ -176,8 +172,10 @@ class NodesRun(Run):
         for load in self._workloads:
             settings |= load.settings
         settings |= {"leader_ttl_s": TTL_S, "endings_max": ENDINGS_MAX}
+        self._doors = doors = Doors(options.seed, options.shards + 1)
+        of_all = REDIS_LATER, options.shards, doors
         return [
-            Node(folder / f"node-{number}", f"n{number}", REDIS_LATER, options.shards, **settings)
+            Node(folder / f"node-{number}", f"n{number}", *of_all, **settings)
             for number in range(options.nodes)
         ]
 
@@ -185,12 +183,15 @@ class NodesRun(Run):
         self.plan.answer_timeout_s = FAULTS_ANSWER_TIMEOUT_S
         self._wall = Wall(self.rig.servers)
         nodes = [one for one in self.daemons if isinstance(one, Node)]
-        self.havoc_on_nodes = NodeFaults(nodes, self.rig, self._wall, self.plan, self.options.kills)
+        self.havoc_on_nodes = NodeFaults(
+            nodes, self.rig, self._wall, self._doors, self.plan, self.options.kills
+        )
         return self.havoc_on_nodes
 
     async def _start_nets(self) -> None:
         await super()._start_nets()
         await self._wall.start()
+        await self._doors.start()
         self.daemons[-1].store = self._wall.url(self.daemons[-1].store)
 
     async def _begin(self) -> None:
@@ -226,30 +227,39 @@ class NodesRun(Run):
         lines = super()._happened() + self.havoc_on_nodes.done.total()
         return lines * max(1, self.options.shards // 2)
 
+    def _bounds(self) -> list[Bound]:
+        options = self.options
+        return [
+            Bound("a killed node", KILLED, options.gap_killed_s),
+            Bound("a drained node", DRAINED, options.gap_drained_s),
+        ]
+
+    def _beats(self) -> dict[int, list[Beat]]:
+        (beats,) = (load for load in self._workloads if isinstance(load, Beats))
+        return beats.by_shard()
+
     def _silences(self) -> dict[str, list[tuple[Silence, Window]]]:
         """By kind of fault: the longest silence of each when nothing else was under way."""
-        (beats,) = (load for load in self._workloads if isinstance(load, Beats))
-        found = defaultdict(list)
-        windows = self.havoc_on_nodes.windows
-        nexts = [*(window.began_ms for window in windows[1:]), sys.maxsize]
-        for window, next_ms in zip(windows, nexts, strict=False):
-            if window.is_clean and window.ended_ms:
-                found[window.kind].append((beats.silence(window.began_ms, next_ms), window))
+        found, beats = defaultdict(list), self._beats()
+        for window, next_ms in self.havoc_on_nodes.timeline.ends():
+            if window.is_clean and (silences := of_fault(beats, window, next_ms)):
+                found[window.kind].append((max(silences), window))
         return found
 
     def _too_silent(self) -> Iterable[str]:
+        """By far: whatever the machine has to do besides."""
         for kind, found in self._silences().items():
-            most_s = HANDED_S_MAX if kind in QUIET else LAPSED_S_MAX if kind in LAPSE else None
+            most_s = next((most_s for kinds, most_s in MOST if kind in kinds), math.inf)
             for silence, window in found:
                 patience_s = min(PATIENCE_S_MAX, window.patience_s)
-                if most_s is not None and silence.seconds > most_s + patience_s:
-                    yield f"{kind}: {silence}) was longer than {most_s:g} s"
+                if silence.seconds > most_s + patience_s:
+                    yield f"{kind}: {silence} was longer than {most_s:g} s"
 
     def report(self) -> str:
         shown = []
         for kind, found in sorted(self._silences().items()):
             silences = sorted(silence for silence, _ in found)
             half_s = silences[len(silences) // 2].seconds
-            shown.append(f"{kind} {silences[-1]}; half of {len(silences)} below {half_s:.2f})")
-        silent = "the longest silences of a shard, in seconds: " + ", ".join(shown)
-        return f"{silent}\n{super().report()}"
+            shown.append(f"{kind} {silences[-1]} (half of {len(silences)} below {half_s:.2f} s)")
+        silent = "the longest silences of a shard: " + ", ".join(shown)
+        return "\n".join([silent, *self._gaps, super().report()])

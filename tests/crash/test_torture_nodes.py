@@ -8,15 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from crash.nodes import Wall
-from crash.nodes_run import NodesRun, longest
+from crash.nodes_run import NodesRun
+from crash.silences import (
+    AGAIN,
+    BACK,
+    Beat,
+    Bound,
+    Judged,
+    Timeline,
+    Window,
+    judge,
+    silences,
+    verdicts,
+)
 from crash.torture_run import Options
+from crash.walls import Doors, Wall
+from support.ports import free_ports
 from support.redis_groups import Cluster, asked
 from support.redis_server import program
+from support.waiting import rest, soon
 
 
 @pytest.mark.parametrize(
@@ -73,11 +90,137 @@ async def test_behind_a_wall_a_cluster_names_its_proxies(tmp_path: Path) -> None
         await asyncio.to_thread(cluster.stop)
 
 
+async def test_doors_shut_and_swallow_and_let_clients_in_again() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+        writer.close()
+
+    first = free_ports(2)
+    servers = [await asyncio.start_server(answer, "127.0.0.1", first + i) for i in range(2)]
+    doors = Doors(seed=1, count=2)
+    row = doors.before(first)
+    await doors.start()
+
+    async def echoed(client: Stream) -> bytes:
+        client[1].write(b"said\n")
+        return await soon(client[0].readline())
+
+    clients = [await asyncio.open_connection("127.0.0.1", row + i) for i in (0, 1)]
+    try:
+        assert [await echoed(one) for one in clients] == [b"said\n"] * 2
+        await doors.shut(row, 0.2)
+        for one in clients:
+            with pytest.raises(ConnectionError):
+                await echoed(one)
+        clients.append(again := await asyncio.open_connection("127.0.0.1", row))
+        assert await echoed(again) == b"said\n"
+
+        swallowing = asyncio.create_task(doors.swallow(row, 0.5))
+        await rest(0.2)
+        again[1].write(b"lost, late or dead\n")
+        coming = asyncio.create_task(again[0].readline())
+        await swallowing
+        assert not coming.done(), "something came through a black hole, or its end"
+        with suppress(ConnectionError):
+            assert await soon(coming) in (b"lost, late or dead\n", b"")
+        clients.append(another := await asyncio.open_connection("127.0.0.1", row))
+        assert await echoed(another) == b"said\n"
+    finally:
+        for _, writer in clients:
+            writer.close()
+            with suppress(ConnectionError):
+                await soon(writer.wait_closed())
+        await doors.stop()
+        for server in servers:
+            server.close()
+            await soon(server.wait_closed())
+
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def beats(*came: int, away: tuple[int, int] = (0, 0)) -> list[Beat]:
+    """What a shard delivers that has something due every 100 ms from 0 to 10,000; nothing comes
+    between the two moments ``away``, and all of it at the second one. ``came``: of no beat."""
+    first, last = away
+    due = range(0, 10_001, 100)
+    found = [Beat(last if first < one < last else one, one) for one in due]
+    return sorted([*found, *(Beat(one, AGAIN) for one in came)])
+
+
+def longest(of_shard: Sequence[Beat], began_ms: int = 0, next_ms: int = AGAIN) -> tuple[int, int]:
+    found = silences(of_shard, 0, began_ms, next_ms)
+    return max(((one.until_ms - one.since_ms, one.since_ms) for one in found), default=(0, 0))
+
+
+def test_a_silence_begins_with_what_is_due_and_does_not_come() -> None:
+    assert longest(beats()) == (0, 0), "all came when it was due"
+    assert longest(beats(away=(2_000, 3_450))) == (1_350, 2_100)
+    assert longest(beats(2_500, away=(2_000, 3_450))) == (950, 2_500), "a redelivery is a delivery"
+    paused = [Beat(1_000, 1_000), Beat(9_000, 9_000)]
+    assert longest(paused) == (0, 0), "nothing was due meanwhile"
+    assert longest([]) == (0, 0)
+
+
 def test_a_silence_is_of_the_fault_that_began_with_it() -> None:
-    came = [10_000, 10_100, 11_400, 11_500, 14_500, 14_600]
-    assert longest(came, 10_200, 20_000) == (3.0, 11_500)
-    assert longest(came, 10_200, 11_700) == (1.3, 10_100), "of the next one, which began just then"
-    assert longest(came, 11_700, 20_000) == (3.0, 11_500)
-    assert longest(came, 12_501, 15_600) == (0.1, 14_500), "it had lasted since the one before"
-    assert longest(came, 30_000, 40_000) == (0, 30_000)
-    assert longest([], 10_000, 20_000) == (0, 10_000)
+    of_shard = beats(away=(2_000, 3_450))
+    assert longest(of_shard, 1_900, 5_000) == (1_350, 2_100)
+    assert longest(of_shard, 2_250, 5_000) == (1_350, 2_100), "it began just before the fault"
+    assert longest(of_shard, 2_400, 5_000) == (0, 0), "it had lasted since the one before"
+    assert longest(of_shard, 1_000, 2_250) == (0, 0), "of the next one, which began just then"
+    assert longest(of_shard, 1_000, 2_400) == (1_350, 2_100)
+    assert longest(of_shard, 5_000, 9_000) == (0, 0)
+
+
+KILLED = Bound("a killed node", ("kill",), 1.0)
+
+
+def judged(windows: Sequence[Window], *shards: Sequence[Beat]) -> tuple[Judged, str]:
+    timeline = Timeline(list(windows))
+    (found,) = judge(timeline, dict(enumerate(shards)), [KILLED])
+    return found, "\n".join(verdicts(timeline, [found]))
+
+
+def test_a_gap_is_judged_of_each_fault_alone() -> None:
+    silent = beats(away=(2_000, 3_450))
+    kill = Window("kill", 1_950, is_clean=True, ended_ms=3_600)
+    found, said = judged([kill], beats(), silent)
+    assert [(silence.shard, silence.seconds) for silence, _ in found.broken] == [(1, 1.35)]
+    assert "broken by 0.35 s" in said
+    assert "1.35 s of shard 1 at 00:00:02.100, by kill" in said
+    short, said = judged([kill], beats(away=(2_000, 2_900)))
+    assert not short.broken
+    assert "held by 1 faults, longest 0.80 s of shard 0" in said
+    none, said = judged([replace(kill, kind="freeze")], silent)
+    assert (none.alone, none.mixed) == ([], [])
+    assert "nothing to judge" in said
+
+
+@pytest.mark.parametrize(
+    ("other", "shown"),
+    [
+        (Window("redis kill", 2_500, is_clean=False, ended_ms=5_000), "beside redis kill"),
+        (Window("redis kill", 1_000, is_clean=True, ended_ms=2_600), "beside redis kill"),
+        (Window(BACK, 1_000, is_clean=True, ended_ms=2_600), f"beside {BACK}"),
+    ],
+)
+def test_a_gap_with_another_fault_in_it_is_shown_and_not_judged(other: Window, shown: str) -> None:
+    kill = Window("kill", 1_950, is_clean=True, ended_ms=2_400)
+    windows = sorted((kill, other), key=lambda one: one.began_ms)
+    found, said = judged(windows, beats(away=(2_000, 3_450)))
+    assert not found.broken
+    assert [silence.seconds for silence, _ in found.mixed] == [1.35]
+    assert f"not judged, {shown}" in said
+
+
+def test_a_gap_is_not_judged_while_shards_are_on_their_way() -> None:
+    before = Window("drain", 500, is_clean=True, ended_ms=1_000)
+    kill = Window("kill", 1_950, is_clean=False, ended_ms=3_600)
+    found, said = judged([before, kill], beats(away=(2_000, 3_450)))
+    assert not found.broken
+    assert "beside shards on their way after drain" in said
+    elsewhere = replace(before, began_ms=3_500, ended_ms=4_000)
+    for next_one in (elsewhere, Window(BACK, 2_500, is_clean=True, ended_ms=5_000)):
+        alone, _ = judged([replace(kill, is_clean=True), next_one], beats(away=(2_000, 3_450)))
+        assert alone.broken, "the next fault began when all was over; the way back is of this one"

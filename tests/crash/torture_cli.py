@@ -6,6 +6,7 @@
     python -m tests.crash.torture --store redis --mirror no [--faults redis | --daemons 2]
     python -m tests.crash.torture --store sentinel|cluster --faults redis [--kills 60]
     python -m tests.crash.torture --nodes 4 --shards 16 --faults 100 [--store redis-cluster|redis]
+        [--judge-gaps] [--gap-killed-s 5] [--gap-drained-s 0.5]
     python -m tests.crash.torture --nemesis groups,clock,network,resources [--store redis]
     python -m tests.crash.torture --nemesis watch,groups --minutes 5
     python -m tests.crash.torture --nemesis everything [--minutes 1]
@@ -28,7 +29,16 @@ from pathlib import Path
 
 from crash import everything
 from crash.nodes_run import NodesRun
-from crash.torture_run import CLOCK, KILLS, NEMESES, REDIS, Options, Run
+from crash.torture_run import (
+    CLOCK,
+    GAP_DRAINED_S,
+    GAP_KILLED_S,
+    KILLS,
+    NEMESES,
+    REDIS,
+    Options,
+    Run,
+)
 from support.redis_server import PROGRAMS
 
 LOG_SHOWN = 4_000
@@ -92,7 +102,8 @@ def _nodes(seed: int, given: argparse.Namespace) -> int:
     try:
         options = Options(
             int(faults), seed, store, driver=given.driver, mirror=given.mirror == "yes",
-            nodes=given.nodes, shards=given.shards,
+            nodes=given.nodes, shards=given.shards, judge_gaps=given.judge_gaps,
+            gap_killed_s=given.gap_killed_s, gap_drained_s=given.gap_drained_s,
         )  # fmt: skip
     except ValueError as error:
         _say(f"torture: {error}")
@@ -106,7 +117,9 @@ def _nodes(seed: int, given: argparse.Namespace) -> int:
 
 def _run(kind: type[Run], options: Options, keep: Path | None) -> int:
     with _folder("tickwheel-torture-") as made:
-        run = kind(options, keep or Path(made))
+        folder = keep or Path(made)
+        folder.mkdir(parents=True, exist_ok=True)
+        run = kind(options, folder)
         started_s = time.monotonic()
         try:
             asyncio.run(run.go())
@@ -144,6 +157,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--nodes", type=int, default=0, help="on one Redis, with --shards")
     parser.add_argument("--shards", type=int, default=16, help="of all nodes together")
+    parser.add_argument(
+        "--judge-gaps", action="store_true", help="of nodes: fail when a gap is longer than this:"
+    )
+    for what, bound_s in (("killed", GAP_KILLED_S), ("drained", GAP_DRAINED_S)):
+        text = f"seconds without deliveries of a shard whose node was {what} (%(default)s)"
+        parser.add_argument(f"--gap-{what}-s", type=float, default=bound_s, help=text)
     parser.add_argument("--daemons", type=int, choices=[1, 2], default=1, help="on one Redis")
     parser.add_argument("--processes", type=int, default=1, help="shards of serve --processes")
     parser.add_argument(

@@ -72,6 +72,8 @@ WIPE = "wipe"
 """The fault that the daemon survives with its mirror only; without, an operator restores."""
 LINES_MAX = 25
 """In the log about one start or one fault."""
+GAP_KILLED_S, GAP_DRAINED_S = 5.0, 0.5
+"""So long a shard may deliver nothing when its node is killed, or gives it away."""
 LEADER_TTL_S = 1.0
 """The one who takes over after a kill has to wait so long."""
 REDIS = ("redis", *MOVING)
@@ -125,6 +127,12 @@ class Options:
     """On one Redis, which have ``shards`` together; ``kills`` counts what is done to them: see
     ``nodes_run``."""
     shards: int = 1
+    gap_killed_s: float = GAP_KILLED_S
+    """Of nodes: a shard of one that was killed delivers again before that;"""
+    gap_drained_s: float = GAP_DRAINED_S
+    """and one that is handed over, before that."""
+    judge_gaps: bool = False
+    """Whether that is a promise of this run: a busy machine is slow by itself."""
     driver: str = "redis"
     mirror: bool = True
     """Whether the daemon keeps all records of Redis in memory."""
