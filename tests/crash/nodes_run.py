@@ -240,10 +240,11 @@ class NodesRun(Run):
 
     def _silences(self) -> dict[str, list[tuple[Silence, Window]]]:
         """By kind of fault: the longest silence of each when nothing else was under way."""
-        found, beats = defaultdict(list), self._beats()
-        for window, next_ms in self.havoc_on_nodes.timeline.ends():
-            if window.is_clean and (silences := of_fault(beats, window, next_ms)):
-                found[window.kind].append((max(silences), window))
+        found, beats, timeline = defaultdict(list), self._beats(), self.havoc_on_nodes.timeline
+        for window, next_ms in timeline.ends():
+            silences = of_fault(beats, window, next_ms)
+            if alone := [one for one in silences if not timeline.beside(window, one)]:
+                found[window.kind].append((max(alone), window))
         return found
 
     def _too_silent(self) -> Iterable[str]:
