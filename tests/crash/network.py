@@ -330,6 +330,8 @@ class Net:
             self._on_new(connection)
         try:
             await connection.run(self._rnd)
+        except asyncio.CancelledError:
+            pass  # by ``stop``; Python 3.11 reports a server's task that ends with it
         finally:
             self._connections.discard(connection)
             self._tasks.discard(task)
