@@ -144,6 +144,10 @@ class Ordering(Workload):
         for one in receipts:
             self.sent.append(Sent(one.id, one.group, one.epoch, one.attempt, Link.order(), kind))
 
+    @property
+    def shows_enough(self) -> bool:
+        return bool(self.answered)
+
     def text(self) -> str:
         again = len(self.seen) - len({(one.id, one.group) for one in self.seen})
         return (

@@ -266,6 +266,10 @@ class Transacting(Workload):
             f" {self.asked}, decided by an operator {self.by_operator}"
         )
 
+    @property
+    def shows_enough(self) -> bool:
+        return bool(self.asked and self.deaths)
+
     def judge(self) -> list[str]:
         delivered = [
             one.token
@@ -274,7 +278,7 @@ class Transacting(Workload):
             if one.token.startswith("deal-")
         ]
         found = judge(self.deals.values(), self.ledger.decisions, delivered)
-        if not (self.asked and self.deaths):
+        if not self.shows_enough:
             found.append(f"the run shows nothing: {self.text()}")
         return found
 
