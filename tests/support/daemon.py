@@ -3,7 +3,7 @@
     with Daemon(tmp_path) as daemon:            # or: async with
         ... daemon.url ... daemon.kill() ... daemon.start() ...
 
-The port is free at the first start and kept from then on, as a real daemon's would be, so that
+The ports are free at the first start and kept from then on, as a real daemon's would be, so that
 clients find it again. Every process is ended by its own pid; its output stays in ``log``.
 """
 
@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from support import forked
+from support.ports import free_port
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -71,8 +72,11 @@ class Daemon:
         self.settings = settings
         self.starts = 0
         has_tls = "tls_cert" in settings
-        self._listen = "tls://127.0.0.1:0" if has_tls else "tcp://127.0.0.1:0"
-        self._http = ("https://127.0.0.1:0" if has_tls else "127.0.0.1:0") if http else None
+        # Not one that the system chooses: while the daemon is away between two starts it would
+        # give that to any connection. Shards take the ports behind, or any when this is 0.
+        port, http_port = (0, 0) if "--processes" in args else (free_port(), free_port())
+        self._listen = f"{'tls' if has_tls else 'tcp'}://127.0.0.1:{port}"
+        self._http = f"{'https://' if has_tls else ''}127.0.0.1:{http_port}" if http else None
         self._ready_file = folder / "ready.json"
         self._hits_file = folder / "failpoints.log"
         self._process: forked.Process | None = None

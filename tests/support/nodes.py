@@ -26,7 +26,7 @@ def family(pid: int) -> list[int]:
 
 
 class Node(Daemon):
-    """One node; ``listen`` is a row of ports that stays."""
+    """One node; ``listen`` is a row of ports that stays, and so is ``http``."""
 
     def __init__(self, folder: Path, name: str, store: str, shards: int, **options: Any) -> None:
         super().__init__(folder, store=f"{store}?shards={shards}", node=name, **options)
@@ -34,6 +34,8 @@ class Node(Daemon):
         self.shards = shards
         self.first_port = free_ports(shards + 1)
         self._listen = f"tcp://127.0.0.1:{self.first_port}"
+        if self._http is not None:
+            self._http = f"127.0.0.1:{free_ports(shards + 1)}"
 
     def url_of(self, shard: int) -> str:
         """Where the node's daemon of a shard listens."""
