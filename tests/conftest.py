@@ -39,22 +39,22 @@ for _name in [name for name in os.environ if name.startswith("TICKWHEEL_")]:
 # test starts and ends by Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-TOGETHER = ("reports",)
-"""Folders whose tests share something that is dear to start: one Spark for all of them."""
+TOGETHER = ("reports", "console")
+"""Folders whose tests share something that is dear to start: a Spark, a Chromium."""
 APART = (
     "mutations/test_mutations.py", "crash/test_everything.py", "crash/test_torture.py",
     "crash/test_torture_redis.py", "crash/test_nemeses.py",
 )  # fmt: skip
 """Files whose tests share nothing and last long: each test is by itself."""
 LONG = (
-    "reports", "e2e/test_docs.py", "persistence/test_conformance.py", "console/test_views.py",
+    "reports", "console", "e2e/test_docs.py", "persistence/test_conformance.py",
     "e2e/test_groups_daemon.py", "crash/test_everything.py", "crash/test_nemeses.py",
     "crash/test_torture_redis.py", "crash/test_torture.py", "mutations/test_mutations.py",
-    "e2e/test_failover.py", "e2e/test_http_document.py", "console/test_looks.py",
+    "e2e/test_failover.py", "e2e/test_http_document.py",
     "simulation/test_simulation.py", "e2e/test_worker_daemon.py", "history/test_writer_process.py",
     "server/tcp/test_fuzz.py", "client/test_worker.py", "repository/test_repository.py",
     "e2e/test_deployed.py", "engine/test_timetables_model.py", "repository/test_site.py",
-    "console/test_standby.py", "e2e/test_cli.py", "e2e/test_bulk.py", "cli/test_app.py",
+    "e2e/test_cli.py", "e2e/test_bulk.py", "cli/test_app.py",
     "e2e/test_reshard.py", "e2e/test_following.py", "repository/test_base_install.py",
     "e2e/test_cli_groups_daemon.py", "repository/test_benchmarks.py", "contrib/test_django.py",
     "outbound/test_kills.py", "upgrade/test_upgrade.py",

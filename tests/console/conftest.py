@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Error, Page, expect, sync_playwright
 
 from reports.browser import NAMES
 from support.daemon import Daemon
@@ -21,9 +21,10 @@ WIDE = {"width": 1280, "height": 860}
 expect.set_options(timeout=WAIT_MS)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    """One program for a module: while it runs, its thread has an event loop of Playwright's."""
+    """One program for all tests here, and no longer: while it runs, its thread has an event loop
+    of Playwright's, in which no other test can run one of its own."""
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     if program is None:
         reason = "no chromium: apt install chromium"
@@ -122,20 +123,39 @@ class Console:
         return text
 
 
+@pytest.fixture(scope="package")
+def forgotten(chromium: Browser) -> dict[str, list[Console]]:
+    """Browsers that have forgotten all, by what they were made with: another one costs half a
+    second of a processor, and as much again to draw its first page."""
+    return {}
+
+
 @pytest.fixture
-def console_on(chromium: Browser) -> Iterator[Callable[..., Console]]:
+def console_on(
+    chromium: Browser, forgotten: dict[str, list[Console]]
+) -> Iterator[Callable[..., Console]]:
     """``console_on(daemon)``: a browser of its own."""
-    made: list[Console] = []
+    taken: list[tuple[str, Console]] = []
 
-    def make(daemon: Daemon, **options: Any) -> Console:
-        context = chromium.new_context(**{"viewport": WIDE, **options})
-        made.append(Console(context, daemon.http))
-        return made[-1]
+    def take(daemon: Daemon, **options: Any) -> Console:
+        options = {"viewport": WIDE, **options}
+        kind = repr(sorted(options.items()))
+        free = forgotten.setdefault(kind, [])
+        console = free.pop() if free else Console(chromium.new_context(**options), daemon.http)
+        console.http = daemon.http
+        taken.append((kind, console))
+        return console
 
-    yield make
-    errors = [error for console in made for error in console.errors]
-    for console in made:
-        console.context.close()
+    yield take
+    errors = [error for _, console in taken for error in console.errors]
+    for kind, console in taken:
+        console.errors.clear()
+        try:
+            console.forget()
+        except Error:  # of Playwright: its page is not one that can be left
+            console.context.close()
+        else:
+            forgotten[kind].append(console)
     assert not errors, errors
 
 
