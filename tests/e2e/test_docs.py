@@ -125,8 +125,10 @@ def environment(commands: Path, command: list[str]) -> dict[str, str]:
     }
 
 
-def test_the_tour_of_the_readme_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
-    shown = run_as_it_stands("README.md", tmp_path, shell)
+def test_the_tour_of_the_readme_works_as_it_stands(
+    tmp_path: Path, forked_shell: dict[str, str]
+) -> None:
+    shown = run_as_it_stands("README.md", tmp_path, forked_shell)
     for word in (
         "order 42", "order 43", "closing order 44, attempt 1", "order 47", "due now: b'46'",
         "closed order 48",
