@@ -14,7 +14,7 @@ import pytest
 
 from support.fake_daemon import FakeDaemon, Peer, turns
 from support.ports import free_port
-from support.waiting import soon
+from support.waiting import slowly, soon
 from tickwheel import Client, Task, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol import Frame
@@ -424,7 +424,8 @@ async def test_close_waits_for_answers_and_says_bye() -> None:
         await peer.gone()
 
 
-async def test_close_is_bounded_and_fails_what_waits() -> None:
+async def test_close_is_bounded_and_fails_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch)
     async with FakeDaemon() as daemon:
         client = daemon.client(send_timeout=0.2)
         await client.connect()
@@ -541,8 +542,11 @@ def test_two_event_loops_one_after_the_other() -> None:
 # --- a dead line -----------------------------------------------------------------------------
 
 
-async def test_a_connection_that_is_silent_too_long_is_given_up() -> None:
+async def test_a_connection_that_is_silent_too_long_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An answer is due and nothing at all comes: another connection may do better."""
+    slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=20) as client:
         peer = await daemon.peer()
         future = client.enqueue_nowait("t", b"x")
@@ -555,8 +559,11 @@ async def test_a_connection_that_is_silent_too_long_is_given_up() -> None:
         await peer.gone()
 
 
-async def test_a_daemon_that_only_its_store_keeps_waiting_is_not_left() -> None:
+async def test_a_daemon_that_only_its_store_keeps_waiting_is_not_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It answers PING: the connection lives, and with it the leases."""
+    slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=20) as client:
         peer = await daemon.peer()
         future = client.enqueue_nowait("t", b"x")
@@ -616,8 +623,9 @@ async def test_a_daemon_that_refuses_to_hear_of_heartbeats_is_greeted_without() 
         assert [hello.get("heartbeat") for hello in hellos] == [True, None]
 
 
-async def test_a_line_that_is_only_slow_is_not_given_up() -> None:
+async def test_a_line_that_is_only_slow_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The PING waits behind bytes that do leave: with the last of them the patience begins."""
+    slowly(monkeypatch, 3)
     async with FakeDaemon() as daemon, daemon.client(heartbeat=1.0, send_timeout=1.0) as client:
         peer = await daemon.peer()
         # What is in the system's buffers counts as gone, so there must be little room in them.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
-from support.waiting import soon
+from support.waiting import slowly, soon
 from tickwheel import Client, Delivery, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Subscription
@@ -277,7 +277,8 @@ async def test_an_ack_that_is_refused_for_now_is_tried_again() -> None:
         assert await soon(ack) == "acked"
 
 
-async def test_an_ack_without_an_answer_says_so() -> None:
+async def test_an_ack_without_an_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
         peer, subscription, sub = await consume(daemon, client)
         peer.deliver(sub, b"x")
@@ -399,14 +400,6 @@ async def test_very_short_leases_are_kept_up_too(monkeypatch: pytest.MonkeyPatch
         assert (await soon(anext(subscription))).body == b"a"
 
 
-def slowly(monkeypatch: pytest.MonkeyPatch, times: float = 5.0) -> None:
-    """This loop's clock goes so much slower: a busy machine may hold a process up for a tenth of a
-    second, and a lease of that length is over then, as it should be."""
-    loop = asyncio.get_running_loop()
-    real, began_s = loop.time, loop.time()
-    monkeypatch.setattr(loop, "time", lambda: began_s + (real() - began_s) / times)
-
-
 async def test_what_could_not_be_extended_is_not_handed_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -419,12 +412,15 @@ async def test_what_could_not_be_extended_is_not_handed_out(
         assert [d.body for d in await deliveries(subscription, 2)] == [b"a", b"c"]
 
 
-async def test_what_has_expired_in_the_buffer_is_not_handed_out() -> None:
+async def test_what_has_expired_in_the_buffer_is_not_handed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, lease_ms=200)
         peer.deliver(sub, b"old")
         frame = await peer.next(T.EXTEND)
-        await asyncio.get_running_loop().run_in_executor(None, _block, 0.25)
+        await asyncio.get_running_loop().run_in_executor(None, _block, 1.25)
         peer.deliver(sub, b"new", attempt=2)
         assert (await soon(anext(subscription))).body == b"new"
         if peer in daemon.open:

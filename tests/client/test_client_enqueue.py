@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
-from support.waiting import WAIT_S, soon
+from support.waiting import WAIT_S, slowly, soon
 from tickwheel import Client, IfPending, Receipt, Retry, Task, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol import Frame, encode
@@ -468,7 +468,8 @@ async def test_outcome_unknown_is_asked_again_by_the_same_number() -> None:
         await soon(future)
 
 
-async def test_no_answer_is_an_unknown_outcome() -> None:
+async def test_no_answer_is_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
         peer = await daemon.peer()
         future = client.enqueue_nowait("t", b"x")
@@ -477,7 +478,8 @@ async def test_no_answer_is_an_unknown_outcome() -> None:
             await soon(future)
 
 
-async def test_never_sent_is_unreachable() -> None:
+async def test_never_sent_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
         peer = await daemon.peer()
         await daemon.deaf()
@@ -490,7 +492,10 @@ async def test_never_sent_is_unreachable() -> None:
         assert str(daemon.port) in raised.value.message
 
 
-async def test_sent_and_then_lost_for_good_is_an_unknown_outcome() -> None:
+async def test_sent_and_then_lost_for_good_is_an_unknown_outcome(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.3, retries=0) as client:
         peer = await daemon.peer()
         future = client.enqueue_nowait("t", b"x")
@@ -512,7 +517,8 @@ async def test_an_answer_of_the_wrong_shape_is_an_unknown_outcome() -> None:
             assert isinstance(raised.value, (errors.OutcomeUnknown, errors.ProtocolError))
 
 
-async def test_an_answer_after_the_deadline_harms_nobody() -> None:
+async def test_an_answer_after_the_deadline_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
         peer = await daemon.peer()
         late = client.enqueue_nowait("t", b"x")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.fake_daemon import FakeDaemon, Peer, turns
-from support.waiting import soon
+from support.waiting import slowly, soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Subscription
@@ -155,8 +155,11 @@ async def test_one_that_becomes_active_is_found_soon() -> None:
         await client.close()
 
 
-async def test_a_client_waits_longer_for_one_to_lead_than_for_one_to_answer() -> None:
+async def test_a_client_waits_longer_for_one_to_lead_than_for_one_to_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A lease that is about to end, a Redis that loads: somebody is there and will lead."""
+    slowly(monkeypatch)
     defaults = inspect.signature(Client).parameters
     lease_s = Settings.model_fields["leader_ttl_s"].default
     assert defaults["active_timeout"].default >= defaults["connect_timeout"].default == 10.0

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from support.fake_daemon import FakeDaemon, Peer, turns
-from support.waiting import soon
+from support.waiting import slowly, soon
 from tickwheel import Client, Receipt, Task, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Partly
@@ -48,7 +48,8 @@ async def test_when_nothing_was_stored_the_error_is_the_daemons() -> None:
             await soon(call)
 
 
-async def test_the_error_that_promises_least_is_raised() -> None:
+async def test_the_error_that_promises_least_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch)
     async with (
         FakeDaemon(tasks_per_frame_max=1) as daemon,
         daemon.client(retries=0, send_timeout=0.3) as client,
@@ -104,7 +105,8 @@ async def test_awaited_calls_wait_for_room_in_the_window() -> None:
         assert len({receipt.id for receipt in await asyncio.gather(*calls)}) == 6
 
 
-async def test_a_call_that_never_gets_room_says_why() -> None:
+async def test_a_call_that_never_gets_room_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch)
     async with (
         FakeDaemon(window_max=1) as daemon,
         daemon.client(send_timeout=0.3, retries=0) as client,
@@ -146,7 +148,10 @@ async def test_oneway_without_a_connection_says_so() -> None:
 # --- time over -------------------------------------------------------------------------------
 
 
-async def test_a_call_without_an_answer_says_whether_it_was_sent() -> None:
+async def test_a_call_without_an_answer_says_whether_it_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.3, retries=0) as client:
         peer = await daemon.peer()
         call = asyncio.ensure_future(client.stats())

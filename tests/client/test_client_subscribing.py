@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.fake_daemon import FakeDaemon, Peer, turns
-from support.waiting import soon
+from support.waiting import slowly, soon
 from tickwheel import Client, Retry, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Subscription
@@ -108,7 +108,10 @@ async def test_another_policy_after_a_reconnect_ends_the_iteration_with_the_erro
             await soon(reading)
 
 
-async def test_a_number_that_is_taken_by_a_late_subscribe_is_made_free() -> None:
+async def test_a_number_that_is_taken_by_a_late_subscribe_is_made_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.1, retries=0) as client:
         peer, subscription, _ = await consume(daemon, client)
         peer.close()

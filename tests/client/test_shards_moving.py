@@ -11,7 +11,7 @@ import pytest
 
 from support.fake_daemon import FakeDaemon, Peer, turns
 from support.shards import key_in
-from support.waiting import soon
+from support.waiting import slowly, soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import reconnector, shards
@@ -152,7 +152,10 @@ async def test_the_own_shard_moves_like_the_others() -> None:
             assert client.server_info["shards"] == tuple(route.urls)
 
 
-async def test_a_shard_that_nobody_serves_keeps_nobody_from_the_others() -> None:
+async def test_a_shard_that_nobody_serves_keeps_nobody_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slowly(monkeypatch)
     async with daemons(2) as (first, second):
         route = Route(2)
         route.serve(0, first)
@@ -215,7 +218,8 @@ async def test_daemons_that_know_no_option_shard_are_greeted_without() -> None:
             await enqueued(client, first, key_in(0, 2))
 
 
-async def test_a_number_of_shards_that_changed_is_refused() -> None:
+async def test_a_number_of_shards_that_changed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch)
     async with daemons(3) as (first, second, new):
         route, other = Route(2), Route(3)
         route.serve(0, first)
