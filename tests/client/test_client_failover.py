@@ -375,7 +375,7 @@ async def test_a_stopped_daemon_is_left_by_who_only_subscribes() -> None:
 
 
 async def test_while_a_standby_answers_nobody_waits_for_a_stopped_daemon() -> None:
-    """It is named as active, and it takes connections; asking it again would cost seconds."""
+    """It is named as active, and it takes connections: it is asked beside the other one."""
     async with FakeDaemon() as first, FakeDaemon() as second:
         second.stand_by(first)
         async with both(first, second, heartbeat=0.1) as client:
@@ -383,9 +383,9 @@ async def test_while_a_standby_answers_nobody_waits_for_a_stopped_daemon() -> No
             call = asyncio.ensure_future(client.cancel(5))
             await peer.next(T.CANCEL)
             await silenced(first, peer)
-            for _ in range(3):
+            for _ in range(6):
                 await second.peer()
-            assert first.connections == 1
+            assert first.connections <= 3, "an attempt at it outlasts many rounds"
             second.lead()
             while not client.connected:
                 other = await second.peer()

@@ -7,11 +7,17 @@ silently. Knows no frame but HELLO and PING. Invariants:
 
 * Request numbers ascend over all connections; while one connection is up no other is tried; a
   connection to a standby never stands.
+* Addresses are tried one after the other, and side by side where one does not answer soon, as
+  "Happy Eyeballs" (RFC 8305) has it: an address that takes connections and says nothing, as a
+  stopped process does, holds up nobody. The first daemon that greets as the active one is taken,
+  and all other attempts are closed before anything else is written to it. An attempt that is under
+  way outlasts its round; never are there more than ``ATTEMPTS_MAX``.
 * In one round an address is tried once at most, whoever names it. So few hints are followed that
   standbys which name each other, or ever new addresses, end in a pause like all others. Hints add
-  to the list and never replace it: a wrong one costs one attempt. An address that was silent (it
-  takes connections and says nothing, as a stopped process does) costs time at every attempt: for a
-  while it is only tried when no other daemon answers.
+  to the list and never replace it: a wrong one costs one attempt. An address that was silent comes
+  last for a while.
+* While a daemon says that it does not lead, another one is about to: pauses are short then, for as
+  long as a lease may take to end.
 * A client of one of several shards asks a ``Route`` for its list, anew in each round, because
   shards move. It says in HELLO which shard it means, so that a daemon of another one answers as a
   standby does, with a hint; a daemon that refuses to hear that is greeted without.
@@ -29,9 +35,9 @@ import asyncio
 import random
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.client.connection import (
@@ -87,10 +93,21 @@ class Source(Protocol):
         """Fail all waiting requests."""
 
 
+class Seen:
+    """What has become of attempts at addresses lately; all connections of a client share it."""
+
+    def __init__(self) -> None:
+        self.silent_until_s: dict[Address, float] = {}
+        """Until when an address that was silent comes after all others."""
+        self.told_s: dict[Address, float] = {}
+        """When a daemon has sent elsewhere last, and so has told where all shards are."""
+
+
 class Route(Protocol):
     """What is known of where one of several shards is; it changes while the client is open."""
 
     shard: int
+    seen: Seen
 
     def addresses(self) -> Sequence[Address]:
         """Where to look for the shard now, the likeliest place first."""
@@ -151,7 +168,7 @@ class Reconnector:
         self.sources: list[Source] = []
         self.trouble: TickwheelError = Unreachable("not connected yet")
         """Why the last attempt or connection failed."""
-        self._search = Search(addresses, self._greet, connect_timeout_s)
+        self._search = Search(addresses, self._greet, self._choose, connect_timeout_s)
         self._hello_options = {"v": PROTOCOL_VERSION, "heartbeat": True, **hello_options}
         self._shardless: set[Address] = set()
         """Addresses whose daemon refused to hear in HELLO of a shard."""
@@ -220,7 +237,8 @@ class Reconnector:
 
     def follow(self, route: Route) -> None:
         """From now on, connect to the shard of this route and to no other."""
-        self._route = self._search.route = route
+        self._route = route
+        self._search.follow(route)
         self._hello_options["shard"] = route.shard
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -319,14 +337,14 @@ class Reconnector:
             source.down()
         connection.give_up_requests()
 
-    async def _greet(self, address: Address, timeout_s: float) -> Connection:
-        """Try one address. Raises a TickwheelError: Standby and Silent mean what they say."""
+    async def _greet(self, address: Address, timeout_s: float) -> Greeted:
+        """Try one address, beside others. Raises a TickwheelError: Standby and Silent mean what
+        they say."""
         connection = Connection(self._deliver, self.wake, self._ended, self._asked)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._open_to(connection, address, self._tls)
-                await self._say_hello(connection, address)
-            return connection
+                return Greeted(connection, await self._say_hello(connection, address))
         except TimeoutError:
             error: TickwheelError = Silent(f"did not answer within {timeout_s:g} s")
         except (OSError, UnicodeError) as problem:  # UnicodeError: no host name at all
@@ -340,13 +358,30 @@ class Reconnector:
         connection.abort(error)
         raise error
 
+    def _choose(self, greeted: Greeted) -> None:
+        """Let this daemon be the one. Raises ConnectionLost where it has not the shard that the
+        client has begun with."""
+        connection, info = greeted
+        self.limits = Limits.from_wire(info.get("limits"))
+        levels_ms = info.get("delay_levels_ms")
+        if levels_ms is not None:
+            self.delay_levels_ms = levels_of_wire(levels_ms)
+        self.info = info
+        try:
+            self._greeted(self.limits)
+        except TickwheelError as error:
+            self.trouble = error
+            connection.abort(error)
+            raise
+
     def _unanswered(self, error: TickwheelError) -> TickwheelError:
         if self._tls is None or type(error) is not ConnectionLost:
             return error
         # With TLS 1.3 a daemon that refuses a certificate can only hang up.
         return ConnectionLost(f"{error.message}, before HELLO: does it take our certificate?")
 
-    async def _say_hello(self, connection: Connection, address: Address) -> None:
+    async def _say_hello(self, connection: Connection, address: Address) -> dict[str, Any]:
+        """The answer of a daemon that is active and has the shard. Raises a TickwheelError."""
         request = _Hello(0.0)
         number = self.next_number()
         options = dict(self._hello_options)
@@ -363,7 +398,9 @@ class Reconnector:
             # An older daemon refuses what it does not know in a HELLO, the newest word first.
             if "shard" in options:
                 self._shardless.add(address)
-            elif self._hello_options.pop("heartbeat", None) is None:
+            elif "heartbeat" in options:
+                self._hello_options.pop("heartbeat", None)
+            else:
                 raise
             raise ConnectionLost(f"HELLO was refused: {error.message}; once more without") from None
         if not isinstance(info, dict):
@@ -374,12 +411,7 @@ class Reconnector:
         not_active = standby(info, secure=self._tls is not None, shard=shard)
         if not_active is not None:
             raise not_active
-        self.limits = Limits.from_wire(info.get("limits"))
-        levels_ms = info.get("delay_levels_ms")
-        if levels_ms is not None:
-            self.delay_levels_ms = levels_of_wire(levels_ms)
-        self.info = info
-        self._greeted(self.limits)
+        return info
 
 
 HEARTBEAT_S = 1.0
@@ -495,18 +527,37 @@ HANDOVER_S = 1.0
 moment, because that connection's daemon has handed over;"""
 HANDOVER_BACKOFF_S_MAX = 0.1
 """and so long is a pause then, in seconds, at most."""
+TAKEOVER_BACKOFF_S_MAX = 0.2
+"""The same until ``connect_timeout`` is over: that daemon may have died, and its lease has to end
+first."""
 ATTEMPT_S_MAX = 2.0
 """How long one of several addresses may take to answer, in seconds."""
+APART_S = 0.25
+"""When an address has not answered for so many seconds, the next one is tried beside it."""
+ATTEMPTS_MAX = 6
+"""So many addresses are tried at once."""
 SLOW_ONES = 4
-"""So many addresses of a route that take all of that time are tried within ``connect_timeout``."""
+"""So many addresses of a route that take all of their time are tried within ``connect_timeout``."""
 SILENT_S = 3.0
-"""How long other addresses are preferred to one that was silent, in seconds."""
+"""How long an address that was silent comes after all others, in seconds."""
 HINTS_MAX = 8
 """Addresses beside the list that one round tries."""
+INFORMANTS_MAX = 3
+"""Of daemons that have sent elsewhere in vain so many are asked again in a round;"""
+INFORMED_S = 0.05
+"""less those that have told another connection of the same client so many seconds ago."""
 NOWHERE = frozenset(("0.0.0.0", "::"))  # noqa: S104  # to refuse them
 """Hosts at which a daemon listens, and where others cannot find it."""
 
-Attempt = Callable[[Address, float], Awaitable[Connection]]
+
+class Greeted(NamedTuple):
+    """A connection whose daemon has answered HELLO as the active one of the shard."""
+
+    connection: Connection
+    info: dict[str, Any]
+
+
+Attempt = Callable[[Address, float], Coroutine[Any, Any, Greeted]]
 
 
 class Standby(NotActive):
@@ -559,44 +610,67 @@ def _hint(value: Any, *, secure: bool) -> Address | None:
     return None
 
 
+class _Try(NamedTuple):
+    """An attempt at one address that is under way."""
+
+    task: asyncio.Task[Greeted]
+    since_s: float
+
+
 class Search:
     """The client's way through its addresses, one ``find`` at a time."""
 
     def __init__(
-        self, addresses: Sequence[Address], attempt: Attempt, connect_timeout_s: float
+        self,
+        addresses: Sequence[Address],
+        attempt: Attempt,
+        choose: Callable[[Greeted], None],
+        connect_timeout_s: float,
     ) -> None:
+        """``choose`` takes the daemon that was found, or raises a TickwheelError."""
         self._addresses = list(dict.fromkeys(addresses))
-        self._attempt = attempt
+        self._attempt, self._choose = attempt, choose
         self._connect_timeout_s = connect_timeout_s
+        self._loop = asyncio.get_running_loop()
         self._first = 0
         """The index of the address that the next round begins with."""
         self.at: Address | None = None
         """The address of the last connection."""
         self.route: Route | None = None
         """Where the list comes from instead, anew in each round."""
-        self._silent_until_s: dict[Address, float] = {}
+        self._seen = Seen()
         self._said: dict[Address, TickwheelError] = {}
         """Why each address has failed since the last connection."""
+        self._tries: dict[Address, _Try] = {}
+        """Attempts that are under way, the newest last."""
+        self._tried: set[Address] = set()
+        """What this round has tried."""
+        self._hints: deque[Address] = deque()
+        """What daemons have named and nobody has tried."""
         self.backoff_s = BACKOFF_S_MIN
         """How long the next pause is at most."""
         self._found_once = False
         self._handover_until_s = 0.0
+        self._takeover_until_s = self._loop.time() + connect_timeout_s
+
+    def follow(self, route: Route) -> None:
+        """From now on look for the shard of this route."""
+        self.route, self._seen = route, route.seen
 
     async def find(self) -> Connection:
         """Look for an active daemon, in rounds with growing pauses.
 
         Raises what all addresses object to for good, as long as none was ever active.
         """
-        while True:
-            connection = await self._round()
-            if connection is not None:
-                self._found_once = True
-                self._said.clear()
-                return connection
-            said = [self._said[a] for a in self._addresses if a in self._said]
-            if not self._found_once and not any(error.retryable for error in said):
-                raise said[-1]
-            await self.pause()
+        try:
+            while True:
+                connection = await self._round() or await self._rest()
+                if connection is not None:
+                    self._found_once = True
+                    self._said.clear()
+                    return connection
+        finally:
+            await self._drop_tries()
 
     def ended(self, error: TickwheelError, *, silent: bool, steady: bool) -> None:
         """Note that the found connection has ended, so that another address comes first."""
@@ -610,15 +684,27 @@ class Search:
             self._first = (self._addresses.index(at) + 1) % len(self._addresses)
         if steady:
             self.backoff_s = BACKOFF_S_MIN
-            self._handover_until_s = asyncio.get_running_loop().time() + HANDOVER_S
+            now_s = self._loop.time()
+            self._handover_until_s = now_s + HANDOVER_S
+            self._takeover_until_s = now_s + self._connect_timeout_s
 
     async def pause(self) -> None:
         """Pause, longer each time, with jitter."""
-        limit_s = STANDBY_BACKOFF_S_MAX if self.any_standby else BACKOFF_S_MAX
-        if self.any_standby and asyncio.get_running_loop().time() < self._handover_until_s:
-            limit_s = HANDOVER_BACKOFF_S_MAX
-        await asyncio.sleep(min(self.backoff_s, limit_s) * random.uniform(0.5, 1.0))
+        await asyncio.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        limit_s = self._backoff_s_max()
+        pause_s = min(self.backoff_s, limit_s) * random.uniform(0.5, 1.0)
         self.backoff_s = min(self.backoff_s * 2, limit_s)
+        return pause_s
+
+    def _backoff_s_max(self) -> float:
+        if not self.any_standby:
+            return BACKOFF_S_MAX
+        now_s = self._loop.time()
+        if now_s < self._handover_until_s:
+            return HANDOVER_BACKOFF_S_MAX
+        return TAKEOVER_BACKOFF_S_MAX if now_s < self._takeover_until_s else STANDBY_BACKOFF_S_MAX
 
     def failure(self, waited_s: float) -> TickwheelError:
         """The error for no connection, with what each address said."""
@@ -646,43 +732,121 @@ class Search:
     # --- one round ------------------------------------------------------------------------------
 
     async def _round(self) -> Connection | None:
-        """Try each address once, then the hints of standbys; the connection to an active daemon."""
+        """Try each address once, and the hints of standbys; the connection to an active daemon.
+        Attempts that take long outlast it."""
+        waiting = self._list()
+        self._tried = set(self._tries)
+        while True:
+            self._follow_hints(waiting)
+            while waiting and waiting[0] in self._tried:
+                waiting.popleft()
+            young_s = self._young_s()
+            if young_s > 0:
+                connection = await self._wait(young_s)
+            elif not waiting:
+                break
+            elif len(self._tries) < ATTEMPTS_MAX:
+                self._try(waiting.popleft())
+                continue
+            else:
+                connection = await self._wait(None)
+            if connection is not None:
+                return connection
+        known = self._tried.union(self._addresses)
+        self._said = {a: error for a, error in self._said.items() if a in known}
+        self._refuse_for_good()
+        return None
+
+    async def _rest(self) -> Connection | None:
+        """Pause after a round; where it could try nothing, wait until an attempt has ended. The
+        connection, if an attempt from before has made one."""
+        if self._tried and self._tried == set(self._tries):
+            return await self._wait(None)
+        until_s = self._loop.time() + self._pause_s()
+        while (left_s := until_s - self._loop.time()) > 0:
+            connection = await self._wait(left_s)
+            if connection is not None:
+                return connection
+        return None
+
+    def _list(self) -> deque[Address]:
+        """The addresses that a round begins with."""
         if self.route is not None:
             self._addresses, self._first = list(dict.fromkeys(self.route.addresses())), 0
         order = self._addresses[self._first :] + self._addresses[: self._first]
-        now_s = asyncio.get_running_loop().time()
-        self._silent_until_s = {a: s for a, s in self._silent_until_s.items() if s > now_s}
-        waiting = deque(a for a in order if a not in self._silent_until_s)
-        silent = deque(a for a in order if a in self._silent_until_s)
-        tried: set[Address] = set()
-        standbys = False
-        while waiting or (silent and not standbys):
-            address = waiting.popleft() if waiting else silent.popleft()
-            if address in tried:
-                continue
-            tried.add(address)
-            try:
-                connection = await self._attempt(address, self._patience_s(address))
-            except TickwheelError as error:
-                self._note(address, error)
-                standbys = standbys or isinstance(error, (NotActive, Elsewhere))
-                hint = error.active if isinstance(error, Redirect) else None
-                if hint is not None and self._worth_trying(hint, tried):
-                    waiting.appendleft(hint)
+        now_s = self._loop.time()
+        silent, told = self._seen.silent_until_s, self._seen.told_s
+        for address in [a for a, until_s in silent.items() if until_s <= now_s]:
+            del silent[address]
+        if self.route is not None:
+            knew_nothing = [a for a in order[1:] if isinstance(self._said.get(a), Elsewhere)]
+            knew_nothing.sort(key=lambda address: told.get(address, 0.0))
+            fresh = sum(now_s - told_s < INFORMED_S for told_s in told.values())
+            spared = set(knew_nothing[max(INFORMANTS_MAX - fresh, 0) :])
+            order = [address for address in order if address not in spared]
+        return deque(sorted(order, key=silent.__contains__))
+
+    def _follow_hints(self, waiting: deque[Address]) -> None:
+        for hint in self._hints:
+            if hint in self._seen.silent_until_s:
+                waiting.append(hint)
             else:
-                self.at = address
-                return connection
-        known = tried.union(self._addresses)
-        self._said = {a: error for a, error in self._said.items() if a in known}
+                waiting.appendleft(hint)
+        self._hints.clear()
+
+    def _refuse_for_good(self) -> None:
+        said = [self._said[a] for a in self._addresses if a in self._said]
+        if said and not (self._found_once or self._tries or any(e.retryable for e in said)):
+            raise said[-1]
+
+    # --- attempts -------------------------------------------------------------------------------
+
+    def _young_s(self) -> float:
+        """For how many seconds the newest attempt is still to be left alone."""
+        if not self._tries:
+            return 0.0
+        newest = next(reversed(self._tries.values()))
+        return newest.since_s + APART_S - self._loop.time()
+
+    def _try(self, address: Address) -> None:
+        self._tried.add(address)
+        work = self._attempt(address, self._patience_s(address))
+        self._tries[address] = _Try(self._loop.create_task(work), self._loop.time())
+
+    async def _wait(self, timeout_s: float | None) -> Connection | None:
+        """Wait until an attempt has ended, so long at most; the connection that it has made."""
+        if not self._tries:
+            await asyncio.sleep(timeout_s or 0.0)
+            return None
+        tasks = [one.task for one in self._tries.values()]
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for address, one in list(self._tries.items()):
+            if one.task.done():
+                del self._tries[address]
+                try:
+                    greeted = one.task.result()
+                    self._choose(greeted)
+                except TickwheelError as error:
+                    self._note(address, error)
+                else:
+                    self.at = address
+                    return greeted.connection
         return None
 
-    def _worth_trying(self, hint: Address, tried: set[Address]) -> bool:
-        extra = len(tried.difference(self._addresses))
-        return (
-            hint not in tried
-            and hint not in self._silent_until_s
-            and (hint in self._addresses or extra < HINTS_MAX)
-        )
+    async def _drop_tries(self) -> None:
+        """Close all attempts that are under way, and connections that came too late."""
+        tasks = [one.task for one in self._tries.values()]
+        self._tries.clear()
+        self._hints.clear()
+        for task in tasks:
+            task.cancel()
+        for ended in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(ended, Greeted):
+                ended.connection.abort(ClientClosed("another daemon was there before it"))
+
+    def _worth_trying(self, hint: Address) -> bool:
+        extra = len(self._tried.difference(self._addresses))
+        return hint not in self._tried and (hint in self._addresses or extra < HINTS_MAX)
 
     def _patience_s(self, address: Address) -> float:
         """How long an address may take, in seconds, so that a silent one leaves time for others."""
@@ -698,9 +862,14 @@ class Search:
         if isinstance(error, Silent):
             self._mark_silent(address)
         else:
-            self._silent_until_s.pop(address, None)
+            self._seen.silent_until_s.pop(address, None)
+        if isinstance(error, Elsewhere):
+            self._seen.told_s[address] = self._loop.time()
+        hint = error.active if isinstance(error, Redirect) else None
+        if hint is not None and self._worth_trying(hint):
+            self._hints.append(hint)
         if not error.retryable:
             LOGGER.warning("%s: %s: %s", address_text(address), error.code, error.message)
 
     def _mark_silent(self, address: Address) -> None:
-        self._silent_until_s[address] = asyncio.get_running_loop().time() + SILENT_S
+        self._seen.silent_until_s[address] = self._loop.time() + SILENT_S

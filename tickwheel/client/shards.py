@@ -35,6 +35,7 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.client.connection import LOGGER, fail, is_secure, parse_url
 from tickwheel.client.leases import Leases
 from tickwheel.client.producer import Batch, ColumnBatch, Producer, failure, outcomes_of
+from tickwheel.client.reconnector import Seen
 from tickwheel.client.requests import own_name, retry_pause_s
 from tickwheel.client.subscription import Buffer, Subscription
 from tickwheel.client.tasks import FRAME_BYTES, PLAIN_BYTES
@@ -93,6 +94,7 @@ class Places:
         """``given``: the addresses that the client was given. ``secure``: it speaks TLS, and
         passes over addresses without."""
         self._given, self._secure = given, secure
+        self.seen = Seen()
         self._named: list[Address | None] = [None] * count
         """The address of each shard's daemon; None: nobody is known to serve it."""
         self._version = 0
@@ -147,7 +149,7 @@ class Place:
 
     def __init__(self, places: Places, shard: int) -> None:
         self._places, self.shard = places, shard
-        self.learn = places.learn
+        self.learn, self.seen = places.learn, places.seen
 
     def addresses(self) -> Sequence[Address]:
         return self._places.around(self.shard)
