@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from support.fake_daemon import FakeDaemon, Peer, turns
-from support.waiting import slowly, soon
+from support.waiting import comes, slowly, soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.client import Subscription
+from tickwheel.client import Subscription, reconnector
 from tickwheel.client.reconnector import standby
 from tickwheel.server.settings import Settings
 
@@ -389,7 +390,7 @@ async def test_while_a_standby_answers_nobody_waits_for_a_stopped_daemon() -> No
             second.lead()
             while not client.connected:
                 other = await second.peer()
-                await turns()
+                await turns(20)
             other.ok(await other.next(T.CANCEL), [(5, "cancelled")])
             assert await soon(call) == "cancelled"
             peer.read_again()
@@ -415,6 +416,107 @@ async def test_a_daemon_that_goes_on_in_time_is_kept() -> None:
         peer.ok(frame, [(5, "cancelled")])
         assert await soon(call) == "cancelled"
         assert second.connections == 0
+
+
+# --- several addresses, of which some say nothing ------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def mute(count: int) -> AsyncIterator[list[FakeDaemon]]:
+    """Daemons that take connections and say nothing, as stopped processes do."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = [await stack.enter_async_context(FakeDaemon()) for _ in range(count)]
+        for daemon in found:
+            daemon.greet = lambda peer, frame: None
+        yield found
+
+
+async def test_addresses_that_say_nothing_are_passed_by_long_before_they_are_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reconnector, "ATTEMPT_S_MAX", 600.0)
+    monkeypatch.setattr(reconnector, "APART_S", 0.01)
+    async with (
+        mute(3) as silent,
+        FakeDaemon() as active,
+        both(*silent, active, connect_timeout=2400.0) as client,
+    ):
+        peer = await active.peer()
+        assert [daemon.connections for daemon in silent] == [1, 1, 1]
+        await comes(lambda: not any(daemon.open for daemon in silent))
+        call = asyncio.ensure_future(client.ping())
+        peer.ok(await peer.next(T.PING))
+        await soon(call)
+        assert active.connections == 1
+
+
+async def test_no_address_is_tried_beside_one_that_answers_at_once() -> None:
+    async with FakeDaemon() as active, FakeDaemon() as other:
+        async with both(active, other):
+            await active.peer()
+        assert other.connections == 0
+
+
+async def test_only_the_first_that_greets_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that greet as active in the same moment: one gets all, the other one not a word."""
+    monkeypatch.setattr(reconnector, "APART_S", 0.01)
+    waiting: list[tuple[FakeDaemon, Peer, Any]] = []
+
+    def hold(daemon: FakeDaemon, peer: Peer, frame: Any) -> None:
+        waiting.append((daemon, peer, frame))
+
+    async with FakeDaemon() as first, FakeDaemon() as second:
+        for daemon in (first, second):
+            daemon.greet = partial(hold, daemon)
+        client = both(first, second)
+        calls = [client.enqueue_nowait("t", b"x"), client.enqueue_nowait("t", b"y")]
+        await comes(lambda: len(waiting) == 2)
+        for daemon, peer, frame in waiting:
+            daemon.welcome(peer, frame)
+        await comes(lambda: len(first.open) + len(second.open) == 1)
+        [used] = [*first.open, *second.open]
+        [unused] = [peer for _, peer, _ in waiting if peer is not used]
+        used.store(await used.next(T.ENQUEUE))
+        await soon(asyncio.gather(*calls))
+        assert [frame[0] for frame in unused.seen] == [T.HELLO]
+        assert used.hello["session"] == unused.hello["session"]
+        await client.close()
+
+
+async def test_so_many_attempts_stand_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconnector, "APART_S", 0.001)
+    monkeypatch.setattr(reconnector, "ATTEMPT_S_MAX", 0.05)
+    async with mute(2 * reconnector.ATTEMPTS_MAX) as silent, FakeDaemon() as active:
+        most = 0
+
+        def greet(peer: Peer, frame: Any) -> None:
+            nonlocal most
+            most = max(most, sum(len(daemon.open) for daemon in silent))
+
+        for daemon in silent:
+            daemon.greet = greet
+        async with both(*silent, active):
+            assert all(daemon.connections == 1 for daemon in silent)
+        # An attempt that was given up may not have reached its daemon's end yet.
+        assert reconnector.ATTEMPTS_MAX <= most <= reconnector.ATTEMPTS_MAX + 1
+
+
+async def test_a_stopped_daemon_that_goes_on_is_heard_at_once() -> None:
+    """Its standby answers all the time; the attempt at the daemon itself stands beside."""
+    async with FakeDaemon() as first, FakeDaemon() as second:
+        second.stand_by(first)
+        held: list[tuple[Peer, Any]] = []
+        async with both(first, second, heartbeat=0.1) as client:
+            peer = await first.peer()
+            first.greet = lambda peer, frame: held.append((peer, frame))
+            peer.stop_reading()
+            await comes(lambda: held)
+            for _ in range(3):
+                await second.peer()
+            first.welcome(*held[-1])
+            await comes(lambda: client.connected)
+            assert client.server_info.get("role") is None, "it is the first"
+            peer.read_again()
 
 
 def test_a_hint_that_speaks_otherwise_is_none() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -15,8 +15,9 @@ from support.waiting import slowly, soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import reconnector, shards
-from tickwheel.client.connection import Address, Connection
+from tickwheel.client.connection import Address
 from tickwheel.client.shards import Places
+from tickwheel.errors import TickwheelError
 from tickwheel.protocol import Frame
 
 
@@ -302,17 +303,109 @@ def test_of_many_shards_a_few_are_asked_one_of_each_host_first() -> None:
     assert {host for host, _ in found[2:6]} == {"h0", "h1", "h2", "h3"}
 
 
-async def test_pauses_are_short_while_a_hand_over_may_be_under_way() -> None:
-    async def attempt(address: Address, timeout_s: float) -> Connection:
-        raise reconnector.Standby("standby", None)
+class Standbys:
+    """Attempts all of which meet an error, which the test makes; who was asked in which order."""
 
-    search = reconnector.Search([address("a")], attempt, 10.0)
+    def __init__(self, error: Callable[[], TickwheelError]) -> None:
+        self.asked: list[Address] = []
+        self._error = error
+
+    async def attempt(self, address: Address, timeout_s: float) -> reconnector.Greeted:
+        self.asked.append(address)
+        raise self._error()
+
+    def search(self, *hosts: str) -> reconnector.Search:
+        def choose(greeted: reconnector.Greeted) -> None:
+            raise AssertionError("nobody leads")
+
+        return reconnector.Search([address(host) for host in hosts], self.attempt, choose, 10.0)
+
+
+async def test_pauses_are_short_while_another_daemon_is_about_to_lead() -> None:
+    """At first because of a hand-over; then until a lease has surely ended."""
+    search = Standbys(lambda: reconnector.Standby("standby", None)).search("a")
     search.at = address("a")
     search.ended(errors.NotActive(), silent=False, steady=True)
     assert await search._round() is None
+    for most_s in (reconnector.HANDOVER_BACKOFF_S_MAX, reconnector.TAKEOVER_BACKOFF_S_MAX):
+        for _ in range(4):
+            assert search._pause_s() <= most_s
+        assert search._pause_s() >= most_s / 2, "and steady"
+        search._handover_until_s = 0.0
+    search._takeover_until_s = 0.0
     for _ in range(4):
-        await search.pause()
-        assert search.backoff_s <= reconnector.HANDOVER_BACKOFF_S_MAX
-    search._handover_until_s = 0.0
-    await search.pause()
-    assert search.backoff_s > reconnector.HANDOVER_BACKOFF_S_MAX
+        search._pause_s()
+    assert search.backoff_s == reconnector.STANDBY_BACKOFF_S_MAX
+
+
+async def test_the_pace_lasts_for_the_time_in_which_a_connection_has_to_be_made() -> None:
+    search = Standbys(lambda: reconnector.Standby("standby", None)).search("a")
+    search.at = address("a")
+    before_s = asyncio.get_running_loop().time()
+    search.ended(errors.NotActive(), silent=False, steady=True)
+    assert before_s + 10.0 <= search._takeover_until_s <= before_s + 11.0
+    search._takeover_until_s = 0.0
+    search.at = address("a")
+    search.ended(errors.NotActive(), silent=False, steady=False)
+    assert search._takeover_until_s == 0.0, "not after one that ended at once"
+
+
+class Around:
+    """A route whose list stays."""
+
+    shard = 0
+
+    def __init__(self, hosts: str, seen: reconnector.Seen | None = None) -> None:
+        self._list = [address(host) for host in hosts]
+        self.seen = seen or reconnector.Seen()
+
+    def addresses(self) -> list[Address]:
+        return self._list
+
+    def learn(self, info: Any) -> None: ...
+
+    def stands(self, at: Address | None) -> None: ...
+
+
+async def test_of_those_that_know_nothing_better_a_few_are_asked_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reconnector, "INFORMED_S", 0.0)
+    daemons = Standbys(lambda: reconnector.Elsewhere("elsewhere", None))
+    search = daemons.search("z")
+    search.follow(Around("abcdefg"))
+    await search._round()
+    assert daemons.asked == [address(host) for host in "abcdefg"], "at first all"
+    for hosts in ("abcd", "aefg", "abcd"):
+        daemons.asked.clear()
+        await search._round()
+        assert daemons.asked == [address(host) for host in hosts]
+
+
+async def test_connections_of_one_client_ask_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An answer tells where all shards are, so two lost shards cost no more questions than one."""
+    monkeypatch.setattr(reconnector, "INFORMED_S", 600.0)
+    daemons, seen = Standbys(lambda: reconnector.Elsewhere("elsewhere", None)), reconnector.Seen()
+    first, second = daemons.search("z"), daemons.search("z")
+    first.follow(Around("abcde", seen))
+    second.follow(Around("xbcde", seen))
+    await first._round()
+    await second._round()
+    daemons.asked.clear()
+    await first._round()
+    await second._round()
+    assert daemons.asked == [address("a"), address("x")], "each asks for its own shard alone"
+
+
+async def test_what_was_silent_to_one_connection_comes_last_for_all() -> None:
+    seen = reconnector.Seen()
+    first = Standbys(lambda: reconnector.Silent("silent")).search("z")
+    first.follow(Around("a", seen))
+    await first._round()
+    daemons = Standbys(lambda: reconnector.Standby("standby", None))
+    second = daemons.search("z")
+    second.follow(Around("abc", seen))
+    await second._round()
+    assert daemons.asked == [address(host) for host in "bca"]
