@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tickwheel.outbound.breaker import FAILURES_MAX, HOST_REQUESTS_MAX, OPEN_MAX_S, OPEN_S, Host
+from tickwheel.outbound.push import FAILURES_MAX, HOST_REQUESTS_MAX, OPEN_MAX_S, OPEN_S, Host
 
 
 class HandLoop(asyncio.SelectorEventLoop):

@@ -13,7 +13,7 @@ from support.waiting import comes, soon
 from tests.outbound.conftest import Scripted, running
 from tickwheel import BadRequest, Delivery, Forbidden
 from tickwheel.outbound import runner
-from tickwheel.outbound.connecting import checked
+from tickwheel.outbound.runner import checked
 from tickwheel.outbound.target import ACK, Outcome
 from tickwheel.testing import TestWheel
 

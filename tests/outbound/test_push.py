@@ -25,7 +25,6 @@ from support.waiting import comes
 from tickwheel import Client, Conflict, NotFound, TargetInfo, Task
 from tickwheel.addresses import Guard
 from tickwheel.client import Retry
-from tickwheel.outbound.connecting import checked
 from tickwheel.outbound.push import (
     ANSWER_BYTES_MAX,
     LOG_BYTES_MAX,
@@ -39,6 +38,7 @@ from tickwheel.outbound.push import (
     post,
     retry_after_s,
 )
+from tickwheel.outbound.runner import checked
 from tickwheel.signing import Signer
 
 LOCAL = "127.0.0.0/8"

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.wheel import windows
-from tickwheel.wheel.timing import SAMPLE_MAX, TimingWheel
-from tickwheel.wheel.windows import KEPT_MS, SHARED_MIN, Windows
+from tickwheel.wheel import timing
+from tickwheel.wheel.timing import KEPT_MS, SAMPLE_MAX, SHARED_MIN, TimingWheel, Windows
 
 NOW_MS = 1_795_255_200_000
 """Begins an hour."""
@@ -42,8 +41,8 @@ def test_each_gets_the_first_of_the_emptiest(
 ) -> None:
     slots, tick_ms = shape
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows, "PAGE_BITS", page_bits)
-        patch.setattr(windows, "PAGE", 1 << page_bits)
+        patch.setattr(timing, "PAGE_BITS", page_bits)
+        patch.setattr(timing, "PAGE", 1 << page_bits)
         wheel = TimingWheel(NOW_MS, slots=slots, tick_ms=tick_ms)
         wheel.add_many(list(range(len(there))), [NOW_MS + ms for ms in there])
         counts = Counter((NOW_MS + ms) // tick_ms for ms in there)
@@ -54,7 +53,7 @@ def test_each_gets_the_first_of_the_emptiest(
             whole = range(first + 1, (high_ms + 1) // tick_ms)
             ticks = [first, *whole]
             # Of a window of very many ticks only the first are looked at.
-            ticks = ticks[: windows.WINDOW_TICKS_MAX]
+            ticks = ticks[: timing.WINDOW_TICKS_MAX]
             found = chooser.choose(low_ms, high_ms, count, NOW_MS)
             assert len(found) == count
             for moment_ms in found:
@@ -128,10 +127,10 @@ def test_what_has_come_to_the_wheel_meanwhile_is_seen() -> None:
 
 def test_pages_are_bounded() -> None:
     chooser = made(TimingWheel(NOW_MS))
-    for day in range(3 * windows.PAGES_MAX):
+    for day in range(3 * timing.PAGES_MAX):
         due_ms = NOW_MS + day * 24 * HOUR_MS
         chooser.choose(due_ms, due_ms + 60_000, 1, NOW_MS)
-    assert len(chooser._pages) == windows.PAGES_MAX
+    assert len(chooser._pages) == timing.PAGES_MAX
 
 
 def test_a_request_reads_so_much_and_no_more() -> None:
@@ -143,7 +142,7 @@ def test_a_request_reads_so_much_and_no_more() -> None:
     asked = [NOW_MS + day * 24 * HOUR_MS for day in range(1_000)]
     found = [chooser.choose(at_ms, at_ms + 10_000, 1, NOW_MS)[0] for at_ms in asked]
     later = [moment_ms - at_ms for moment_ms, at_ms in zip(found, asked, strict=True)]
-    assert later == [1_000] * windows.READS_MAX + [0] * (1_000 - windows.READS_MAX)
+    assert later == [1_000] * timing.READS_MAX + [0] * (1_000 - timing.READS_MAX)
     assert chooser.choose(asked[-1], asked[-1] + 10_000, 40, NOW_MS) == [
         asked[-1] + n * 617 % 1_000 for n in range(40)
     ]
@@ -156,16 +155,16 @@ def test_few_tasks_of_a_long_window_cost_no_heap_of_its_ticks(
 ) -> None:
     """One request may have hundreds of windows with some tasks each."""
     sorted_ticks = list[int]()
-    shared = windows._shared
+    shared = timing._shared
 
-    def counted(pages: list[windows._Page], first: int, last: int, n: int) -> list[tuple[int, int]]:
+    def counted(pages: list[timing._Page], first: int, last: int, n: int) -> list[tuple[int, int]]:
         sorted_ticks.append(last - first)
         return shared(pages, first, last, n)
 
-    monkeypatch.setattr(windows, "_shared", counted)
+    monkeypatch.setattr(timing, "_shared", counted)
     chooser = Chooser(TimingWheel(NOW_MS), lambda: ())
     day_ms = 24 * HOUR_MS
-    few, many = 2 * SHARED_MIN, day_ms // 1_000 // windows.SHARED_TICKS
+    few, many = 2 * SHARED_MIN, day_ms // 1_000 // timing.SHARED_TICKS
     found = chooser.choose(NOW_MS, NOW_MS + day_ms - 1, few, NOW_MS)
     assert len({moment_ms // 1_000 for moment_ms in found}) == few
     assert not sorted_ticks
@@ -176,7 +175,7 @@ def test_few_tasks_of_a_long_window_cost_no_heap_of_its_ticks(
 def test_a_window_of_which_a_part_is_known() -> None:
     wheel = TimingWheel(NOW_MS)
     chooser = Windows(wheel, lambda: ())
-    page_ms = windows.PAGE * 1_000
+    page_ms = timing.PAGE * 1_000
     third_ms = NOW_MS // page_ms * page_ms + 2 * page_ms
     chooser.begin()
     for at_ms in (third_ms, third_ms + page_ms):

@@ -73,8 +73,7 @@ from tickwheel.model.records import (
     task_bytes,
 )
 from tickwheel.model.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
-from tickwheel.wheel.timing import TimingWheel
-from tickwheel.wheel.windows import Windows
+from tickwheel.wheel.timing import TimingWheel, Windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -25,8 +25,7 @@ from tickwheel.addresses import Guard
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import Conflict, InternalError, NotFound, TickwheelError
-from tickwheel.outbound.connecting import checked
-from tickwheel.outbound.runner import Runner
+from tickwheel.outbound.runner import Runner, checked
 from tickwheel.outbound.target import Outcome, Target, target_of, why
 from tickwheel.signing import Signer
 

@@ -12,6 +12,12 @@ try to connect there is a pause, and all that comes due meanwhile waits in the d
 Invariants: nothing is acked before the target has said so; at most ``concurrency`` batches are
 under way; leases are kept up while a batch is; there is one try to connect at a time; after ``run``
 the subscription is over, the target is closed, and what was not sent is given back.
+
+Every connection that a target opens can be checked at the very address that it goes to. A check
+before the name is looked up would be about another address than the one that is connected to, and
+brokers name further brokers. So it sits where all libraries upon asyncio meet: at the event loop's
+``sock_connect``. It holds for what runs in the context of ``checked``, and in tasks begun there;
+other connections of the process, such as the one to the daemon, are left alone.
 """
 
 from __future__ import annotations
@@ -20,20 +26,61 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.subscription import REASON_CHARACTERS_MAX
-from tickwheel.errors import BadRequest, TickwheelError
-from tickwheel.outbound.connecting import Check, checked
+from tickwheel.errors import BadRequest, Forbidden, TickwheelError, shown
 from tickwheel.outbound.target import Outcome, Target, why
 
 if TYPE_CHECKING:
     from tickwheel.client.leases import InHand, Leases
     from tickwheel.client.subscription import Subscription
+
+Check = Callable[[str], object]
+"""Is given the address that a connection is about to go to; raises when it must not."""
+
+_CHECK: ContextVar[Check | None] = ContextVar("tickwheel_outbound_check", default=None)
+_MARK: Final = "_tickwheel_checks"
+
+
+@contextmanager
+def checked(check: Check | None) -> Iterator[None]:
+    """Check each connection that is opened in this context; None: check none. Raises BadRequest on
+    an event loop that connects without its ``sock_connect``, as uvloop does."""
+    if check is not None:
+        _watch(asyncio.get_running_loop())
+    token = _CHECK.set(check)
+    try:
+        yield
+    finally:
+        _CHECK.reset(token)
+
+
+def _watch(loop: asyncio.AbstractEventLoop) -> None:
+    if not isinstance(loop, asyncio.BaseEventLoop):
+        raise BadRequest(
+            f"connections are checked on asyncio's own event loop only, not on {type(loop)!r}"
+        )
+    if hasattr(loop, _MARK):
+        return
+    connect = loop.sock_connect
+
+    async def sock_connect(sock: Any, address: Any) -> None:
+        check = _CHECK.get()
+        if check is not None:
+            if not isinstance(address, tuple):
+                raise Forbidden(f"a target is reached by an address, not by {shown(address)}")
+            check(str(address[0]))
+        await connect(sock, address)
+
+    setattr(loop, "sock_connect", sock_connect)  # noqa: B010  # a method, for type checkers
+    setattr(loop, _MARK, True)
+
 
 LOGGER = logging.getLogger("tickwheel.outbound")
 LOGGER.addHandler(logging.NullHandler())
@@ -59,7 +106,7 @@ class Runner:
     """Hands the deliveries of one group to one target. It runs once.
 
     ``prefetch``: deliveries that may be here unsettled (default: two batches for each ``send``
-    that may be under way). ``on_settled`` is called with each. ``check``: see ``connecting``.
+    that may be under way). ``on_settled`` is called with each. ``check``: see ``checked``.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ from tickwheel.persistence.sqlite.database import (
     write_meta,
 )
 from tickwheel.persistence.sqlite.reader import Reader
-from tickwheel.persistence.sqlite.recovery import read_small
+from tickwheel.persistence.sqlite.store import read_small
 from tickwheel.server.folders import (
     Layout,
     count_path,

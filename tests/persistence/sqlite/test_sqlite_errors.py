@@ -25,7 +25,7 @@ from tickwheel.persistence.contract import (
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite import store as store_module
 from tickwheel.persistence.sqlite.database import connect_reader
-from tickwheel.persistence.sqlite.recovery import copy_database
+from tickwheel.persistence.sqlite.store import copy_database
 
 
 class Failing:

@@ -11,8 +11,8 @@ from persistence.store_subject import Subject
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import ID_STEP, TaskRow
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.persistence.sqlite import recovery as sqlite_recovery
-from tickwheel.persistence.sqlite.recovery import HandleReader
+from tickwheel.persistence.sqlite import store as sqlite_recovery
+from tickwheel.persistence.sqlite.store import HandleReader
 
 TOPICS = ("a", "b", "[c")
 

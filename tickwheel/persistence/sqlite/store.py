@@ -1,21 +1,39 @@
 """The SQLite store: the contract, spread over threads.
 
 The writer has a thread of its own, so have short reads; what takes long (recovery, listings,
-backups) runs on a few others, each with a connection of its own. Nothing here knows SQL.
+backups) runs on a few others, each with a connection of its own. ``SqliteStore`` knows no SQL.
+Before it are the two that a store does beside its work: what a start reads, and copies of a
+database in use. Both run beside the writer, synchronously, on connections of their own.
+
+A start reads the small tables whole, and the handles of all tasks in due order. The first chunk is
+picked out of one pass over all due times, so that work can begin; a second pass deals the other
+handles out to arrays by their due times, each of which is sorted when its turn comes. Both passes
+are snapshots that end before a chunk is handed out: commits go on and the log can start over while
+millions of handles are loaded. Between the two nothing happens to a task that the first has not
+handed out, so what is handed out comes to the one moment of the first.
+
+A copy is consistent. It is written under another name, synced, and given its name last: a file of
+the name asked for is always whole. It never replaces a file that is there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sqlite3
 import threading
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tickwheel import failpoints
+from tickwheel import disk, failpoints
+from tickwheel.model.records import ID_STEP, Outcome
+from tickwheel.persistence.codec import decode_endings
 from tickwheel.persistence.contract import (
     Handles,
     Heads,
@@ -25,25 +43,327 @@ from tickwheel.persistence.contract import (
     StoreBroken,
     StoreBusy,
     StoredTask,
+    StoreError,
     StoreUnusable,
 )
 from tickwheel.persistence.sqlite.database import (
     SqliteOptions,
+    blob_join,
+    blob_of,
     cannot_open,
     connect_reader,
     describe,
+    free_bytes,
     is_busy,
+    snapshot,
 )
+from tickwheel.persistence.sqlite.packs import DUE_BYTES, topics_of
 from tickwheel.persistence.sqlite.reader import Reader
-from tickwheel.persistence.sqlite.recovery import HandleReader, copy_database, read_small
-from tickwheel.persistence.sqlite.rows import KeyReader
+from tickwheel.persistence.sqlite.rows import (
+    DUES,
+    KeyReader,
+    progress_row,
+    read_moves,
+    read_records,
+)
 from tickwheel.persistence.sqlite.writer import Writer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from tickwheel.model.effects import Effects, ProgressKey
     from tickwheel.model.records import DeadRow
+
+PACKS_AT_ONCE = 1_000
+ROWS_AT_ONCE = 10_000
+HANDLES_A_DEAL = 32_768
+HANDLES_A_PART = 32_768
+"""About how many handles are sorted at once."""
+DUE_MS_MAX = 2**63 - 1
+
+_LAST = (
+    "SELECT max(ifnull((SELECT max(id) FROM task), 0),"
+    f" ifnull((SELECT first + (count - 1) * {ID_STEP} FROM pack ORDER BY first DESC LIMIT 1), 0))"
+)
+_LOOSE = (
+    "SELECT json_group_array(id), json_group_array(due_ms), json_group_array(topic) FROM"
+    " (SELECT id, due_ms, topic FROM task WHERE id > ?1 AND id <= ?2 ORDER BY id LIMIT ?3)"
+)
+_PACKED = (
+    "SELECT json_group_array(json_array(first, count, topics, mask)), {dues} FROM"
+    f" (SELECT first, count, topics, ifnull(mask, 0) AS mask, {DUES} AS now"
+    " FROM pack LEFT JOIN gone USING (first) LEFT JOIN moved USING (first)"
+    " WHERE first > ?1 AND first <= ?2 ORDER BY first LIMIT ?3)"
+)
+
+
+def read_small(connection: sqlite3.Connection, endings_max: int) -> Small:
+    """All small tables, read at one moment."""
+    with snapshot(connection):
+        return Small(
+            records=read_records(connection),
+            progress=[progress_row(*row) for row in connection.execute("SELECT * FROM prepare")],
+            dead=list(connection.execute("SELECT id, grp, topic FROM dead ORDER BY id, grp")),
+            outcomes=_endings(connection, endings_max),
+        )
+
+
+def _endings(connection: sqlite3.Connection, endings_max: int) -> list[tuple[int, Outcome]]:
+    found: list[tuple[int, Outcome]] = []
+    for (data,) in connection.execute("SELECT data FROM ending ORDER BY batch"):
+        found += decode_endings(data)
+    return found[-endings_max:]
+
+
+Run = tuple[Sequence[int], Sequence[int], Sequence[str]]
+"""(ids, due times, topics), by id."""
+Place = tuple[int, int]
+"""(due time, id): where a handle stands in the order."""
+
+
+class HandleReader:
+    """Reads all handles in due order: call ``first``, then ``sort``, then ``next``."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        """``close`` closes the connection."""
+        self._connection = connection
+        self._packed = _PACKED.format(dues=blob_join(connection).format("now"))
+        self._last_id = 0
+        """The highest id in the first pass; tasks made later are not handed out."""
+        self._cut: Place | None = None
+        """The last handle of the first chunk; None: there are no others."""
+        self._bounds: list[int] = []
+        """The last due times of all parts except the last part."""
+        self._total = 0
+        """How many handles the first pass has seen."""
+        self._later: _Later | None = None
+
+    def first(self, chunk: int) -> Handles:
+        """The ``chunk`` handles that are due first, or all if there are fewer."""
+        found: list[tuple[int, int, str]] = []
+        sample = array("q")
+        until_ms = DUE_MS_MAX
+        with snapshot(self._connection):
+            (self._last_id,) = self._connection.execute(_LAST).fetchone()
+            for ids, dues_ms, topics in self._runs():
+                self._total += len(ids)
+                sample.append(dues_ms[self._total % len(dues_ms)])
+                early = [index for index, due_ms in enumerate(dues_ms) if due_ms <= until_ms]
+                found += [(dues_ms[index], ids[index], topics[index]) for index in early]
+                if len(found) >= 4 * chunk:
+                    found.sort()
+                    del found[chunk:]
+                    until_ms = found[-1][0]
+        found.sort()
+        del found[chunk:]
+        if self._total > chunk:
+            self._cut = found[-1][0], found[-1][1]
+            self._bounds = _bounds(sorted(sample), self._total // HANDLES_A_PART)
+        return Handles([h[1] for h in found], [h[0] for h in found], [h[2] for h in found])
+
+    def sort(self) -> None:
+        """Read and sort, in a second pass, the handles behind the first chunk."""
+        if self._cut is None:
+            return
+        with snapshot(self._connection):
+            later = self._later = _Later(self._cut, self._bounds, self._total)
+            for run in self._runs():
+                later.add(*run)
+            later.deal()
+
+    def next(self, chunk: int) -> Handles:
+        """The next handles; empty: there are no more."""
+        return self._later.take(chunk) if self._later is not None else Handles((), (), ())
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _runs(self) -> Iterator[Run]:
+        """All handles in runs; inside a snapshot. Statements return one row: see ``reader.py``."""
+        after_id = -1
+        while True:
+            columns = (after_id, self._last_id, ROWS_AT_ONCE)
+            found = self._connection.execute(_LOOSE, columns).fetchone()
+            ids, dues_ms, topics = map(json.loads, found)
+            if ids:
+                yield ids, dues_ms, topics
+                after_id = ids[-1]
+            if len(ids) < ROWS_AT_ONCE:
+                break
+        after_id, moves = -1, read_moves(self._connection)
+        while True:
+            columns = (after_id, self._last_id, PACKS_AT_ONCE)
+            places, joined = self._connection.execute(self._packed, columns).fetchone()
+            packs, heads, at = json.loads(places), blob_of(joined), 0
+            for first, count, names, mask in packs:
+                dues_ms = array("q")
+                dues_ms.frombytes(heads[at : at + DUE_BYTES * count])
+                at += DUE_BYTES * count
+                if moves:
+                    ids = range(first, first + count * ID_STEP, ID_STEP)
+                    dues_ms = array("q", map(moves.get, ids, dues_ms))
+                run = _run_of(first, dues_ms, topics_of(names, count), mask)
+                if run[0]:
+                    yield run
+            if len(packs) < PACKS_AT_ONCE:
+                return
+            after_id = packs[-1][0]
+
+
+def _run_of(first: int, dues_ms: Sequence[int], topics: Sequence[str], mask: int) -> Run:
+    ids = range(first, first + len(dues_ms) * ID_STEP, ID_STEP)
+    if not mask:
+        return ids, dues_ms, topics
+    here = [bit for bit in range(len(dues_ms)) if not mask >> bit & 1]
+    return [ids[b] for b in here], [dues_ms[b] for b in here], [topics[b] for b in here]
+
+
+def _bounds(sample: Sequence[int], parts: int) -> list[int]:
+    """Ascending due times that divide the sample, and so about all handles, evenly."""
+    picks = {sample[len(sample) * n // parts] for n in range(1, parts)} if parts > 1 else set()
+    return sorted(picks)
+
+
+class _Later:
+    """Handles after ``cut``, dealt out by their due times and sorted part by part.
+
+    A handle is (due time after the cut) << (bits of an index) | its index, so that sorting is C's
+    work.
+    """
+
+    def __init__(self, cut: Place, bounds: Sequence[int], count_max: int) -> None:
+        """``count_max``: how many handles will be added at most."""
+        self._cut_ms, self._cut_id = cut
+        self._bits = count_max.bit_length()
+        self._bounds = [(bound + 1 - self._cut_ms) << self._bits for bound in bounds]
+        self._parts: list[list[int] | array[int]] = [array("q") for _ in range(len(bounds) + 1)]
+        self._ids = array("q")
+        self._numbers = array("I")
+        """The number of each handle's topic."""
+        self._names: dict[str, int] = {}
+        self._is_mixed = False
+        """Whether indexes are not in the order of the ids."""
+        self._undealt: list[int] = []
+        self._sorted: list[int] = []
+        """What is left of the part whose turn it is, the last handle first."""
+
+    def add(self, ids: Sequence[int], dues_ms: Sequence[int], topics: Sequence[str]) -> None:
+        names, cut_ms, bits = self._names, self._cut_ms, self._bits
+        for name in set(topics):
+            names.setdefault(name, len(names))
+        self._is_mixed |= len(self._ids) > 0 and self._ids[-1] > ids[0]
+        self._undealt += [
+            (due_ms - cut_ms) << bits | index
+            for index, due_ms in enumerate(dues_ms, len(self._ids))
+        ]
+        self._ids.extend(ids)
+        if topics.count(topics[0]) == len(topics):
+            self._numbers.extend(array("I", (names[topics[0]],)) * len(topics))
+        else:
+            self._numbers.extend(map(names.__getitem__, topics))
+        if len(self._undealt) >= HANDLES_A_DEAL:
+            self.deal()
+
+    def deal(self) -> None:
+        """Deal the handles that were added out to their parts."""
+        some, self._undealt = sorted(self._undealt), []
+        start, end = bisect_left(some, 0), bisect_left(some, 1 << self._bits)
+        at_cut = [handle for handle in some[start:end] if self._ids[handle] > self._cut_id]
+        some[:end] = at_cut
+        start = 0
+        for number, bound in enumerate((*self._bounds, None)):
+            end = len(some) if bound is None else bisect_left(some, bound, start)
+            if end > start:
+                self._put(number, some[start:end])
+            start = end
+
+    def _put(self, number: int, some: list[int]) -> None:
+        try:
+            self._parts[number].extend(some)
+        except OverflowError:  # due in a thousand years
+            self._parts[number] = [*self._parts[number], *some]
+
+    def take(self, count: int) -> Handles:
+        """The next handles; empty: there are no more."""
+        some: list[int] = []
+        while len(some) < count and (self._sorted or self._parts):
+            if not self._sorted:
+                self._sorted = self._in_order(self._parts.pop(0))
+            wanted = count - len(some)
+            some += reversed(self._sorted[-wanted:])
+            del self._sorted[-wanted:]
+        cut_ms, names, numbers = self._cut_ms, list(self._names), self._numbers
+        bits, mask = self._bits, (1 << self._bits) - 1
+        indexes = [handle & mask for handle in some]
+        return Handles(
+            [*map(self._ids.__getitem__, indexes)],
+            [(handle >> bits) + cut_ms for handle in some],
+            names * len(some) if len(names) == 1 else [names[numbers[index]] for index in indexes],
+        )
+
+    def _in_order(self, part: Sequence[int]) -> list[int]:
+        """A part sorted, the last handle first. Rows on their own were added before packs."""
+        ids, bits, mask = self._ids, self._bits, (1 << self._bits) - 1
+        ordered = sorted(part)
+        if self._is_mixed:
+            ordered.sort(key=lambda handle: (handle >> bits, ids[handle & mask]))
+        ordered.reverse()
+        return ordered
+
+
+PAGES_A_STEP = 4096
+
+
+def copy_database(
+    source: sqlite3.Connection, path: str, slack_bytes: int, stop: Callable[[], bool]
+) -> int:
+    """Copy everything committed so far to ``path``; the copy's size in bytes.
+
+    ``slack_bytes`` stay free on the disk. ``stop`` is asked between steps, to give up.
+    """
+    if os.path.lexists(path):
+        raise StoreError(f"backup: {path} exists already")
+    part = f"{path}.part-{os.getpid()}"
+    try:
+        _copy(source, part, slack_bytes, stop)
+        size_bytes = os.path.getsize(part)
+        _publish(part, path)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"backup to {path} failed: {describe(error)}") from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+    return size_bytes
+
+
+def _copy(
+    source: sqlite3.Connection, part: str, slack_bytes: int, stop: Callable[[], bool]
+) -> None:
+    def progress(status: int, remaining: int, total: int) -> None:
+        if stop():
+            raise StoreError("backup: the store is closing")
+
+    # One snapshot around all steps: without it a commit would start the copy over.
+    with snapshot(source):
+        (pages,) = source.execute("PRAGMA page_count").fetchone()
+        (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
+        source.execute("SELECT 1 FROM meta").fetchone()
+        if free_bytes(part) < pages * page_bytes + slack_bytes:
+            raise StoreError(f"backup: no room on the disk for {pages * page_bytes} bytes more")
+        target = sqlite3.connect(part, isolation_level=None)
+        try:
+            target.execute("PRAGMA synchronous = OFF")  # synced once, when it is whole
+            source.backup(target, pages=PAGES_A_STEP, progress=progress, sleep=0)
+        finally:
+            target.close()
+    disk.sync(part)
+
+
+def _publish(part: str, path: str) -> None:
+    """Give the copy its name, unless that exists by now; the name is durable on return."""
+    os.link(part, path)
+    disk.sync(os.path.dirname(path) or ".")
+
 
 LONG_THREADS_MAX = 3
 """How many listings, backups and recoveries may run at one time."""
