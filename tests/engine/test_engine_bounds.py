@@ -27,7 +27,7 @@ from tickwheel.model.records import (
 )
 from tickwheel.model.retry import RetryPolicy
 from tickwheel.protocol import encode
-from tickwheel.server.tcp.tasks import delivery_items
+from tickwheel.server.tcp.listener import delivery_items
 
 ID_MAX = 2**63 - 1
 

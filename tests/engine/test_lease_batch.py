@@ -23,7 +23,7 @@ from tickwheel.model.records import (
     size_of,
 )
 from tickwheel.server.shard.delivered import delivered
-from tickwheel.server.tcp.tasks import delivery_extras
+from tickwheel.server.tcp.listener import delivery_extras
 
 texts = st.text(st.sampled_from("ké\ud800"), max_size=3)
 usual = st.sampled_from([TaskOptions(order_key=one) for one in ("k", "l", "m", "")])

@@ -20,8 +20,8 @@ from tickwheel.api.verb import Right
 from tickwheel.api.verbs import VERBS
 from tickwheel.server import tokens
 from tickwheel.server.logins import FAILURES_NOTED_MAX
-from tickwheel.server.shard import audit
-from tickwheel.server.shard.audit import AUDITED, IDS_MAX, TEXT_LENGTH_MAX
+from tickwheel.server.shard import guard
+from tickwheel.server.shard.guard import AUDITED, IDS_MAX, TEXT_LENGTH_MAX
 
 DAY_MS = 86_400_000
 SECRET = b"body-that-nobody-shall-see"
@@ -256,7 +256,7 @@ async def test_lines_that_wait_for_a_slow_disk_have_a_limit(
     log.write({"operation": "first"})
     assert await asyncio.to_thread(taken.wait, 20)
     size = len(log._line({"operation": "n"}))
-    monkeypatch.setattr(audit, "WAITING_BYTES_MAX", 3 * size)
+    monkeypatch.setattr(guard, "WAITING_BYTES_MAX", 3 * size)
     for _ in range(5):
         log.write({"operation": "n"})
     goes_on.set()

@@ -12,7 +12,7 @@ from support.shard_rig import Peer
 from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BadRequest
 from tickwheel.server import tokens
-from tickwheel.server.shard.access import Quotas, Topics
+from tickwheel.server.shard.callers import Quotas, Topics
 
 DAY_MS = 86_400_000
 Make = Callable[..., Coroutine[Any, Any, AccessRig]]

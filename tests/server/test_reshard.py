@@ -57,7 +57,7 @@ from tickwheel.persistence import ShardFolder, audit
 from tickwheel.persistence.contract import Small, StoredTask, StoreUnusable
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.server import reshard as resharding
-from tickwheel.server.folders import Layout, read_layout, write_layout
+from tickwheel.server.processes import Layout, read_layout, write_layout
 from tickwheel.server.reshard import Plan, Report, reshard
 
 NOW_MS = 1_800_000_000_000

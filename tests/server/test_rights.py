@@ -20,7 +20,7 @@ from tickwheel.limits import Limits
 from tickwheel.protocol import encode
 from tickwheel.server.http.deliveries import Receipt, receipt_text
 from tickwheel.server.http.routes import ROUTES
-from tickwheel.server.shard.access import NOBODY, Principal, Topics
+from tickwheel.server.shard.callers import NOBODY, Principal, Topics
 from tickwheel.server.shard.guard import CONVERSATION, FACTS, Guards
 from tickwheel.server.tcp.listener import command_table
 

@@ -26,8 +26,7 @@ from tickwheel.server.settings import Settings
 from tickwheel.server.shard.operations import Operations, StandbyOperations
 from tickwheel.server.shard.shard import Shard
 from tickwheel.server.tcp.connection import Connection
-from tickwheel.server.tcp.listener import Listener
-from tickwheel.server.tcp.tasks import value_bytes
+from tickwheel.server.tcp.listener import Listener, value_bytes
 
 NOW_MS = 1_800_000_000_000
 TURNS_AT_ONCE = 2_000

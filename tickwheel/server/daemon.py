@@ -41,8 +41,7 @@ from tickwheel.server.outbound import Outbound
 from tickwheel.server.roles import Roles, readiness, status_map
 from tickwheel.server.settings import Settings, split_address
 from tickwheel.server.shard.operations import Operations, StandbyOperations
-from tickwheel.server.tcp.listener import Listener
-from tickwheel.server.tcp.tasks import value_bytes
+from tickwheel.server.tcp.listener import Listener, value_bytes
 from tickwheel.server.tls import Certificates, Files, TlsServer
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from tickwheel.server.member import Member
     from tickwheel.server.metrics.exposition import Exposition
     from tickwheel.server.metrics.otlp import OtlpMetrics
-    from tickwheel.server.shard.access import Principal
+    from tickwheel.server.shard.callers import Principal
     from tickwheel.server.shard.shard import Shard
 
     MakeTls = Callable[[socket.socket, Callable[[], asyncio.Protocol], bytes], TlsServer]

@@ -19,9 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.errors import BadRequest, TickwheelError, Unauthorized
 from tickwheel.server import tokens as files
-from tickwheel.server.shard.access import ANONYMOUS, OUTBOUND, TOKEN_HOLDER, Principal, Quotas
-from tickwheel.server.shard.audit import AuditLog, said_of
-from tickwheel.server.shard.callers import QuotaBook
+from tickwheel.server.shard.callers import (
+    ANONYMOUS,
+    OUTBOUND,
+    TOKEN_HOLDER,
+    Principal,
+    QuotaBook,
+    Quotas,
+)
+from tickwheel.server.shard.guard import AuditLog, said_of
 from tickwheel.server.tls import parts_of, required_parts
 
 if TYPE_CHECKING:

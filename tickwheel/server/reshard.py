@@ -99,7 +99,7 @@ from tickwheel.persistence.sqlite.database import (
 )
 from tickwheel.persistence.sqlite.reader import Reader
 from tickwheel.persistence.sqlite.store import read_small
-from tickwheel.server.folders import (
+from tickwheel.server.processes import (
     Layout,
     count_path,
     is_laid_out,

@@ -31,7 +31,7 @@ from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTIO
 from tickwheel.limits import DELAY_LEVELS, SHARDS_MAX, Limits, parse_delay_levels
 from tickwheel.model.records import TRACE_LENGTH_MAX
 from tickwheel.model.retry import InvalidPolicy, RetryPolicy, named_policies
-from tickwheel.server.shard.access import TOKEN_TEXT
+from tickwheel.server.shard.callers import TOKEN_TEXT
 
 TASK_EXTRAS_BYTES = 64 * 1024
 """What a task may have beside the largest body, unless ``task_bytes_max`` says otherwise."""

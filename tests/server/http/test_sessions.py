@@ -20,7 +20,7 @@ from tickwheel.server.http.sessions import (
     Sessions,
     cookie_name,
 )
-from tickwheel.server.shard.access import Principal
+from tickwheel.server.shard.callers import Principal
 
 HOST = "127.0.0.1:7356"
 COOKIE = "tickwheel_7356"

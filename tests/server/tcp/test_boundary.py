@@ -21,10 +21,9 @@ from tickwheel.model.kinds import Bulk, Selection, TargetRow
 from tickwheel.protocol import encode
 from tickwheel.server.shard import tasks
 from tickwheel.server.shard.operations import Operations
+from tickwheel.server.tcp import listener as wire
 from tickwheel.server.tcp import shared
-from tickwheel.server.tcp import tasks as wire
-from tickwheel.server.tcp.listener import command_table
-from tickwheel.server.tcp.tasks import value_bytes
+from tickwheel.server.tcp.listener import command_table, value_bytes
 
 
 class Unexpected(Exception):

@@ -17,7 +17,7 @@ from tickwheel.server.shard.tasks import (
     TaskPages,
     _Wanted,
 )
-from tickwheel.server.tcp.tasks import value_bytes
+from tickwheel.server.tcp.listener import value_bytes
 
 COUNT = 2_000
 MIB = 1 << 20

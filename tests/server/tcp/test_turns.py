@@ -13,6 +13,7 @@ from support.shard_rig import Peer, ShardRig
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol import encode
 from tickwheel.server.tcp.connection import Connection
+from tickwheel.server.tcp.listener import Producing
 from tickwheel.server.tcp.shared import (
     FRAME_STEPS,
     PLAIN_RUN_MAX,
@@ -21,7 +22,6 @@ from tickwheel.server.tcp.shared import (
     STEPS_PER_TURN,
     Turns,
 )
-from tickwheel.server.tcp.tasks import Producing
 
 DAY_MS = 86_400_000
 FRAMES = 3_000

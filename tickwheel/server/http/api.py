@@ -51,12 +51,12 @@ from tickwheel.server.http.sessions import LINK_PREFIX, Sessions, cookie_of
 from tickwheel.server.logins import REVOKED, Logins
 from tickwheel.server.logs import traced
 from tickwheel.server.metrics.observed import Observed
-from tickwheel.server.shard.access import NOBODY
+from tickwheel.server.shard.callers import NOBODY
 from tickwheel.server.shard.guard import Guards
 
 if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.access import Principal
+    from tickwheel.server.shard.callers import Principal
     from tickwheel.server.shard.operations import Operations, StandbyOperations
 
 Scope = Message

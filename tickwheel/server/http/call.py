@@ -52,8 +52,7 @@ from tickwheel.errors import (
     shown,
 )
 from tickwheel.server.http import types
-from tickwheel.server.shard.access import ANONYMOUS, Principal
-from tickwheel.server.shard.callers import Ask, Caller
+from tickwheel.server.shard.callers import ANONYMOUS, Ask, Caller, Principal
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now

@@ -23,7 +23,7 @@ from tickwheel.server.http.said import said
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tickwheel.server.shard.access import Principal
+    from tickwheel.server.shard.callers import Principal
 
 HEADER = b"tickwheel-"
 PROPERTY_HEADER = b"tickwheel-property-"

@@ -60,11 +60,11 @@ from tickwheel.server.http.deliveries import SSE
 from tickwheel.server.http.enqueue import NDJSON
 from tickwheel.server.http.new_tasks import due_of
 from tickwheel.server.http.sessions import SESSION_S, cookie_name, cookie_of
-from tickwheel.server.shard.access import ALL_TOPICS, NOBODY
+from tickwheel.server.shard.callers import ALL_TOPICS, NOBODY
 
 if TYPE_CHECKING:
     from tickwheel.server.http.call import Call, Handler
-    from tickwheel.server.shard.access import Principal
+    from tickwheel.server.shard.callers import Principal
 
 
 @dataclass(slots=True)

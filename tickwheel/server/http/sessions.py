@@ -21,8 +21,7 @@ from tickwheel.server.tokens import hash_of
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.server.logins import Logins
-    from tickwheel.server.shard.access import Principal
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Caller, Principal
 
 SESSION_S: Final = 12 * 3600
 SESSIONS_MAX: Final = 1_000

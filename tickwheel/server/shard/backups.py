@@ -41,8 +41,7 @@ from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
     from tickwheel.server.shard.callers import Ask
-    from tickwheel.server.shard.listings import Listings
-    from tickwheel.server.shard.parts import Parts
+    from tickwheel.server.shard.parts import Listings, Parts
 
 BACKUP_NAME_BYTES_MAX: Final = 200
 """Bytes of a backup's name: most file systems allow 255, and an unfinished copy's is longer."""

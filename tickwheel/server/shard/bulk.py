@@ -50,10 +50,8 @@ if TYPE_CHECKING:
     from tickwheel.engine.state import Core
     from tickwheel.model.kinds import BulkRow
     from tickwheel.model.records import DeadRow, TaskSnapshot
-    from tickwheel.server.shard.access import Only
-    from tickwheel.server.shard.callers import Ask, Caller
-    from tickwheel.server.shard.listings import Listings
-    from tickwheel.server.shard.parts import Parts
+    from tickwheel.server.shard.callers import Ask, Caller, Only
+    from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.reads import View
     from tickwheel.server.shard.views import ValueBytes
 

@@ -5,26 +5,385 @@ One without limits gets the operations themselves: nothing is checked on its way
 * What the table does not name is refused, and so is a right that is not held.
 * What a principal may not touch it learns nothing of: a topic that is named is refused before it is
   looked for, and what is found by an id or a name is as if it were not there.
+
+Around it is the log of what operators did: who, when, what it named, how it ended; one JSON object
+a line. ``AuditLog`` is the file, written by a thread: the event loop does not wait for a disk.
+``Audited`` stands in the place of a principal's operations, outside of what checks its rights, so
+that what is refused is in the log as well; both transports call through it. Where there is no log,
+it is not there either.
+
+Invariants of the log:
+
+* A line is given to the thread before its answer is given. A clean stop waits for all of them; a
+  daemon that is killed loses those that the thread had not come to.
+* What waits for the thread is bounded. Lines that found no room, or could not be written, are
+  counted, and the next line that is written says how many they were.
+* Of a request a line has what was said, each value cut to a length: never a body, the properties
+  of a task, the task of a schedule, a token.
+* A log that cannot be written stops nothing; that is said once, and shown by a metric.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Container
+import json
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Container, Mapping, Sequence, Sized
+from datetime import UTC, datetime
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-from tickwheel.api.verb import Need, Of, Right, Verb
+from tickwheel.api.kinds import Ids, Letters
+from tickwheel.api.verb import Audit, Need, Of, Right, Verb
 from tickwheel.api.verbs import VERBS
-from tickwheel.errors import Forbidden
+from tickwheel.errors import Forbidden, TickwheelError, shown
 from tickwheel.server import checks
-from tickwheel.server.shard.access import PRINCIPALS_KEPT_MAX, Principal, Topics
-from tickwheel.server.shard.audit import Audited
-from tickwheel.server.shard.callers import Ask
+from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, Principal, Topics
 
 if TYPE_CHECKING:
-    from tickwheel.server.shard.audit import AuditLog
+    from tickwheel.api.shapes import Request
+    from tickwheel.clock import Clock
+    from tickwheel.engine.sessions import StoredAnswer
+    from tickwheel.server.metrics.observed import Observed
+    from tickwheel.server.shard.callers import Caller, OnEvent
     from tickwheel.server.shard.operations import Operations
+
+TEXT_LENGTH_MAX: Final = 255
+IDS_MAX: Final = 10
+"""Ids shown in one line of the log; of more, the line has only the count."""
+WAITING_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of lines that wait for the thread."""
+AUDITED: Final = frozenset(verb.name for verb in VERBS.values() if verb.audit is not Audit.NEVER)
+"""The verbs that are logged."""
+DECISIONS: Final = frozenset(n for n in AUDITED if VERBS[n].audit is Audit.OF_OTHERS)
+"""Decisions that are logged unless the owner makes them: see ``CheckBacks.is_own``."""
+
+
+class AuditLog:
+    """The file of logged operations. A thread writes the lines; it begins with the first one."""
+
+    def __init__(
+        self, path: str, bytes_max: int, clock: Clock, on_event: OnEvent, observed: Observed
+    ) -> None:
+        self._path = Path(path)
+        self._bytes_max = bytes_max
+        self._clock = clock
+        self._on_event = on_event
+        self._observed = observed
+        self._lines: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._lost = 0
+        """How many lines were lost since the last one that is in the file."""
+        self._changed = threading.Condition()
+        """Guards the fields above, and wakes the thread that waits for them."""
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        # the thread's own
+        self._fd: int | None = None
+        self._bytes = 0
+
+    def write(self, fields: Mapping[str, object]) -> None:
+        """Queue a line with the time before ``fields``. Never waits."""
+        line = self._line(fields)
+        with self._changed:
+            if self._waiting_bytes + len(line) > WAITING_BYTES_MAX:
+                self._lost += 1
+                return
+            self._lines.append(line)
+            self._waiting_bytes += len(line)
+            if self._thread is None:
+                self._begin()
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> bool:
+        """Write all lines and end the thread; a later line begins another. False: the disk did not
+        take the lines in this time. Not for the event loop."""
+        with self._changed:
+            thread, self._thread, self._closing = self._thread, None, True
+            self._changed.notify_all()
+        if thread is None:
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def _line(self, fields: Mapping[str, object]) -> bytes:
+        now_s = self._clock.read().now_ms / 1000
+        at = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="milliseconds")
+        return json.dumps({"at": at, **fields}, ensure_ascii=True).encode() + b"\n"
+
+    def _begin(self) -> None:
+        loop, self._closing = asyncio.get_running_loop(), False
+        # It ends with ``close``; a process that is ended otherwise does not wait for its disk.
+        self._thread = threading.Thread(target=self._run, args=(loop,), name="audit", daemon=True)
+        self._thread.start()
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while some := self._next():
+            try:
+                self._write_all(some)
+                self._observed.audit_ok = True
+            except OSError as error:
+                self._ill(loop, error, len(some))
+        self._end_file()
+
+    def _next(self) -> list[bytes]:
+        """All lines that wait; empty when the thread has to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._lines or self._closing)
+            some = list(self._lines)
+            self._lines.clear()
+            self._waiting_bytes = 0
+            return some
+
+    def _write_all(self, some: list[bytes]) -> None:
+        """Write lines, and remove them from ``some``, which keeps those that were not written."""
+        with self._changed:
+            lost, self._lost = self._lost, 0
+        if lost:
+            try:
+                self._append(self._line({"operation": "audit_lines_lost", "count": lost}))
+            except OSError:
+                with self._changed:
+                    self._lost += lost
+                raise
+        while some:
+            self._append(some[0])
+            del some[0]
+
+    def _ill(self, loop: asyncio.AbstractEventLoop, error: OSError, lost: int) -> None:
+        with self._changed:
+            self._lost += lost
+        was_ok, self._observed.audit_ok = self._observed.audit_ok, False
+        self._end_file()
+        if was_ok:
+            said = f"{self._path}: {error.strerror}"
+            loop.call_soon_threadsafe(self._on_event, "audit_unwritable", said)
+
+    def _append(self, line: bytes) -> None:
+        if self._fd is not None and self._bytes + len(line) > self._bytes_max:
+            self._end_file()
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+        if self._fd is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._fd = os.open(self._path, flags, 0o600)
+            self._bytes = os.fstat(self._fd).st_size
+            if self._bytes and self._bytes + len(line) > self._bytes_max:
+                self._append(line)
+                return
+        self._bytes += os.write(self._fd, line)
+
+    def _end_file(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+def said_of(caller: Caller, operation: str, named: Mapping[str, object]) -> dict[str, object]:
+    """The first fields of a line: who asks, from where, for which operation."""
+    principal = caller.principal
+    return {
+        "who": principal.name or "anonymous",
+        **({"token": principal.token_id} if principal.token_id else {}),
+        "from": caller.address,
+        "client": caller.name[:TEXT_LENGTH_MAX],
+        "operation": operation,
+        "named": named,
+    }
+
+
+class Audited:
+    """A principal's operations, of which those in ``AUDITED`` leave a line in the log."""
+
+    def __init__(self, operations: Operations, guarded: Operations, log: AuditLog) -> None:
+        """``operations``: those without a guard."""
+        self._operations = operations
+        self._guarded = guarded
+        self._log = log
+        for name in vars(operations):
+            if not name.startswith("_") and name not in ("shard", "unreadable"):
+                setattr(self, name, getattr(guarded, name))
+        for name in AUDITED:
+            setattr(self, name, self._audited(name, getattr(guarded, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the guarded operations, such as a fact of their class."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._guarded, name)
+
+    def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None:
+        """Log a request whose values are not what the verb takes: who, and how it ended."""
+        self._guarded.unreadable(caller, verb, error)
+        if verb in AUDITED:
+            self._log.write({**said_of(caller, verb, {}), "outcome": error.code})
+
+    def is_behind(self, caller: Caller) -> bool:
+        """Whether too many answers wait for the caller, those included that leave a line."""
+        committer, audited = self._operations.shard.committer, caller.audited
+        if audited is not None and committer.is_behind(audited):
+            return True
+        return self._guarded.is_behind(caller)
+
+    def _audited(self, name: str, operation: Callable[[Ask[Any]], None]) -> Callable[..., None]:
+        """The operation with a line for each request, which names what was said in it."""
+        log = self._log
+
+        def audited(ask: Ask[Any]) -> None:
+            if name in DECISIONS and self._is_own(ask.caller, ask.request.transaction):
+                operation(ask)
+                return
+            line = said_of(ask.caller, name, _named(ask.request))
+
+            def ended(outcome: str, counts: dict[str, int] | None = None) -> None:
+                log.write({**line, "outcome": outcome, **({"counts": counts} if counts else {})})
+
+            asking = _Asking(ask.caller)
+            asking.replies.expect(ask.number, ended)
+            try:
+                operation(ask._replace(caller=cast("Caller", asking)))
+            except TickwheelError as error:
+                asking.replies.failed(ask.number, error.code)
+                raise
+
+        return audited
+
+    def _is_own(self, caller: Caller, transaction: str) -> bool:
+        shard = self._operations.shard
+        found = shard.core.transaction_registry.known.get(transaction)
+        return found is not None and shard.checkbacks.is_own(caller, found.row)
+
+
+class _Asking:
+    """The caller of one logged request, whose answer is seen on its way."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        replies = caller.audited
+        if not isinstance(replies, AuditedReplies):
+            replies = caller.audited = AuditedReplies(caller)
+        self.replies = replies
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._caller, name)
+
+    def __hash__(self) -> int:
+        return hash(self._caller)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same caller, so that its waiting requests are found by it."""
+        return (other._caller if isinstance(other, _Asking) else other) is self._caller
+
+    def answer(self, request: int, value: object) -> None:
+        self.replies.give(self.replies.answer_to(request, value))
+        self.replies.flush()
+
+    def refuse(self, request: int, error: TickwheelError) -> None:
+        self.replies.error(request, error.code, error.message)
+        self.replies.flush()
+
+
+class _Answer:
+    """An answer that may wait for the store, and the request that it answers."""
+
+    __slots__ = ("counts", "request", "value")
+
+    def __init__(self, request: int, counts: dict[str, int] | None, value: Sized) -> None:
+        self.request = request
+        self.counts = counts
+        self.value = value
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+
+class AuditedReplies:
+    """A ``ReplySink`` in front of the caller's own, whatever that is by then. One for all requests
+    of a caller, because the answers of a batch come together."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._expected: dict[int, list[Callable[..., None]]] = {}
+        """Request number → what to call with its end; a client may use a number twice."""
+
+    def expect(self, request: int, ended: Callable[..., None]) -> None:
+        """Call ``ended`` when the request is answered."""
+        self._expected.setdefault(request, []).append(ended)
+
+    def failed(self, request: int, code: str) -> None:
+        """End a request that was refused before it was taken."""
+        self._end(request, code)
+
+    def _end(self, request: int, outcome: str, counts: dict[str, int] | None = None) -> None:
+        waiting = self._expected.get(request)
+        if waiting is None:
+            return
+        waiting.pop(0)(outcome, counts)
+        if not waiting:
+            del self._expected[request]
+
+    @property
+    def label(self) -> str:
+        return self._caller.replies.label
+
+    def accepted(self, answers: Sequence[StoredAnswer]) -> None:
+        for request, _, count, _ in answers:
+            self._end(request, "ok", {"tasks": count})
+        self._caller.replies.accepted(answers)
+
+    def answer_to(self, request: int, value: object) -> Sized:
+        return _Answer(request, _counts(value), self._caller.replies.answer_to(request, value))
+
+    def give(self, answer: Any) -> None:
+        self._end(answer.request, "ok", answer.counts)
+        self._caller.replies.give(answer.value)
+
+    def error(self, request: int, code: str, message: str) -> None:
+        self._end(request, code)
+        self._caller.replies.error(request, code, message)
+
+    def flush(self) -> None:
+        self._caller.replies.flush()
+
+
+def _counts(value: object) -> dict[str, int] | None:
+    """The counts of an answer: ids by word, or new tasks; None: it has neither."""
+    if not isinstance(value, (tuple, list)):
+        return None
+    if len(value) > 1 and type(value[0]) is int and isinstance(value[1], tuple):
+        return {"tasks": len(value[1])}
+    words = (one[1] if isinstance(one, (tuple, list)) and len(one) > 1 else one for one in value)
+    return dict(Counter(word for word in words if isinstance(word, str))) or None
+
+
+def _named(request: Request) -> dict[str, object]:
+    """What a line shows of a request: all that was said and may be shown; of many ids the first."""
+    said = request.said()
+    named: dict[str, object] = {}
+    for field in request.fields():
+        value = said.get(field.name)
+        if isinstance(field.kind, (Ids, Letters)) and value is not None:
+            ids = [one[0] if isinstance(one, tuple) else one for one in value]
+            named |= {"ids": [str(one) for one in ids[:IDS_MAX]], "count": len(ids)}
+        elif field.name not in said or not field.kind.is_logged:
+            continue
+        elif value is not None or (request.none_is_said and not field.is_place):
+            named[field.name] = _short(None if value is None else field.kind.logged(value))
+    return dict(sorted(named.items()))
+
+
+def _short(value: object) -> object:
+    if isinstance(value, str):
+        return value[:TEXT_LENGTH_MAX]
+    if value is None or type(value) in (bool, int, float):
+        return value
+    return shown(value)
+
 
 CONVERSATION = (
     "begin", "contain", "survive", "fail", "opened", "join", "heard", "blocked", "unblocked",

@@ -10,6 +10,10 @@ connections; ``api.verbs.VERBS`` names the right that each operation needs.
 
 A transport wraps each request like this: ``begin()``, then the operation; a ``TickwheelError`` is
 the answer, any other exception goes to ``contain``.
+
+The verbs about nodes (which there are, where operators want shards to be, who is drained) stand
+here. What they say is in the store that all nodes share, and is read and written by a
+``Directory``; here is only what a caller is answered.
 """
 
 from __future__ import annotations
@@ -18,14 +22,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.verbs import VERBS
-from tickwheel.errors import InternalError, NotActive, TickwheelError
-from tickwheel.server.shard.access import OUTBOUND
+from tickwheel.errors import Conflict, InternalError, NotActive, TickwheelError
 from tickwheel.server.shard.backups import BackingUp, Restoring
 from tickwheel.server.shard.bulk import Bulks
+from tickwheel.server.shard.callers import OUTBOUND
 from tickwheel.server.shard.delivery import Consuming
 from tickwheel.server.shard.enqueue import Producing
 from tickwheel.server.shard.groups import Grouping, Lining
-from tickwheel.server.shard.nodes import Placing, known
 from tickwheel.server.shard.overview import Watching
 from tickwheel.server.shard.resets import Resetting
 from tickwheel.server.shard.schedules import Scheduling
@@ -36,14 +39,58 @@ from tickwheel.server.shard.transactions import Transacting
 
 if TYPE_CHECKING:
     from tickwheel.api.daemon import Nothing
+    from tickwheel.api.nodes import DrainNode, MoveShard
     from tickwheel.clock import Clock
     from tickwheel.limits import Limits
     from tickwheel.persistence.contract import Leader
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Ask, Caller, OnEvent
-    from tickwheel.server.shard.parts import Directory
+    from tickwheel.server.shard.parts import Directory, Listings, Parts
     from tickwheel.server.shard.shard import Shard
     from tickwheel.server.shard.views import ValueBytes
+
+
+def known(directory: Directory | None) -> Directory:
+    """The directory. Raises Conflict where the daemon is not one of a node."""
+    if directory is None:
+        raise Conflict(
+            "this daemon is no node: its shards do not move. Nodes share a Redis, with ?shards=N in"
+            " the URL of its store"
+        )
+    return directory
+
+
+class Placing:
+    """The operations about nodes."""
+
+    def __init__(self, parts: Parts, listings: Listings) -> None:
+        self._parts = parts
+        self._listings = listings
+
+    def nodes(self, ask: Ask[Nothing]) -> None:
+        """Answer all nodes and shards, as this daemon's node saw them last. Raises Conflict."""
+        ask.answer(known(self._parts.directory).listing())
+
+    def move_shard(self, ask: Ask[MoveShard]) -> None:
+        """Note where a shard shall be, then answer. Raises Conflict, Overloaded."""
+        directory, shard, node = known(self._parts.directory), ask.request.shard, ask.request.node
+
+        async def work() -> dict[str, Any]:
+            await directory.place(shard, node)
+            return {"shard": shard, "node": node}
+
+        self._listings.answer(ask, work, at_once=True)
+
+    def drain_node(self, ask: Ask[DrainNode]) -> None:
+        """Note whether a node shall have shards, then answer. Raises Conflict, Overloaded."""
+        directory, node = known(self._parts.directory), ask.request.node
+        draining = ask.request.draining
+
+        async def work() -> dict[str, Any]:
+            await directory.drain(node, draining=draining)
+            return {"node": node, "draining": draining}
+
+        self._listings.answer(ask, work, at_once=True)
 
 
 class Operations:

@@ -44,11 +44,9 @@ if TYPE_CHECKING:
     from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Group, Subscriber, Topic
     from tickwheel.history.read import Answer, Query
-    from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.background import Lags
-    from tickwheel.server.shard.callers import Ask, Caller
-    from tickwheel.server.shard.listings import Listings
-    from tickwheel.server.shard.parts import Parts
+    from tickwheel.server.shard.callers import Ask, Caller, Only
+    from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.views import ValueBytes
 
 FRESH_MS: Final = 450

@@ -53,8 +53,7 @@ if TYPE_CHECKING:
     from tickwheel.model.records import TaskRow
     from tickwheel.server.shard.bulk import Runner, Work
     from tickwheel.server.shard.callers import Ask
-    from tickwheel.server.shard.listings import Listings
-    from tickwheel.server.shard.parts import Parts
+    from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.reads import BulkReads
 
 T = TypeVar("T")

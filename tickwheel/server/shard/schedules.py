@@ -24,8 +24,8 @@ from tickwheel.errors import (
 from tickwheel.model.kinds import OWN_PROPERTIES, Schedule
 from tickwheel.model.records import MOMENT_MS_MAX, TaskOptions, size_of
 from tickwheel.server import checks, policies
-from tickwheel.server.shard.listings import when_free
 from tickwheel.server.shard.new_tasks import check_stays
+from tickwheel.server.shard.parts import when_free
 from tickwheel.server.shard.views import Page
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.timetables import Planned
     from tickwheel.model.kinds import ScheduleRow
     from tickwheel.model.records import TaskSnapshot
-    from tickwheel.server.shard.access import Only
-    from tickwheel.server.shard.callers import Ask
+    from tickwheel.server.shard.callers import Ask, Only
     from tickwheel.server.shard.new_tasks import NewTasks
     from tickwheel.server.shard.parts import Parts
     from tickwheel.server.shard.views import ValueBytes

@@ -38,9 +38,9 @@ from tickwheel.server.shard.callers import Border, OnEvent
 from tickwheel.server.shard.committer import Committer
 from tickwheel.server.shard.enqueue import Coalescing
 from tickwheel.server.shard.groups import forget_topics, make_topic_room
-from tickwheel.server.shard.listings import Listings
 from tickwheel.server.shard.new_tasks import NewTasks
 from tickwheel.server.shard.overview import Stories
+from tickwheel.server.shard.parts import Listings
 from tickwheel.server.shard.reads import Commands, Loader, Reader
 from tickwheel.server.shard.resets import Resets
 from tickwheel.server.shard.transactions import CHECKS_PER_TICK, CheckBacks

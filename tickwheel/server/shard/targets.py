@@ -34,8 +34,7 @@ from tickwheel.errors import (
 )
 from tickwheel.model.kinds import TargetRow
 from tickwheel.server import checks
-from tickwheel.server.shard.access import OUTBOUND
-from tickwheel.server.shard.callers import Caller
+from tickwheel.server.shard.callers import OUTBOUND, Caller
 from tickwheel.server.shard.groups import begin_group, find_room, found_group, targets_changed
 from tickwheel.signing import NEEDS_EXTRA, PRIVATE, read_token
 

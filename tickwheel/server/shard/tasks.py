@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from tickwheel.api.tasks import LookUp, Move, Selection, Spread
     from tickwheel.engine.tasks import Done
     from tickwheel.model.records import TaskSnapshot
-    from tickwheel.server.shard.access import Only
-    from tickwheel.server.shard.callers import Ask
-    from tickwheel.server.shard.listings import Listings
-    from tickwheel.server.shard.parts import Parts
+    from tickwheel.server.shard.callers import Ask, Only
+    from tickwheel.server.shard.parts import Listings, Parts
 
 UNKNOWN = "unknown"
 SCANNED_PER_REQUEST_MAX, BYTES_PER_REQUEST_MAX = 20_000, 256 << 20

@@ -39,8 +39,8 @@ from tickwheel.model.records import ID_STEP
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import Caller, check_share
 from tickwheel.server.shard.groups import make_topic_room
-from tickwheel.server.shard.listings import when_free
 from tickwheel.server.shard.new_tasks import check_stays
+from tickwheel.server.shard.parts import when_free
 from tickwheel.server.shard.views import Page
 
 if TYPE_CHECKING:
@@ -48,11 +48,9 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.transaction_registry import Transaction
     from tickwheel.model.records import NewTask
-    from tickwheel.server.shard.access import Only, Principal
-    from tickwheel.server.shard.callers import Ask
-    from tickwheel.server.shard.listings import Listings
+    from tickwheel.server.shard.callers import Ask, Only, Principal
     from tickwheel.server.shard.new_tasks import NewTasks
-    from tickwheel.server.shard.parts import Parts
+    from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.views import ValueBytes
 
 PREPARE_OPTIONS = ("from",)

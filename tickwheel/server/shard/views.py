@@ -15,7 +15,7 @@ from tickwheel.engine.topics import Group, Topic
 from tickwheel.model.coalescing import Merging
 from tickwheel.model.records import DeadRow, Failure, GroupSettings, TaskOptions, TaskSnapshot
 from tickwheel.server import policies
-from tickwheel.server.shard.access import Only
+from tickwheel.server.shard.callers import Only
 from tickwheel.server.shard.parts import Parts
 from tickwheel.version import __version__
 

@@ -43,8 +43,7 @@ from tickwheel.protocol import Decoder, Frame, check_nesting, encode, encode_all
 from tickwheel.server import checks
 from tickwheel.server.logins import Logins
 from tickwheel.server.settings import Settings
-from tickwheel.server.shard.access import NOBODY, OUTBOUND, Principal
-from tickwheel.server.shard.callers import Caller, Process
+from tickwheel.server.shard.callers import NOBODY, OUTBOUND, Caller, Principal, Process
 from tickwheel.server.tcp import shared
 from tickwheel.server.tcp.shared import FRAME_STEPS, PLAIN_RUN_MAX, PLAIN_RUN_MIN
 

@@ -1,39 +1,385 @@
 """The TCP connections of a daemon, role after role, and their tables: type of frame to handler. A
 handler reads a frame, and calls an operation; the frames of verbs that are declared whole are read
-as their declaration says.
+as their declaration says. Those that carry tasks and deliveries are read by hand for speed: ENQUEUE
+to PULL, ACK to SNOOZE, PREPARE, CHECKS; and so is written what deliveries become.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.api.frames import FrameType
+from tickwheel.api.frames import REQUEST_MAX, FrameType
 from tickwheel.api.shapes import named
+from tickwheel.api.tasks import kept_options
 from tickwheel.api.verb import Verb
 from tickwheel.api.verbs import VERBS
-from tickwheel.errors import NotActive, ProtocolError, TickwheelError, Unauthorized, UnknownType
+from tickwheel.engine.topics import Item
+from tickwheel.errors import (
+    BadRequest,
+    NotActive,
+    NotFound,
+    ProtocolError,
+    TickwheelError,
+    Unauthorized,
+    UnknownType,
+)
+from tickwheel.model.records import NO_PAST, Past, TaskOptions, columns_of, keys_bytes
+from tickwheel.protocol import encode, encode_all
 from tickwheel.server import checks
 from tickwheel.server.logins import REVOKED
-from tickwheel.server.shard.access import PRINCIPALS_KEPT_MAX
-from tickwheel.server.shard.callers import Ask
+from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask
+from tickwheel.server.shard.delivered import delivered
+from tickwheel.server.shard.groups import OF_GROUPS
 from tickwheel.server.shard.guard import Guards
+from tickwheel.server.shard.new_tasks import key_alone
+from tickwheel.server.shard.transactions import PREPARE_OPTIONS
 from tickwheel.server.tcp import shared
 from tickwheel.server.tcp.connection import Connection, Heartbeats
 from tickwheel.server.tcp.shared import Handler, Shared, Table
-from tickwheel.server.tcp.tasks import Consuming, Producing, Settling, Transacting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tickwheel.clock import Now
+    from tickwheel.model.kinds import TransactionRow
+    from tickwheel.model.records import NewTask
     from tickwheel.protocol import Frame
     from tickwheel.server.logins import Logins
-    from tickwheel.server.shard.access import Principal
+    from tickwheel.server.shard.callers import Principal
     from tickwheel.server.shard.operations import Operations, StandbyOperations
     from tickwheel.server.tcp.shared import Peer
+
+_ENQUEUE = int(FrameType.ENQUEUE)
+
+
+class Producing:
+    """The frames of producers."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self._plain = operations.plain_tasks
+
+    def enqueue(self, peer: Peer, frame: Frame, now: Now) -> None:
+        shared.arity(frame, 2, "floor, tasks")
+        _, request, floor, tasks = frame
+        _check_number(request)
+        self._operations.enqueue(peer.caller, request, floor, tasks, now)
+
+    def enqueue_columns(self, peer: Peer, frame: Frame, now: Now) -> None:
+        shared.arity(frame, 4, "floor, topic, bodies, delays_ms")
+        _, request, floor, topic, bodies, delays_ms = frame
+        _check_number(request)
+        self._operations.enqueue_columns(peer.caller, request, floor, topic, bodies, delays_ms, now)
+
+    def enqueue_plain(
+        self, peer: Peer, frames: Sequence[Frame], start: int, stop: int, now: Now
+    ) -> int:
+        """Take consecutive ENQUEUE frames of one plain task each in one go, those before ``stop``:
+        the hot path.
+
+        Returns the index of the first frame that it left alone, because something about it is
+        not plain, new and right; ``enqueue`` says what, or deals with it.
+        """
+        session = peer.caller.session
+        if session is None:
+            return start
+        topics, body_max, delay_max, key_max = self._plain
+        now_ms, last, floor_max, size = now.now_ms, session.last, session.floor, 0
+        requests: list[int] = []
+        new_tasks: list[NewTask] = []
+        keys: list[str] = []
+        for frame in islice(frames, start, stop):
+            if len(frame) != 4:
+                break
+            kind, request, floor, tasks = frame
+            if kind != _ENQUEUE or type(tasks) is not tuple or len(tasks) != 1:
+                break
+            task, options = tasks[0], None
+            if type(task) is not tuple:
+                break
+            if len(task) == 3:
+                topic, body, delay_ms = task
+            else:
+                if (options := key_alone(task, key_max)) is None:
+                    break
+                topic, body, delay_ms = task[:3]
+            if not (
+                type(request) is int
+                and last < request <= REQUEST_MAX
+                and type(floor) is int
+                and 0 <= floor <= request
+                and type(body) is bytes
+                and type(delay_ms) is int
+                and 0 <= delay_ms <= delay_max
+                and len(body) <= body_max
+                and type(topic) is str
+                and topic in topics
+            ):
+                break
+            last = request
+            if floor > floor_max:
+                floor_max = floor
+            requests.append(request)
+            new_tasks.append((topic, now_ms + delay_ms, body, options))
+            size += len(body)
+            if options is not None:
+                keys.append(task[3]["key"])
+        if not requests:
+            return start
+        size += keys_bytes(keys)  # the decoder has let nothing through that is no UTF-8
+        taken: int = self._operations.enqueue_plain(
+            peer.caller, requests, floor_max, new_tasks, size, now_ms, keyed=bool(keys)
+        )
+        return start + taken
+
+    def oneway(self, peer: Peer, frame: Frame, now: Now) -> None:
+        shared.arity(frame, 1, "tasks")
+        self._operations.enqueue_unanswered(peer.caller, frame[2], now)
+
+
+def _check_number(request: object) -> None:
+    if type(request) is not int or not 0 < request <= REQUEST_MAX:
+        raise BadRequest(f"request must be 1 to {REQUEST_MAX}, not {checks.shown(request)}")
+
+
+# --- settling ------------------------------------------------------------------------------------
+
+
+class Settling:
+    """The frames by which consumers settle deliveries."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+
+    def ack(self, peer: Peer, frame: Frame, now: Now) -> None:
+        may_gather = False
+        if len(frame) == 8:
+            may_gather = frame[7]
+            if type(may_gather) is not bool:
+                checks.wrong("may_gather", "true or false", may_gather)
+        else:
+            shared.arity(frame, 5, "topic, group, epoch, ids, attempts")
+        _, request, topic, group, epoch, ids, attempts = frame[:7]
+        shared.request_number(request)
+        self._operations.ack(
+            peer.caller, request, topic, group, epoch, ids, attempts, may_gather=may_gather
+        )
+
+    def nack(self, peer: Peer, frame: Frame, now: Now) -> None:
+        self._each(self._operations.nack, peer, frame, now)
+
+    def reject(self, peer: Peer, frame: Frame, now: Now) -> None:
+        self._each(self._operations.reject, peer, frame, now)
+
+    def snooze(self, peer: Peer, frame: Frame, now: Now) -> None:
+        self._each(self._operations.snooze, peer, frame, now)
+
+    @staticmethod
+    def _each(operation: Callable[..., None], peer: Peer, frame: Frame, now: Now) -> None:
+        """A frame with an item for each delivery."""
+        shared.arity(frame, 3, "topic, group, items")
+        _, request, topic, group, items = frame
+        shared.request_number(request)
+        operation(peer.caller, request, topic, group, items, now)
+
+    def extend(self, peer: Peer, frame: Frame, now: Now) -> None:
+        shared.arity(frame, 6, "topic, group, epoch, ids, attempts, lease_ms")
+        _, request, topic, group, epoch, ids, attempts, lease_ms = frame
+        shared.request_number(request)
+        self._operations.extend(
+            peer.caller, request, topic, group, epoch, ids, attempts, lease_ms, now
+        )
+
+    def release(self, peer: Peer, frame: Frame, now: Now) -> None:
+        shared.arity(frame, 5, "topic, group, epoch, ids, attempts")
+        _, request, topic, group, epoch, ids, attempts = frame
+        shared.request_number(request)
+        self._operations.release(peer.caller, request, topic, group, epoch, ids, attempts, now)
+
+
+# --- consuming -----------------------------------------------------------------------------------
+
+
+_DELIVER, _OK, _ENDED = int(FrameType.DELIVER), int(FrameType.OK), int(FrameType.ENDED)
+_OPTIONS = ("lease_ms", "retry", "ack", "broadcast", *OF_GROUPS)
+_PULL_OPTIONS = ("lease_ms", *OF_GROUPS)
+
+
+class Consuming:
+    """The frames by which consumers get tasks."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+
+    def subscribe(self, peer: Peer, frame: Frame, now: Now) -> None:
+        shared.arity(frame, 5, "sub, topic, group, prefetch, options")
+        request, number, topic, group, prefetch, options = frame[1:]
+        shared.request_number(request)
+        wanted = checks.options(options, _OPTIONS)
+        sink = SubscriptionSink(peer, number)
+        self._operations.subscribe(
+            peer.caller, request, number, topic, group, prefetch, wanted, sink, now
+        )
+
+    def prefetch(self, peer: Peer, frame: Frame, now: Now) -> None:
+        shared.arity(frame, 2, "sub, prefetch")
+        request = shared.request_number(frame[1])
+        self._operations.set_prefetch(peer.caller, request, frame[2], frame[3])
+
+    def unsubscribe(self, peer: Peer, frame: Frame, now: Now) -> None:
+        shared.arity(frame, 1, "sub")
+        request = shared.request_number(frame[1])
+        self._operations.unsubscribe(peer.caller, request, frame[2])
+
+    def pull(self, peer: Peer, frame: Frame, now: Now) -> None:
+        shared.arity(frame, 5, "topic, group, max, wait_ms, options")
+        request, topic, group, count, wait_ms, options = frame[1:]
+        shared.request_number(request)
+        wanted = checks.options(options, _PULL_OPTIONS)
+        sink = PullSink(peer, request)
+        self._operations.pull(peer.caller, request, topic, group, count, wait_ms, wanted, sink, now)
+
+
+class SubscriptionSink:
+    """A sink that makes DELIVER frames of deliveries."""
+
+    def __init__(self, peer: Peer, number: int) -> None:
+        self._peer = peer
+        self._number = number
+
+    def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
+        frame = (_DELIVER, self._number, epoch, now_ms, delivery_items(items))
+        self._peer.send(encode(frame))
+
+    def check(self, item: Item) -> None:
+        encode(delivery_items([item]))
+
+    def ended(self, code: str, message: str) -> None:
+        self._peer.send(encode((_ENDED, self._number, code, message)))
+
+    def closed(self) -> None:
+        """Nothing has to be stopped."""
+
+
+class PullSink:
+    """A sink that makes the answer to a PULL of deliveries."""
+
+    def __init__(self, peer: Peer, request: int) -> None:
+        self._peer = peer
+        self._request = request
+
+    def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
+        frame = (_OK, self._request, (epoch, now_ms, delivery_items(items)))
+        self._peer.send(encode(frame))
+
+    def check(self, item: Item) -> None:
+        encode(delivery_items([item]))
+
+    def ended(self, code: str, message: str) -> None:
+        self._peer.caller.refuse(self._request, NotFound(message))
+
+    def closed(self) -> None:
+        """Nothing has to be stopped."""
+
+
+# --- deliveries as fields of frames --------------------------------------------------------------
+
+
+def delivery_items(items: Sequence[Item]) -> list[tuple[Any, ...]]:
+    """The deliveries of a DELIVER frame."""
+    all_options = [row[4] for row, _, _ in items]
+    pasts = [past for _, _, past in items]
+    are_first = pasts.count(NO_PAST) == len(pasts)
+    if are_first and not any(all_options):
+        return [(row[0], attempt, row[1], row[3]) for row, attempt, _ in items]
+    extras = delivery_extras(all_options)
+    if not are_first:
+        extras = list(map(_with_past, extras, pasts))
+    return [
+        (row[0], attempt, row[1], row[3])
+        if options is None
+        else (row[0], attempt, row[1], row[3], options)
+        for (row, attempt, _), options in zip(items, extras, strict=True)
+    ]
+
+
+def _with_past(options: dict[str, Any] | None, past: Past) -> dict[str, Any] | None:
+    """The options with the numbers of failures and deaths, where there are some."""
+    counts = {"failures": past.failed, "deaths": past.deaths}
+    said = {name: count for name, count in counts.items() if count}
+    return {**(options or {}), **said} if said else options
+
+
+def delivery_extras(all_options: Sequence[TaskOptions | None]) -> Sequence[dict[str, Any] | None]:
+    """``delivered`` of each task that has options."""
+    if all(all_options):
+        columns = columns_of(all_options)
+        present = [
+            (name, column)
+            for name, place, default in _SAID
+            if (column := columns[place])[0] != default or column.count(default) != len(column)
+        ]
+        if len(present) == 1:
+            ((name, column),) = present
+            if all(column) and name != "replayed":
+                return [{name: value} for value in column]
+    return [None if options is None else delivered(options) for options in all_options]
+
+
+_SAID = [
+    (name, TaskOptions._fields.index(name), TaskOptions._field_defaults[name])
+    for name in (*(field.name for field, _ in kept_options(delivered=True)), "replayed")
+]
+"""What deliveries are made of: each option's name, its place in ``TaskOptions`` and its default."""
+
+
+def value_bytes(value: object) -> int:
+    """The bytes that a plain value takes in an answer."""
+    return len(encode_all((value,)))
+
+
+# --- half tasks, and questions about transactions ------------------------------------------------
+
+
+_CHECK = int(FrameType.CHECK)
+
+
+class Transacting:
+    """The frames about transactions."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+
+    def prepare(self, peer: Peer, frame: Frame, now: Now) -> None:
+        shared.arity(frame, 5, "transaction, group, part, tasks, options")
+        request = shared.request_number(frame[1])
+        transaction, group, part, tasks = frame[2:6]
+        options = checks.options(frame[6], PREPARE_OPTIONS)
+        self._operations.prepare(
+            peer.caller, request, transaction, group, part, tasks, options, now
+        )
+
+    def answer_checks(self, peer: Peer, frame: Frame, now: Now) -> None:
+        shared.arity(frame, 1, "groups")
+        request = shared.request_number(frame[1])
+        sink = CheckFrames(peer)
+        self._operations.answer_checks(peer.caller, request, frame[2], sink, now)
+
+
+class CheckFrames:
+    """A sink that makes CHECK frames of questions about transactions."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def ask(self, group: str, rows: Sequence[TransactionRow]) -> None:
+        asked = [(row.id, row.began_ms, row.tasks, row.checks + 1) for row in rows]
+        self._peer.send(encode((_CHECK, group, asked)))
+
 
 GOODBYE_WAIT_S = 1.0
 """How long, in seconds, a peer that does not read has until it is cut off."""

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from tickwheel.protocol import Frame
     from tickwheel.server.logins import Logins
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.access import Principal
-    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.callers import Caller, Principal
     from tickwheel.server.shard.parts import Directory
 
 FRAME_STEPS = 16
