@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tickwheel.addresses import ForbiddenAddress, Guard
+from tickwheel.webhooks import ForbiddenAddress, Guard
 
 PUBLIC = ("93.184.216.34", "8.8.8.8", "2606:2800:220:1::1", "::ffff:8.8.8.8", "64:ff9b::808:808")
 PRIVATE = (

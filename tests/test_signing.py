@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from tickwheel.errors import NotFound
-from tickwheel.signing import (
+from tickwheel.webhooks import (
     Callback,
     Signer,
     callback_token,

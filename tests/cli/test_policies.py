@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tickwheel.cli.options import retry_of
 from tickwheel.cli.output import describe_policy, format_policy, short_policy, spec_duration
 from tickwheel.client import Retry
-from tickwheel.model.retry import RETRIES_MAX, SPEC_FIELDS, parse_policy, policy_of_json
+from tickwheel.model.policies import RETRIES_MAX, SPEC_FIELDS, parse_policy, policy_of_json
 
 EXPONENTIAL = {
     "kind": "exponential", "base_ms": 10_000, "factor": 2.0, "cap_ms": 7_200_000, "retries": 16,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.cli import options, output
-from tickwheel.model.retry import parse_duration
+from tickwheel.model.policies import parse_duration
 
 
 @pytest.mark.parametrize(

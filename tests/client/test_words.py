@@ -12,9 +12,9 @@ import pytest
 
 from tickwheel.api import words
 from tickwheel.client.subscription import MANUAL, ON_DELIVERY
-from tickwheel.model import coalescing
-from tickwheel.model.coalescing import Merging
+from tickwheel.model import policies
 from tickwheel.model.kinds import BulkState
+from tickwheel.model.policies import Merging
 from tickwheel.model.records import ORDER_FAILURES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,10 +62,10 @@ def test_answers_are_those_of_the_protocol(request_: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "known"),
     [
-        (words.Action, coalescing.ACTIONS),
-        (words.UniqueUntil, coalescing.UNTIL),
-        (words.Replaces, coalescing.REPLACES),
-        (words.DueOf, coalescing.DUES),
+        (words.Action, policies.ACTIONS),
+        (words.UniqueUntil, policies.UNTIL),
+        (words.Replaces, policies.REPLACES),
+        (words.DueOf, policies.DUES),
         (words.Outcome, [one.word for one in Merging]),
         (words.AckMode, [MANUAL, ON_DELIVERY]),
         (words.OrderFailure, ORDER_FAILURES),

@@ -23,7 +23,7 @@ from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Snooze, Worke
 from tickwheel.api.frames import FrameType as T
 from tickwheel.cli.options import retry_of
 from tickwheel.client.subscription import REASON_CHARACTERS_MAX, TRACE_CHARACTERS_MAX
-from tickwheel.model.retry import parse_policy
+from tickwheel.model.policies import parse_policy
 from tickwheel.protocol import Frame
 
 

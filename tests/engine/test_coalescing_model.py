@@ -25,8 +25,8 @@ from support.engine_rig import Got, Rig
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.enqueue import Answer, Request
 from tickwheel.engine.state import Batch
-from tickwheel.model.coalescing import Coalescing, Merged, Merging
 from tickwheel.model.key_hash import KeyHash
+from tickwheel.model.policies import Coalescing, Merged, Merging
 from tickwheel.model.records import NewTask, TaskOptions, TaskSnapshot, id_time_ms
 
 TOPICS, KEYS = ("t", "u"), ("k", "l", "m")

@@ -16,6 +16,7 @@ from support.traces import TRACE
 from tickwheel.engine.firing import Broadcaster
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Item, Subscriber
+from tickwheel.model.policies import RetryPolicy
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     Past,
@@ -25,7 +26,6 @@ from tickwheel.model.records import (
     size_of,
     task_bytes,
 )
-from tickwheel.model.retry import RetryPolicy
 from tickwheel.protocol import encode
 from tickwheel.server.tcp.listener import delivery_items
 

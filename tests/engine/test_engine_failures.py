@@ -8,13 +8,13 @@ import pytest
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, RETRY, Got, Rig
+from tickwheel.model.policies import RetryPolicy
 from tickwheel.model.records import (
     FAILURES_MAX,
     REASON_LENGTH_MAX,
     TRACE_LENGTH_MAX,
     TRACES_LENGTH_MAX,
 )
-from tickwheel.model.retry import RetryPolicy
 
 
 def delivered(rig: Rig) -> Got:

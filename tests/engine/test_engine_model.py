@@ -22,8 +22,8 @@ from support.engine_recount import recount
 from support.engine_rig import Got
 from tickwheel.engine.ownership import is_done, order_of
 from tickwheel.engine.topics import Group, Replay
+from tickwheel.model.policies import RetryPolicy
 from tickwheel.model.records import BY_DUE_ALONE, ProgressState, TaskSnapshot
-from tickwheel.model.retry import RetryPolicy
 
 DAY_MS = 86_400_000
 PASSES_MAX = 100

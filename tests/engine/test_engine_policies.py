@@ -8,7 +8,7 @@ import pytest
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, GRACE_MS, LEASE_MS, Got, Rig
-from tickwheel.model.retry import BUILT_IN, RetryPolicy
+from tickwheel.model.policies import BUILT_IN, RetryPolicy
 
 
 def fixed(delay_ms: int, retries: int = 16) -> RetryPolicy:

@@ -38,6 +38,7 @@ from tickwheel.history.lines import Kind
 from tickwheel.history.restore import Plan, restore
 from tickwheel.model.effects import keyed
 from tickwheel.model.kinds import PAUSED_KEY, SESSION, PausedKey
+from tickwheel.model.policies import BUILT_IN, RetryPolicy
 from tickwheel.model.records import (
     ID_STEP,
     DeadRow,
@@ -52,7 +53,6 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
 )
-from tickwheel.model.retry import BUILT_IN, RetryPolicy
 from tickwheel.persistence.contract import StoreUnusable
 
 A, B, C, D = (make_id(n) for n in range(4))

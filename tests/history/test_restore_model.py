@@ -22,6 +22,7 @@ from tickwheel.engine.state import EngineConfig
 from tickwheel.history.daemon import settings_map
 from tickwheel.history.fold import Fold, Owners, Task
 from tickwheel.history.lines import Renderer, policy_map
+from tickwheel.model.policies import PolicyRef, RetryPolicy
 from tickwheel.model.records import (
     DeadRow,
     GroupRow,
@@ -31,7 +32,6 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
 )
-from tickwheel.model.retry import PolicyRef, RetryPolicy
 
 S = ProgressState
 AT_ONCE = 7

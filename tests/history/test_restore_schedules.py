@@ -22,8 +22,8 @@ from tickwheel.history.fold import Fold, Owners
 from tickwheel.history.lines import Kind
 from tickwheel.model.effects import keyed
 from tickwheel.model.kinds import SCHEDULE, Run, Schedule, ScheduleRow
+from tickwheel.model.policies import RetryPolicy
 from tickwheel.model.records import TaskOptions
-from tickwheel.model.retry import RetryPolicy
 
 A, B = make_id(1), make_id(2)
 OPTIONS = TaskOptions("k", None, {"n": 1}, 3, 60_000, RetryPolicy(5, 1.0, 0, 3, 0.0, "fixed"))

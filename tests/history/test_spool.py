@@ -13,7 +13,7 @@ from support.history_rig import enqueued, make_id
 from support.stand_in import stand_in
 from tickwheel.history import spool as spool_module
 from tickwheel.history.spool import Spool
-from tickwheel.model.retry import RetryPolicy
+from tickwheel.model.policies import RetryPolicy
 
 
 def records(count: int = 1, first: int = 0) -> list[Any]:

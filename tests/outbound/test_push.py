@@ -23,7 +23,6 @@ from outbound.endpoint import SECRET, Endpoint, serving
 from support.daemon import Daemon
 from support.waiting import comes
 from tickwheel import Client, Conflict, NotFound, TargetInfo, Task
-from tickwheel.addresses import Guard
 from tickwheel.client import Retry
 from tickwheel.outbound.push import (
     ANSWER_BYTES_MAX,
@@ -39,7 +38,7 @@ from tickwheel.outbound.push import (
     retry_after_s,
 )
 from tickwheel.outbound.runner import checked
-from tickwheel.signing import Signer
+from tickwheel.webhooks import Guard, Signer
 
 LOCAL = "127.0.0.0/8"
 SOON_S = 30.0

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.kinds import GROUP, KINDS, SCHEDULE, SESSION, Kind
+from tickwheel.model.policies import KINDS as POLICIES
+from tickwheel.model.policies import Coalescing, RetryPolicy
 from tickwheel.model.records import (
     NO_PAST,
     DeadRow,
@@ -29,8 +30,6 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
 )
-from tickwheel.model.retry import KINDS as POLICIES
-from tickwheel.model.retry import RetryPolicy
 from tickwheel.persistence import codec
 from tickwheel.persistence.codec import RecordUnreadable
 

@@ -9,7 +9,7 @@ from server.access_rig import AccessRig
 from support.shard_rig import NOW_MS, Peer, started
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol import encode
-from tickwheel.server.http.new_tasks import once
+from tickwheel.server.http.types import once
 from tickwheel.server.shard.callers import Principal
 
 HOUR_MS = 3_600_000

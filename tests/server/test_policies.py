@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tickwheel.api.groups import SettingsFields
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.limits import Limits
-from tickwheel.model import retry
+from tickwheel.model import policies as retry
+from tickwheel.model.policies import BUILT_IN, RetryPolicy
 from tickwheel.model.records import GroupSettings
-from tickwheel.model.retry import BUILT_IN, RetryPolicy
 from tickwheel.server import policies
 from tickwheel.server.settings import Settings, load
 

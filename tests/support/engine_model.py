@@ -11,8 +11,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from support.engine_model_content import ACTIVE, FINISHED, Content, Staged, Standing, Start, Task
+from tickwheel.model.policies import RetryPolicy
 from tickwheel.model.records import BY_DUE_ALONE, Event, State
-from tickwheel.model.retry import RetryPolicy
 
 CHECKPOINT_MS = 100
 DEATHS_MAX = 2

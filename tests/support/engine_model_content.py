@@ -6,8 +6,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tickwheel.model.policies import RetryPolicy
 from tickwheel.model.records import TRANSITIONS, Event, GroupRow, GroupSettings, State
-from tickwheel.model.retry import RetryPolicy
 
 ACTIVE = (State.READY, State.IN_FLIGHT, State.WAITING)
 FINISHED = (State.ACKED, State.EXPIRED, State.DELETED)

@@ -20,8 +20,8 @@ from support.engine_model_rules import (
 from support.engine_recount import recount
 from support.engine_rig import Got
 from tickwheel.engine.state import EngineConfig
+from tickwheel.model.policies import RetryPolicy
 from tickwheel.model.records import State
-from tickwheel.model.retry import RetryPolicy
 
 LEASE_MS = 400
 ROUNDING = 1e-5

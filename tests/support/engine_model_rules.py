@@ -12,7 +12,7 @@ from support.engine_model_content import Task
 from support.engine_rig import CONFIG, GRACE_MS, NOW_MS, RETRY, Got, Rig
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Group, Subscriber
-from tickwheel.model.retry import RetryPolicy
+from tickwheel.model.policies import RetryPolicy
 
 TOPICS = ("a", "a", "b")
 GROUPS = ("default", "x", "y")

@@ -17,8 +17,8 @@ from tickwheel.engine.state import Batch, EngineConfig
 from tickwheel.engine.timetables import Timetable
 from tickwheel.engine.topics import Group, Subscriber
 from tickwheel.model.lateness import Cause
+from tickwheel.model.policies import PolicyRef, RetryPolicy
 from tickwheel.model.records import ID_STEP, TaskOptions, TaskSnapshot, size_of
-from tickwheel.model.retry import PolicyRef, RetryPolicy
 
 NOW_MS = 1_800_000_000_000
 LEASE_MS = 30_000

@@ -7,7 +7,6 @@ from typing import Any
 
 from support.encodings import LONGEST as ENCODING_LONGEST
 from support.traces import HIGHEST, TRACE
-from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.effects import Effects, RecordKey, keyed
 from tickwheel.model.kinds import (
     GROUP,
@@ -29,6 +28,7 @@ from tickwheel.model.kinds import (
     TransactionRow,
     TransactionState,
 )
+from tickwheel.model.policies import BUILT_IN, Coalescing, RetryPolicy
 from tickwheel.model.records import (
     DeadRow,
     Failure,
@@ -43,7 +43,6 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
 )
-from tickwheel.model.retry import BUILT_IN, RetryPolicy
 from tickwheel.persistence.memory import MemoryStore
 
 ID_MAX = 2**63 - 1

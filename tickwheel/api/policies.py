@@ -15,15 +15,17 @@ from typing import Any, Self, cast
 from tickwheel.api.times import Duration, duration_ms
 from tickwheel.api.words import Action, DueOf, Replaces, UniqueUntil
 from tickwheel.errors import BadRequest, shown
-from tickwheel.model.coalescing import ADD, Coalescing, checked
-from tickwheel.model.retry import (
+from tickwheel.model.policies import (
+    ADD,
     DELAY_MS_MAX,
     KINDS,
     NAME,
     ROCKETMQ_MS,
     STEPS_MAX,
+    Coalescing,
     InvalidPolicy,
     check_number,
+    checked_rule,
 )
 
 TABLES: Mapping[str, tuple[int, ...]] = {"rocketmq": ROCKETMQ_MS}
@@ -255,7 +257,7 @@ def rule_wire(value: Any, field: str) -> str | dict[str, Any]:
         if duration is not None:
             said[f"{name}_ms"] = duration_ms(duration, f"{field}.{name}")
     try:
-        rule: Coalescing = checked(said, field)
+        rule: Coalescing = checked_rule(said, field)
     except InvalidPolicy as error:
         raise BadRequest(error.message(shown)) from None
     return rule.to_map()

@@ -66,8 +66,8 @@ from tickwheel.cli.output import (
 )
 from tickwheel.client import Client, Receipt, Task, TransactionInfo
 from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.model.policies import DURATION_MS_MAX, duration_ms, policy_of_json
 from tickwheel.model.records import PropertyValue
-from tickwheel.model.retry import DURATION_MS_MAX, duration_ms, policy_of_json
 
 _MERGED = ("kept", "replaced", "rejected")
 CHUNK_TASKS = 2_000

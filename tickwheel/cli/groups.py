@@ -85,7 +85,7 @@ from tickwheel.client import (
     TargetInfo,
 )
 from tickwheel.errors import BadRequest, Conflict, NotFound
-from tickwheel.model.retry import parse_policy
+from tickwheel.model.policies import parse_policy
 
 FIRST = "delete them first"
 """Ends the daemon's message when force does not help."""

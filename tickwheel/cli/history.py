@@ -47,7 +47,7 @@ from tickwheel.cli.output import (
     wanted,
 )
 from tickwheel.errors import BadRequest
-from tickwheel.model.retry import parse_duration
+from tickwheel.model.policies import parse_duration
 
 if TYPE_CHECKING:
     from tickwheel.history.read import Query

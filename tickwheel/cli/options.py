@@ -2,9 +2,9 @@
 commands have, each with one meaning and one help text.
 
 Parsers raise ValueError with a sentence that names the value; ``typed`` makes it the usage error of
-the option. Durations and policies are read by ``model/retry.py``. Topics and groups are completed
-by asking the daemon: a shell waits while somebody types, so a daemon that does not answer at once
-has none.
+the option. Durations and policies are read by ``model/policies.py``. Topics and groups are
+completed by asking the daemon: a shell waits while somebody types, so a daemon that does not answer
+at once has none.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ from tickwheel.cli.output import ROWS_SHOWN
 from tickwheel.client import GroupKeywords, IfPending, Retry
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.limits import ID_MAX
-from tickwheel.model.coalescing import ACTIONS, DUES, REPLACES, UNTIL
-from tickwheel.model.records import PropertyValue
-from tickwheel.model.retry import (
+from tickwheel.model.policies import (
+    ACTIONS,
+    DUES,
     DURATION_MS_MAX,
+    REPLACES,
     RULE_DURATIONS,
+    UNTIL,
     Policy,
     parse_duration,
     parse_policy,
     parse_shift,
     rule_wire,
 )
+from tickwheel.model.records import PropertyValue
 
 T = TypeVar("T")
 

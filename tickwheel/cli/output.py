@@ -41,7 +41,7 @@ from tickwheel.api.kinds import Id, Moment
 from tickwheel.api.shapes import Answer
 from tickwheel.client.encodings import KEYS_VARIABLE, Codec, key_of
 from tickwheel.errors import Undecodable
-from tickwheel.model.retry import SPEC_FIELDS, UNITS_MS
+from tickwheel.model.policies import SPEC_FIELDS, UNITS_MS
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -56,7 +56,7 @@ from tickwheel.cli.output import (
 from tickwheel.client import ScheduleInfo
 from tickwheel.client.encodings import encoding_of
 from tickwheel.errors import BadRequest
-from tickwheel.model.retry import parse_duration, parse_policy
+from tickwheel.model.policies import parse_duration, parse_policy
 
 NameArgument = Annotated[str, argument("NAME", "The schedule's name.")]
 

@@ -41,7 +41,7 @@ from tickwheel.errors import (
     TransactionRolledBack,
     shown,
 )
-from tickwheel.model.coalescing import ADD
+from tickwheel.model.policies import ADD
 
 if TYPE_CHECKING:
     from tickwheel.client.requests import Verbs

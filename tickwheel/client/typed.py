@@ -44,7 +44,7 @@ from tickwheel.client.keywords import TaskKeywords
 from tickwheel.client.new_task import Task
 from tickwheel.client.tasks import Receipt, TaskChecker, refuse_unknown
 from tickwheel.errors import BadRequest, shown
-from tickwheel.model.retry import parse_duration
+from tickwheel.model.policies import parse_duration
 
 if TYPE_CHECKING:
     from tickwheel.client.jobs import Handler

@@ -36,7 +36,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tickwheel.engine.ordering import NEVER_MS
 from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, Staged, rejoin
-from tickwheel.model.coalescing import (
+from tickwheel.model.kinds import SCHEDULE, SESSION, TRANSACTION
+from tickwheel.model.policies import (
     ADD,
     BODY,
     DUE,
@@ -49,7 +50,6 @@ from tickwheel.model.coalescing import (
     Merged,
     Merging,
 )
-from tickwheel.model.kinds import SCHEDULE, SESSION, TRANSACTION
 from tickwheel.model.records import (
     ID_STEP,
     NewTask,

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from heapq import heapify, heappop, heappush, nsmallest
 from typing import NamedTuple, Protocol
 
-from tickwheel.model.coalescing import Merged
+from tickwheel.model.policies import Merged
 from tickwheel.model.records import SessionKey, SessionRow
 
 UNUSED_KEPT = 1_000

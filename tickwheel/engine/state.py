@@ -50,11 +50,11 @@ from tickwheel.engine.topics import (
     ttl_end_ms,
 )
 from tickwheel.engine.transaction_registry import Transaction, TransactionRegistry
-from tickwheel.model.coalescing import Merging
 from tickwheel.model.effects import Effects
 from tickwheel.model.filters import STEPS_PER_TICK
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.kinds import TargetRow
+from tickwheel.model.policies import BUILT_IN, DEFAULT, Merging, PolicyRef, RetryPolicy
 from tickwheel.model.records import (
     DEFAULT_GROUP,
     ID_STEP,
@@ -72,7 +72,6 @@ from tickwheel.model.records import (
     id_floor,
     task_bytes,
 )
-from tickwheel.model.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
 from tickwheel.wheel.timing import TimingWheel, Windows
 
 if TYPE_CHECKING:

@@ -38,11 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tickwheel.engine.queues import Bucket, Share
-    from tickwheel.model.coalescing import Merging
     from tickwheel.model.filters import Judge
     from tickwheel.model.kinds import PausedKey
     from tickwheel.model.lateness import Causes, HoldIntervals
-    from tickwheel.model.retry import PolicyRef
+    from tickwheel.model.policies import Merging, PolicyRef
 
 NOTHING_SET = GroupSettings()
 

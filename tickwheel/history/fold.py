@@ -27,7 +27,6 @@ from tickwheel.engine.ownership import is_closed, moved_before, owing
 from tickwheel.history.lines import NAMES
 from tickwheel.history.read import task_id
 from tickwheel.history.segments import Event
-from tickwheel.model.coalescing import checked
 from tickwheel.model.kinds import (
     BACKFILLED,
     FIRED,
@@ -41,6 +40,7 @@ from tickwheel.model.kinds import (
     TransactionRow,
     TransactionState,
 )
+from tickwheel.model.policies import checked_rule, of_history
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     ID_STEP,
@@ -60,7 +60,6 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
 )
-from tickwheel.model.retry import of_history
 
 
 def body_of(event: Event) -> bytes | None:
@@ -97,7 +96,7 @@ def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
         return None
     said = {name: given[name] for name in GroupSettings._fields if name in given}
     if (rule := given.get("if_pending")) is not None:
-        said["if_pending"] = checked(rule, "if_pending")
+        said["if_pending"] = checked_rule(rule, "if_pending")
     if "former" in given:
         said["former"] = tuple(
             FormerFilter(tags, where, int(due_ms), int(order))

@@ -21,7 +21,7 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 from tickwheel.api.tasks import kept_options
-from tickwheel.model.retry import RetryPolicy
+from tickwheel.model.policies import RetryPolicy
 
 SCHEMA_VERSION = 1
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from tickwheel.model.coalescing import Coalescing, Merging
+from tickwheel.model.policies import Coalescing, Merging, of_stored_fields, stored_fields
 from tickwheel.model.records import (
     FormerFilter,
     GroupRow,
@@ -41,7 +41,6 @@ from tickwheel.model.records import (
     TaskOptions,
     size_of,
 )
-from tickwheel.model.retry import of_stored_fields, stored_fields
 
 RECENT_MAX = 20
 """How many runs a schedule remembers."""

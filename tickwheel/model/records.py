@@ -14,8 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
 
-from tickwheel.model.coalescing import Coalescing, Merged
-from tickwheel.model.retry import PolicyRef
+from tickwheel.model.policies import Coalescing, Merged, PolicyRef
 from tickwheel.model.values import SHARD_BITS
 
 SEQUENCE_BITS = 12

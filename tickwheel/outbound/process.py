@@ -21,13 +21,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from tickwheel.addresses import Guard
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import Conflict, InternalError, NotFound, TickwheelError
 from tickwheel.outbound.runner import Runner, checked
 from tickwheel.outbound.target import Outcome, Target, target_of, why
-from tickwheel.signing import Signer
+from tickwheel.webhooks import Guard, Signer
 
 if TYPE_CHECKING:
     from tickwheel.outbound.push import Http, PushTarget

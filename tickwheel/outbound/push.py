@@ -38,7 +38,6 @@ from hashlib import blake2s
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from urllib.parse import quote, urlsplit
 
-from tickwheel.addresses import ForbiddenAddress, Guard
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import NotFound, TickwheelError
 from tickwheel.outbound.target import (
@@ -51,8 +50,8 @@ from tickwheel.outbound.target import (
     needs,
     why,
 )
-from tickwheel.signing import Callback, Signer, callback_token
 from tickwheel.version import __version__
+from tickwheel.webhooks import Callback, ForbiddenAddress, Guard, Signer, callback_token
 
 FAILURES_MAX: Final = 10
 """Failures in a row after which nothing is sent for a while."""

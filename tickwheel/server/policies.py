@@ -1,7 +1,7 @@
 """Retry policies and settings on the wire: what a client gives, checked, and what it is answered.
 
-The policy's own codec and limits are ``model.retry``'s; here are the names that this daemon knows,
-and the errors of the wire.
+The policy's own codec and limits are ``model.policies``'; here are the names that this daemon
+knows, and the errors of the wire.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tickwheel.errors import BadRequest, LimitExceeded, shown
-from tickwheel.model import coalescing, retry
-from tickwheel.model.coalescing import Coalescing
+from tickwheel.model import policies
 from tickwheel.model.conditions import FilterError
 from tickwheel.model.filters import Filter, known_filter
+from tickwheel.model.policies import DEFAULT, Coalescing, PolicyRef, RetryPolicy
 from tickwheel.model.records import (
     LINE_SETTINGS,
     LINES_FROM,
@@ -22,7 +22,6 @@ from tickwheel.model.records import (
     GroupSettings,
     OrderRules,
 )
-from tickwheel.model.retry import DEFAULT, PolicyRef, RetryPolicy
 from tickwheel.server import checks
 
 
@@ -39,13 +38,13 @@ def policy(value: Any, field: str, known: Mapping[str, RetryPolicy]) -> PolicyRe
     if not isinstance(value, dict):
         raise BadRequest(f"{field} must be a policy's name or a map, not {shown(value)}")
     with checks.refused():
-        return retry.checked(value, field, known[DEFAULT])
+        return policies.checked(value, field, known[DEFAULT])
 
 
 def rule(value: Any, field: str) -> Coalescing:
     """A checked rule for pending keys from a client."""
     with checks.refused():
-        return coalescing.checked(value, field)
+        return policies.checked_rule(value, field)
 
 
 def policy_map(ref: PolicyRef | None, known: Mapping[str, RetryPolicy]) -> dict[str, Any] | None:

@@ -29,8 +29,8 @@ from tickwheel.history.daemon import HistoryOptions
 from tickwheel.history.spool import BYTES_MAX
 from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
 from tickwheel.limits import DELAY_LEVELS, SHARDS_MAX, Limits, parse_delay_levels
+from tickwheel.model.policies import InvalidPolicy, RetryPolicy, named_policies
 from tickwheel.model.records import TRACE_LENGTH_MAX
-from tickwheel.model.retry import InvalidPolicy, RetryPolicy, named_policies
 from tickwheel.server.shard.callers import TOKEN_TEXT
 
 TASK_EXTRAS_BYTES = 64 * 1024

@@ -13,7 +13,6 @@ there is nothing to import: the fixtures ``tickwheel`` and ``tickwheel_sync`` ar
 package is installed. ``WheelCase`` is for unittest. Needs the extra ``server``.
 """
 
-from tickwheel.testing.blocking import SyncTestWheel
-from tickwheel.testing.wheel import StillBusy, TestWheel, WheelCase
+from tickwheel.testing.wheel import StillBusy, SyncTestWheel, TestWheel, WheelCase
 
 __all__ = ["StillBusy", "SyncTestWheel", "TestWheel", "WheelCase"]

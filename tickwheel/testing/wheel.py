@@ -7,16 +7,26 @@ included, before it goes on. Invariants:
 
 * Handlers take no time of the test's clock: while one runs the clock stands.
 * What a crash leaves is what was durable, and nothing else.
+
+``SyncTestWheel`` is the same for programs without an event loop: it runs in the thread of its
+client.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
+from tickwheel import sync
 from tickwheel.api.frames import FrameType
 from tickwheel.api.times import duration_ms, moment, moment_ms
 from tickwheel.client import Client
@@ -24,7 +34,7 @@ from tickwheel.client.worker import Worker, joined
 from tickwheel.clock import StandingSources
 from tickwheel.errors import BadRequest, Undecodable, shown
 from tickwheel.inside import Inside, InsideClient
-from tickwheel.model.retry import parse_duration
+from tickwheel.model.policies import parse_duration
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol import Decoder
@@ -488,3 +498,112 @@ async def _until(done: Callable[[], bool]) -> None:
 def _reads(worker: Worker) -> bool:
     """Whether all handlers of the worker are subscribed."""
     return bool(worker._lanes) and all(lane._leases is not None for lane in worker._lanes)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SyncTestWheel:
+    """``TestWheel`` for blocking code: ``client`` is a ``tickwheel.sync.Client``, and every call
+    returns when it is done. The only thread is the client's own."""
+
+    __test__ = False
+
+    def __init__(self, now: datetime | None = None, **settings: Any) -> None:
+        self._wheel = TestWheel(now, **settings)
+        self.client: sync.Client = _SyncClient(self._wheel)
+
+    def __enter__(self) -> Self:
+        self.client.connect()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the daemon and the client."""
+        self._ask(TestWheel.close)
+        self.client.close()
+
+    @property
+    def now(self) -> datetime:
+        """See ``TestWheel.now``."""
+        return self._wheel.now
+
+    @property
+    def due_next(self) -> datetime | None:
+        """See ``TestWheel.due_next``."""
+        return self._ask(_due_next)
+
+    def advance(self, by: Duration | str) -> None:
+        """See ``TestWheel.advance``."""
+        self._ask(TestWheel.advance, by)
+
+    def settle(self) -> None:
+        """See ``TestWheel.settle``."""
+        self._ask(TestWheel.settle)
+
+    def run_until_idle(self, within: Duration | str = "365d") -> None:
+        """See ``TestWheel.run_until_idle``."""
+        self._ask(TestWheel.run_until_idle, within)
+
+    def crash(self) -> None:
+        """See ``TestWheel.crash``."""
+        self._ask(TestWheel.crash)
+
+    def lapse(self, topic: str | None = None, group: str | None = None) -> int:
+        """See ``TestWheel.lapse``."""
+        return self._ask(TestWheel.lapse, topic, group)
+
+    def lose_replies(self, count: int = 1) -> None:
+        """See ``TestWheel.lose_replies``."""
+        self._wheel.lose_replies(count)
+
+    def duplicate(self, count: int = 1) -> None:
+        """See ``TestWheel.duplicate``."""
+        self._wheel.duplicate(count)
+
+    def failing_store(self) -> AbstractContextManager[None]:
+        """See ``TestWheel.failing_store``."""
+        return self._wheel.failing_store()
+
+    def enqueued(self, topic: str | None = None, *, key: str | None = None) -> list[TaskInfo]:
+        """See ``TestWheel.enqueued``."""
+        return self._ask(TestWheel.enqueued, topic, key=key)
+
+    def assert_enqueued(
+        self,
+        topic: str,
+        *,
+        key: str | None = None,
+        body: bytes | None = None,
+        within: Duration | str | None = None,
+    ) -> TaskInfo:
+        """See ``TestWheel.assert_enqueued``."""
+        return self._ask(TestWheel.assert_enqueued, topic, key=key, body=body, within=within)
+
+    def dead_letters(self, topic: str | None = None, group: str | None = None) -> list[DeadLetter]:
+        """See ``TestWheel.dead_letters``."""
+        return self._ask(TestWheel.dead_letters, topic, group)
+
+    def _ask(
+        self,
+        method: Callable[Concatenate[TestWheel, P], Coroutine[Any, Any, R]],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> R:
+        async def ask(_client: object) -> R:
+            return await method(self._wheel, *arguments, **options)
+
+        return self.client._call(ask)
+
+
+class _SyncClient(sync.Client):
+    def __init__(self, wheel: TestWheel) -> None:
+        super().__init__()
+        self._make = wheel.new_client
+
+
+async def _due_next(wheel: TestWheel) -> datetime | None:
+    return wheel.due_next

@@ -15,10 +15,10 @@ from tickwheel.cli.options import RULE_FIELDS
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest
 from tickwheel.limits import DELAY_LEVELS, parse_delay_levels
-from tickwheel.model import coalescing, retry
-from tickwheel.model.retry import RULE_DURATIONS
+from tickwheel.model import policies
+from tickwheel.model.policies import RULE_DURATIONS
 from tickwheel.server.http import types
-from tickwheel.server.http.new_tasks import Reader
+from tickwheel.server.http.types import Reader
 
 DUE_MS = 4_000_000_000_000
 POLICY = {"kind": "fixed", "delay_ms": 5_000, "retries": 3}
@@ -95,9 +95,9 @@ def normal(wire: tuple[Any, ...]) -> tuple[Any, ...]:
     topic, body, delay_ms, *more = wire
     options = {name: value for name, value in (more[0] if more else {}).items() if value}
     if "if_pending" in options:
-        options["if_pending"] = coalescing.checked(options["if_pending"], "if_pending")
+        options["if_pending"] = policies.checked_rule(options["if_pending"], "if_pending")
     if isinstance(policy := options.get("retry"), dict):
-        options["retry"] = retry.checked(policy, "retry", retry.RetryPolicy())
+        options["retry"] = policies.checked(policy, "retry", policies.RetryPolicy())
     is_delayed = not options.keys() & {"due_ms", "delay_level"}
     return topic, body, delay_ms if is_delayed else None, options
 
@@ -108,7 +108,7 @@ def test_both_know_the_same_fields() -> None:
     known = {
         "action",
         *RULE_DURATIONS,
-        *(name for names in coalescing.FIELDS.values() for name in names),
+        *(name for names in policies.RULE_FIELDS.values() for name in names),
     }
     assert known == set(RULE_FIELDS)
     assert {name for fields in TASKS for name in fields} | {"topic"} == FIELDS

@@ -11,7 +11,7 @@ from server.http.rig import HttpRig, Request
 from support.shard_rig import started
 from tickwheel.api.verb import Right
 from tickwheel.server import tokens
-from tickwheel.server.http.sessions import (
+from tickwheel.server.logins import (
     LINK_S,
     LINKS_EACH_MAX,
     SESSION_S,

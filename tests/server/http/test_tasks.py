@@ -10,7 +10,7 @@ import pytest
 
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
-from tickwheel.server.http.new_tasks import Given, kept
+from tickwheel.server.http.types import Given, kept
 
 
 async def enqueue(rig: HttpRig, **task: Any) -> str:

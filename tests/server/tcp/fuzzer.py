@@ -22,7 +22,7 @@ from support.traces import HIGHEST, LOWEST, TRACE
 from tickwheel.api import groups
 from tickwheel.api.frames import FrameType as T
 from tickwheel.limits import Limits
-from tickwheel.model import retry as retries
+from tickwheel.model import policies as retries
 
 INTEGERS = (
     -(2**63), -(2**53), -(2**31), -2, -1, 0, 1, 2, 127, 128, 255, 256, 65_535, 65_536,

@@ -27,7 +27,7 @@ from tickwheel.api.frames import REQUEST_MAX
 from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BY_CODE
 from tickwheel.limits import Limits
-from tickwheel.model import retry as retries
+from tickwheel.model import policies as retries
 from tickwheel.model.effects import Effects
 from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import ATTEMPT_MAX

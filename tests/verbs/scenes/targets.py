@@ -9,7 +9,7 @@ from typing import Any
 from support.sender import SENT
 from support.shard_rig import NOW_MS
 from tickwheel.api.verbs import VERBS
-from tickwheel.signing import Callback, callback_token
+from tickwheel.webhooks import Callback, callback_token
 from verbs.scene import Stage, Values, refusal, scene
 
 URL = "https://93.184.216.34/hook"

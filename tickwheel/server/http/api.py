@@ -45,10 +45,9 @@ from tickwheel.server.http.call import (
     Turns,
     problem,
 )
-from tickwheel.server.http.new_tasks import Reader
 from tickwheel.server.http.routes import ROUTES, SESSIONS_PATH, Router, allowed_by
-from tickwheel.server.http.sessions import LINK_PREFIX, Sessions, cookie_of
-from tickwheel.server.logins import REVOKED, Logins
+from tickwheel.server.http.types import Reader
+from tickwheel.server.logins import LINK_PREFIX, REVOKED, Logins, Sessions, cookie_of
 from tickwheel.server.logs import traced
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.callers import NOBODY

@@ -57,8 +57,8 @@ from tickwheel.server.shard.callers import ANONYMOUS, Ask, Caller, Principal
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.sessions import StoredAnswer
-    from tickwheel.server.http.new_tasks import Reader
-    from tickwheel.server.http.sessions import Sessions
+    from tickwheel.server.http.types import Reader
+    from tickwheel.server.logins import Sessions
     from tickwheel.server.shard.operations import Operations
 
 _encoder = msgspec.json.Encoder()

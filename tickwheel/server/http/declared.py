@@ -23,8 +23,7 @@ from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import ID_MAX
 from tickwheel.model.records import ID_STEP
 from tickwheel.server.http.call import as_json, put_body
-from tickwheel.server.http.new_tasks import policy, rule
-from tickwheel.server.http.types import described
+from tickwheel.server.http.types import described, policy, rule
 
 if TYPE_CHECKING:
     from tickwheel.api.verb import Verb

@@ -34,13 +34,13 @@ from tickwheel.errors import (
 from tickwheel.server.http import types
 from tickwheel.server.http.call import JSON, as_json, decoded
 from tickwheel.server.http.call import line as problem_line
-from tickwheel.server.http.new_tasks import kept, once
+from tickwheel.server.http.types import kept, once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tickwheel.server.http.call import Call
-    from tickwheel.server.http.new_tasks import Given, Reader
+    from tickwheel.server.http.types import Given, Reader
 
 _one_or_many = msgspec.json.Decoder(types.OneOrMany)
 

@@ -39,7 +39,7 @@ from tickwheel.errors import (
     shown,
 )
 from tickwheel.server import checks
-from tickwheel.server.http import deliveries, enqueue, new_tasks, types
+from tickwheel.server.http import deliveries, enqueue, types
 from tickwheel.server.http.call import Route, as_json
 from tickwheel.server.http.call import line as problem_line
 from tickwheel.server.http.declared import (
@@ -58,8 +58,8 @@ from tickwheel.server.http.declared import (
 )
 from tickwheel.server.http.deliveries import SSE
 from tickwheel.server.http.enqueue import NDJSON
-from tickwheel.server.http.new_tasks import due_of
-from tickwheel.server.http.sessions import SESSION_S, cookie_name, cookie_of
+from tickwheel.server.http.types import due_of
+from tickwheel.server.logins import SESSION_S, cookie_name, cookie_of
 from tickwheel.server.shard.callers import ALL_TOPICS, NOBODY
 
 if TYPE_CHECKING:
@@ -434,7 +434,7 @@ _TASK_HEADERS = (
     *(
         (
             f"Tickwheel-{one.name.replace('_', '-').title()}",
-            f"{one.text} A word, or JSON." if one.name in new_tasks.MAPS else one.text,
+            f"{one.text} A word, or JSON." if one.name in types.MAPS else one.text,
         )
         for one in TaskFields.fields()
         if one.kind is not PROPERTIES  # each has a header of its own

@@ -15,7 +15,7 @@ import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from tickwheel.model.coalescing import Merging
+from tickwheel.model.policies import Merging
 from tickwheel.persistence.contract import Located
 from tickwheel.server.roles import readiness
 from tickwheel.version import __version__

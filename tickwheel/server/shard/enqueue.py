@@ -34,7 +34,7 @@ from tickwheel.errors import (
     TooManySessions,
     WindowFull,
 )
-from tickwheel.model.coalescing import DUE, Merged, Merging
+from tickwheel.model.policies import DUE, Merged, Merging
 from tickwheel.model.records import ID_STEP, size_of
 from tickwheel.server import checks
 from tickwheel.server.shard.committer import STALLED

@@ -20,7 +20,7 @@ from tickwheel.errors import (
     Refused,
 )
 from tickwheel.limits import Limits, delay_of_level
-from tickwheel.model.coalescing import ADD, Coalescing
+from tickwheel.model.policies import ADD, Coalescing
 from tickwheel.model.records import (
     EXTRAS_BYTES,
     TaskOptions,

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from tickwheel.addresses import ForbiddenAddress, Guard
 from tickwheel.api.targets import (
     OfTargets,
     PushLogPage,
@@ -36,7 +35,7 @@ from tickwheel.model.kinds import TargetRow
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import OUTBOUND, Caller
 from tickwheel.server.shard.groups import begin_group, find_room, found_group, targets_changed
-from tickwheel.signing import NEEDS_EXTRA, PRIVATE, read_token
+from tickwheel.webhooks import NEEDS_EXTRA, PRIVATE, ForbiddenAddress, Guard, read_token
 
 if TYPE_CHECKING:
     from tickwheel.api.groups import OfGroup

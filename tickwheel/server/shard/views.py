@@ -12,7 +12,7 @@ from tickwheel.clock import Now
 from tickwheel.engine.state import Core
 from tickwheel.engine.tasks import GroupView
 from tickwheel.engine.topics import Group, Topic
-from tickwheel.model.coalescing import Merging
+from tickwheel.model.policies import Merging
 from tickwheel.model.records import DeadRow, Failure, GroupSettings, TaskOptions, TaskSnapshot
 from tickwheel.server import policies
 from tickwheel.server.shard.callers import Only

@@ -1,9 +1,11 @@
-"""Retry policies: how often a failed task is tried again, and how long it waits for that; and how
-people write them, and durations. Pure: no clock, no terminal.
+"""Policies that tasks come with: how often a failed task is tried again, and how long it waits for
+that; what becomes of a task whose key a pending task has; and how people write both, and durations.
+Pure: no clock, no terminal.
 
-The value, its arithmetic and its only codec. The jitter is taken from the task's id and
-failures, so the same inputs give the same delay and the engine stays pure. Which policy holds for a
-task is decided by ``Core.policy``: the task's own, its group's, its topic's, the daemon's.
+A retry policy is here with its arithmetic and its only codec. The jitter is taken from the task's
+id and failures, so the same inputs give the same delay and the engine stays pure. Which policy
+holds for a task is decided by ``Core.policy``: the task's own, its group's, its topic's, the
+daemon's.
 
 Outside memory a policy has three forms, and a policy that has a name is that name in all of them:
 
@@ -25,6 +27,11 @@ client turn into errors of the wire.
 A task in JSON is one format, on a line of the command line's and over HTTP (docs/http.md). A field
 that is a time comes in two forms: ``delay`` as people write it, and ``delay_ms``, of which one may
 be given.
+
+``Coalescing`` is the rule for pending keys, which a producer gives with a task or a topic has for
+all, and ``Merging`` the outcome that it is answered: values and their checks only; what counts as
+pending is ``engine/enqueue.py``. Outside memory a rule is the name of its action, when nothing else
+is said, or a map of ``RULE_FIELDS``.
 """
 
 from __future__ import annotations
@@ -33,7 +40,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, Self
 
 from tickwheel.model.values import InvalidValue
 
@@ -451,3 +459,99 @@ def _delay_ms(name: str, text: str) -> int:
         return round(parse_duration(text) * 1000)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+ADD, KEEP, REPLACE, REJECT = ACTIONS = ("add", "keep", "replace", "reject")
+STARTED, FINISHED = UNTIL = ("started", "finished")
+BOTH, BODY, DUE = REPLACES = ("both", "body", "due")
+NEW, LATER, EARLIER = DUES = ("new", "later", "earlier")
+RULE_FIELDS: Mapping[str, tuple[str, ...]] = {
+    ADD: (),
+    KEEP: ("window_ms", "unique_until"),
+    REPLACE: ("window_ms", "replaces", "due", "max_wait_ms"),
+    REJECT: ("window_ms", "unique_until"),
+}
+"""The fields that each action takes beside itself."""
+_WORDS = {"unique_until": UNTIL, "replaces": REPLACES, "due": DUES}
+
+
+class Coalescing(NamedTuple):
+    """``add``: store it, whatever is pending. ``keep``: the pending task stays as it is, and this
+    one is not stored. ``replace``: this one takes the place of the pending one. ``reject``: refuse
+    it."""
+
+    action: str
+    window_ms: int | None = None
+    """How long after its enqueue a task counts as pending; None: until it is finished."""
+    unique_until: str = FINISHED
+    """Whether a task that a consumer has, or has had and finished while others are still owed it,
+    is pending: not for ``started``. One that waits for a retry always is."""
+    replaces: str = BOTH
+    """What is taken over: the body with all options, the due time, or both."""
+    due: str = NEW
+    """Which due time holds, where it is taken over: the new one, or the later or the earlier."""
+    max_wait_ms: int | None = None
+    """The latest due time of a replaced task, counted from its first enqueue; None: no limit."""
+
+    def to_map(self) -> str | dict[str, Any]:
+        """The rule in the form of the wire, without fields that have their defaults."""
+        plain = Coalescing(self.action)
+        said = {
+            name: getattr(self, name)
+            for name in RULE_FIELDS[self.action]
+            if getattr(self, name) != getattr(plain, name)
+        }
+        return {"action": self.action, **said} if said else self.action
+
+
+class Merging(IntEnum):
+    """What became of a task that had a rule. The numbers are stored."""
+
+    STORED = 1
+    KEPT = 2
+    REPLACED = 3
+    REJECTED = 4
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+Merged = tuple[tuple[int, int, int], ...]
+"""(Merging, id, due_ms) of each task of a request; id and due time are of the task that stands."""
+
+
+def checked_rule(given: Any, field: str) -> Coalescing:
+    """A checked rule from a name or a map. Raises InvalidPolicy."""
+    if isinstance(given, str):
+        given = {"action": given}
+    elif not isinstance(given, Mapping):
+        raise InvalidPolicy(
+            f"{field} must be one of {', '.join(ACTIONS)}, or a map, not {{}}", given
+        )
+    action = given.get("action")
+    if not isinstance(action, str) or action not in ACTIONS:
+        raise InvalidPolicy(f"{field} must be one of {', '.join(ACTIONS)}, not {{}}", action)
+    allowed = RULE_FIELDS[action]
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name == "action" or value is None:
+            continue
+        if name not in allowed:
+            known = ", ".join(allowed) or "nothing more"
+            raise InvalidPolicy(f"{field}: {action} has no {{}}; known: {known}", name)
+        words = _WORDS.get(name)
+        if words is None:
+            if type(value) is not int or not 1 <= value <= DELAY_MS_MAX:
+                text = f"{field}.{name} must be an integer of 1 to {DELAY_MS_MAX}, not {{}}"
+                raise InvalidPolicy(text, value)
+        elif not isinstance(value, str) or value not in words:
+            text = f"{field}.{name} must be one of {', '.join(words)}, not {{}}"
+            raise InvalidPolicy(text, value)
+        found[name] = value
+    rule = Coalescing(action, **found)
+    if rule.replaces == BODY and (rule.due != NEW or rule.max_wait_ms is not None):
+        raise InvalidPolicy(
+            f"{field}: due and max_wait_ms say nothing where the body alone is replaced"
+        )
+    return rule
