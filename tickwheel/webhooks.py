@@ -9,7 +9,8 @@ A name is looked up once, and what was looked up is what is connected to: an ans
 between a check and the connection (DNS rebinding) is checked again, because there is only the one
 check. IPv6 addresses that carry an IPv4 address are judged by both.
 
-Requests are signed as Standard Webhooks says (https://www.standardwebhooks.com). A secret ``whsec_…`` signs by HMAC-SHA256 (``v1``), ``whsk_…`` by Ed25519 (``v1a``; needs the
+Requests are signed as Standard Webhooks says (https://www.standardwebhooks.com). A secret
+``whsec_…`` signs by HMAC-SHA256 (``v1``), ``whsk_…`` by Ed25519 (``v1a``; needs the
 package cryptography). With several secrets a request has a signature of each, so that a receiver
 who knows one of them can check it while they change.
 """
