@@ -10,7 +10,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from tickwheel.cli.output import EXTRAS
+from tickwheel.cli import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 

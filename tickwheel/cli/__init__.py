@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NamedTuple
 
 
 def main() -> int:
@@ -10,11 +11,54 @@ def main() -> int:
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401
-    except ImportError as error:
-        from tickwheel.cli.output import advice
 
-        print(f"tickwheel: {advice(error.name) or error}", file=sys.stderr)
+        from tickwheel.cli.app import run
+
+        return run()
+    except ModuleNotFoundError as error:
+        line = advice(error.name)
+        if line is None:
+            raise
+        print(f"tickwheel: {line}", file=sys.stderr)
         return 1
-    from tickwheel.cli.app import run
 
-    return run()
+
+class Extra(NamedTuple):
+    what: str
+    """What needs the extra, as the beginning of a sentence."""
+    modules: tuple[str, ...]
+    """The modules of the extra, as they are imported."""
+
+
+EXTRAS = {
+    "cli": Extra("the command line", ("typer", "rich")),
+    "server": Extra(
+        "the daemon",
+        (
+            "cronsim", "lark", "prometheus_client", "pydantic", "pydantic_settings", "starlette",
+            "structlog", "tzdata", "uvicorn", "uvloop",
+        ),
+    ),
+    "http": Extra("the HTTP API", ("msgspec", "offapi")),
+    "redis": Extra("a store in Redis", ("hiredis", "redis")),
+    "asyncio-redis": Extra("the driver asyncio-redis", ("asyncio_redis",)),
+    "otel": Extra("OpenTelemetry", ("opentelemetry",)),
+    "reports": Extra("a report", ("pyspark", "py4j")),
+    "typed": Extra("a typed task", ("msgspec",)),
+    "zstd": Extra("compression by zstd", ("zstandard",)),
+    "encryption": Extra("encryption", ("cryptography",)),
+    "amqp": Extra("a target in RabbitMQ", ("aio_pika",)),
+    "kafka": Extra("a target in Kafka", ("aiokafka",)),
+    "push": Extra("push", ("aiohttp",)),
+    "reload": Extra("--reload", ("watchfiles",)),
+}  # fmt: skip
+
+
+def advice(module: str | None) -> str | None:
+    """The line for a module that cannot be imported; None when no extra brings it."""
+    top = (module or "").partition(".")[0]
+    for name, extra in EXTRAS.items():
+        if top in extra.modules:
+            what = f"{extra.what} needs {top}, which is not installed"
+            return f"{what}: pip install 'tickwheel[{name}]'"
+    return None

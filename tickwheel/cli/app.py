@@ -39,7 +39,7 @@ from tickwheel.cli.call import (
     nested,
 )
 from tickwheel.cli.options import flag, option
-from tickwheel.cli.output import advice, remark
+from tickwheel.cli.output import remark
 from tickwheel.client.encodings import KEYS_VARIABLE
 from tickwheel.errors import TickwheelError, Unreachable
 from tickwheel.version import __version__
@@ -198,7 +198,7 @@ EXIT_INTERRUPTED = 130
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run ``tickwheel ARGUMENTS…``; returns the exit code."""
+    """Run ``tickwheel ARGUMENTS…``; returns the exit code. Raises ModuleNotFoundError."""
     # What the client logs, a command says in its own words; `subscribe` alone shows it.
     logging.getLogger("tickwheel.client").addHandler(logging.NullHandler())
     try:
@@ -213,12 +213,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except TickwheelError as error:
         remark(f"{error.code}: {_one_line(error.message)}{_hint(error)}")
         return exit_code(error)
-    except ModuleNotFoundError as error:
-        line = advice(error.name)
-        if line is None:
-            raise
-        remark(line)
-        return EXIT_FAILED
     except BrokenPipeError:
         # The reader has gone; Python's own flush at exit must not complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,8 +6,6 @@ terminal, plain aligned columns into a pipe or file. ``NO_COLOR`` is obeyed (by 
 A list goes as JSON to its end, as a table to ROWS_SHOWN, or as far as ``--limit`` says. A table
 that stops before the end says so on stderr: nobody takes a part for the whole.
 
-What to say of a module that is not installed is here, too: this module needs no extra.
-
 Commands choose their columns and rows; how a time, a count, an age, a policy or a body looks is
 decided here.
 """
@@ -33,7 +31,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgpack
 
@@ -406,50 +404,6 @@ class Output:
     def remark(self, text: str) -> None:
         """Write a remark beside the result, on stderr."""
         remark(text)
-
-
-# --- what is not installed ------------------------------------------------------------------------
-
-
-class Extra(NamedTuple):
-    what: str
-    """What needs the extra, as the beginning of a sentence."""
-    modules: tuple[str, ...]
-    """The modules of the extra, as they are imported."""
-
-
-EXTRAS = {
-    "cli": Extra("the command line", ("typer", "rich")),
-    "server": Extra(
-        "the daemon",
-        (
-            "cronsim", "lark", "prometheus_client", "pydantic", "pydantic_settings", "starlette",
-            "structlog", "tzdata", "uvicorn", "uvloop",
-        ),
-    ),
-    "http": Extra("the HTTP API", ("msgspec", "offapi")),
-    "redis": Extra("a store in Redis", ("hiredis", "redis")),
-    "asyncio-redis": Extra("the driver asyncio-redis", ("asyncio_redis",)),
-    "otel": Extra("OpenTelemetry", ("opentelemetry",)),
-    "reports": Extra("a report", ("pyspark", "py4j")),
-    "typed": Extra("a typed task", ("msgspec",)),
-    "zstd": Extra("compression by zstd", ("zstandard",)),
-    "encryption": Extra("encryption", ("cryptography",)),
-    "amqp": Extra("a target in RabbitMQ", ("aio_pika",)),
-    "kafka": Extra("a target in Kafka", ("aiokafka",)),
-    "push": Extra("push", ("aiohttp",)),
-    "reload": Extra("--reload", ("watchfiles",)),
-}  # fmt: skip
-
-
-def advice(module: str | None) -> str | None:
-    """The line for a module that cannot be imported; None when no extra brings it."""
-    top = (module or "").partition(".")[0]
-    for name, extra in EXTRAS.items():
-        if top in extra.modules:
-            what = f"{extra.what} needs {top}, which is not installed"
-            return f"{what}: pip install 'tickwheel[{name}]'"
-    return None
 
 
 # --- columns, each said once ---------------------------------------------------------------------
