@@ -111,6 +111,8 @@ class Timeline:
     _steps: list[tuple[int, str]] = field(default_factory=list)
     _looks: list[tuple[int, float]] = field(default_factory=list)
     """(when, for how long somebody had waited for a processor by then)"""
+    _late: list[tuple[int, int]] = field(default_factory=list)
+    """(when, by how many milliseconds this process was late, in which all clients are)"""
 
     @contextmanager
     def window(self, kind: str, *, is_clean: bool) -> Iterator[None]:
@@ -125,10 +127,11 @@ class Timeline:
         self._steps.append((now_ms(), step))
 
     async def watch(self) -> None:
-        """Look how busy the machine is, until cancelled."""
+        """Look how busy the machine and this process are, until cancelled."""
         while True:
             self._looks.append((now_ms(), busy_s()))
             await rest(LOOK_S)
+            self._late.append((now_ms(), now_ms() - self._looks[-1][0] - round(LOOK_S * 1_000)))
 
     def ends(self) -> Iterator[tuple[Window, int]]:
         """Each fault that is over, and when the next one began."""
@@ -151,7 +154,7 @@ class Timeline:
 
     def during(self, window: Window, silence: Silence) -> str:
         """The steps of faults since this one began, up to the silence's end, and how busy the
-        machine was in the silence."""
+        machine and the clients were in the silence."""
         since_ms = min(window.began_ms, silence.since_ms)
         shown = [
             f"{step} at {clock(at_ms)}"
@@ -160,6 +163,8 @@ class Timeline:
         ]
         waited_s = self._busy_at_s(silence.until_ms) - self._busy_at_s(silence.since_ms)
         shown.append(f"processes waited {waited_s:.2f} s for a processor")
+        late_ms = [ms for at_ms, ms in self._late if silence.since_ms <= at_ms <= silence.until_ms]
+        shown.append(f"clients were late by {max(late_ms, default=0)} ms at most")
         return "; ".join(shown)
 
     def _busy_at_s(self, at_ms: int) -> float:
