@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from crash.link import Lost, Numbers
+from crash.link import Lost, Numbers, now_ms
 from crash.moving_rig import ClusterRig
 from crash.plan import Plan
 from crash.probe import POLL_S, WELL_S_MAX, Probe
@@ -244,6 +244,7 @@ class NodeFaults:
             await self._run()
         finally:
             watching.cancel()
+            self.timeline.over_ms = now_ms()
 
     async def _run(self) -> None:
         await self._settle("at the beginning")

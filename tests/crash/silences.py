@@ -108,6 +108,8 @@ class Timeline:
     """All faults in their order, their steps, and how busy the machine was."""
 
     windows: list[Window] = field(default_factory=list)
+    over_ms: int = AGAIN
+    """When all was settled after the last fault: later, clients are silent by themselves."""
     _steps: list[tuple[int, str]] = field(default_factory=list)
     _looks: list[tuple[int, float]] = field(default_factory=list)
     """(when, for how long somebody had waited for a processor by then)"""
@@ -135,7 +137,7 @@ class Timeline:
 
     def ends(self) -> Iterator[tuple[Window, int]]:
         """Each fault that is over, and when the next one began."""
-        nexts = [*(window.began_ms for window in self.windows[1:]), AGAIN]
+        nexts = [*(window.began_ms for window in self.windows[1:]), self.over_ms]
         pairs = zip(self.windows, nexts, strict=False)
         return ((window, next_ms) for window, next_ms in pairs if window.ended_ms < AGAIN)
 

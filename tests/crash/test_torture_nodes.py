@@ -25,6 +25,7 @@ from crash.silences import (
     Timeline,
     Window,
     judge,
+    of_fault,
     silences,
     verdicts,
 )
@@ -174,6 +175,16 @@ def test_a_silence_is_of_the_fault_that_began_with_it() -> None:
 
 
 KILLED = Bound("a killed node", ("kill",), 1.0)
+
+
+def test_what_is_silent_when_all_is_over_is_of_no_fault() -> None:
+    kill = Window("kill", 500, is_clean=True, ended_ms=1_000)
+    silent = {0: beats(away=(2_000, 3_450))}
+    for over_ms, seconds in ((5_000, 1.35), (1_500, 0.0)):
+        timeline = Timeline([kill], over_ms)
+        ((_, next_ms),) = timeline.ends()
+        found = of_fault(silent, kill, next_ms)
+        assert max((one.seconds for one in found), default=0.0) == seconds
 
 
 def judged(windows: Sequence[Window], *shards: Sequence[Beat]) -> tuple[Judged, str]:
