@@ -11,7 +11,7 @@ import pytest
 
 from support.fake_daemon import FakeDaemon, Peer, turns
 from support.shards import key_in
-from support.waiting import slowly, soon
+from support.waiting import comes, slowly, soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import reconnector, shards
@@ -409,3 +409,23 @@ async def test_what_was_silent_to_one_connection_comes_last_for_all() -> None:
     second.follow(Around("abc", seen))
     await second._round()
     assert daemons.asked == [address(host) for host in "bca"]
+
+
+async def test_an_address_that_fails_slowly_is_tried_with_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reconnector, "APART_S", 0.001)
+    daemons = Standbys(lambda: errors.Unreachable("far away"))
+    search = daemons.search("a")
+    at_once = daemons.attempt
+
+    async def slowly(address: Address, timeout_s: float) -> reconnector.Greeted:
+        await asyncio.sleep(0.01)  # real time: longer than the next address would wait
+        return await at_once(address, timeout_s)
+
+    monkeypatch.setattr(search, "_attempt", slowly)
+    finding = asyncio.ensure_future(search.find())
+    await comes(lambda: len(daemons.asked) >= 4)
+    finding.cancel()
+    await asyncio.wait((finding,))
+    assert search.backoff_s >= 8 * reconnector.BACKOFF_S_MIN

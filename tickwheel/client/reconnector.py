@@ -644,7 +644,9 @@ class Search:
         self._tries: dict[Address, _Try] = {}
         """Attempts that are under way, the newest last."""
         self._tried: set[Address] = set()
-        """What this round has tried."""
+        """What this round has tried, and what was under way before it."""
+        self._is_idle = True
+        """Whether this round has tried nothing."""
         self._hints: deque[Address] = deque()
         """What daemons have named and nobody has tried."""
         self.backoff_s = BACKOFF_S_MIN
@@ -735,7 +737,7 @@ class Search:
         """Try each address once, and the hints of standbys; the connection to an active daemon.
         Attempts that take long outlast it."""
         waiting = self._list()
-        self._tried = set(self._tries)
+        self._tried, self._is_idle = set(self._tries), True
         while True:
             self._follow_hints(waiting)
             while waiting and waiting[0] in self._tried:
@@ -758,9 +760,9 @@ class Search:
         return None
 
     async def _rest(self) -> Connection | None:
-        """Pause after a round; where it could try nothing, wait until an attempt has ended. The
-        connection, if an attempt from before has made one."""
-        if self._tried and self._tried == set(self._tries):
+        """Pause after a round; where it had nothing to try, because all is being tried, wait until
+        an attempt has ended. The connection, if an attempt from before has made one."""
+        if self._is_idle and self._tries:
             return await self._wait(None)
         until_s = self._loop.time() + self._pause_s()
         while (left_s := until_s - self._loop.time()) > 0:
@@ -778,6 +780,10 @@ class Search:
         silent, told = self._seen.silent_until_s, self._seen.told_s
         for address in [a for a, until_s in silent.items() if until_s <= now_s]:
             del silent[address]
+        for address in [
+            a for a, told_s in told.items() if told_s < now_s - self._connect_timeout_s
+        ]:
+            del told[address]
         if self.route is not None:
             knew_nothing = [a for a in order[1:] if isinstance(self._said.get(a), Elsewhere)]
             knew_nothing.sort(key=lambda address: told.get(address, 0.0))
@@ -810,6 +816,7 @@ class Search:
 
     def _try(self, address: Address) -> None:
         self._tried.add(address)
+        self._is_idle = False
         work = self._attempt(address, self._patience_s(address))
         self._tries[address] = _Try(self._loop.create_task(work), self._loop.time())
 
