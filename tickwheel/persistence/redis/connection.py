@@ -66,6 +66,7 @@ class Connection:
         self._since_s = 0.0
         self.moves = 0
         """How often a connection was to another server than the one before."""
+        self._patience = _Patience()
 
     @property
     def connected(self) -> bool:
@@ -123,23 +124,24 @@ class Connection:
                             raise NotConnected(f"{self._options.name}: {self._why}") from None
 
     async def _call(self, wire: Driver, args: tuple[Argument, ...], timeout_ms: int) -> Any:
+        patience = self._patience
+        patience.begin(wire, timeout_ms / 1000)
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await wire.call(*args)
+            return await wire.call(*args)
         except ServerError as error:
             if error.kind in ELSEWHERE:
                 self._place.is_elsewhere(error)
                 await self._drop(error.message)
             raise
-        except TimeoutError:
-            await self._drop("it did not answer in time")
-            raise NoReply(
-                f"{self._named} did not answer within {timeout_ms} ms",
-                silent=True,
-            ) from None
         except BaseException as error:
+            if patience.is_over and isinstance(error, NoReply):
+                await self._drop("it did not answer in time")
+                message = f"{self._named} did not answer within {timeout_ms} ms"
+                raise NoReply(message, silent=True) from None
             await self._drop(str(error))
             raise
+        finally:
+            patience.end()
 
     @property
     def _named(self) -> str:
@@ -190,7 +192,54 @@ class Connection:
 
     async def close(self) -> None:
         """Close the connection, and end a call under way."""
+        self._patience.close()
         await self._drop("the store is closed")
+
+
+class _Patience:
+    """How long one call after the other may take, with one timer for many of them: it rings at the
+    end of a call that is over by then, and is set anew for the one that is under way."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        """Whether the call under way, or the last one, took too long."""
+        self._wire: Driver | None = None
+        """Has the call under way; None: there is none."""
+        self._until_s = self._rings_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, wire: Driver, patience_s: float) -> None:
+        """A call begins, which may take so long."""
+        loop = asyncio.get_running_loop()
+        self._wire, self.is_over = wire, False
+        self._until_s = until_s = loop.time() + patience_s
+        if self._timer is None or until_s < self._rings_s:
+            self._set(loop)
+
+    def end(self) -> None:
+        """The call is over."""
+        self._wire = None
+
+    def _set(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.close()
+        self._rings_s = self._until_s
+        self._timer = loop.call_at(self._rings_s, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._wire is None:
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._until_s:
+            self._set(loop)
+        else:
+            self.is_over = self._wire.give_up()
+
+    def close(self) -> None:
+        """No timer is left."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
 
 
 def check(options: RedisOptions) -> None:

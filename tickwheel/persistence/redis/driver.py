@@ -305,6 +305,11 @@ class Driver(Protocol):
         """
         ...
 
+    def give_up(self) -> bool:
+        """End the call under way by NoReply, unless its answer is there already; whether it did.
+        The connection is of no use then, and still has to be closed."""
+        ...
+
     async def close(self) -> None:
         """Close the connection at once, whatever is under way. May be repeated."""
         ...

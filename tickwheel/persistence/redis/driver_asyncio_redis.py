@@ -41,9 +41,10 @@ class _Protocol(HiRedisProtocol):  # type: ignore[misc]  # the library ships no 
             self.transport.abort()
 
     def _process_hiredis_item(self, item: Any, cb: Any) -> None:
-        # A caller that gave up has cancelled its future; the connection is closed after it.
-        if self._queue and self._queue[0].done():
-            self._queue.popleft()
+        # A caller that gave up has cancelled its future, or has none any more; the connection is
+        # closed after it.
+        if not self._queue or self._queue[0].done():
+            self._queue.clear()
             return
         cb(ErrorReply(str(item)) if isinstance(item, hiredis.ReplyError) else item)
 
@@ -88,6 +89,13 @@ class AsyncioRedisWire:
             raise answer(str(error)) from error
         except (ConnectionLostError, NotConnectedError, OSError) as error:
             raise NoReply(protocol.broken) from error
+
+    def give_up(self) -> bool:
+        waiting = self._connection.protocol._queue
+        if not waiting or waiting[0].done():
+            return False
+        waiting.popleft().set_exception(NoReply("the connection was closed"))
+        return True
 
     async def close(self) -> None:
         transport = self._connection.transport

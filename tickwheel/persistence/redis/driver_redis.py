@@ -1,9 +1,17 @@
-"""The default driver: one connection of ``redis.asyncio``, parsed by hiredis when it is there."""
+"""The default driver: a connection that ``redis.asyncio`` makes, which knows TLS, users and what
+servers of all ages want to hear first.
+
+Once it stands, its transport gets a protocol of ours (``_Answers``). The library's streams would
+wake a reader, which wakes the caller, and look at each write whether the peer reads; here an answer
+that arrives goes straight to the one call that waits for it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import hiredis
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 
@@ -34,11 +42,69 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
+CLOSED = "the connection was closed"
+
+
+class _Answers(asyncio.Protocol):
+    """Sends one command at a time, and has its answer."""
+
+    def __init__(self, transport: asyncio.WriteTransport) -> None:
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._reader = hiredis.Reader()
+        self._waiting: asyncio.Future[Any] | None = None
+        self._broken = ""
+        """Why the connection is of no use any more; empty: it is."""
+
+    def ask(self, command: list[bytes]) -> asyncio.Future[Any]:
+        """The answer to a command: a value, or a ReplyError. Raises NoReply, as the future does."""
+        if self._broken:
+            raise NoReply(self._broken)
+        self._waiting = self._loop.create_future()
+        self._transport.writelines(command)
+        return self._waiting
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data)
+            reply = self._reader.gets()
+        except hiredis.HiredisError as error:  # whoever answers there is no Redis
+            self._break(str(error))
+            return
+        if reply is False:
+            return  # there is more to come
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            self._break(f"an answer came that nobody had asked for: {reply!r:.100}")
+        elif not waiting.done():
+            waiting.set_result(reply)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.end(str(error) if error else CLOSED)
+
+    def _break(self, why: str) -> None:
+        self.end(why)
+        self._transport.abort()
+
+    def end(self, why: str) -> bool:
+        """Send nothing any more, and wait for no answer; whether a call waited for one."""
+        self._broken = self._broken or why
+        waiting, self._waiting = self._waiting, None
+        if waiting is None or waiting.done():
+            return False
+        waiting.set_exception(NoReply(why))
+        return True
+
+
 class RedisWire:
     """A ``Driver`` on the library redis."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
+        writer = connection._writer
+        assert writer is not None, "it is connected"
+        self._answers = _Answers(writer.transport)
+        writer.transport.set_protocol(self._answers)
 
     @classmethod
     async def connect(cls, options: RedisOptions) -> RedisWire:
@@ -79,19 +145,16 @@ class RedisWire:
         return cls(connection)
 
     async def call(self, *args: Argument) -> Any:
-        connection = self._connection
-        if not connection.is_connected:
-            raise NoReply("the connection was closed")
-        try:
-            await connection.send_packed_command(pack(args), check_health=False)
-            return await connection.read_response()
-        except (exceptions.RedisError, OSError) as error:
-            known = _answer(error)
-            if known is not None:
-                raise known from error
-            raise NoReply(str(error)) from error
+        reply = await self._answers.ask(pack(args))
+        if isinstance(reply, hiredis.ReplyError):
+            raise answer(str(reply))
+        return reply
+
+    def give_up(self) -> bool:
+        return self._answers.end(CLOSED)
 
     async def close(self) -> None:
+        self._answers.end(CLOSED)
         await self._connection.disconnect(nowait=True)
 
 
