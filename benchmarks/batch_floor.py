@@ -1,6 +1,6 @@
 """What a batch of one task costs, part by part, on the machine at hand.
 
-    python -m benchmarks.batch_floor [--count 2000] [--rounds 3] [--dir FOLDER]
+    python -m benchmarks.batch_floor [--store redis] [--count 2000] [--rounds 3] [--dir FOLDER]
 
 One enqueue after the other gives each batch one task. Each part is measured alone, one after the
 other as a lone producer asks, and beside them the daemon that has all of them: the p50 of one, and
@@ -16,6 +16,7 @@ import os
 import socket
 import sqlite3
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -28,12 +29,17 @@ from benchmarks import payload
 from benchmarks.client_jobs import loop_factory
 from benchmarks.environment import choose_folder
 from benchmarks.pump import Stream, one_by_one
+from benchmarks.redis_server import Redis, TickwheelOnRedis, find_redis
 from benchmarks.servers import Echo, Server, Tickwheel
 from benchmarks.wire import Control, FrameCounter, connect
 from tickwheel.api.frames import FrameType
 from tickwheel.model.effects import Effects, keyed
 from tickwheel.model.kinds import SESSION
 from tickwheel.model.records import ID_STEP, SessionRow, TaskRow
+from tickwheel.persistence.redis.driver import options_from, pack
+from tickwheel.persistence.redis.layout import COMMIT, prepare
+from tickwheel.persistence.redis.locator import connect as connect_driver
+from tickwheel.persistence.redis.store import RedisStore
 from tickwheel.persistence.sqlite.database import SqliteOptions
 from tickwheel.persistence.sqlite.store import SqliteStore, StoreThread
 from tickwheel.persistence.sqlite.writer import Writer
@@ -201,6 +207,113 @@ def store(folder: Path, count: int) -> Price:
     return run(measure())
 
 
+# --- Redis ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def redis_server(folder: Path) -> Iterator[Redis]:
+    found = find_redis()
+    assert found is not None, "main has looked"
+    with Redis(folder / "redis", found[0]) as server:
+        yield server
+
+
+def plain_ping(folder: Path, count: int) -> Price:
+    """A command without any work to Redis and its answer, by a program that does nothing else."""
+    with redis_server(folder) as server, connect(server.port) as sock:
+
+        def one(_: int) -> None:
+            sock.sendall(b"PING\r\n")
+            sock.recv(64)
+
+        return repeated(one, count)
+
+
+def driver_ping(folder: Path, count: int) -> Price:
+    """The same through the event loop and the driver."""
+
+    async def measure(url: str) -> Price:
+        driver = await connect_driver(options_from(url))
+        try:
+            return await awaited(lambda _: driver.call("PING"), count)
+        finally:
+            await driver.close()
+
+    with redis_server(folder) as server:
+        return run(measure(server.url))
+
+
+def packing(folder: Path, count: int) -> Price:
+    """The batch as the arguments of its script."""
+    endings_max = options_from("redis://localhost/0").endings_max
+    batches = {number: lone_batch(number) for number in range(1, count + 1)}
+    return repeated(lambda number: prepare(batches[number], endings_max), count)
+
+
+def plain_script(folder: Path, count: int, *, of_redis: bool = False) -> Price:
+    """The script of the batch, packed beforehand, by a program that does nothing else; or the
+    processor time of Redis for it."""
+
+    async def opened(url: str) -> tuple[RedisStore, int, bytes]:
+        store = RedisStore(options_from(url))
+        epoch = (await store.open(OWNER, 1)).epoch
+        return store, epoch, store._writer._sender.link
+
+    async def measure(server: Redis) -> Price:
+        store, epoch, link = await opened(server.url)
+        commands = {n: script_command(store, epoch, link, n) for n in range(1, count + 1)}
+        with connect(server.port) as sock:
+
+            def one(number: int) -> None:
+                sock.sendall(commands[number])
+                assert b"applied" in sock.recv(256)
+
+            sock.sendall(b"".join(pack(("SCRIPT", "LOAD", COMMIT.text))))
+            sock.recv(256)
+            before_s = server.cpu_s()
+            price = repeated(one, count)
+            spent_us = (server.cpu_s() - before_s) / count * 1e6
+        await store.close(clean=False)
+        return price._replace(processor_us=spent_us) if of_redis else price
+
+    with redis_server(folder) as server:
+        return run(measure(server))
+
+
+def script_command(store: RedisStore, epoch: int, link: bytes, number: int) -> bytes:
+    """The command that the store sends for a lone batch."""
+    effects = lone_batch(number)
+    ((lowest, _),) = effects.enqueued.items()
+    (flat,) = prepare(effects, store.options.endings_max).flat
+    fence, keys = (epoch, OWNER, link), store.keys.all
+    marks = (number, 1, b"%019d" % lowest, b"%019d" % effects.id_mark, effects.position_ms)
+    return b"".join(pack(("EVALSHA", COMMIT.sha, len(keys), *keys, *fence, *marks, flat)))
+
+
+def redis_store(folder: Path, count: int) -> Price:
+    """The commit as the event loop asks for it."""
+
+    async def measure(url: str) -> Price:
+        store = RedisStore(options_from(url))
+        opened = await store.open(OWNER, 1)
+        batches = {number: lone_batch(number) for number in range(1, count + 1)}
+        try:
+            return await awaited(lambda n: store.commit(opened.epoch, OWNER, n, batches[n]), count)
+        finally:
+            await store.close(clean=True)
+
+    with redis_server(folder) as server:
+        return run(measure(server.url))
+
+
+def daemon_on_redis(folder: Path, count: int) -> Price:
+    with contextlib.ExitStack() as opened:
+        redis = opened.enter_context(redis_server(folder))
+        server = opened.enter_context(TickwheelOnRedis(folder / "daemon", redis))
+        sock = opened.enter_context(Control(server.port, session=True).sock)
+        return asked(server, sock, count)
+
+
 # --- frames --------------------------------------------------------------------------------------
 
 
@@ -239,7 +352,7 @@ def daemon(folder: Path, count: int, *, store: str | None) -> Price:
         return asked(server, sock, count)
 
 
-PARTS: dict[str, Part] = {
+SQLITE: dict[str, Part] = {
     "a frame over loopback and back (echo)": echo,
     "fdatasync of 4 KiB, appended": partial(sync, in_place=False),
     "fdatasync of 4 KiB, written over": partial(sync, in_place=True),
@@ -258,12 +371,26 @@ PARTS: dict[str, Part] = {
     "the daemon": partial(daemon, store=None),
 }
 
+REDIS: dict[str, Part] = {
+    "a frame over loopback and back (echo)": echo,
+    "Redis: a command that does nothing (PING)": plain_ping,
+    "the same through event loop and driver": driver_ping,
+    "Redis: the batch's script, packed beforehand": plain_script,
+    "the same, and what Redis spends on it": partial(plain_script, of_redis=True),
+    "the batch, packed": packing,
+    "the commit, asked for by the event loop": redis_store,
+    "a frame decoded, its answer encoded": frames,
+    "the daemon without a store (memory:)": partial(daemon, store="memory:"),
+    "the daemon": daemon_on_redis,
+}
+PARTS = {"sqlite": SQLITE, "redis": REDIS}
 
-def measured(count: int, rounds: int, folder: Path) -> dict[str, Price]:
+
+def measured(parts: dict[str, Part], count: int, rounds: int, folder: Path) -> dict[str, Price]:
     """All parts in turn, so often; of each the medians."""
-    found: dict[str, list[Price]] = {name: [] for name in PARTS}
+    found: dict[str, list[Price]] = {name: [] for name in parts}
     for _ in range(rounds):
-        for name, part in PARTS.items():
+        for name, part in parts.items():
             with tempfile.TemporaryDirectory(dir=folder) as fresh:
                 found[name].append(part(Path(fresh), count))
     return {
@@ -273,13 +400,19 @@ def measured(count: int, rounds: int, folder: Path) -> dict[str, Price]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a table; 0."""
+    """Prints a table; 0, or 2 where there is no Redis."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_floor", description=__doc__)
+    parser.add_argument("--store", choices=tuple(PARTS), default="sqlite")
     parser.add_argument("--count", type=int, default=2_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dir", default=None, help="a folder on a real disk")
     options = parser.parse_args(arguments)
-    prices = measured(options.count, options.rounds, choose_folder(options.dir))
+    if options.store == "redis" and find_redis() is None:
+        print("--store redis: no redis-server is installed", file=sys.stderr)
+        return 2
+    prices = measured(
+        PARTS[options.store], options.count, options.rounds, choose_folder(options.dir)
+    )
     print(f"{'part':46} {'p50':>9} {'processor':>12}")
     for name, price in prices.items():
         print(f"{name:46} {price.p50_us:6.0f} us {price.processor_us:9.0f} us")

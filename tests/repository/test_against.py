@@ -44,10 +44,11 @@ def test_a_case_that_there_is_not_is_bad_usage(capsys: pytest.CaptureFixture[str
     assert "not one of enqueue_frame" in capsys.readouterr().err
 
 
-def test_the_parts_of_a_batch_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert batch_floor.main(["--count", "30", "--rounds", "1"]) == 0
+@pytest.mark.parametrize("store", ["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
+def test_the_parts_of_a_batch_are_measured(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert batch_floor.main(["--store", store, "--count", "30", "--rounds", "1"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == ["part", "p50", "processor"]
-    assert [line[:46].rstrip() for line in lines] == list(batch_floor.PARTS)
+    assert [line[:46].rstrip() for line in lines] == list(batch_floor.PARTS[store])
     for line in lines:
         assert float(line.split()[-4]) > 0, line

@@ -28,7 +28,7 @@ DUE_MS = 1_800_000_000_000
 def arguments(packed: Packed) -> list[bytes]:
     """As Redis reads them."""
     reader = hiredis.Reader()
-    reader.feed(b"*%d\r\n%b" % (packed.count, packed.data))
+    reader.feed(b"*%d\r\n%b" % (packed.number, packed.data))
     found = reader.gets()
     assert isinstance(found, list)
     assert reader.gets() is False, "nothing is left"
@@ -98,8 +98,8 @@ class TestParts:
         prepared = prepare(effects, 200_000)
         assert len(prepared.flat) > 1
         for part in prepared.flat:
-            assert part.count <= PART_ARGS_MAX
-            assert len(part.data) <= PART_BYTES_MAX * 1.1 or part.count <= 10
+            assert part.number <= PART_ARGS_MAX
+            assert len(part.data) <= PART_BYTES_MAX * 1.1 or part.number <= 10
         found = by_operation(prepared)
         assert prepared.size_bytes == sum(len(part.data) for part in prepared.flat)
         monkeypatch.setattr("tickwheel.persistence.redis.layout.PART_ARGS_MAX", 1 << 60)

@@ -232,7 +232,7 @@ def pack_args(args: Sequence[bytes]) -> Packed:
 
 def joined(some: Sequence[Packed]) -> Packed:
     """Packed arguments put end to end."""
-    return Packed(sum([one.count for one in some]), b"".join([one.data for one in some]))
+    return Packed(sum([one.number for one in some]), b"".join([one.data for one in some]))
 
 
 def pack(args: tuple[Argument, ...]) -> list[bytes]:
@@ -240,7 +240,7 @@ def pack(args: tuple[Argument, ...]) -> list[bytes]:
     last = args[-1]
     if not isinstance(last, Packed):
         return [_command(args)]
-    head = b"*%d\r\n%b" % (len(args) - 1 + last.count, _after_count(args[:-1]))
+    head = b"*%d\r\n%b" % (len(args) - 1 + last.number, _after_count(args[:-1]))
     return [head, last.data] if last.data else [head]
 
 
@@ -255,14 +255,14 @@ def _after_count(args: Sequence[Argument]) -> bytes:
     return packed[packed.index(b"\n") + 1 :]
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(NamedTuple):
     """Arguments in the protocol's form, which may only stand last in a command."""
 
-    count: int
+    number: int
+    """How many arguments there are."""
     data: bytes
     weight: int = 0
-    """The arguments that it counts for where a script is cut into parts; 0: ``count``."""
+    """The arguments that it counts for where a script is cut into parts; 0: ``number``."""
 
 
 Argument = bytes | str | int | Packed

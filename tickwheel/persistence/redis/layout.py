@@ -410,10 +410,22 @@ def _add(ops: list[Op], name: bytes, key: str, args: list[bytes]) -> None:
         ops.append((name, KEY[key], args))
 
 
+FEW_ARGS, FEW_BYTES = 64, 16 << 10
+"""An operation with at most so many arguments and bytes is packed together with its neighbours."""
+
+
 def packed(ops: Iterable[Op]) -> list[Packed]:
-    """Operations of at most a thousand arguments and 8 MiB each; a pair is never divided."""
+    """Operations in their order, of at most a thousand arguments and 8 MiB each; a pair is never
+    divided. Of an ordinary minute's batch all become one piece: each call costs."""
     found: list[Packed] = []
+    few: list[bytes] = []
     for name, key, args in ops:
+        if len(args) <= FEW_ARGS and sum(map(len, args)) <= FEW_BYTES:
+            few += (name, key, b"%d" % len(args), *args)
+            continue
+        if few:
+            found.append(pack_args(few))
+            few = []
         waiting = [args[i : i + SLICE_ARGS] for i in range(0, len(args), SLICE_ARGS)][::-1]
         while waiting:
             some = waiting.pop()
@@ -422,6 +434,8 @@ def packed(ops: Iterable[Op]) -> list[Packed]:
                 waiting += [some[middle:], some[:middle]]
             else:
                 found.append(pack_args((name, key, b"%d" % len(some), *some)))
+    if few:
+        found.append(pack_args(few))
     return found
 
 
@@ -434,7 +448,7 @@ def parts(ops: Sequence[Packed]) -> tuple[list[Packed], int]:
     part: list[Packed] = []
     part_args = part_bytes = size_bytes = 0
     for op in ops:
-        weight, op_bytes = op.weight or op.count, len(op.data)
+        weight, op_bytes = op.weight or op.number, len(op.data)
         full = part_args + weight > PART_ARGS_MAX or part_bytes + op_bytes > PART_BYTES_MAX
         if part and full:
             found.append(joined(part))
@@ -460,11 +474,7 @@ class Ahead:
     """Encodes the new tasks of the open batch while the batch before is on its way."""
 
     def __init__(self) -> None:
-        self._of: dict[int, TaskRow] = {}
-        self._rows: list[TaskRow] = []
-        self._records: list[bytes] = []
-        self._records_bytes = 0
-        self._tasks = NewTasks()
+        self._begin({})
 
     def add(self, enqueued: dict[int, TaskRow]) -> None:
         """Encode the tasks that came since the last call, if they are enough to be worth it."""
@@ -479,9 +489,7 @@ class Ahead:
         if enqueued is not self._of or not (
             len(self._rows) <= len(enqueued) and all(map(is_, self._rows, enqueued.values()))
         ):
-            whole = Ahead()
-            whole._begin(enqueued)
-            return whole.finish(enqueued)
+            self._begin(enqueued)
         if len(enqueued) > len(self._rows):
             self._encode(len(enqueued) - len(self._rows))
         encoded = Encoded(self._records, self._records_bytes, self._tasks.operations())
@@ -490,7 +498,9 @@ class Ahead:
 
     def _begin(self, enqueued: dict[int, TaskRow]) -> None:
         self._of = enqueued
-        self._rows, self._records, self._records_bytes = [], [], 0
+        self._rows: list[TaskRow] = []
+        self._records: list[bytes] = []
+        self._records_bytes = 0
         self._tasks = NewTasks()
 
     def _encode(self, count: int) -> None:

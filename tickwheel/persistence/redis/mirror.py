@@ -46,6 +46,8 @@ BLOCK_BITS = 20
 neighbourhood of memory, they cost a third of what they would cost apart."""
 SPREAD = 4_093
 """How many dictionaries' places there are: a prime, so that busy and idle times spread alike."""
+PLACED_AT_ONCE = 16
+"""So few tasks are placed sooner than what puts it off is done."""
 TASK_BYTES = 144
 """The bytes that a task takes beside its record: its id, its place, the record's object."""
 ROW_BYTES = 450
@@ -59,7 +61,7 @@ class TaskRecords:
     120 ms when it grows past a million, and equal ones might all grow in the same batch.
 
     What was added last counts and is found like all the rest, but has no place in them yet:
-    ``place`` does that, or whoever asks for something first.
+    ``place`` does that, or whoever asks for something first. A few tasks are placed at once.
     """
 
     def __init__(self) -> None:
@@ -89,8 +91,18 @@ class TaskRecords:
         """Add tasks that are certainly not here; ``size_bytes`` is that of their records. The three
         arguments must not change later. Ids come in order, or it takes longer."""
         self.place()
-        self._added = ids, records
         self.bytes_held += size_bytes + TASK_BYTES * len(records)
+        if len(records) > PLACED_AT_ONCE:
+            self._added = ids, records
+            return
+        table = self._table
+        for task_id, record in zip(ids, records, strict=True):
+            table[(task_id >> BLOCK_BITS) % SPREAD][task_id] = record
+
+    @property
+    def has_to_place(self) -> bool:
+        """Whether the tasks that were added last have no place yet."""
+        return self._added is not None
 
     def place(self) -> None:
         """Put the tasks that were added last into their dictionaries."""
@@ -345,6 +357,11 @@ class Mirror:
             filling.new.update(effects.enqueued)
             filling.newer.update(effects.enqueued, effects.updated, effects.ended)
             filling.ended.update(effects.ended)
+
+    @property
+    def has_to_place(self) -> bool:
+        """Whether the last batch left something to do for ``place``."""
+        return self._tasks.has_to_place
 
     def place(self) -> None:
         """Do what the last batch left to do, and that may wait until the next has been sent."""

@@ -295,6 +295,22 @@ class Apart:
             start += size
 
 
+def without_new_tasks(effects: Effects) -> Effects:
+    """A copy of a batch without its new tasks. Said field by field: ``replace``, which asks the
+    class for its fields, takes four times as long."""
+    return Effects(
+        updated=effects.updated,
+        moved=effects.moved,
+        ended=effects.ended,
+        progress=effects.progress,
+        dead=effects.dead,
+        records=effects.records,
+        enqueued_bytes=effects.enqueued_bytes,
+        id_mark=effects.id_mark,
+        position_ms=effects.position_ms,
+    )
+
+
 @dataclass(slots=True)
 class _Kept:
     """One applied batch that is kept to be replayed."""
@@ -330,7 +346,7 @@ class History:
         ``enqueued``: the records of its new tasks.
         """
         size_bytes += BATCH_BYTES
-        rest = replace(effects, enqueued={}, hashes={})
+        rest = without_new_tasks(effects) if effects.enqueued else effects
         self._batches.append(_Kept(n, rest, enqueued, size_bytes, now_s))
         self._bytes += size_bytes
         self.forget(now_s)
@@ -505,7 +521,8 @@ class Writer:
         self.position_ms = effects.position_ms
         self._mirror.landed(effects, records)
         self.landed(effects)
-        loop.call_soon(self._mirror.place)  # when the next batch is on its way
+        if self._mirror.has_to_place:
+            loop.call_soon(self._mirror.place)  # when the next batch is on its way
         for watcher in self.watchers:
             watcher.append(effects)
 

@@ -4,7 +4,7 @@ if refused then return refused end
 if w[5] then return {'parts'} end
 refused = place(w, ARGV[4])
 if refused then return refused end
-if ARGV[6] ~= '' and ARGV[6] <= redis.call('HGET', WHEEL, 'id_mark') then
+if ARGV[6] ~= '' and ARGV[6] <= w[7] then
   local id = find_twice(ARGV, 9)
   if id then return {'twice', id} end
 end

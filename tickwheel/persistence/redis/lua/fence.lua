@@ -1,6 +1,7 @@
 -- Nobody but the current owner on its newest connection: anything else is late.
 local function fence(epoch, owner, link)
-  local w = redis.call('HMGET', WHEEL, 'epoch', 'owner', 'link', 'last', 'parts', 'part')
+  local w = redis.call('HMGET', WHEEL, 'epoch', 'owner', 'link', 'last', 'parts', 'part',
+    'id_mark')
   if not w[1] then return {'gone'} end
   if w[1] ~= epoch or w[2] ~= owner then return {'fenced', w[1], w[2]} end
   if w[3] ~= link then return {'stale'} end
