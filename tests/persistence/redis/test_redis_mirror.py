@@ -22,6 +22,7 @@ from tickwheel.persistence.redis import RedisStore
 from tickwheel.persistence.redis.driver import RedisOptions, options_from
 from tickwheel.persistence.redis.layout import HANDLES, prepare
 from tickwheel.persistence.redis.mirror import (
+    PLACED_AT_ONCE,
     ROW_BYTES,
     TASK_BYTES,
     GroupRecords,
@@ -424,6 +425,18 @@ class TestContainers:
                 assert len(set(sizes)) > 15
             else:  # they are filled one after the other
                 assert sizes[-1] < 65_536
+
+    @pytest.mark.parametrize("count", [1, PLACED_AT_ONCE, PLACED_AT_ONCE + 1, 100])
+    def test_few_are_placed_at_once_and_many_later(self, count: int) -> None:
+        found, is_many = TaskRecords(), count > PLACED_AT_ONCE
+        records = {(1 << 50) + (n << 19): b"%d" % n for n in range(count)}
+        found.add(list(records), list(records.values()), sum(map(len, records.values())))
+        assert found.has_to_place == is_many
+        assert sum(map(len, found._buckets)) == (0 if is_many else count)
+        assert {task_id: found.get(task_id) for task_id in records} == records
+        assert not found.has_to_place
+        found.drop(records)
+        assert (len(found), found.bytes_held) == (0, 0)
 
     def test_take_ids_in_any_order(self) -> None:
         found, expected = TaskRecords(), {}
