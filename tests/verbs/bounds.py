@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
-from tickwheel.api.dead import LetterPlace
 from tickwheel.api.kinds import (
     Choice,
     Flag,
@@ -21,6 +20,7 @@ from tickwheel.api.kinds import (
     Window,
 )
 from tickwheel.api.shapes import Field
+from tickwheel.api.tasks import LetterPlace
 from tickwheel.limits import ID_MAX, Limits
 from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
 

@@ -17,10 +17,9 @@ import pytest
 import typer
 
 from support.raw import Raw
-from tickwheel.api.dead import LetterPlace
 from tickwheel.api.kinds import Flag, Id, Ids, Letters, Number, Since
 from tickwheel.api.shapes import Field, Request
-from tickwheel.api.tasks import LookUp, MoveFields, Selection
+from tickwheel.api.tasks import LetterPlace, LookUp, MoveFields, Selection
 from tickwheel.api.verb import Audit, Verb
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.app import app

@@ -23,11 +23,10 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from support.raw import Raw
-from tickwheel.api.dead import LetterPlace
 from tickwheel.api.kinds import Body, Id, Ids, Kind, Moment, Name, Policy, Rule, Since, Span, Text
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.shapes import Block, Request
-from tickwheel.api.tasks import PAGE, AcceptedIds, Selection, TaskInfo, TaskOutcome
+from tickwheel.api.tasks import PAGE, AcceptedIds, LetterPlace, Selection, TaskInfo, TaskOutcome
 from tickwheel.api.verb import Method, Verb
 from tickwheel.cli import app
 from tickwheel.cli.call import exit_code

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from tickwheel.api import dead, tasks
-from tickwheel.api.dead import LetterPlace
+from tickwheel.api import tasks
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import (
     ID,
@@ -20,7 +19,7 @@ from tickwheel.api.kinds import (
     Text,
 )
 from tickwheel.api.shapes import Answer, Request, maybe_when, when
-from tickwheel.api.tasks import MOVES, PAGE, STATES, AnyMoveFields
+from tickwheel.api.tasks import MOVES, PAGE, STATES, AnyMoveFields, LetterPlace
 from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
 
 EXAMPLES_MAX: Final = 10
@@ -67,7 +66,7 @@ SELECTED: Final[Mapping[str, tuple[type[Request], ...]]] = {
         for verb in tasks.VERBS
         if verb.bulk
     },
-    **{verb.bulk: (DeadSelectionFields,) for verb in dead.VERBS if verb.bulk},
+    **{verb.bulk: (DeadSelectionFields,) for verb in tasks.LETTER_VERBS if verb.bulk},
 }
 """Kind of a bulk operation → the blocks of options that it has."""
 KINDS: Final = Choice("str", *SELECTED)

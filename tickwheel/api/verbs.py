@@ -10,7 +10,6 @@ from typing import Final
 from tickwheel.api import (
     bulk,
     daemon,
-    dead,
     groups,
     nodes,
     schedules,
@@ -93,7 +92,7 @@ VERBS: Final[Mapping[str, Verb]] = MappingProxyType(
     {
         verb.name: verb
         for verb in (
-            *BY_HAND, *tasks.VERBS, *dead.VERBS, *groups.VERBS, *schedules.VERBS,
+            *BY_HAND, *tasks.VERBS, *tasks.LETTER_VERBS, *groups.VERBS, *schedules.VERBS,
             *transactions.VERBS, *bulk.VERBS, *targets.VERBS, *nodes.VERBS, *daemon.VERBS,
         )
     }

@@ -22,7 +22,6 @@ from tickwheel.api.daemon import (
     Status,
     TopicStats,
 )
-from tickwheel.api.dead import DeadLetter
 from tickwheel.api.groups import (
     GroupHeld,
     GroupSettings,
@@ -37,7 +36,7 @@ from tickwheel.api.nodes import NodeDrained, NodeInfo, Nodes, ShardInfo, ShardPl
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import ScheduleInfo, ScheduleRun
 from tickwheel.api.targets import PushSent, TargetInfo, TargetRemoved
-from tickwheel.api.tasks import GroupInfo, TaskInfo, TaskOutcome
+from tickwheel.api.tasks import DeadLetter, GroupInfo, TaskInfo, TaskOutcome
 from tickwheel.api.transactions import TransactionInfo
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery

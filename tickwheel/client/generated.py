@@ -12,7 +12,6 @@ from typing import Unpack, overload
 
 from tickwheel.api.bulk import BulkInfo
 from tickwheel.api.daemon import Backup, ConsumerInfo, Load, Stats, Status
-from tickwheel.api.dead import DeadLetter
 from tickwheel.api.groups import (
     GroupHeld,
     GroupSettings,
@@ -26,7 +25,7 @@ from tickwheel.api.groups import (
 from tickwheel.api.nodes import NodeDrained, Nodes, ShardPlaced
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.targets import PushSent, TargetInfo, TargetRemoved
-from tickwheel.api.tasks import TaskInfo, TaskOutcome, Value
+from tickwheel.api.tasks import DeadLetter, TaskInfo, TaskOutcome, Value
 from tickwheel.api.times import Duration
 from tickwheel.api.transactions import TransactionInfo
 from tickwheel.api.words import (

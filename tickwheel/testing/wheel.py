@@ -41,8 +41,7 @@ from tickwheel.protocol import Decoder
 from tickwheel.server.settings import Settings
 
 if TYPE_CHECKING:
-    from tickwheel.api.dead import DeadLetter
-    from tickwheel.api.tasks import TaskInfo
+    from tickwheel.api.tasks import DeadLetter, TaskInfo
     from tickwheel.api.times import Duration
     from tickwheel.engine.topics import Lease
     from tickwheel.inside import End

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tickwheel.api.dead import LetterPlace
 from tickwheel.api.kinds import Body, Id, Ids, Kind, Policy, Rule
 from tickwheel.api.shapes import Answer, Block, Field
-from tickwheel.api.tasks import AcceptedIds, Failure, TaskOutcome
+from tickwheel.api.tasks import AcceptedIds, Failure, LetterPlace, TaskOutcome
 from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import ID_MAX
 from tickwheel.model.records import ID_STEP

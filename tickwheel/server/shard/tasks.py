@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.api.dead import DeadPage, Letters
-from tickwheel.api.tasks import PAGE, TasksPage
+from tickwheel.api.tasks import PAGE, DeadPage, Letters, TasksPage
 from tickwheel.engine.tasks import AT_ONCE
 from tickwheel.errors import BadRequest, LimitExceeded, shown
 from tickwheel.limits import ID_MAX
