@@ -53,11 +53,10 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
 )
-from tickwheel.persistence import ShardFolder, audit
+from tickwheel.persistence import Layout, ShardFolder, audit, read_layout, write_layout
 from tickwheel.persistence.contract import Small, StoredTask, StoreUnusable
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.server import reshard as resharding
-from tickwheel.server.processes import Layout, read_layout, write_layout
 from tickwheel.server.reshard import Plan, Report, reshard
 
 NOW_MS = 1_800_000_000_000

@@ -77,12 +77,19 @@ from tickwheel.model.records import (
     order_of,
 )
 from tickwheel.persistence import (
+    Layout,
     ShardFolder,
     audit,
+    count_path,
+    is_laid_out,
+    layout_number,
     parse,
+    read_layout,
     shard_folder,
     sqlite_url,
+    unfinished,
     without_secrets,
+    write_layout,
 )
 from tickwheel.persistence.codec import encode_dead, encode_progress, encode_task
 from tickwheel.persistence.contract import Audit, Small, StoredTask, StoreUnusable
@@ -99,15 +106,6 @@ from tickwheel.persistence.sqlite.database import (
 )
 from tickwheel.persistence.sqlite.reader import Reader
 from tickwheel.persistence.sqlite.store import read_small
-from tickwheel.server.processes import (
-    Layout,
-    count_path,
-    is_laid_out,
-    layout_number,
-    read_layout,
-    unfinished,
-    write_layout,
-)
 
 OWNER: Final = "reshard"
 PAGE: Final = 10_000
