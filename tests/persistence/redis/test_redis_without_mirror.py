@@ -237,10 +237,10 @@ class TestCameBackOlder:
         before = redis_server.snapshot()
         await subject.commit(tasks([2]))
         history = _redis(subject)._writer._history
-        history._batches[-1].at_s -= 59.5
+        history._batches[-1].at_s -= 58.5
         redis_server.restart_from(before)
         await comes(lambda: _verified(subject))
-        await asyncio.sleep(0.6)  # real time: the first of the two confirmations is too old now
+        await asyncio.sleep(1.6)  # real time: the first of the two confirmations is too old now
         await _taken(subject, tasks([3]))
         redis_server.restart_from(before)
         await comes(lambda: _verified(subject))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.shard_rig import NOW_MS, Sources
+from support.waiting import soon
 from tickwheel.clock import Clock, Now
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.sessions import StoredAnswer
@@ -71,7 +72,7 @@ class Peer:
     async def next(self) -> tuple[object, ...]:
         while not self.frames:
             self.arrived.clear()
-            await asyncio.wait_for(self.arrived.wait(), 5)
+            await soon(self.arrived.wait())
         return self.frames.pop(0)
 
 
@@ -117,7 +118,7 @@ class Bench:
         self.committer.kick()
 
     async def arrived(self) -> tuple[int, Effects]:
-        return await asyncio.wait_for(self.store.arrived.get(), 5)
+        return await soon(self.store.arrived.get())
 
     def let(self, verdict: Exception | None = None) -> None:
         self.store.verdicts.put_nowait(verdict)
@@ -283,7 +284,7 @@ async def test_a_broken_store_ends_the_run_without_an_answer(bench: Bench) -> No
     await bench.arrived()
     bench.let(StoreBroken("fsync failed"))
     with pytest.raises(StoreBroken):
-        await asyncio.wait_for(bench.running, 5)
+        await soon(bench.running)
     assert peer.frames == []
 
 
@@ -293,7 +294,7 @@ async def test_stop_commits_what_is_open_first(bench: Bench) -> None:
     stopping = asyncio.create_task(bench.committer.stop(bench.running))
     await bench.arrived()
     bench.let()
-    await asyncio.wait_for(stopping, 5)
+    await soon(stopping)
     assert (await peer.next())[:2] == (65, 1)
 
 
@@ -304,7 +305,7 @@ async def test_a_barrier_passes_when_everything_before_it_is_durable(bench: Benc
     await asyncio.sleep(0)
     assert not passed.done()
     bench.let()
-    await asyncio.wait_for(passed, 5)
+    await soon(passed)
 
 
 async def test_the_next_batch_is_with_the_store_while_replies_are_written(bench: Bench) -> None:

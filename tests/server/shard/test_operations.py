@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.shard_rig import ShardRig, started
+from support.waiting import soon
 from tickwheel.api.verbs import VERBS
 from tickwheel.engine.sessions import StoredAnswer
 from tickwheel.engine.topics import Item
@@ -94,7 +95,7 @@ async def test_what_is_wrong_is_raised_from_the_error_table(rig: ShardRig) -> No
 async def test_a_pull_of_an_empty_group_is_answered_when_its_time_is_over(rig: ShardRig) -> None:
     peer = InMemory(rig.operations)
     rig.operations.pull(peer.caller, 1, "t", "g", 1, 0, {}, peer, rig.shard.clock.read())
-    request, (epoch, _, items) = await asyncio.wait_for(peer.answers.get(), 5)
+    request, (epoch, _, items) = await soon(peer.answers.get())
     assert (request, epoch, items) == (1, rig.shard.epoch, ())
     assert peer.caller.pulls == {}
 
