@@ -151,6 +151,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("tickwheel ")
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_daemon_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["stats", "--url", "tcp://127.0.0.1:1"]) == 3
     captured = capsys.readouterr()

@@ -100,6 +100,7 @@ def test_a_command_or_setting_that_nearly_is_one_is_suggested(
         load(None, {"qwertyuiop": "3"})
 
 
+@pytest.mark.usefixtures("impatient")
 def test_without_a_daemon_it_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--url", "tcp://127.0.0.1:1", "stats"]) == 3
     (line,) = capsys.readouterr().err.splitlines()

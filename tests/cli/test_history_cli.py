@@ -184,6 +184,7 @@ def test_following_shows_what_comes(
 # --- show --flow -------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_finished_task_is_shown_from_history_alone(folder: Path, capsys: Capture) -> None:
     arguments = ["show", str(A), "--flow", "--history", str(folder), "--url", "127.0.0.1:1"]
     code, lines, err = call(capsys, *arguments)
@@ -199,6 +200,7 @@ def test_a_finished_task_is_shown_from_history_alone(folder: Path, capsys: Captu
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_task_that_nobody_knows_is_4(folder: Path, capsys: Capture) -> None:
     code, _, err = call(
         capsys, "show", "77", str(A), "--flow", "--history", str(folder), "--url", "127.0.0.1:1"
@@ -276,6 +278,7 @@ async def test_restore_without_bodies_is_1(tmp_path: Path, capsys: Capture) -> N
 NOBODY = ("--url", "tcp://127.0.0.1:1")
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_key_is_looked_up_in_the_history_without_a_daemon(folder: Path, capsys: Capture) -> None:
     asked = (*NOBODY, "show", "--key", "k1", "--history", str(folder), "--json")
     code, lines, err = call(capsys, *asked)
