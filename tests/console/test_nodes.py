@@ -36,6 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     server = RedisServer(folder / "redis").start()
     try:
         options: dict[str, Any] = {"http": True, "leader_ttl_s": TTL_S}
+        server.lay_out(3)
         with Nodes(folder, server.url(), 3, ("a", OTHER), **options) as nodes:
             yield nodes
     finally:

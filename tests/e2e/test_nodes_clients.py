@@ -26,6 +26,7 @@ KEYS = [f"customer-{n}" for n in range(6)]
 
 @pytest.fixture
 def pair(server: RedisServer, tmp_path: Path) -> Iterator[Nodes]:
+    server.lay_out(SHARDS)
     with Nodes(tmp_path, server.url(), SHARDS, leader_ttl_s=TTL_S) as nodes:
         nodes.until_led("a", "ab")
         until(lambda: nodes.leaders("b") == nodes.leaders("a"), 60, nodes.log)

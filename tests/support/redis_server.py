@@ -86,13 +86,14 @@ class RedisServer:
                 reply = connection.recv(1 << 16)
         return reply
 
-    def lay_out(self) -> RedisServer:
-        """So that the first daemon does not wait, for a leader's lease, whether an owner of the
-        empty store comes back."""
+    def lay_out(self, shards: int = 1) -> RedisServer:
+        """So that the first daemon of a shard does not wait, for a leader's lease, whether an owner
+        of the empty store comes back."""
 
         async def prepare() -> None:
-            options = options_from(self.url())
-            await lay_out(options, await look(options), int(time.time() * 1000), watch_s=0)
+            for shard in range(shards):
+                options = options_from(self.url(f"shard={shard}"))
+                await lay_out(options, await look(options), int(time.time() * 1000), watch_s=0)
 
         with ThreadPoolExecutor(1) as thread:  # this one may have an event loop
             thread.submit(lambda: asyncio.run(prepare())).result()
