@@ -239,7 +239,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     some seconds."""
     need_prometheus()
     folder = tmp_path_factory.mktemp("observe")
-    redis = RedisServer(folder / "redis").start()
+    redis = RedisServer(folder / "redis").start().lay_out(2)
     node = Node(folder / "node", "n", redis.url(), 2, http=True)
     with ExitStack() as stack:
         stack.callback(redis.kill)
