@@ -189,7 +189,6 @@ def pids(parent: Daemon) -> list[int]:
 
 
 async def test_nor_while_all_nodes_are_restarted(server: RedisServer, tmp_path: Path) -> None:
-    server.lay_out(SHARDS)
     with Nodes(tmp_path, server.url(), SHARDS, "abc", leader_ttl_s=NODE_TTL_S) as nodes:
         nodes.until_led("a", "abc")
         url = f"tcp://{','.join(f'127.0.0.1:{node.first_port}' for node in nodes.all.values())}"
