@@ -212,6 +212,24 @@ async def test_what_all_object_to_for_good_is_raised_at_once() -> None:
         assert (first.connections, second.connections) == (1, 1)
 
 
+@pytest.mark.parametrize("slow", [1, 2])
+async def test_also_when_they_take_their_time(slow: int) -> None:
+    """A daemon makes whoever guesses tokens wait, for longer than it is left alone."""
+
+    def refuse(peer: Peer, frame: Any) -> None:
+        peer.error(frame, "unauthorized")
+        peer.close()
+
+    def refuse_later(peer: Peer, frame: Any) -> None:
+        asyncio.get_running_loop().call_later(2 * reconnector.APART_S, refuse, peer, frame)
+
+    async with FakeDaemon() as first, FakeDaemon() as second:
+        first.greet, second.greet = refuse_later, refuse_later if slow == 2 else refuse
+        with pytest.raises(errors.Unauthorized):
+            await soon(both(first, second, connect_timeout=60.0).connect())
+        assert max(first.connections, second.connections) <= 4
+
+
 # --- the active one steps down ---------------------------------------------------------------
 
 

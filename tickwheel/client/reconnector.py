@@ -762,13 +762,14 @@ class Search:
     async def _rest(self) -> Connection | None:
         """Pause after a round; where it had nothing to try, because all is being tried, wait until
         an attempt has ended. The connection, if an attempt from before has made one."""
-        if self._is_idle and self._tries:
-            return await self._wait(None)
-        until_s = self._loop.time() + self._pause_s()
-        while (left_s := until_s - self._loop.time()) > 0:
-            connection = await self._wait(left_s)
+        waits = self._is_idle and bool(self._tries)
+        until_s = self._loop.time() + (0.0 if waits else self._pause_s())
+        while waits or self._loop.time() < until_s:
+            connection = await self._wait(None if waits else until_s - self._loop.time())
             if connection is not None:
                 return connection
+            self._refuse_for_good()
+            waits = False
         return None
 
     def _list(self) -> deque[Address]:
@@ -802,7 +803,8 @@ class Search:
 
     def _refuse_for_good(self) -> None:
         said = [self._said[a] for a in self._addresses if a in self._said]
-        if said and not (self._found_once or self._tries or any(e.retryable for e in said)):
+        are_all = 0 < len(said) == len(self._addresses)
+        if are_all and not self._found_once and not any(error.retryable for error in said):
             raise said[-1]
 
     # --- attempts -------------------------------------------------------------------------------
