@@ -114,12 +114,15 @@ class Nodes:
     def until_led(
         self, asked: str, by: Iterable[str], timeout_s: float = 60.0
     ) -> dict[int, str | None]:
-        """Until the nodes named in ``by``, each of which has some, lead all shards."""
+        """Until the nodes named in ``by``, each of which has some, lead all shards, and none is to
+        move any more."""
 
         those = set(by)
 
         def look() -> dict[int, str | None]:
-            found = self.leaders(asked)
-            return found if set(found.values()) == those else {}
+            shards = self[asked].nodes()["shards"]
+            found = {one["shard"]: one["node"] for one in shards}
+            rests = all(one["node"] == one["wanted"] for one in shards)
+            return found if rests and set(found.values()) == those else {}
 
         return until(look, timeout_s, self.log)
