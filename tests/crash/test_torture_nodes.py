@@ -117,12 +117,12 @@ async def test_doors_shut_and_swallow_and_let_clients_in_again() -> None:
         clients.append(again := await asyncio.open_connection("127.0.0.1", row))
         assert await echoed(again) == b"said\n"
 
-        swallowing = asyncio.create_task(doors.swallow(row, 0.5))
-        await rest(0.2)
+        await doors.tell("swallow", row)
         again[1].write(b"lost, late or dead\n")
         coming = asyncio.create_task(again[0].readline())
-        await swallowing
+        await rest(0.3)
         assert not coming.done(), "something came through a black hole, or its end"
+        await doors.tell("unswallow", row)
         with suppress(ConnectionError):
             assert await soon(coming) in (b"lost, late or dead\n", b"")
         clients.append(another := await asyncio.open_connection("127.0.0.1", row))

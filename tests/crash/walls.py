@@ -130,6 +130,7 @@ class Doors(_Aside):
         """``count``: the ports of a row."""
         self._seed = seed
         self._count = count
+        self._telling = asyncio.Lock()
         self._rows: dict[int, int] = {}
         """The first port of a row → that at which its node listens."""
 
@@ -143,19 +144,26 @@ class Doors(_Aside):
         pairs = (f"{row}:{target}" for row, target in self._rows.items())
         assert await self._begin("doors", self._seed, self._count, *pairs) == "ready\n"
 
+    async def tell(self, word: str, row: int) -> None:
+        """Say it, and wait until it is done."""
+        assert self._process is not None and self._process.stdout is not None
+        async with self._telling:
+            self._say(word, row)
+            await self._process.stdout.readline()
+
     async def shut(self, row: int, hold_s: float) -> None:
         """All connections to a node are reset, and all that are tried meanwhile."""
-        self._say("shut", row)
+        await self.tell("shut", row)
         await rest(hold_s)
-        self._say("unshut", row)
+        await self.tell("unshut", row)
 
     async def swallow(self, row: int, hold_s: float) -> None:
         """A black hole: nothing comes through in either direction, and nobody is told. Afterwards
         some connections go on, and all comes late; some are reset; some stay dead for
         ``DEAD_S``, during which neither end is told that the other has closed it."""
-        self._say("swallow", row)
+        await self.tell("swallow", row)
         await rest(hold_s)
-        self._say("unswallow", row)
+        await self.tell("unswallow", row)
 
 
 async def _be_doors(seed: int, count: int, pairs: Sequence[str]) -> None:
@@ -174,6 +182,7 @@ async def _be_doors(seed: int, count: int, pairs: Sequence[str]) -> None:
                 net.swallow()
             else:
                 net.unswallow(DEAD_S)
+        print("done", flush=True)  # noqa: T201  # the answer
     for net in (net for nets in rows.values() for net in nets):
         await net.stop()
 
