@@ -117,7 +117,8 @@ class Work:
         await self.client.stats()
         made = await self.client.enqueue("later", b"", key=f"later-{turn}", delay=3600)
         assert (await self.client.lookup(made.id)).state == "scheduled"
-        assert await self.client.cancel(made.id) == "cancelled"
+        # Its node may die behind the commit and before the answer; then it is asked once more.
+        assert await self.client.cancel(made.id) in ("cancelled", "already_cancelled")
         assert [one.name async for one in self.client.list_schedules()] == ["tick"]
 
     async def _pull(self, turn: int) -> None:
