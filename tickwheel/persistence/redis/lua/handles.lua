@@ -54,8 +54,10 @@ local function is_plain(record)
   local kind, bytes = byte(record, k, k + 1)
   return kind == 0xc4 and k + 2 + bytes == #record and byte(record, #record) == 0xc0
 end
+local step = 1  -- 64 behind small records: large ones are not all to be here at once
 while first <= #ids and size <= max do
-  local some = redis.call('HMGET', TASK, unpack(ids, first, math.min(first + 63, #ids)))
+  local before = size
+  local some = redis.call('HMGET', TASK, unpack(ids, first, math.min(first + step - 1, #ids)))
   for j = 1, #some do
     local record = some[j]
     if not record then return {'damaged', ids[first + j - 1]} end
@@ -76,5 +78,6 @@ while first <= #ids and size <= max do
     topics[last] = topics[last] + 1
   end
   first = first + #some
+  step = size - before < 65536 and 64 or 1
 end
 return {'ok', found, {topics, keys, records}}
