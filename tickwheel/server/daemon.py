@@ -67,8 +67,9 @@ INSIDE_URL = "inside:"
 """The URL of a daemon inside another program, which nobody can connect to from outside."""
 GOODBYE_WAIT_S = 1.0
 """How long, in seconds, clients may still send something after GOODBYE."""
-HANDOVER_WAIT_S = 0.1
-"""The same at a daemon of a node, whose shard another one waits for: they send it there."""
+HANDOVER_WAIT_S = 0.03
+"""The same at a daemon of a node, whose shard another one waits for. A client that says goodbye does
+so in a millisecond; what comes too late is sent again to the daemon that has the shard then."""
 
 
 class Daemon:

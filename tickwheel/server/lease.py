@@ -118,8 +118,10 @@ def _stat(pid: int) -> tuple[str, int] | None:
 
 
 POLL_S_MAX = 0.25
-HURRY_S = 0.05
-"""How often a standby looks, in seconds, that expects the lease to be given back."""
+NOTICE_S = 0.05
+"""How often a standby asks, in seconds, whether the lease is expected to be given back,"""
+HURRY_S = 0.02
+"""and how often it looks for its turn while it is."""
 TROUBLE_RETRY_S = 0.2
 RENEWALS_PER_TTL = 4
 MARGIN_PART = 6
@@ -252,12 +254,16 @@ class Leadership:
 
     async def _pause(self) -> None:
         """Wait until it is time to look again."""
-        waited_s, step_s = 0.0, HURRY_S if self._hurries is not None else self._poll_s
+        if self._hurries is None:
+            await asyncio.sleep(self._poll_s)
+            return
+        waited_s = 0.0
         while waited_s < self._poll_s:
-            await asyncio.sleep(step_s)
-            waited_s += step_s
-            if self._hurries is not None and self._hurries():
+            if self._hurries():
+                await asyncio.sleep(HURRY_S)
                 return
+            await asyncio.sleep(NOTICE_S)
+            waited_s += NOTICE_S
 
     async def look(self) -> bool:
         """Look once; whether it is this daemon's turn to lead. Raises StoreError."""
