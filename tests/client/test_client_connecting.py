@@ -309,7 +309,7 @@ async def test_a_daemon_that_hangs_up_on_everybody_is_not_hammered() -> None:
 async def test_broken_bytes_from_the_daemon_cost_the_connection_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tickwheel.client.reconnector.BACKOFF_S_MAX", 0.02)
+    monkeypatch.setattr("tickwheel.client.search.BACKOFF_S_MAX", 0.02)
     broken = [b"\xc1", b"\x05", b"\x91\x41", b"\x92\x42\x01", b"\x93\x43\x01\x01", b"\x90"]
     async with FakeDaemon() as daemon, daemon.client() as client:
         for data in broken:

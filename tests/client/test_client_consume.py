@@ -502,7 +502,7 @@ async def test_new_deliveries_do_not_wait_for_the_word_about_old_ones() -> None:
 async def test_many_reconnects_in_a_row_make_one_subscription(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tickwheel.client.reconnector.BACKOFF_S_MAX", 0.02)
+    monkeypatch.setattr("tickwheel.client.search.BACKOFF_S_MAX", 0.02)
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client)
         for step in range(6):

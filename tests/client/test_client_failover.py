@@ -15,8 +15,9 @@ from support.fake_daemon import FakeDaemon, Peer, turns
 from support.waiting import comes, slowly, soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.client import Subscription, reconnector
-from tickwheel.client.reconnector import standby
+from tickwheel.client import Subscription
+from tickwheel.client import search as module
+from tickwheel.client.search import standby
 from tickwheel.server.settings import Settings
 
 BRIEF = {"connect_timeout": 0.6, "active_timeout": 0.6}
@@ -221,7 +222,7 @@ async def test_also_when_they_take_their_time(slow: int) -> None:
         peer.close()
 
     def refuse_later(peer: Peer, frame: Any) -> None:
-        asyncio.get_running_loop().call_later(2 * reconnector.APART_S, refuse, peer, frame)
+        asyncio.get_running_loop().call_later(2 * module.APART_S, refuse, peer, frame)
 
     async with FakeDaemon() as first, FakeDaemon() as second:
         first.greet, second.greet = refuse_later, refuse_later if slow == 2 else refuse
@@ -452,8 +453,8 @@ async def mute(count: int) -> AsyncIterator[list[FakeDaemon]]:
 async def test_addresses_that_say_nothing_are_passed_by_long_before_they_are_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reconnector, "ATTEMPT_S_MAX", 600.0)
-    monkeypatch.setattr(reconnector, "APART_S", 0.01)
+    monkeypatch.setattr(module, "ATTEMPT_S_MAX", 600.0)
+    monkeypatch.setattr(module, "APART_S", 0.01)
     async with (
         mute(3) as silent,
         FakeDaemon() as active,
@@ -477,7 +478,7 @@ async def test_no_address_is_tried_beside_one_that_answers_at_once() -> None:
 
 async def test_only_the_first_that_greets_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that greet as active in the same moment: one gets all, the other one not a word."""
-    monkeypatch.setattr(reconnector, "APART_S", 0.01)
+    monkeypatch.setattr(module, "APART_S", 0.01)
     waiting: list[tuple[FakeDaemon, Peer, Any]] = []
 
     def hold(daemon: FakeDaemon, peer: Peer, frame: Any) -> None:
@@ -502,9 +503,9 @@ async def test_only_the_first_that_greets_is_used(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_so_many_attempts_stand_at_once_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconnector, "APART_S", 0.001)
-    monkeypatch.setattr(reconnector, "ATTEMPT_S_MAX", 0.05)
-    async with mute(2 * reconnector.ATTEMPTS_MAX) as silent, FakeDaemon() as active:
+    monkeypatch.setattr(module, "APART_S", 0.001)
+    monkeypatch.setattr(module, "ATTEMPT_S_MAX", 0.05)
+    async with mute(2 * module.ATTEMPTS_MAX) as silent, FakeDaemon() as active:
         most = 0
 
         def greet(peer: Peer, frame: Any) -> None:
@@ -516,7 +517,7 @@ async def test_so_many_attempts_stand_at_once_and_no_more(monkeypatch: pytest.Mo
         async with both(*silent, active):
             assert all(daemon.connections == 1 for daemon in silent)
         # An attempt that was given up may not have reached its daemon's end yet.
-        assert reconnector.ATTEMPTS_MAX <= most <= reconnector.ATTEMPTS_MAX + 1
+        assert module.ATTEMPTS_MAX <= most <= module.ATTEMPTS_MAX + 1
 
 
 async def test_a_stopped_daemon_that_goes_on_is_heard_at_once() -> None:

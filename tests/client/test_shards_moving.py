@@ -14,7 +14,8 @@ from support.shards import key_in
 from support.waiting import comes, slowly, soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.client import reconnector, shards
+from tickwheel.client import search as module
+from tickwheel.client import shards
 from tickwheel.client.connection import Address
 from tickwheel.client.shards import Places
 from tickwheel.errors import TickwheelError
@@ -310,24 +311,24 @@ class Standbys:
         self.asked: list[Address] = []
         self._error = error
 
-    async def attempt(self, address: Address, timeout_s: float) -> reconnector.Greeted:
+    async def attempt(self, address: Address, timeout_s: float) -> module.Greeted:
         self.asked.append(address)
         raise self._error()
 
-    def search(self, *hosts: str) -> reconnector.Search:
-        def choose(greeted: reconnector.Greeted) -> None:
+    def search(self, *hosts: str) -> module.Search:
+        def choose(greeted: module.Greeted) -> None:
             raise AssertionError("nobody leads")
 
-        return reconnector.Search([address(host) for host in hosts], self.attempt, choose, 10.0)
+        return module.Search([address(host) for host in hosts], self.attempt, choose, 10.0)
 
 
 async def test_pauses_are_short_while_another_daemon_is_about_to_lead() -> None:
     """At first because of a hand-over; then until a lease has surely ended."""
-    search = Standbys(lambda: reconnector.Standby("standby", None)).search("a")
+    search = Standbys(lambda: module.Standby("standby", None)).search("a")
     search.at = address("a")
     search.ended(errors.NotActive(), silent=False, steady=True)
     assert await search._round() is None
-    for most_s in (reconnector.HANDOVER_BACKOFF_S_MAX, reconnector.TAKEOVER_BACKOFF_S_MAX):
+    for most_s in (module.HANDOVER_BACKOFF_S_MAX, module.TAKEOVER_BACKOFF_S_MAX):
         for _ in range(4):
             assert search._pause_s() <= most_s
         assert search._pause_s() >= most_s / 2, "and steady"
@@ -335,11 +336,11 @@ async def test_pauses_are_short_while_another_daemon_is_about_to_lead() -> None:
     search._takeover_until_s = 0.0
     for _ in range(4):
         search._pause_s()
-    assert search.backoff_s == reconnector.STANDBY_BACKOFF_S_MAX
+    assert search.backoff_s == module.STANDBY_BACKOFF_S_MAX
 
 
 async def test_the_pace_lasts_for_the_time_in_which_a_connection_has_to_be_made() -> None:
-    search = Standbys(lambda: reconnector.Standby("standby", None)).search("a")
+    search = Standbys(lambda: module.Standby("standby", None)).search("a")
     search.at = address("a")
     before_s = asyncio.get_running_loop().time()
     search.ended(errors.NotActive(), silent=False, steady=True)
@@ -355,9 +356,9 @@ class Around:
 
     shard = 0
 
-    def __init__(self, hosts: str, seen: reconnector.Seen | None = None) -> None:
+    def __init__(self, hosts: str, seen: module.Seen | None = None) -> None:
         self._list = [address(host) for host in hosts]
-        self.seen = seen or reconnector.Seen()
+        self.seen = seen or module.Seen()
 
     def addresses(self) -> list[Address]:
         return self._list
@@ -370,8 +371,8 @@ class Around:
 async def test_of_those_that_know_nothing_better_a_few_are_asked_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reconnector, "INFORMED_S", 0.0)
-    daemons = Standbys(lambda: reconnector.Elsewhere("elsewhere", None))
+    monkeypatch.setattr(module, "INFORMED_S", 0.0)
+    daemons = Standbys(lambda: module.Elsewhere("elsewhere", None))
     search = daemons.search("z")
     search.follow(Around("abcdefg"))
     await search._round()
@@ -386,8 +387,8 @@ async def test_connections_of_one_client_ask_for_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An answer tells where all shards are, so two lost shards cost no more questions than one."""
-    monkeypatch.setattr(reconnector, "INFORMED_S", 600.0)
-    daemons, seen = Standbys(lambda: reconnector.Elsewhere("elsewhere", None)), reconnector.Seen()
+    monkeypatch.setattr(module, "INFORMED_S", 600.0)
+    daemons, seen = Standbys(lambda: module.Elsewhere("elsewhere", None)), module.Seen()
     first, second = daemons.search("z"), daemons.search("z")
     first.follow(Around("abcde", seen))
     second.follow(Around("xbcde", seen))
@@ -400,11 +401,11 @@ async def test_connections_of_one_client_ask_for_each_other(
 
 
 async def test_what_was_silent_to_one_connection_comes_last_for_all() -> None:
-    seen = reconnector.Seen()
-    first = Standbys(lambda: reconnector.Silent("silent")).search("z")
+    seen = module.Seen()
+    first = Standbys(lambda: module.Silent("silent")).search("z")
     first.follow(Around("a", seen))
     await first._round()
-    daemons = Standbys(lambda: reconnector.Standby("standby", None))
+    daemons = Standbys(lambda: module.Standby("standby", None))
     second = daemons.search("z")
     second.follow(Around("abc", seen))
     await second._round()
@@ -414,12 +415,12 @@ async def test_what_was_silent_to_one_connection_comes_last_for_all() -> None:
 async def test_an_address_that_fails_slowly_is_tried_with_growing_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reconnector, "APART_S", 0.001)
+    monkeypatch.setattr(module, "APART_S", 0.001)
     daemons = Standbys(lambda: errors.Unreachable("far away"))
     search = daemons.search("a")
     at_once = daemons.attempt
 
-    async def slowly(address: Address, timeout_s: float) -> reconnector.Greeted:
+    async def slowly(address: Address, timeout_s: float) -> module.Greeted:
         await asyncio.sleep(0.01)  # real time: longer than the next address would wait
         return await at_once(address, timeout_s)
 
@@ -428,4 +429,4 @@ async def test_an_address_that_fails_slowly_is_tried_with_growing_pauses(
     await comes(lambda: len(daemons.asked) >= 4)
     finding.cancel()
     await asyncio.wait((finding,))
-    assert search.backoff_s >= 8 * reconnector.BACKOFF_S_MIN
+    assert search.backoff_s >= 8 * module.BACKOFF_S_MIN

@@ -509,7 +509,7 @@ ALLOWED = (
     Bug(
         "a-token-goes-where-there-is-no-tls",
         "a client follows a standby's hint to a port without TLS",
-        {"reconnector:_hint": (without("is_secure"),)},
+        {"search:_hint": (without("is_secure"),)},
         ("tests/client/test_client_failover.py::test_a_hint_that_speaks_otherwise_is_none",),
     ),
     Bug(

@@ -52,7 +52,7 @@ from tickwheel.protocol import encode
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:
-    from tickwheel.client.reconnector import Route
+    from tickwheel.client.search import Route
     from tickwheel.client.shards import Shards, SpreadAcks, SpreadProducer
 
 FRAMES_AHEAD = 8

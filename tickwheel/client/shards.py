@@ -35,8 +35,8 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.client.connection import LOGGER, fail, is_secure, parse_url
 from tickwheel.client.leases import Leases
 from tickwheel.client.producer import Batch, ColumnBatch, Producer, failure, outcomes_of
-from tickwheel.client.reconnector import Seen
 from tickwheel.client.requests import own_name, retry_pause_s
+from tickwheel.client.search import Seen
 from tickwheel.client.subscription import Buffer, Subscription
 from tickwheel.client.tasks import FRAME_BYTES, PLAIN_BYTES
 from tickwheel.errors import (
