@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -205,6 +206,31 @@ async def test_a_store_that_is_away_extends_nothing_and_is_logged_once(rig: Rig)
     await rig.hold(away, rig.later(1_000), back)
     assert rig.events == ["election_trouble", "election_works_again"]
     assert rig.leadership.may_deliver(until + 1)
+
+
+async def test_who_asks_is_told_when_the_lease_is_over_and_when_it_is_back(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    told: list[bool] = []
+
+    def renewed() -> None:
+        assert told == [True, False]
+        rig.leadership._licensed(rig.sources.mono)
+
+    rig.script = [rig.later(2_500), rig.later(200), rig.later(200), rig.later(200), renewed]
+    with pytest.raises(asyncio.CancelledError):
+        await rig.leadership.watch(told.append)
+    assert told == [True, False, True]
+    assert rig.slept == [2.5, *4 * [module.ANSWER_S], 2.5]
+
+
+async def test_a_process_that_stood_still_asks_the_store_before_it_tells(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    told: list[bool] = []
+    renewed = partial(rig.leadership._licensed, rig.sources.mono + 60_000)
+    rig.script = [rig.later(60_000), renewed]
+    with pytest.raises(asyncio.CancelledError):
+        await rig.leadership.watch(told.append)
+    assert told == [True], "the store has answered at once"
 
 
 async def test_a_lease_that_ran_out_is_taken_again_and_the_store_looked_at(rig: Rig) -> None:

@@ -93,6 +93,7 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     T.NODE_LIST: (50,),
     T.SHARD_MOVE: (51, 3, "host-a"),
     T.NODE_DRAIN: (52, "host-a", True),
+    T.LEASE: (False,),
     T.CHECK: ("payments", (("order-17", MOMENT_MS, 3, 1),)),
     T.BULK_MAKE: (37, "t", "cancel", {"where": "amount > 10", "rate": 5.5, "id": "mine"}),
     T.BULK_PREVIEW: (38, "t", "reschedule", {"shift_ms": -5, "after": (ID, ""), "until_id": ID}),

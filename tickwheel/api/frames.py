@@ -91,6 +91,7 @@ class FrameType(IntEnum):
     ENDED = 69
     HEARTBEAT = 70
     CHECK = 71
+    LEASE = 72
 
     NODE_LIST = 96
     SHARD_MOVE = 97

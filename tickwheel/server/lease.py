@@ -123,6 +123,9 @@ NOTICE_S = 0.05
 HURRY_S = 0.02
 """and how often it looks for its turn while it is."""
 TROUBLE_RETRY_S = 0.2
+ANSWER_S = 0.2
+"""For so many seconds after the end of the licence the store may still answer, as it does at once
+to a process that stood still, before anybody is told."""
 RENEWALS_PER_TTL = 4
 MARGIN_PART = 6
 """The part of the time to live by which the licence ends before the lease."""
@@ -483,6 +486,21 @@ class Leadership:
                 continue
             self._well()
             self._licensed(mono_ms)
+
+    async def watch(self, told: Callable[[bool], None]) -> None:
+        """Tell, for ever, whether the lease is held (True): when it is over by this daemon's clock
+        and the store does not say more, and when it is held again."""
+        is_held = True
+        told(is_held)
+        while True:
+            left_ms = self._until_mono_ms - self._clock.read().mono_ms
+            if left_ms > 0 and not is_held:
+                is_held = True
+                told(is_held)
+            await asyncio.sleep(left_ms / 1000 if left_ms > 0 else ANSWER_S)
+            if left_ms <= 0 and is_held and not self.may_deliver(self._clock.read().mono_ms):
+                is_held = False
+                told(is_held)
 
     async def _regain(self, me: Leader) -> None:
         """Take the lease again that ran out while the store, or this process, stood still."""

@@ -66,7 +66,9 @@ class Roles:
     """``begin``, then ``run`` for ever; ``close`` gives everything back.
 
     ``serving`` is called with each new shard before it starts; ``changed`` and ``deposed`` when
-    the connections of a standby, or of a leader, should go; ``cut_off`` when those must go at once.
+    the connections of a standby, or of a leader, should go; ``cut_off`` when those must go at once;
+    ``leased`` when the lease of one of several shards is over and the store does not say more
+    (False), and when it is held again.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Roles:
         changed: Callable[[str], None],
         deposed: Callable[[], None],
         cut_off: Callable[[], None],
+        leased: Callable[[bool], None],
         status: Callable[[], dict[str, Any]],
         sources: Sources | None = None,
         has_process: bool = True,
@@ -107,6 +110,7 @@ class Roles:
         self._changed = changed
         self._deposed = deposed
         self._cut_off = cut_off
+        self._leased = leased
         self._status = status
         self._member = member
         self._leadership: Leadership | None = None
@@ -131,6 +135,7 @@ class Roles:
         self._logged_failure = self._logged_role = ""
         self._opened = False
         self._hold: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     # --- what others may know ------------------------------------------------------------------
 
@@ -187,7 +192,7 @@ class Roles:
             if not await leadership.first_campaign(self._new_owner(), self.address):
                 self._enter("standby")
                 return
-            self._hold = asyncio.create_task(leadership.hold(self._verify))
+            self._begin_to_hold(leadership)
             try:
                 await self._take_over()
             except (StoreUnreachable, StoreAway) as error:
@@ -221,13 +226,18 @@ class Roles:
                     await self._step_down(error)
             assert self._leadership is not None
             await self._leadership.campaign(self._new_owner(), self.address)
-            self._hold = asyncio.create_task(self._leadership.hold(self._verify))
+            self._begin_to_hold(self._leadership)
             try:
                 await self._take_over()
                 self.observed.failovers += 1
             except StoreError as error:
                 await self._takeover_failed(error)
                 await asyncio.sleep(TAKEOVER_RETRY_S)
+
+    def _begin_to_hold(self, leadership: Leadership) -> None:
+        self._hold = asyncio.create_task(leadership.hold(self._verify))
+        if self._member is not None or self.settings.shard_urls:
+            self._watch = asyncio.create_task(leadership.watch(self._leased))
 
     async def _takeover_failed(self, error: StoreError) -> None:
         """Stand by again, without the lease: another daemon may have more luck."""
@@ -380,10 +390,11 @@ class Roles:
         finally:
             if self.history is not None:
                 self.history.end(closed)
-            hold, self._hold = self._hold, None
-            if hold is not None:
-                hold.cancel()
-                await asyncio.gather(hold, return_exceptions=True)
+            held = [task for task in (self._hold, self._watch) if task is not None]
+            self._hold = self._watch = None
+            for task in held:
+                task.cancel()
+            await asyncio.gather(*held, return_exceptions=True)
             if self._leadership is not None:
                 await self._leadership.resign()
 

@@ -162,7 +162,7 @@ def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess)
 
 
 @pytest.mark.parametrize(
-    "kind", [k for k in T if k not in (T.HELLO, T.ONEWAY) and not T.OK <= k <= T.CHECK]
+    "kind", [k for k in T if k not in (T.HELLO, T.ONEWAY) and not T.OK <= k <= T.LEASE]
 )
 async def test_an_error_before_the_first_change_is_an_answer(
     daemon: InProcess, kind: T, monkeypatch: pytest.MonkeyPatch

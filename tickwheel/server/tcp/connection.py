@@ -95,6 +95,8 @@ class Connection(asyncio.Protocol):
         self.asked_mono_ms = 0
         self.answers_heartbeats = False
         """Whether the peer said in HELLO that it answers heartbeats."""
+        self.wants_lease = False
+        """Whether the peer wants to know when the lease of this shard is over."""
         self.open = False
         self._answers: list[Frame] = []
         """Answers that the shard has given and that are not written yet."""
@@ -366,6 +368,11 @@ class Connection(asyncio.Protocol):
     def say_goodbye(self, code: str, message: str) -> None:
         self.send(encode((int(FrameType.GOODBYE), code, message)))
 
+    def say_lease(self) -> None:
+        """Say whether the lease of the shard is held, if the peer wants to know it."""
+        if self.wants_lease:
+            self.send(encode((int(FrameType.LEASE), self._shared.is_leased)))
+
     def part(self, code: str, message: str) -> None:
         """Send GOODBYE and close; nothing that the peer has sent is looked at any more."""
         self._ending = True
@@ -411,9 +418,14 @@ class Connection(asyncio.Protocol):
         greeting = self._operations.greeting()
         if elsewhere is not None:
             greeting = {"epoch": 0, "role": "standby", "active": elsewhere or None}
-        greeting |= _route(self._operations, hello.principal)
+        route = _route(self._operations, hello.principal)
+        greeting |= route
         answer = hello_answer(self._settings, self._operations.limits, now.now_ms, greeting)
         self.send(encode((_OK, hello.request, answer)))
+        # Where there is one shard, nobody could look for it elsewhere.
+        self.wants_lease = hello.wants_lease and elsewhere is None and bool(route)
+        if not self._shared.is_leased:
+            self.say_lease()
 
     def _promised_heartbeats(self, promised: bool) -> None:
         self.answers_heartbeats = promised
@@ -584,7 +596,9 @@ def limit_unacknowledged(sock: Any, timeout_s: float) -> None:
 
 # --- HELLO ---------------------------------------------------------------------------------------
 
-HELLO_OPTIONS = ("v", "session", "token", "client", "heartbeat", "host", "pid", "version", "shard")
+HELLO_OPTIONS = (
+    "v", "session", "token", "client", "heartbeat", "host", "pid", "version", "shard", "lease",
+)  # fmt: skip
 TEXT_LENGTH_MAX = 255
 PID_MAX = 2**32 - 1
 
@@ -600,6 +614,8 @@ class Hello(NamedTuple):
     process: Process
     shard: int | None
     """The shard that it looks for; None: whichever this is."""
+    wants_lease: bool
+    """Whether it wants to know when the lease of its shard is over."""
 
 
 def read_hello(frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = None) -> Hello:
@@ -623,12 +639,16 @@ def read_hello(frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = No
     heartbeat = options.get("heartbeat", False)
     if type(heartbeat) is not bool:
         raise BadRequest(f"heartbeat must be true or false, not {checks.shown(heartbeat)}")
+    wants_lease = options.get("lease", False)
+    if type(wants_lease) is not bool:
+        raise BadRequest(f"lease must be true or false, not {checks.shown(wants_lease)}")
     if session is not None and principal.is_limited:
         session = _own(principal, session)
     shard = options.get("shard")
     if shard is not None:
         shard = checks.integer(shard, "shard", 0, SHARDS_MAX - 1)
-    return Hello(request, principal, name, session, heartbeat, _process(options), shard)
+    process = _process(options)
+    return Hello(request, principal, name, session, heartbeat, process, shard, wants_lease)
 
 
 def _process(options: Mapping[str, Any]) -> Process:

@@ -394,6 +394,7 @@ class Listener:
         self._elsewhere = table
         self._standby = Shared[Connection](standby, lambda _: table, logins)
         self._active: Shared[Connection] | None = None
+        self._is_leased = True
 
     @property
     def connections(self) -> tuple[Connection, ...]:
@@ -415,7 +416,7 @@ class Listener:
             return command_table(guards.of(principal))
 
         self._active = shared = Shared[Connection](operations, table_of, self._logins)
-        shared.elsewhere = self._elsewhere
+        shared.elsewhere, shared.is_leased = self._elsewhere, self._is_leased
         operations.shard.on_landed = shared.landed
         heartbeats = Heartbeats(
             shared.connections,
@@ -424,6 +425,14 @@ class Listener:
             timeout_s=settings.heartbeat_timeout_s,
         )
         operations.shard.spawn(heartbeats.run())
+
+    def leased(self, *, held: bool) -> None:
+        """Tell all who want to know it, now or when they greet, whether the lease is held."""
+        self._is_leased = held
+        if self._active is not None:
+            self._active.is_leased = held
+            for connection in list(self._active.connections):
+                connection.say_lease()
 
     def end_standby(self, message: str) -> None:
         """End the connections of a standby: clients connect again and learn who leads now."""

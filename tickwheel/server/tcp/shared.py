@@ -180,6 +180,8 @@ class Shared(Generic[M]):
         """Decides which connection's requests are looked at now."""
         self.is_over = False
         """Whether the role has ended, so that nobody answers a connection that begins now."""
+        self.is_leased = True
+        """Whether the lease is held, as far as this daemon can know."""
         self.elsewhere: Table | None = None
         """The handlers for a peer that looks for another shard; None: the same as for all."""
         self.unread_bytes = 0
