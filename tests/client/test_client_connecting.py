@@ -620,7 +620,8 @@ async def test_a_daemon_that_refuses_to_hear_of_heartbeats_is_greeted_without() 
         daemon.greet = old
         async with daemon.client():
             await daemon.peer()
-        assert [hello.get("heartbeat") for hello in hellos] == [True, None]
+        words = [(hello.get("lease"), hello.get("heartbeat")) for hello in hellos]
+        assert words == [(True, True), (None, True), (None, None)], "the newest word first"
 
 
 async def test_a_line_that_is_only_slow_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from support.fake_daemon import FakeDaemon, Peer, turns
 from support.shards import key_in
+from support.stand_in import stand_in
 from support.waiting import comes, slowly, soon
 from tickwheel import Client, errors
 from tickwheel.api.frames import FrameType as T
@@ -430,3 +431,269 @@ async def test_an_address_that_fails_slowly_is_tried_with_growing_pauses(
     finding.cancel()
     await asyncio.wait((finding,))
     assert search.backoff_s >= 8 * module.BACKOFF_S_MIN
+
+
+# --- a daemon whose lease is over ----------------------------------------------------------------
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search beside a connection begins at once."""
+    monkeypatch.setattr(module, "BESIDE_START_S", 0.0)
+
+
+@contextlib.asynccontextmanager
+async def served() -> AsyncIterator[tuple[Route, FakeDaemon, FakeDaemon, FakeDaemon, Client]]:
+    """Two daemons with a shard each, one more that is a front door, and a client of them all."""
+    async with daemons(3) as (first, second, third):
+        route = Route(2)
+        route.serve(0, first)
+        route.serve(1, second)
+        route.serve(None, third)
+        async with both_of(first, third) as client:
+            await enqueued(client, first, key_in(0, 2))
+            await enqueued(client, second, key_in(1, 2))
+            yield route, first, second, third, client
+
+
+def both_of(*of: FakeDaemon) -> Client:
+    return Client("tcp://" + ",".join(daemon.address for daemon in of))
+
+
+def reconnector_of(client: Client, shard: int) -> Any:
+    assert client._shards is not None
+    return client._shards.members[shard]._reconnector
+
+
+async def asked_again(route: Route, daemon: FakeDaemon, times: int = 3, *, by: Peer) -> None:
+    """Until a daemon was asked so many times more where a shard is, while a connection stays."""
+    most = len(route.asked(daemon)) + times
+    await comes(lambda: by.closed.is_set() or len(route.asked(daemon)) >= most)
+    assert not by.closed.is_set()
+
+
+async def test_a_shard_whose_daemon_lost_its_lease_is_used_where_it_is_served(hasty: None) -> None:
+    async with served() as (route, first, second, third, client):
+        old = newest(first)
+        subscription = client.subscribe("t")
+        starting = asyncio.ensure_future(subscription.start())
+        sub = await old.subscribed()
+        await newest(second).subscribed()
+        await soon(starting)
+        ids = old.deliver(sub, b"a")
+        delivery = await soon(anext(subscription))
+        waiting = client.enqueue_nowait("t", b"x", key=key_in(0, 2))
+        sent = await old.next(T.ENQUEUE)
+        old.send(T.LEASE, False)
+        await asked_again(route, third, by=old)  # nobody else serves it yet
+        third.epoch = 2
+        route.serve(0, third)
+        peer = await third.peer()
+        await old.gone()
+        assert peer.hello["session"] == old.hello["session"]
+        frames = {T(frame[0]): frame for frame in [await peer.next(), await peer.next()]}
+        assert frames[T.ENQUEUE] == sent, "under the same number"
+        peer.store(sent)
+        await soon(waiting)
+        peer.ok(frames[T.SUBSCRIBE], {"lease_ms": 30_000})
+        ack = delivery.ack_nowait()
+        asked = await peer.next(T.ACK)
+        assert list(asked[5]) == ids
+        peer.ok(asked)
+        assert await soon(ack) == "acked"
+        peer.deliver(frames[T.SUBSCRIBE][2], b"b", epoch=2)
+        assert (await soon(anext(subscription))).body == b"b"
+        assert (len(third.open), client.server_info["epoch"]) == (1, 2)
+
+
+async def test_a_daemon_that_gets_its_lease_back_keeps_its_clients(hasty: None) -> None:
+    async with served() as (route, _, second, third, client):
+        peer = newest(second)
+        peer.send(T.LEASE, False)
+        await asked_again(route, third, by=peer)
+        waiting = client.enqueue_nowait("t", b"", key=key_in(1, 2))
+        peer.store(await peer.next(T.ENQUEUE))
+        await soon(waiting)
+        peer.send(T.LEASE, True)
+        member = reconnector_of(client, 1)
+        await comes(lambda: member._looking is None)
+        await comes(lambda: not third.open)
+        count = len(route.hellos)
+        for _ in range(20):  # it flaps, faster than a search begins
+            peer.send(T.LEASE, False)
+            peer.send(T.LEASE, True)
+        waiting = client.enqueue_nowait("t", b"", key=key_in(1, 2))
+        peer.store(await peer.next(T.ENQUEUE))
+        await soon(waiting)
+        assert len(route.hellos) == count, "nobody is asked any more"
+        assert (newest(second), member.connection.is_leased) == (peer, True)
+
+
+async def test_one_that_stood_still_is_not_the_next_one(hasty: None) -> None:
+    """It says that it serves the shard, and does not know that another one has it since."""
+    async with served() as (route, first, _, third, client):
+        route.urls[0] = third.url
+        third.epoch = 4
+        route.serve(0, third)
+        old = newest(first)
+        old.send(T.GOODBYE, "not_active", "as the test says")
+        peer = await third.peer()
+        await comes(lambda: client.server_info["epoch"] == 4)
+        route.serve(0, first)  # at epoch 1
+        peer.send(T.LEASE, False)
+        await asked_again(route, first, by=peer)
+        first.epoch = 5
+        await comes(lambda: client.server_info["epoch"] == 5)
+        await peer.gone()
+
+
+async def test_the_daemon_itself_is_not_asked(hasty: None) -> None:
+    async with served() as (route, first, _, third, _client):
+        count, peer = len(route.asked(first)), newest(first)
+        peer.send(T.LEASE, False)
+        await asked_again(route, third, 6, by=peer)
+        assert len(route.asked(first)) == count
+
+
+async def test_what_is_said_with_the_greeting_counts(hasty: None) -> None:
+    """A client that comes while the lease is over looks for another daemon, too."""
+    async with daemons(3) as (first, second, third):
+        route = Route(2)
+        for shard, daemon in enumerate((first, second)):
+            route.serve(shard, daemon)
+        route.serve(None, third)
+        greet = first.greet
+
+        def unleased(peer: Peer, frame: Frame) -> None:
+            assert frame[2]["lease"] is True
+            with peer.in_one_write():
+                greet(peer, frame)
+                peer.send(T.LEASE, False)
+
+        first.greet = unleased
+        async with both_of(first, third) as client:
+            await asked_again(route, third, by=newest(first))
+            third.epoch = 2
+            route.serve(0, third)
+            await third.peer()
+            await comes(lambda: client.server_info["epoch"] == 2)
+
+
+async def test_a_connection_that_ends_during_the_search_is_looked_for_as_ever(hasty: None) -> None:
+    async with served() as (route, _, second, third, client):
+        old = newest(second)
+        old.send(T.LEASE, False)
+        await asked_again(route, third, by=old)
+        route.serve(1, third)  # at the same epoch: a search without a connection takes it
+        waiting = client.enqueue_nowait("t", b"", key=key_in(1, 2))
+        await old.next(T.ENQUEUE)
+        old.close()
+        peer = await third.peer()
+        peer.store(await peer.next(T.ENQUEUE))
+        await soon(waiting)
+        assert reconnector_of(client, 1)._looking is None
+
+
+async def test_a_client_that_closes_during_the_search_leaves_nothing(hasty: None) -> None:
+    async with served() as (route, first, second, third, client):
+        for daemon in (first, second):
+            newest(daemon).send(T.LEASE, False)
+        await asked_again(route, third, by=newest(first))
+        third.greet = lambda peer, frame: None  # an attempt is under way
+        await comes(lambda: bool(third.open))
+        await soon(client.close())
+        await comes(lambda: not (first.open or second.open or third.open))
+        assert not [task for task in asyncio.all_tasks() if "_look_beside" in repr(task)]
+
+
+def beside(route: Around, attempt: Any) -> module.Beside:
+    def choose(greeted: module.Greeted) -> None:
+        raise AssertionError("nobody leads")
+
+    return module.Beside(address("a"), route, attempt, choose, 10.0)
+
+
+async def test_all_searches_of_a_client_ask_no_more_than_one_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slowly(monkeypatch, 1_000.0)
+    daemons, seen = Standbys(lambda: module.Elsewhere("elsewhere", None)), module.Seen()
+    searches = [beside(Around("abcdefg", seen), daemons.attempt) for _ in range(16)]
+    for search in searches:
+        await search._round()
+    assert daemons.asked == [address("b"), address("c")]
+    monkeypatch.setattr(module, "TAKEOVER_BACKOFF_S_MAX", 0.0)
+    for search in searches[:2]:
+        await search._round()
+    assert daemons.asked[2:] == [address(host) for host in "defg"], "others, each time"
+
+
+async def test_the_address_that_the_route_names_is_asked_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slowly(monkeypatch, 1_000.0)
+    daemons = Standbys(lambda: module.Standby("standby", address("a")))
+    search = beside(Around("xabc"), daemons.attempt)
+    for _ in range(3):
+        await search._round()
+    assert daemons.asked == [address(host) for host in "xbcxx"], "the hint is the daemon itself"
+
+
+async def test_an_address_that_says_nothing_holds_up_no_search_beside(hasty: None) -> None:
+    asked: list[Address] = []
+
+    async def attempt(to: Address, timeout_s: float) -> module.Greeted:
+        asked.append(to)
+        if to == address("b"):
+            await asyncio.Event().wait()
+        raise module.Elsewhere("elsewhere", None)
+
+    finding = asyncio.ensure_future(beside(Around("abc"), attempt).find())
+    await comes(lambda: asked.count(address("c")) >= 4)
+    assert asked.count(address("b")) == 1, "it is still asked"
+    finding.cancel()
+    await asyncio.wait((finding,))
+
+
+async def test_what_an_address_objects_to_is_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TAKEOVER_BACKOFF_S_MAX", 0.0)
+    daemons = Standbys(lambda: errors.Unauthorized("not with this token"))
+    search = beside(Around("ab"), daemons.attempt)
+    for _ in range(5):
+        await search._round()
+    assert len(daemons.asked) == 5
+    assert len(caplog.records) == 1
+
+
+async def test_pauses_beside_a_connection_grow_to_a_second(hasty: None) -> None:
+    seen = module.Seen()
+    search = beside(Around("ab", seen), None)
+    for _ in range(6):
+        assert search._pause_s() <= module.TAKEOVER_BACKOFF_S_MAX
+    seen.nodes, seen.unleased = {0: "a", 1: "b", 2: "b"}, {0, 1}
+    assert not seen.store_is_away, "one of them has its lease"
+    seen.unleased.add(2)
+    assert seen.store_is_away
+    longest = [search._pause_s() for _ in range(12)]
+    assert 0.5 <= max(longest) <= module.BESIDE_BACKOFF_S_MAX
+    seen.unleased.clear()
+    assert search._backoff_s_max() == module.TAKEOVER_BACKOFF_S_MAX
+    search._soon_until_s = 0.0
+    assert search._backoff_s_max() == module.BESIDE_BACKOFF_S_MAX, "a takeover is over by then"
+
+
+async def test_many_clients_do_not_search_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(module, "asyncio", stand_in(asyncio, sleep=sleep))
+    for _ in range(100):
+        with pytest.raises(asyncio.CancelledError):
+            await beside(Around("ab"), None).find()
+    assert 0.0 <= min(waited) < 0.1, "of a hundred"
+    assert 0.4 < max(waited) <= module.BESIDE_START_S

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from e2e.cli_runner import Cli
-from support.nodes import Nodes
+from support.nodes import Node, Nodes
+from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
 from support.shards import key_in
-from support.waiting import comes, until
+from support.waiting import comes, rest, until
 from tickwheel import Client, Delivery, Task, Worker, sync
 
 SHARDS = 3
@@ -43,6 +44,7 @@ class Work:
         """What a cancel may be answered by."""
         self.sent: set[str] = set()
         self.got: set[str] = set()
+        self.acked: set[str] = set()
         self.worked: set[str] = set()
         self.in_order: dict[str, list[int]] = {key: [] for key in KEYS}
         self._is_over = False
@@ -131,10 +133,12 @@ class Work:
         async with self.consumer.subscribe("t", group="g") as deliveries:
             async for delivery in deliveries:
                 body = delivery.body.decode()
+                assert body not in self.acked, "it comes again"
                 if body not in self.got and delivery.order_key is not None:
                     self.in_order[delivery.order_key].append(int(body.rpartition("/")[2]))
                 self.got.add(body)
                 assert await delivery.ack() == "acked", body
+                self.acked.add(body)
 
     async def _work(self) -> None:
         async def handle(delivery: Delivery) -> None:
@@ -217,6 +221,80 @@ async def test_a_program_with_one_address_goes_on_when_all_was_on_that_node(pair
         pair["a"].kill()
         for one in made:
             assert await client.cancel(one.id) in ("cancelled", "already_cancelled")
+
+
+# --- without Redis -------------------------------------------------------------------------------
+
+CUT_S = 1.5
+"""What is promised beyond ``leader_ttl_s`` of a node that is cut off, on a machine that has nothing
+else to do; on one whose processors are all taken it may take ``BUSY`` times as long."""
+BUSY = 6
+
+
+@contextlib.asynccontextmanager
+async def walled(server: RedisServer, folder: Path) -> AsyncIterator[tuple[Nodes, Proxy]]:
+    """Two nodes, of which b reaches Redis through a proxy."""
+    server.lay_out(SHARDS)
+    wall = await Proxy(server.port).start()
+    nodes = Nodes(folder, server.url(), SHARDS, leader_ttl_s=TTL_S)
+    store = f"redis://127.0.0.1:{wall.port}/0"
+    nodes.all["b"] = Node(folder / "node-b", "b", store, SHARDS, leader_ttl_s=TTL_S)
+    try:
+        await asyncio.to_thread(nodes.__enter__)
+        await asyncio.to_thread(nodes.until_led, "a", "ab")
+        await led(nodes, "b", "ab", range(SHARDS))
+        yield nodes, wall
+    finally:
+        nodes.__exit__()
+        await wall.stop()
+
+
+def connections(client: Client) -> list[Any]:
+    """Those to each shard."""
+    assert client._shards is not None
+    return [member._reconnector.connection for member in client._shards.members]
+
+
+async def test_no_program_waits_for_a_node_that_is_cut_off_from_redis(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    """It stays cut off until all goes on: its clients reach it, and it cannot know more."""
+    async with walled(server, tmp_path) as (nodes, wall), working(nodes) as work:
+        work.cancelled.add("already_cancelled")
+        leaders = await asyncio.to_thread(nodes.leaders, "a")
+        lost = next(shard for shard, name in leaders.items() if name == "b")
+        old = connections(work.client)[lost]
+        loop = asyncio.get_running_loop()
+        wall.hold()
+        began_s = loop.time()
+        made = await work.client.enqueue("later", b"", key=key_in(lost, SHARDS), delay=3600)
+        gap_s = loop.time() - began_s
+        assert made.id % 1024 == lost
+        assert gap_s < BUSY * (TTL_S + CUT_S), gap_s
+        assert not old.is_leased, "it said so"
+        await work.go_on()
+        assert {one.peer.rpartition(":")[2] for one in connections(work.client)} == {
+            nodes["a"].url_of(shard).rpartition(":")[2] for shard in range(SHARDS)
+        }
+        assert all(one.is_leased for one in connections(work.client))
+        wall.let_go()
+        await led(nodes, "b", "ab", range(SHARDS))
+        await work.go_on()
+
+
+async def test_no_program_goes_elsewhere_while_redis_is_away_for_all(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    async with walled(server, tmp_path) as (nodes, _), working(nodes) as work:
+        work.cancelled.add("already_cancelled")
+        before = connections(work.client), connections(work.consumer)
+        server.pause()
+        await comes(lambda: not any(one.is_leased for one in before[0]))
+        await rest(1.0)  # it is looked for meanwhile
+        server.go_on()
+        await comes(lambda: all(one.is_leased for one in before[0]))
+        await work.go_on()
+        assert (connections(work.client), connections(work.consumer)) == before
 
 
 def has(nodes: Nodes, name: str, shard: int) -> bool:

@@ -614,4 +614,36 @@ NODES = (
     ),
 )
 
-BUGS = (*LOST, *DELIVERED, *FENCED, *OWED, *TOGETHER, *ALLOWED, *BOUNDED, *NODES)
+# A client leaves a daemon without a lease for the one that leads now, and troubles nobody else.
+MOVING = "tests/client/test_shards_moving.py::test_"
+BESIDE = (
+    Bug(
+        "whoever-says-it-serves-is-the-next-one",
+        "a daemon that stood still gets the clients of the one that leads since",
+        {"Reconnector._check_newer": (instead("epoch > own", "True"),)},
+        (MOVING + "one_that_stood_still_is_not_the_next_one",),
+    ),
+    Bug(
+        "a-lease-that-is-back-is-still-looked-for",
+        "clients ask others as long as the connection stands",
+        {"Reconnector._leased": (dropped("_look_no_more"),)},
+        (MOVING + "a_daemon_that_gets_its_lease_back_keeps_its_clients",),
+    ),
+    Bug(
+        "each-shard-asks-for-itself",
+        "a client of 64 shards asks 64 times as often where they are",
+        {"Beside._list": (instead("max(most - fresh, 0)", "most"),)},
+        (MOVING + "all_searches_of_a_client_ask_no_more_than_one_would",),
+    ),
+    Bug(
+        "a-lease-that-is-over-is-told-to-nobody",
+        "clients of a node that is cut off from Redis wait until it reaches it again",
+        {"Listener.leased": (dropped("say_lease"),)},
+        (
+            "tests/e2e/test_nodes_clients.py"
+            "::test_no_program_waits_for_a_node_that_is_cut_off_from_redis",
+        ),
+    ),
+)
+
+BUGS = (*LOST, *DELIVERED, *FENCED, *OWED, *TOGETHER, *ALLOWED, *BOUNDED, *NODES, *BESIDE)

@@ -219,11 +219,12 @@ FRAME_BYTES_MAX = 64 * 1024 * 1024
 
 _OK, _ERROR = int(FrameType.OK), int(FrameType.ERROR)
 _CHECK = int(FrameType.CHECK)
-_DELIVER, _GOODBYE, _ENDED, _HEARTBEAT = (
+_DELIVER, _GOODBYE, _ENDED, _HEARTBEAT, _LEASE = (
     int(FrameType.DELIVER),
     int(FrameType.GOODBYE),
     int(FrameType.ENDED),
     int(FrameType.HEARTBEAT),
+    int(FrameType.LEASE),
 )
 _ALIVE = encode((int(FrameType.ALIVE), 0))
 
@@ -272,11 +273,16 @@ class Connection(asyncio.Protocol):
         wake: Callable[[], None],
         ended: Ended | None = None,
         asked: Asked | None = None,
+        leased: Callable[[Connection], None] | None = None,
     ) -> None:
+        """``leased`` is called when the daemon says that its lease is over, or is held again."""
         self._loop = asyncio.get_running_loop()
         self._deliver = deliver
         self._ended = ended
         self._asked = asked
+        self._leased = leased
+        self.is_leased = True
+        """Whether the daemon has the lease of its shard, as far as it knows."""
         self._wake = wake
         self._decoder = Decoder(FRAME_BYTES_MAX)
         self._out: list[bytes] = []
@@ -465,6 +471,9 @@ class Connection(asyncio.Protocol):
             self._ended(frame[1], from_wire(str(frame[2]), str(frame[3])))
         elif kind == _CHECK and self._asked is not None:
             self._asked(frame[1], frame[2])
+        elif kind == _LEASE and self._leased is not None:
+            self.is_leased = bool(frame[1])
+            self._leased(self)
         elif kind == _HEARTBEAT:
             # At once, not at the next flush: nothing else may be on its way for long.
             self.put(_ALIVE)

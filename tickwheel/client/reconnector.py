@@ -5,8 +5,12 @@ once in each step of the event loop; where it looks for a daemon is ``search.py`
 looks for deadlines that are over and for a connection that has died silently. Knows no frame but
 HELLO and PING. Invariants:
 
-* Request numbers ascend over all connections; while one connection is up no other is tried; a
-  connection to a standby never stands.
+* Request numbers ascend over all connections; a connection to a standby never stands; while one
+  connection stands no other is tried, but for this:
+* A daemon of one of several shards says when its lease is over and its store does not answer. It
+  cannot know more; so the connection stays, and another daemon is looked for beside it. Only for
+  one that serves the shard in a later epoch is the connection given up, and then all is as after
+  one that broke.
 * A client of one of several shards says in HELLO which shard it means, so that a daemon of another
   one answers as a standby does, with a hint; a daemon that refuses to hear that is greeted without.
 * A stopped process and a cut line look alike: nothing comes any more. So a connection that was
@@ -40,7 +44,7 @@ from tickwheel.client.connection import (
     fail,
     hello,
 )
-from tickwheel.client.search import Greeted, Route, Search, Silent, standby
+from tickwheel.client.search import Beside, Elsewhere, Greeted, Route, Search, Silent, standby
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
@@ -53,6 +57,8 @@ from tickwheel.errors import (
 from tickwheel.limits import DELAY_LEVELS, Limits, levels_of_wire, parse_delay_levels
 from tickwheel.protocol import encode
 
+NEWER_WORDS = "lease", "shard", "heartbeat"
+"""Options of HELLO that older daemons refuse, the newest first."""
 STEADY_S = 1.0
 """After so many seconds a connection was a good one: the next wait is the shortest again."""
 
@@ -126,9 +132,10 @@ class Reconnector:
         self.trouble: TickwheelError = Unreachable("not connected yet")
         """Why the last attempt or connection failed."""
         self._search = Search(addresses, self._greet, self._choose, connect_timeout_s)
-        self._hello_options = {"v": PROTOCOL_VERSION, "heartbeat": True, **hello_options}
-        self._shardless: set[Address] = set()
-        """Addresses whose daemon refused to hear in HELLO of a shard."""
+        words = {"heartbeat": True, "lease": True}
+        self._hello_options = {"v": PROTOCOL_VERSION, **words, **hello_options}
+        self._refused: dict[Address, set[str]] = {}
+        """Options of HELLO that the daemon at an address refused."""
         self._route: Route | None = None
         if route is not None:
             self.follow(route)
@@ -144,6 +151,10 @@ class Reconnector:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._up = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+        """Looks for the next daemon while the lease of the one that is connected is over."""
+        self._newer: tuple[Greeted, Address | None] | None = None
+        """That daemon, once it was found, and its address."""
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -187,6 +198,8 @@ class Reconnector:
             connection.give_up_requests()
         for source in self.sources:
             source.stop(error)
+        if self._newer is not None:
+            self._newer[0].connection.abort(error)
         # A runner that failed at the start was reported there.
         await asyncio.gather(*tasks, return_exceptions=True)
         if connection is not None:
@@ -263,7 +276,7 @@ class Reconnector:
 
     async def _run(self) -> None:
         while True:
-            connection = await self._search.find()
+            connection = self._take_newer() or await self._search.find()
             began_s = self.loop.time()
             LOGGER.info("connected to %s", connection.peer)
             self._stand(connection)
@@ -272,14 +285,16 @@ class Reconnector:
             steady = self.loop.time() - began_s >= STEADY_S
             self._search.ended(self.trouble, silent=connection.silent, steady=steady)
             self._fall(connection)
-            if not steady:
+            if not steady and self._newer is None:
                 await self._search.pause()
 
     def _stand(self, connection: Connection) -> None:
         self.connection = connection
-        self._shardless.clear()  # another daemon may be there by the next time
+        self._refused.clear()  # another daemon may be there by the next time
         if self._route is not None:
             self._route.stands(self._search.at)
+            self._route.seen.nodes[self._route.shard] = str(self.info.get("node"))
+            self._leased(connection)
         self._up.set()
         for source in self.sources:
             source.up()
@@ -288,16 +303,82 @@ class Reconnector:
     def _fall(self, connection: Connection) -> None:
         self.connection = None
         self._up.clear()
+        self._look_no_more()
         if self._route is not None:
             self._route.stands(None)
+            self._route.seen.nodes.pop(self._route.shard, None)
         for source in self.sources:
             source.down()
         connection.give_up_requests()
 
+    # --- another daemon, while a connection stands ----------------------------------------------
+
+    def _leased(self, connection: Connection) -> None:
+        """Take note of what the daemon says of its lease. While that is over another one may serve
+        the shard; as long as none is found, the connection stays."""
+        route = self._route
+        if route is None or connection is not self.connection:
+            return  # an attempt: it is asked when it stands
+        if connection.is_leased:
+            if self._looking is not None:
+                LOGGER.info("%s has the lease of shard %d again", connection.peer, route.shard)
+            self._look_no_more()
+        elif self._looking is None:
+            LOGGER.info(
+                "%s cannot reach its store, and its lease of shard %d is over: is there another?",
+                connection.peer, route.shard,
+            )  # fmt: skip
+            route.seen.unleased.add(route.shard)
+            self._looking = self.spawn(self._look_beside(connection, route))
+
+    def _look_no_more(self) -> None:
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.cancel()
+        if self._route is not None:
+            self._route.seen.unleased.discard(self._route.shard)
+
+    async def _look_beside(self, connection: Connection, route: Route) -> None:
+        """Look for another daemon that serves the shard, and end the connection for it."""
+        newer: list[Greeted] = []
+
+        def choose(greeted: Greeted) -> None:
+            self._check_newer(greeted)
+            newer.append(greeted)
+
+        search = Beside(self._search.at, route, self._greet, choose, self._connect_timeout_s)
+        await search.find()
+        self._looking, self._newer = None, (newer[-1], search.at)
+        connection.abort(ConnectionLost("another daemon serves the shard now"))
+
+    def _check_newer(self, greeted: Greeted) -> None:
+        """Raises Elsewhere for a daemon that does not lead later than the connected one: it may be
+        the same one, or have stood still."""
+        epoch, own = greeted.info.get("epoch"), self.info.get("epoch")
+        if type(epoch) is int and type(own) is int and epoch > own:
+            return
+        error = Elsewhere(f"its epoch {epoch} is not above {own}, that of the connected one", None)
+        greeted.connection.abort(error)
+        raise error
+
+    def _take_newer(self) -> Connection | None:
+        """The connection to the daemon that was found beside the last one."""
+        newer, self._newer = self._newer, None
+        if newer is None:
+            return None
+        greeted, self._search.at = newer
+        try:
+            self._choose(greeted)
+        except TickwheelError:
+            return None
+        return greeted.connection
+
+    # --- HELLO ----------------------------------------------------------------------------------
+
     async def _greet(self, address: Address, timeout_s: float) -> Greeted:
         """Try one address, beside others. Raises a TickwheelError: Standby and Silent mean what
         they say."""
-        connection = Connection(self._deliver, self.wake, self._ended, self._asked)
+        connection = Connection(self._deliver, self.wake, self._ended, self._asked, self._leased)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._open_to(connection, address, self._tls)
@@ -341,9 +422,8 @@ class Reconnector:
         """The answer of a daemon that is active and has the shard. Raises a TickwheelError."""
         request = _Hello(0.0)
         number = self.next_number()
-        options = dict(self._hello_options)
-        if address in self._shardless:
-            options.pop("shard", None)
+        refused = self._refused.get(address, ())
+        options = {w: said for w, said in self._hello_options.items() if w not in refused}
         connection.ask(number, request, hello(number, options))
         connection.flush()
         await asyncio.wait((request.done, connection.closed), return_when=asyncio.FIRST_COMPLETED)
@@ -352,13 +432,14 @@ class Reconnector:
         try:
             info = request.done.result()
         except BadRequest as error:
-            # An older daemon refuses what it does not know in a HELLO, the newest word first.
-            if "shard" in options:
-                self._shardless.add(address)
-            elif "heartbeat" in options:
-                self._hello_options.pop("heartbeat", None)
-            else:
+            # An older daemon refuses what it does not know in a HELLO.
+            word = next((word for word in NEWER_WORDS if word in options), None)
+            if word is None:
                 raise
+            if word == "heartbeat":
+                self._hello_options.pop(word)
+            else:
+                self._refused.setdefault(address, set()).add(word)
             raise ConnectionLost(f"HELLO was refused: {error.message}; once more without") from None
         if not isinstance(info, dict):
             raise ProtocolError("HELLO's answer is no map")

@@ -16,6 +16,8 @@ attempts. Knows no frame. Invariants:
   long as a lease may take to end.
 * A client of one of several shards asks a ``Route`` for its list, anew in each round, because
   shards move.
+* ``Beside`` searches while a connection stands. All such searches of a client together ask no more
+  than one would, and begin at no common moment.
 """
 
 from __future__ import annotations
@@ -46,6 +48,19 @@ class Seen:
         """Until when an address that was silent comes after all others."""
         self.told_s: dict[Address, float] = {}
         """When a daemon has sent elsewhere last, and so has told where all shards are."""
+        self.asked_s: dict[Address, float] = {}
+        """When a search beside a connection has asked at an address last."""
+        self.nodes: dict[int, str] = {}
+        """Shard → the name of the daemon that the connection to it stands with."""
+        self.unleased: set[int] = set()
+        """Those of these shards whose daemons say that their leases are over."""
+
+    @property
+    def store_is_away(self) -> bool:
+        """Whether daemons of several nodes cannot reach the store, and no other one is known that
+        can: then it is not one node that was cut off."""
+        named = {self.nodes[shard] for shard in self.unleased}
+        return len(named) > 1 and len(self.unleased) == len(self.nodes)
 
 
 class Route(Protocol):
@@ -156,6 +171,12 @@ def _hint(value: Any, *, secure: bool) -> Address | None:
     return None
 
 
+def _close(attempt: asyncio.Task[Greeted]) -> None:
+    """Close the connection that an attempt has made in vain."""
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().connection.abort(ClientClosed("another daemon was there before it"))
+
+
 class _Try(NamedTuple):
     """An attempt at one address that is under way."""
 
@@ -210,15 +231,20 @@ class Search:
 
         Raises what all addresses object to for good, as long as none was ever active.
         """
+        connection: Connection | None = None
         try:
-            while True:
+            while connection is None:
                 connection = await self._round() or await self._rest()
-                if connection is not None:
-                    self._found_once = True
-                    self._said.clear()
-                    return connection
+            self._found_once = True
+            self._said.clear()
         finally:
-            await self._drop_tries()
+            try:
+                await self._drop_tries()
+            except asyncio.CancelledError:
+                if connection is not None:
+                    connection.abort(ClientClosed())
+                raise
+        return connection
 
     def ended(self, error: TickwheelError, *, silent: bool, steady: bool) -> None:
         """Note that the found connection has ended, so that another address comes first."""
@@ -394,10 +420,9 @@ class Search:
         self._tries.clear()
         self._hints.clear()
         for task in tasks:
+            task.add_done_callback(_close)  # also where nobody waits for its end any more
             task.cancel()
-        for ended in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(ended, Greeted):
-                ended.connection.abort(ClientClosed("another daemon was there before it"))
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _worth_trying(self, hint: Address) -> bool:
         extra = len(self._tried.difference(self._addresses))
@@ -413,6 +438,7 @@ class Search:
         return min(ATTEMPT_S_MAX, self._connect_timeout_s / count)
 
     def _note(self, address: Address, error: TickwheelError) -> None:
+        before = self._said.get(address)
         self._said[address] = error
         if isinstance(error, Silent):
             self._mark_silent(address)
@@ -423,8 +449,82 @@ class Search:
         hint = error.active if isinstance(error, Redirect) else None
         if hint is not None and self._worth_trying(hint):
             self._hints.append(hint)
-        if not error.retryable:
+        if not error.retryable and (before is None or before.code != error.code):
             LOGGER.warning("%s: %s: %s", address_text(address), error.code, error.message)
 
     def _mark_silent(self, address: Address) -> None:
         self._seen.silent_until_s[address] = self._loop.time() + SILENT_S
+
+
+# --- beside a connection that stands -------------------------------------------------------------
+
+
+BESIDE_START_S = 0.5
+"""A search beside a connection begins at any moment within so many seconds, because all clients of
+a daemon are told at once."""
+BESIDE_SOON_S = 3.0
+"""For so many seconds its pauses are those of a takeover, which comes soon or not at all;"""
+BESIDE_BACKOFF_S_MAX = 1.0
+"""then, or where the store is away for all, this is the longest one, in seconds."""
+BESIDE_ASKED_MAX = 2
+"""So many addresses are asked where the shard is, in the time of one of the longest pauses: by all
+searches of a client together."""
+
+
+class Beside(Search):
+    """The search for the next daemon of a shard while the connection to the one stands whose lease
+    is over. It asks much less than a search without a connection: there is nobody who must be
+    found, if the store is away for all."""
+
+    def __init__(
+        self,
+        standing: Address | None,
+        route: Route,
+        attempt: Attempt,
+        choose: Callable[[Greeted], None],
+        connect_timeout_s: float,
+    ) -> None:
+        """``standing``: the address of the connection, which is not asked."""
+        super().__init__((), attempt, choose, connect_timeout_s)
+        self._standing = standing
+        self._soon_until_s = self._loop.time() + BESIDE_SOON_S
+        self._found_once = True
+        self.follow(route)
+
+    async def find(self) -> Connection:
+        await asyncio.sleep(random.uniform(0.0, BESIDE_START_S))
+        return await super().find()
+
+    def _backoff_s_max(self) -> float:
+        soon = self._loop.time() < self._soon_until_s and not self._seen.store_is_away
+        return TAKEOVER_BACKOFF_S_MAX if soon else BESIDE_BACKOFF_S_MAX
+
+    def _list(self) -> deque[Address]:
+        """The address that the newest route names, if that is another one than before; of the
+        others those that were asked longest ago."""
+        assert self.route is not None, "it has one from the beginning"
+        likely, *others = dict.fromkeys(self.route.addresses())
+        self._addresses = [one for one in (likely, *others) if one != self._standing]
+        named = [likely] if likely != self._standing else []
+        now_s, window_s, asked_s = self._loop.time(), self._backoff_s_max(), self._seen.asked_s
+        for address in [a for a, at_s in asked_s.items() if at_s < now_s - BESIDE_BACKOFF_S_MAX]:
+            del asked_s[address]
+        silent = self._seen.silent_until_s
+        for address in [a for a, until_s in silent.items() if until_s <= now_s]:
+            del silent[address]
+        most = 1 if self._seen.store_is_away else BESIDE_ASKED_MAX
+        fresh = sum(now_s - at_s < window_s for at_s in asked_s.values())
+        rest = [one for one in self._addresses if one not in named]
+        rest.sort(key=lambda one: (one in silent, asked_s.get(one, 0.0)))
+        return deque((*named, *rest[: max(most - fresh, 0)]))
+
+    async def _rest(self) -> Connection | None:
+        self._is_idle = False  # nothing was tried because others have asked, not because all is
+        return await super()._rest()
+
+    def _try(self, address: Address) -> None:
+        self._seen.asked_s[address] = self._loop.time()
+        super()._try(address)
+
+    def _worth_trying(self, hint: Address) -> bool:
+        return hint != self._standing and super()._worth_trying(hint)
