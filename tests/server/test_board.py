@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tickwheel.server import board
 from tickwheel.server.board import BULLETIN_BYTES, Board, Bulletin, Part, Role, Seen, State
 
 
@@ -49,6 +50,27 @@ def test_of_a_bulletin_that_is_half_written_the_one_before_is_read() -> None:
         assert bulletin.read() in ({"wanted": [1]}, {"wanted": [2]})
     bulletin._memory[:64] = newer
     assert bulletin.read() == {"wanted": [2]}
+
+
+def test_one_that_nobody_has_read_is_kept_while_the_next_one_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The parent reads when it is told to, and is told once."""
+    bulletin = Bulletin()
+    bulletin.write({"wanted": [1]})
+    assert bulletin.read() == {"wanted": [1]}
+    bulletin.write({"wanted": [2]})
+
+    def killed(data: bytes) -> int:
+        raise SystemExit
+
+    with monkeypatch.context() as cut:
+        cut.setattr(board, "crc32", killed)
+        with pytest.raises(SystemExit):
+            bulletin.write({"wanted": [2], "version": 3})
+    assert bulletin.read() == {"wanted": [2]}
+    bulletin.write({"wanted": [2], "version": 3})
+    assert bulletin.read() == {"wanted": [2], "version": 3}
 
 
 def test_a_bulletin_that_is_too_large_is_refused() -> None:

@@ -98,33 +98,48 @@ BULLETIN_BYTES = 1 << 20
 
 
 class Bulletin:
-    """A map that one process writes and others read; a whole one, or the one before."""
+    """A map that one process writes and others read; a whole one, or the one before.
+
+    There is a place for each of two, and a head that says which one counts. The other one is
+    written meanwhile, so that who reads finds the one before whole, also when the writer was killed
+    in the middle.
+    """
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, BULLETIN_BYTES)
+        self._memory = mmap.mmap(-1, _HEAD.size + 2 * BULLETIN_BYTES)
         self._head: tuple[int, ...] = ()
         self._read: dict[str, Any] = {}
 
     def write(self, said: dict[str, Any]) -> None:
         """Raises ValueError for a map that is too large."""
         data = json.dumps(said, separators=(",", ":")).encode()
-        if _HEAD.size + len(data) > BULLETIN_BYTES:
+        if len(data) > BULLETIN_BYTES:
             raise ValueError(f"a bulletin of {len(data)} bytes; the limit is {BULLETIN_BYTES}")
         number = _HEAD.unpack_from(self._memory)[0] + 1
-        self._memory[_HEAD.size : _HEAD.size + len(data)] = data
+        place = _place_of(number)
+        self._memory[place : place + len(data)] = data
         _HEAD.pack_into(self._memory, 0, number, len(data), crc32(data))
 
     def read(self) -> dict[str, Any]:
         """The newest one, which must not be changed; empty: there was none yet."""
-        head = _HEAD.unpack_from(self._memory)
-        if head == self._head or not head[0]:
-            return self._read
-        _, size, check = head
-        if 0 < size <= BULLETIN_BYTES - _HEAD.size:
-            data = self._memory[_HEAD.size : _HEAD.size + size]
-            if crc32(data) == check:  # else it is being written: the next reading finds it
-                self._head, self._read = head, json.loads(data)
+        head = None
+        while head != (head := _HEAD.unpack_from(self._memory)):
+            number, size, check = head
+            if head == self._head or not number:
+                break
+            if 0 < size <= BULLETIN_BYTES:
+                place = _place_of(number)
+                data = self._memory[place : place + size]
+                if crc32(data) == check:
+                    self._head, self._read = head, json.loads(data)
+                    break
+            # Two were written meanwhile, or the head is being written: it is another one soon.
         return self._read
+
+
+def _place_of(number: int) -> int:
+    """Where a bulletin stands in the memory."""
+    return _HEAD.size + number % 2 * BULLETIN_BYTES
 
 
 def how_ended(code: int) -> str:
