@@ -298,6 +298,27 @@ async def test_202_without_a_callback_in_time_is_tried_again(
     assert await settled(client, receipt.id) == "acked"
 
 
+async def test_an_extension_says_for_how_long_where_the_push_does_not_any_more(
+    client: Client, topic: str, endpoint: Endpoint, running: Daemon
+) -> None:
+    endpoint.status = 202
+    await push(client, topic, endpoint, callback_lease=60)
+    receipt = await client.enqueue(topic, b"x")
+    await endpoint.until_count(1)
+    await until(client, topic, lambda one: one.sent == 1)
+    await push(client, topic, endpoint)
+    url = endpoint.got[0].headers["tickwheel-callback"]
+    async with aiohttp.ClientSession() as session:
+        async with session.post(url, json={"result": "extend"}) as response:
+            assert response.status == 400 and "lease_ms" in await response.text()
+        async with session.post(url, json={"result": "extend", "lease_ms": 5_000}) as response:
+            assert (await response.json())["result"] == "extended"
+        async with session.post(url, json={"result": "ack"}) as response:
+            assert (await response.json())["result"] == "acked"
+    assert await settled(client, receipt.id) == "acked"
+    assert "internal_error" not in running.log_text()
+
+
 async def test_202_is_like_204_where_nobody_waits(
     client: Client, topic: str, endpoint: Endpoint
 ) -> None:

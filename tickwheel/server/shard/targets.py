@@ -284,7 +284,10 @@ class Targeting:
             settling.reject(*of_group, ((*receipt, request.reason),), ask.now)
         else:
             lease_ms = request.lease_ms or row.option("callback_lease_ms")
-            assert type(lease_ms) is int, "a push without it makes no callbacks"
+            if type(lease_ms) is not int:
+                raise BadRequest(
+                    "lease_ms must be given: this push has no callback_lease_ms any more"
+                )
             settling.extend(*of_group, epoch, (task_id,), (attempt,), lease_ms, ask.now)
         self._parts.wake()
 
