@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import re
 import socket
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -492,6 +494,19 @@ async def test_the_process_checks_what_it_connects_to(tmp_path: Path) -> None:
                 found = await until(client, "t", lambda one: one.last_error is not None)
                 assert "127.0.0.1" in found.last_error and "push_allow" in found.last_error
         assert len(endpoint.got) == 1
+
+
+async def test_of_a_host_that_nobody_is_pushed_to_nothing_is_kept() -> None:
+    http = Http(Guard())
+    try:
+        hosts = [http.host(f"https://{name}.example.com/") for name in ("a", "b", "a")]
+        assert hosts[0] is hosts[2], "what is known of it is of all its pushes"
+        kept = [weakref.ref(one) for one in hosts[:2]]
+        del hosts[1]
+        gc.collect()
+        assert [one() is None for one in kept] == [False, True]
+    finally:
+        await http.close()
 
 
 async def test_the_log_is_bounded_in_requests_and_in_bytes() -> None:

@@ -37,6 +37,7 @@ from email.utils import parsedate_to_datetime
 from hashlib import blake2s
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from urllib.parse import quote, urlsplit
+from weakref import WeakValueDictionary
 
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import NotFound, TickwheelError
@@ -200,10 +201,10 @@ class Http:
             auto_decompress=False, response_class=Response,
             headers={"user-agent": f"tickwheel/{__version__}"},
         )  # fmt: skip
-        self._hosts: dict[str, Host] = {}
+        self._hosts: WeakValueDictionary[str, Host] = WeakValueDictionary()
 
     def host(self, url: str) -> Host:
-        """What is known of the host of a URL."""
+        """What is known of the host of a URL, as long as somebody keeps it."""
         return self._hosts.setdefault(urlsplit(url).netloc.lower(), Host())
 
     async def close(self) -> None:
