@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from asyncio.subprocess import Process
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from support.waiting import comes
+from tickwheel.errors import Overloaded, Refused
 from tickwheel.model.kinds import TargetRow
 from tickwheel.server import outbound as module
 from tickwheel.server.outbound import Outbound
@@ -30,6 +32,28 @@ def serving(events: list[str]) -> Outbound:
     )
     made.serve(shard, cast("Any", object()))
     return made
+
+
+async def test_so_much_is_asked_of_the_process_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that answers nothing, as while an endpoint does not."""
+    command = sys.executable, "-c", "import sys; sys.stdin.read()"
+    monkeypatch.setattr(module, "COMMAND", command)
+    monkeypatch.setattr(module, "ASKED_MAX", 2)
+    made = serving([])
+    try:
+        asking = [asyncio.create_task(made.ask("log")) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match=r"2 questions .* limit is 2 \(ASKED_MAX\)"):
+            await made.ask("log")
+        asking[0].cancel()
+        await asyncio.wait(asking[:1])
+        asking.append(asyncio.create_task(made.ask("log")))
+        await asyncio.sleep(0)
+        assert not asking[2].done()
+    finally:
+        await made.stop()
+    ends = await asyncio.gather(*asking, return_exceptions=True)
+    assert [type(end) for end in ends] == [asyncio.CancelledError, Refused, Refused]
 
 
 @pytest.mark.parametrize("said", ["", '{"state": ["t", "g"', "hello\n", "x" * 100])

@@ -19,7 +19,7 @@ from collections import Counter
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from tickwheel.errors import Refused, from_wire
+from tickwheel.errors import Overloaded, Refused, from_wire
 from tickwheel.history.daemon import kill, start_process
 from tickwheel.model.kinds import TargetRow
 from tickwheel.server.settings import split_address
@@ -45,6 +45,8 @@ STOP_S: Final = 5.0
 """How long, in seconds, requests under way may take at a stop of the daemon."""
 ANSWER_S: Final = 60.0
 """How long, in seconds, an answer of the process is waited for."""
+ASKED_MAX: Final = 64
+"""Questions to the process that are not answered: tries, requests sent once more, logs."""
 ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104  # what it replaces
 TOTALS: Final = ("sent", "acked", "failed")
 _numbers = count(1)
@@ -169,6 +171,11 @@ class Outbound:
 
     async def ask(self, what: str, **said: Any) -> dict[str, Any]:
         """The answer of the process to a question. Raises TickwheelError."""
+        if len(self._asked) >= ASKED_MAX:
+            raise Overloaded(
+                f"{len(self._asked)} questions to the process that sends are not answered; the"
+                f" limit is {ASKED_MAX} (ASKED_MAX)"
+            )
         number = next(_numbers)
         line = {"ask": number, "what": what, "said": said}
         answer = asyncio.get_running_loop().create_future()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +215,28 @@ def test_networks_of_push_allow_are_checked() -> None:
     assert found.push_networks == ("10.0.0.0/8", "fd00::/8")
     with pytest.raises(BadRequest, match="push_allow"):
         load(None, {"push_allow": "10.0.0.1/8"})
+
+
+async def test_so_many_hosts_are_looked_up_at_a_time(
+    daemon: InProcess, sender: FakeSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_targets, "LOOK_UPS_MAX", 2)
+    is_known = asyncio.Event()
+
+    async def getaddrinfo(*given: Any, **options: Any) -> Any:
+        await is_known.wait()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("8.8.8.8", 443))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    peer, other = daemon.connect(), daemon.connect()
+    named = ("https://slow.test/", {"secrets": (SECRET,)})
+    waiting = [asyncio.create_task(peer.do(T.PUSH_SET, "t", group, *named)) for group in "ab"]
+    await asyncio.sleep(0)
+    code, message = await other.refused(T.PUSH_TEST, "https://slow.test/", None)
+    assert code == "overloaded" and "the limit is 2 (LOOK_UPS_MAX)" in message
+    is_known.set()
+    await asyncio.gather(*waiting)
+    assert (await other.do(T.PUSH_SET, "t", "c", *named))["created"]
 
 
 async def test_a_daemon_has_so_many_targets(

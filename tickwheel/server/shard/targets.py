@@ -28,6 +28,7 @@ from tickwheel.errors import (
     Conflict,
     LimitExceeded,
     NotFound,
+    Overloaded,
     TickwheelError,
     lacks_extra,
 )
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 PUSH, FORWARD = "push", "forward"
 LOOK_UP_S: Final = 3.0
 """How long a host may take to be looked up when a target is set; the process looks it up anyway."""
+LOOK_UPS_MAX: Final = 64
+"""Hosts that are looked up at a time."""
 PORTS: Final = {"http": 80, "https": 443}
 PUSH_OPTIONS: Final = (
     "format", "concurrency", "request_timeout_ms", "connect_timeout_ms", "callback_lease_ms",
@@ -65,6 +68,8 @@ class Targeting:
         self._settling = settling
         self._core = parts.core
         self._guard = Guard.of(parts.settings.push_networks)
+        self._looking = 0
+        """Hosts that are being looked up."""
 
     # --- set and taken away ----------------------------------------------------------------------
 
@@ -132,10 +137,19 @@ class Targeting:
         """``act`` when the host of a URL was looked up, and may be asked. ``also`` says what else
         is wrong."""
         parts = self._parts
+        if self._looking >= LOOK_UPS_MAX:
+            raise Overloaded(
+                f"the hosts of {self._looking} targets are being looked up; the limit is"
+                f" {LOOK_UPS_MAX} (LOOK_UPS_MAX)"
+            )
+        self._looking += 1
 
         async def check() -> None:
             problem: TickwheelError | None = None
-            forbidden = await why_forbidden(self._guard, url)
+            try:
+                forbidden = await why_forbidden(self._guard, url)
+            finally:
+                self._looking -= 1
             if forbidden is not None:
                 problem = BadRequest(f"url: {forbidden}")
             elif also is not None:
