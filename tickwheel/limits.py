@@ -11,6 +11,8 @@ from tickwheel.errors import ProtocolError, shown
 
 SHARDS_MAX = 64
 """Of one store."""
+NODES_MAX = 256
+"""Nodes that share one store, those without shards among them."""
 ID_MAX = 2**63 - 1
 """Of a task."""
 KEY_TASKS_MAX = 10_000

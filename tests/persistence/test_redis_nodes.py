@@ -18,6 +18,7 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnusable,
 )
+from tickwheel.persistence.redis import nodes as redis_nodes
 from tickwheel.persistence.redis.driver import options_from
 
 SHARDS = 4
@@ -78,6 +79,27 @@ async def test_two_of_one_name_are_not_both_there(registry: NodeRegistry) -> Non
     await registry.leave(other)
     assert (await registry.beat(A)).nodes == {"a": A}
     assert (await registry.beat(other, instead_of="run-1")).nodes == {"a": other}
+
+
+async def test_a_store_has_so_many_nodes(
+    registry: NodeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_nodes, "NODES_MAX", 2)
+    await registry.beat(replace(A, ttl_ms=200))
+    await registry.beat(B)
+    third = replace(B, name="c", run="run-3")
+    with pytest.raises(StoreUnusable, match=r"it has 2 nodes; the limit is 2 \(NODES_MAX\)"):
+        await registry.beat(third)
+    await registry.leave(third)
+    assert "c" not in (await registry.beat(B)).nodes, "it has left no trace"
+
+    async def has_room() -> bool:
+        try:
+            return (await registry.beat(third)).nodes.keys() == {"b", "c"}
+        except StoreUnusable:
+            return False
+
+    await comes(has_room)
 
 
 async def test_what_operators_want_stays(registry: NodeRegistry) -> None:

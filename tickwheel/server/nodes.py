@@ -22,7 +22,7 @@ import structlog
 from tickwheel.clock import sources
 from tickwheel.errors import BadRequest
 from tickwheel.persistence import shard_count, shard_url, without_secrets
-from tickwheel.server import daemon
+from tickwheel.server import checks, daemon
 from tickwheel.server.board import Board, Bulletin, State
 from tickwheel.server.lease import Life
 from tickwheel.server.logs import configure
@@ -108,6 +108,7 @@ def _node_of(settings: Settings) -> Node:
         raise BadRequest(f"{name} cannot be set with {of}: the node's daemons have it")
     if settings.http_all is not None:
         raise BadRequest(f"http_all ({settings.http_all}) is of a folder of shards, not of a node")
+    checks.name(settings.node, "node")  # operators name it, and so do others in Redis
     places = places_of(settings, count + 1, of)
     http_advertise = list[str]()
     if settings.http_advertise is not None:

@@ -21,6 +21,7 @@ import json
 from dataclasses import asdict, replace
 from typing import Any, Final
 
+from tickwheel.limits import NODES_MAX
 from tickwheel.persistence.contract import Claim, NodeRecord, NodesSeen, StoreUnusable
 from tickwheel.persistence.redis.connection import Connection, check
 from tickwheel.persistence.redis.driver import RedisOptions
@@ -50,6 +51,7 @@ class RedisNodes:
 
     async def _say(self, me: NodeRecord, text: str, instead_of: str) -> NodesSeen:
         args: list[str | int] = [self._shards, me.ttl_ms, me.name, me.run, text, instead_of]
+        args.append(NODES_MAX)
         for claim in me.claims:
             args += [claim.shard, f"{claim.epoch}|{claim.address}"]
         shards, *reply = await self._line.run(NODES_BEAT, self._keys, args)
@@ -57,6 +59,11 @@ class RedisNodes:
             raise StoreUnusable(
                 f"store {self._name}: it was laid out for {int(shards)} shards, and shards is"
                 f" {self._shards}"
+            )
+        if len(reply) == 1:
+            raise StoreUnusable(
+                f"store {self._name}: it has {int(reply[0])} nodes; the limit is {NODES_MAX}"
+                " (NODES_MAX). One that has died counts for leader_ttl_s"
             )
         now_ms, is_mine, version, nodes, until, placed, drained = reply
         records = {name: _of_text(name, text) for name, text in _pairs(nodes).items()}

@@ -1,7 +1,7 @@
 -- A node says that it lives, and sees all nodes.
 -- KEYS: nodes, until, placed, drained, route, scratch.
--- ARGV: shards, ttl, name, run, record ('': it leaves), a run that may be replaced, and for each
--- shard that it leads: shard, claim.
+-- ARGV: shards, ttl, name, run, record ('': it leaves), a run that may be replaced, how many nodes
+-- there may be, and for each shard that it leads: shard, claim.
 local NODES, UNTIL, PLACED, DRAINED, ROUTE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local name, run = ARGV[3], ARGV[4]
 local function epoch_of(claim) return claim and tonumber(string.match(claim, '^%d+')) or 0 end
@@ -20,6 +20,9 @@ for i = 1, #ends, 2 do
 end
 local found = redis.call('HGET', NODES, name)
 local whose = found and string.match(found, '^[^|]*') or ''
+if not found and ARGV[5] ~= '' and redis.call('HLEN', NODES) >= tonumber(ARGV[7]) then
+  return {shards, redis.call('HLEN', NODES)}
+end
 local is_mine = whose == '' or whose == run or whose == ARGV[6]
 if is_mine and ARGV[5] == '' then
   redis.call('HDEL', UNTIL, name)
@@ -27,7 +30,7 @@ if is_mine and ARGV[5] == '' then
 elseif is_mine then
   redis.call('HSET', NODES, name, run .. '|' .. ARGV[5])
   redis.call('HSET', UNTIL, name, string.format('%.0f', now_ms + ARGV[2]))
-  for i = 7, #ARGV, 2 do
+  for i = 8, #ARGV, 2 do
     local before = redis.call('HGET', ROUTE, ARGV[i])
     -- One that is deposed and has not noticed yet changes nothing.
     if before ~= ARGV[i + 1] and epoch_of(ARGV[i + 1]) >= epoch_of(before) then
