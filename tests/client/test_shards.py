@@ -16,12 +16,15 @@ from support.waiting import comes, soon
 from tickwheel import Client, Delivery, Task, Worker, errors
 from tickwheel.api.tasks import shard_of
 from tickwheel.client import Check, Partly
+from tickwheel.client import shards as client_shards
 from tickwheel.client.shards import IN_A_ROW
 from tickwheel.client.subscription import PREFETCH
 from tickwheel.model import records
 from tickwheel.model.values import SHARD_BITS
 
 COUNT = 3
+AT_ONCE_S = 3.0
+"""Less than a client with its defaults waits for a daemon that is away."""
 HOUR = timedelta(hours=1)
 
 
@@ -362,6 +365,65 @@ async def test_what_comes_after_a_pull_has_ended_is_given_back() -> None:
         found: set[int] = set()
         while found != others:
             found |= {one.id for one in await soon(client.pull("t", group="g", wait=20))}
+
+
+@pytest.mark.parametrize("wait", [0, 20])
+async def test_what_a_pull_has_found_does_not_wait_for_a_shard_that_is_away(wait: float) -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        await client.create_group("t", "g")
+        shards.lose(1)
+        await comes(lambda: not member(client, 1).connected)
+        for _ in range(COUNT):  # whichever shard it begins with
+            await client.enqueue("t", b"", key=key_in(0, COUNT))
+            async with asyncio.timeout(AT_ONCE_S):
+                found = await client.pull("t", group="g", max=9, wait=wait)
+            assert [one.key for one in found] == [key_in(0, COUNT)]
+            await found[0].ack()
+
+
+async def test_a_pull_ends_when_its_wait_is_over_also_without_a_shard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_shards, "JOIN_S", 0.05)
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        await client.create_group("t", "g")
+        shards.lose(1)
+        await comes(lambda: not member(client, 1).connected)
+        async with asyncio.timeout(AT_ONCE_S):
+            assert await client.pull("t", group="g", wait=0.05) == []
+
+
+async def test_what_a_pull_has_found_is_given_back_when_it_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Shards(COUNT) as shards:
+        client, other = await shards.client().connect(), await shards.client().connect()
+        await client.create_group("t", "g")
+        receipt = await client.enqueue("t", b"", key=key_in(0, COUNT))
+        hangs = asyncio.Event()
+
+        async def hang(*_: Any) -> list[Delivery]:
+            hangs.set()
+            await asyncio.Event().wait()
+            return []
+
+        monkeypatch.setattr(member(client, 1), "_pull", hang)
+        assert client._shards is not None
+        client._shards._next = COUNT - 1  # it begins with the first shard
+        pulling = asyncio.ensure_future(client.pull("t", group="g", max=9))
+        await soon(hangs.wait())
+        pulling.cancel()
+        await asyncio.wait([pulling])
+        [again] = await soon(other.pull("t", group="g", wait=20))
+        assert again.id == receipt.id
+
+
+def member(client: Client, shard: int) -> Any:
+    """The client of one shard, inside a client of all."""
+    assert client._shards is not None
+    return client._shards.members[shard]
 
 
 async def _waits(client: Client) -> bool:

@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     from tickwheel.client.transactions import Checks
 
 JOIN_S = 2.0
-"""How long, in seconds, a subscription waits for shards that are away, when one is there."""
+"""How long, in seconds, a subscription or a pull waits for shards that are away, when one is
+there."""
 OTHERS_MAX = 8
 """Addresses of other shards at which a round looks for one."""
 WAIT_MS = 1_000
@@ -454,18 +455,27 @@ class Shards:
         loop = asyncio.get_running_loop()
         end_s = loop.time() + wait_ms / 1000
         self._next = (self._next + 1) % len(self.members)
-        order = [*self.members[self._next :], *self.members[: self._next]]
+        members = [*self.members[self._next :], *self.members[: self._next]]
+        order = sorted(map(self._opened, members), key=lambda member: not member.connected)
         found: list[Delivery] = []
         errors: list[TickwheelError] = []
-        for member in order:
-            if len(found) < count or not count:
-                self._opened(member)
-                try:
-                    found += await member._pull(names, count - len(found), 0, options, until_s)
-                except TickwheelError as error:
-                    errors.append(error)
-        if errors and (len(errors) == len(order) or not errors[0].retryable):
-            raise errors[0]
+        asked = 0
+        try:
+            for member in order:
+                # What was found, and who waits for what comes first, waits for no shard that is
+                # away.
+                is_asked = member.connected or not (found or wait_ms)
+                if is_asked and (len(found) < count or not count):
+                    asked += 1
+                    try:
+                        found += await member._pull(names, count - len(found), 0, options, until_s)
+                    except TickwheelError as error:
+                        errors.append(error)
+            if errors and (len(errors) == asked or not errors[0].retryable):
+                raise errors[0]
+        except BaseException:
+            self._give_back(found)
+            raise
         while not found and (left_ms := int((end_s - loop.time()) * 1000)) > 0:
             found = await self._wait(order, names, count, min(left_ms, WAIT_MS), options, until_s)
         return found
@@ -483,21 +493,44 @@ class Shards:
         ]
         found: list[Delivery] = []
         errors: list[BaseException] = []
+        loop = asyncio.get_running_loop()
+        over_s = loop.time() + wait_ms / 1000 + JOIN_S
+        left_s: float | None = None
         try:
             waiting = set(pulls)
             while waiting and not found:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
                 errors += filter(None, (pull.exception() for pull in done))
                 found = [one for pull in done if not pull.exception() for one in pull.result()]
+                if len(errors) + len(waiting) < len(pulls):
+                    # One has answered: those that are away are waited for a while.
+                    left_s = max(0.0, over_s - loop.time())
         finally:
             for pull in pulls:
                 pull.cancel()
-            await asyncio.gather(*pulls, return_exceptions=True)
+            ends = await asyncio.gather(*pulls, return_exceptions=True)
+            taken = set(map(id, found))
+            lists = (end for end in ends if not isinstance(end, BaseException))
+            self._give_back([one for some in lists for one in some if id(one) not in taken])
         if len(errors) == len(pulls):
             raise errors[0]
         with suppress(TickwheelError):
             await asyncio.gather(*(one.release() for one in found[count:]))
         return found[:count]
+
+    def _give_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Release what nobody takes any more."""
+
+        async def release() -> None:
+            releasing = (delivery.release() for delivery in deliveries)
+            await asyncio.gather(*releasing, return_exceptions=True)
+
+        if deliveries:
+            self._reconnector.spawn(release())
 
 
 def _producer(member: Member) -> Producer:
@@ -1101,11 +1134,21 @@ def _bulk(answers: Sequence[Raw], options: Raw) -> Raw:
     return {**found, "ended_ms": None} if state == "running" else found
 
 
+TARGET_STATES = ("ended", "open", "failing", "starting", "stopped", "sending")
+"""States of a target: the first one that it has in any shard is shown."""
+
+
 def _targets(answers: Sequence[Raw], options: Raw) -> Raw:
     found: dict[tuple[str, str], list[Raw]] = {}
     for one in (target for answer in answers for target in answer["targets"]):
         found.setdefault((one["topic"], one["group"]), []).append(one)
-    return {**answers[0], "targets": [_counts(found[names]) for names in sorted(found)]}
+
+    def rank(target: Raw) -> int:
+        state = target["state"]
+        return TARGET_STATES.index(state) if state in TARGET_STATES else 0
+
+    ranked = (sorted(found[names], key=rank) for names in sorted(found))
+    return {**answers[0], "targets": [_counts(some) for some in ranked]}
 
 
 def _push_log(answers: Sequence[Raw], options: Raw) -> Raw:
