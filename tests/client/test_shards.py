@@ -26,6 +26,7 @@ COUNT = 3
 AT_ONCE_S = 3.0
 """Less than a client with its defaults waits for a daemon that is away."""
 HOUR = timedelta(hours=1)
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
 def shards_of(receipts: Any) -> list[int]:
@@ -365,6 +366,29 @@ async def test_what_comes_after_a_pull_has_ended_is_given_back() -> None:
         found: set[int] = set()
         while found != others:
             found |= {one.id for one in await soon(client.pull("t", group="g", wait=20))}
+
+
+@pytest.mark.parametrize("count", [1, COUNT])
+async def test_a_key_that_is_no_text_is_a_bad_request_also_of_a_schedule(count: int) -> None:
+    async with Shards(count) as shards:
+        client = await shards.client().connect()
+        for named in ({"key": "\ud800"}, {"order_key": "\ud800"}):
+            with pytest.raises(errors.BadRequest, match="utf-8"):
+                await soon(client.put_schedule("s", topic="t", body=b"", every=HOUR, **named))
+
+
+async def test_a_target_is_shown_as_it_is_where_it_is_worst() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        await client.set_push("t", "g", "https://example.com/", secrets=[SECRET])
+        (made,) = await client.targets()
+        assert (made.state, made.ended_ms) == ("stopped", None)
+        inside = shards.insides[1].daemon
+        assert inside is not None
+        inside.listener._active.operations.targeting.end("t", "g", "answered 410", made.since_ms)
+        (found,) = await client.targets()
+        assert (found.state, found.reason) == ("ended", "answered 410")
+        assert found.ended_ms is not None
 
 
 @pytest.mark.parametrize("wait", [0, 20])

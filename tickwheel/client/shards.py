@@ -208,8 +208,12 @@ class Shards:
     # --- where things go ------------------------------------------------------------------------
 
     def of_basis(self, basis: str) -> Member:
-        """The client of the shard that has the tasks with this basis."""
-        return self._opened(self.members[shard_of(basis, len(self.members))])
+        """The client of the shard that has the tasks with this basis. Raises BadRequest."""
+        try:
+            shard = shard_of(basis, len(self.members))
+        except UnicodeEncodeError as error:
+            raise BadRequest(f"a key must be text that UTF-8 can say: {error}") from None
+        return self._opened(self.members[shard])
 
     def home_of(self, wire: WireTask) -> Member:
         """The client of the shard that a task goes to. Raises BadRequest."""
