@@ -242,6 +242,10 @@ async def test_retry_after_is_obeyed(
         ("Thu, 01 Jan 1970 00:01:00 GMT", 50.0), ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
         ("Fri, 31 Dec 9999 23:59:59 GMT", RETRY_AFTER_MAX_S), ("-5", None), ("1.5", None),
         ("soon", None), ("", None), (None, None), ("٣", None),
+        ("Fri, 31 Dec 99999999999999999999 23:59:59 GMT", None),
+        ("Sun, 06 Nov 1994 08:49:37 +99999999999999", None),
+        ("Fri, 31 Dec 9999 23:59:59 -2359", RETRY_AFTER_MAX_S),
+        ("Mon, 01 Jan 0001 00:00:00 +2359", 0.0),
     ],
 )  # fmt: skip
 def test_both_forms_of_retry_after_are_bounded(text: str | None, seconds: float | None) -> None:

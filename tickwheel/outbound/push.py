@@ -480,11 +480,12 @@ def retry_after_s(text: str | None, now_s: float) -> float | None:
         return min(float(text[:12]), RETRY_AFTER_MAX_S)
     try:
         when = parsedate_to_datetime(text)
-    except (ValueError, TypeError, IndexError):
+        if when.tzinfo is None:
+            when = when.replace(tzinfo=UTC)
+        at_s = when.timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
         return None
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=UTC)
-    return min(max(0.0, when.timestamp() - now_s), RETRY_AFTER_MAX_S)
+    return min(max(0.0, at_s - now_s), RETRY_AFTER_MAX_S)
 
 
 def headers_of(told: Mapping[str, Value]) -> dict[str, str]:
