@@ -192,6 +192,17 @@ def test_a_node_that_joins_gets_its_part_and_no_more_moves(
         assert {one["epoch"] for one in second.nodes()["shards"] if one["node"] == "a"} == {1}
 
 
+def test_a_node_at_the_address_of_another_one_is_told_of(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    with Nodes(tmp_path, server.url(), 1, "a", leader_ttl_s=TTL_S) as nodes:
+        taken = f"tcp://127.0.0.1:{nodes['a'].first_port}"
+        with Nodes(tmp_path, server.url(), 1, "b", leader_ttl_s=TTL_S, advertise=taken) as others:
+            said = f"node b says that it is at {taken}, too"
+            until(lambda: said in nodes.log() and "same_node_address" in nodes.log(), 60, nodes.log)
+            until(lambda: "detail='node a says" in others.log(), 60, others.log)
+
+
 def test_a_shard_moves_where_an_operator_wants_it_and_back(pair: Nodes) -> None:
     before = pair.leaders("a")
     shard = next(shard for shard, name in before.items() if name == "a")

@@ -117,6 +117,8 @@ class Registrar:
         self._trouble = ""
         self._namesake_s = 0.0
         """Since when another node is seen under this one's name; 0: none is."""
+        self._twins = frozenset[str]()
+        """Nodes that are seen at this one's address."""
         self._leaves_s: float | None = None
         """Since when the node gives all away, because it shall end."""
         self._is_news = asyncio.Event()
@@ -228,6 +230,7 @@ class Registrar:
         now_s = time.monotonic()
         me = self._node.settings.node
         self._note_given(seen, me, now_s)
+        self._note_twins(seen, me)
         target = place(self._count, eligible(seen), seen.placed)
         decision = decide(me, seen, target, self._wanted, self._giving.keys())
         may_decide = now_s >= self._decides_s
@@ -257,6 +260,17 @@ class Registrar:
                 del self._giving[shard]
             elif now_s - since_s > GIVEN_S:
                 del self._giving[shard]
+
+    def _note_twins(self, seen: NodesSeen, me: str) -> None:
+        """Say which other nodes tell clients the address of this one."""
+        address = str(self._node.settings.advertise)
+        twins = {name for name, one in seen.nodes.items() if name != me and one.address == address}
+        for name in sorted(twins - self._twins):
+            detail = (
+                f"node {name} says that it is at {address}, too: clients look for its shards here"
+            )
+            self._log.warning("same_node_address", detail=detail)
+        self._twins = frozenset(twins)
 
     def _log_changes(self, wanted: frozenset[int]) -> None:
         if more := sorted(wanted - self._wanted):
