@@ -526,7 +526,8 @@ class NodesSeen:
 
 class NodeRegistry(Protocol):
     """Where the nodes that share a store find each other. All calls raise StoreError if the store
-    is away; ``StoreUnusable`` if it was laid out for another number of shards."""
+    is away; ``StoreUnusable`` if it was laid out for another number of shards, or has as many nodes
+    as it may."""
 
     async def beat(self, me: NodeRecord, instead_of: str = "") -> NodesSeen:
         """Say what this node says of itself, for a time to live, and see all. ``instead_of``: the
