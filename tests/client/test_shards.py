@@ -18,7 +18,7 @@ from tickwheel.api.tasks import shard_of
 from tickwheel.client import Check, Partly
 from tickwheel.client import shards as client_shards
 from tickwheel.client.shards import IN_A_ROW
-from tickwheel.client.subscription import PREFETCH
+from tickwheel.client.subscription import PREFETCH, Subscription
 from tickwheel.model import records
 from tickwheel.model.values import SHARD_BITS
 
@@ -350,6 +350,34 @@ async def test_a_subscription_ends_with_what_any_shard_objects_to() -> None:
         await client.delete_group("t", "g", force=True)
         with pytest.raises(errors.NotFound):
             await soon(waiting)
+
+
+async def test_a_shard_that_did_not_hear_its_share_is_not_joined_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It went away between the two."""
+    start, unheard = Subscription.start, list[Subscription]()
+
+    async def start_and_change(part: Subscription) -> Subscription:
+        found = await start(part)
+        if part is not front:
+            front._prefetch = 5 * COUNT
+        return found
+
+    async def gone(part: Subscription, prefetch: int) -> None:
+        unheard.append(part)
+        raise errors.Unreachable("it has gone just now")
+
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        await client.create_group("t", "g")
+        front = client.subscribe("t", group="g", prefetch=COUNT)
+        monkeypatch.setattr(Subscription, "start", start_and_change)
+        monkeypatch.setattr(Subscription, "set_prefetch", gone)
+        await soon(start(front))
+        await comes(lambda: not front._parts._joining)
+        assert unheard and len(front._parts._parts) == COUNT
+        await front.close()
 
 
 async def test_what_comes_after_a_pull_has_ended_is_given_back() -> None:

@@ -923,7 +923,12 @@ class Parts:
             leases.add(part)
         front._arrived.notify()
         if part_share != share:
-            await part.set_prefetch(part_share)
+            try:
+                await part.set_prefetch(part_share)
+            except TickwheelError as error:
+                if not error.retryable:
+                    raise
+                # It subscribes again with this share when it is back: to join twice were too much.
 
     def _join_later(self, shard: int) -> None:
         task = self._front._reconnector.spawn(self._keep_joining(shard))
