@@ -18,6 +18,7 @@ import pytest
 
 from support.daemon import Daemon
 from support.raw import Raw
+from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
 from support.waiting import comes, soon, until
 from tickwheel import Client, failpoints
@@ -388,6 +389,36 @@ async def test_a_client_that_starts_during_a_takeover_waits_for_its_end(
     async with Client(urls) as client:
         await client.enqueue("t", b"x")
         assert client.server_info["role"] == "active"
+
+
+async def test_clients_of_a_leader_that_is_cut_off_from_redis_go_over_to_the_next_one(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    """It stays cut off until they have gone on: they reach it, and it cannot know more."""
+    await _lay_out(server)
+    wall = await Proxy(server.port).start()
+    cut = Daemon(tmp_path / "cut", store=f"redis://127.0.0.1:{wall.port}/0")
+    other = Daemon(tmp_path / "other", store=server.url())
+    try:
+        await asyncio.to_thread(cut.start)
+        await asyncio.to_thread(other.start)
+        async with Client(f"{cut.url},{other.url}") as client:
+            await client.enqueue("t", b"before", delay=1)
+            old = client._reconnector.connection
+            async with client.subscribe("t", group="g") as deliveries:
+                wall.hold()
+                await client.enqueue("t", b"after")  # its first daemon cannot keep it
+                came = {(await anext(deliveries)).body for _ in range(2)}
+            assert came == {b"before", b"after"}
+            assert old is not None and not old.is_leased, "it said so"
+            assert client.server_info["node"] == (await asyncio.to_thread(status, other))["node"]
+            wall.let_go()
+            await comes(lambda: "deposed" in cut.log_text())
+            await client.enqueue("t", b"at last")
+    finally:
+        cut.close()
+        other.close()
+        await wall.stop()
 
 
 async def test_a_client_that_is_first_waits_for_its_daemon_and_that_one_for_redis(

@@ -7,10 +7,9 @@ HELLO and PING. Invariants:
 
 * Request numbers ascend over all connections; a connection to a standby never stands; while one
   connection stands no other is tried, but for this:
-* A daemon of one of several shards says when its lease is over and its store does not answer. It
-  cannot know more; so the connection stays, and another daemon is looked for beside it. Only for
-  one that serves the shard in a later epoch is the connection given up, and then all is as after
-  one that broke.
+* A daemon says when its lease is over and its store does not answer. It cannot know more; so the
+  connection stays, and another daemon is looked for beside it. Only for one that serves in a later
+  epoch is the connection given up, and then all is as after one that broke.
 * A client of one of several shards says in HELLO which shard it means, so that a daemon of another
   one answers as a standby does, with a hint; a daemon that refuses to hear that is greeted without.
 * A stopped process and a cut line look alike: nothing comes any more. So a connection that was
@@ -44,7 +43,16 @@ from tickwheel.client.connection import (
     fail,
     hello,
 )
-from tickwheel.client.search import Beside, Elsewhere, Greeted, Route, Search, Silent, standby
+from tickwheel.client.search import (
+    Beside,
+    Elsewhere,
+    Given,
+    Greeted,
+    Route,
+    Search,
+    Silent,
+    standby,
+)
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
@@ -136,6 +144,7 @@ class Reconnector:
         self._hello_options = {"v": PROTOCOL_VERSION, **words, **hello_options}
         self._refused: dict[Address, set[str]] = {}
         """Options of HELLO that the daemon at an address refused."""
+        self._given = Given(addresses)
         self._route: Route | None = None
         if route is not None:
             self.follow(route)
@@ -291,10 +300,10 @@ class Reconnector:
     def _stand(self, connection: Connection) -> None:
         self.connection = connection
         self._refused.clear()  # another daemon may be there by the next time
-        if self._route is not None:
-            self._route.stands(self._search.at)
-            self._route.seen.nodes[self._route.shard] = str(self.info.get("node"))
-            self._leased(connection)
+        where = self._where
+        where.stands(self._search.at)
+        where.seen.nodes[where.shard] = str(self.info.get("node"))
+        self._leased(connection)
         self._up.set()
         for source in self.sources:
             source.up()
@@ -304,39 +313,43 @@ class Reconnector:
         self.connection = None
         self._up.clear()
         self._look_no_more()
-        if self._route is not None:
-            self._route.stands(None)
-            self._route.seen.nodes.pop(self._route.shard, None)
+        where = self._where
+        where.stands(None)
+        where.seen.nodes.pop(where.shard, None)
         for source in self.sources:
             source.down()
         connection.give_up_requests()
 
     # --- another daemon, while a connection stands ----------------------------------------------
 
+    @property
+    def _where(self) -> Route:
+        """Where the daemon is looked for while a connection stands."""
+        return self._given if self._route is None else self._route
+
     def _leased(self, connection: Connection) -> None:
-        """Take note of what the daemon says of its lease. While that is over another one may serve
-        the shard; as long as none is found, the connection stays."""
-        route = self._route
-        if route is None or connection is not self.connection:
+        """Take note of what the daemon says of its lease. While that is over another one may serve;
+        as long as none is found, the connection stays."""
+        if connection is not self.connection:
             return  # an attempt: it is asked when it stands
         if connection.is_leased:
             if self._looking is not None:
-                LOGGER.info("%s has the lease of shard %d again", connection.peer, route.shard)
+                LOGGER.info("%s has its lease again", connection.peer)
             self._look_no_more()
         elif self._looking is None:
             LOGGER.info(
-                "%s cannot reach its store, and its lease of shard %d is over: is there another?",
-                connection.peer, route.shard,
-            )  # fmt: skip
-            route.seen.unleased.add(route.shard)
-            self._looking = self.spawn(self._look_beside(connection, route))
+                "%s cannot reach its store, and its lease is over: is there another daemon?",
+                connection.peer,
+            )
+            where = self._where
+            where.seen.unleased.add(where.shard)
+            self._looking = self.spawn(self._look_beside(connection, where))
 
     def _look_no_more(self) -> None:
         looking, self._looking = self._looking, None
         if looking is not None:
             looking.cancel()
-        if self._route is not None:
-            self._route.seen.unleased.discard(self._route.shard)
+        self._where.seen.unleased.discard(self._where.shard)
 
     async def _look_beside(self, connection: Connection, route: Route) -> None:
         """Look for another daemon that serves the shard, and end the connection for it."""

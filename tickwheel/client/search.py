@@ -79,6 +79,25 @@ class Route(Protocol):
         """Take note of where the shard was found; None: that connection has ended."""
 
 
+class Given:
+    """The ``Route`` to a daemon that is no shard: the addresses that the client was given."""
+
+    shard = 0
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self._addresses = addresses
+        self.seen = Seen()
+
+    def addresses(self) -> Sequence[Address]:
+        return self._addresses
+
+    def learn(self, info: Mapping[str, Any]) -> None:
+        """Do nothing: the answer to a HELLO names no other address."""
+
+    def stands(self, at: Address | None) -> None:
+        """Do nothing: there is nothing to be chosen."""
+
+
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 5.0
 STANDBY_BACKOFF_S_MAX = 1.0
@@ -503,9 +522,9 @@ class Beside(Search):
         """The address that the newest route names, if that is another one than before; of the
         others those that were asked longest ago."""
         assert self.route is not None, "it has one from the beginning"
-        likely, *others = dict.fromkeys(self.route.addresses())
-        self._addresses = [one for one in (likely, *others) if one != self._standing]
-        named = [likely] if likely != self._standing else []
+        known = list(dict.fromkeys(self.route.addresses()))
+        self._addresses = [one for one in known if one != self._standing]
+        named = [one for one in known[:1] if one != self._standing]
         now_s, window_s, asked_s = self._loop.time(), self._backoff_s_max(), self._seen.asked_s
         for address in [a for a, at_s in asked_s.items() if at_s < now_s - BESIDE_BACKOFF_S_MAX]:
             del asked_s[address]

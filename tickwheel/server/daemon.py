@@ -68,8 +68,8 @@ INSIDE_URL = "inside:"
 GOODBYE_WAIT_S = 1.0
 """How long, in seconds, clients may still send something after GOODBYE."""
 HANDOVER_WAIT_S = 0.03
-"""The same at a daemon of a node, whose shard another one waits for. A client that says goodbye does
-so in a millisecond; what comes too late is sent again to the daemon that has the shard then."""
+"""The same at a daemon of a node, whose shard another one waits for. Clients that say goodbye do so
+in a millisecond; what comes too late is sent again to the daemon that has the shard then."""
 
 
 class Daemon:

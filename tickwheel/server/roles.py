@@ -67,8 +67,8 @@ class Roles:
 
     ``serving`` is called with each new shard before it starts; ``changed`` and ``deposed`` when
     the connections of a standby, or of a leader, should go; ``cut_off`` when those must go at once;
-    ``leased`` when the lease of one of several shards is over and the store does not say more
-    (False), and when it is held again.
+    ``leased`` when the lease is over and the store does not say more (False), and when it is held
+    again.
     """
 
     def __init__(
@@ -236,8 +236,7 @@ class Roles:
 
     def _begin_to_hold(self, leadership: Leadership) -> None:
         self._hold = asyncio.create_task(leadership.hold(self._verify))
-        if self._member is not None or self.settings.shard_urls:
-            self._watch = asyncio.create_task(leadership.watch(self._leased))
+        self._watch = asyncio.create_task(leadership.watch(self._leased))
 
     async def _takeover_failed(self, error: StoreError) -> None:
         """Stand by again, without the lease: another daemon may have more luck."""

@@ -1,4 +1,4 @@
-"""Who is told that the lease of a shard is over, and that it is held again."""
+"""Who is told that a daemon's lease is over, and that it is held again."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ async def test_all_is_answered_as_before_while_it_is_over(tmp_path: Path) -> Non
         assert (await daemon.ask(peer, T.CANCEL, ids))[0][1] == "cancelled"
 
 
-async def test_where_there_is_one_shard_nobody_is_told(tmp_path: Path) -> None:
+async def test_a_daemon_that_is_no_shard_tells_as_well(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        peer = daemon.connect(lease=True)
+        asked, silent = daemon.connect(lease=True), daemon.connect()
         daemon.daemon.listener.leased(held=False)
-        assert await heard(daemon, peer) == []
+        assert [await heard(daemon, peer) for peer in (asked, silent)] == [[OVER], []]
 
 
 @pytest.mark.parametrize("said", [1, "yes", None])

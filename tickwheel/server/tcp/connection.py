@@ -422,8 +422,7 @@ class Connection(asyncio.Protocol):
         greeting |= route
         answer = hello_answer(self._settings, self._operations.limits, now.now_ms, greeting)
         self.send(encode((_OK, hello.request, answer)))
-        # Where there is one shard, nobody could look for it elsewhere.
-        self.wants_lease = hello.wants_lease and elsewhere is None and bool(route)
+        self.wants_lease = hello.wants_lease and elsewhere is None
         if not self._shared.is_leased:
             self.say_lease()
 
