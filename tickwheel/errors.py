@@ -363,7 +363,7 @@ class Unreachable(TickwheelError):
     code = "unreachable"
     remark = "Nothing was sent."
     retryable = True
-    http_status = 502
+    http_status = 503
 
 
 class TlsFailed(TickwheelError):

@@ -134,11 +134,11 @@ def test_its_page_leads_to_the_consoles(running: Whole) -> None:
         assert b"<title>" in running.get("", link).body
 
 
-def test_all_else_is_not_here_and_says_where_it_is(running: Whole) -> None:
-    answer = running.get("/v1/topics")
-    assert (answer.status, answer.json["code"]) == (404, "not_found")
-    assert "/v1/shards" in answer.json["detail"]
-    assert running.get("/metrics", Host="evil.example").status == 403
+def test_what_there_is_not_is_said_to_be_not_there(running: Whole) -> None:
+    for path in ("/v1/nothing", "/nothing"):
+        assert running.get(path).status == 404
+    for path in ("/metrics", "/v1/stats"):
+        assert running.get(path, Host="evil.example").status == 403
 
 
 def test_metrics_are_those_of_all_in_one_valid_text(running: Whole) -> None:

@@ -18,6 +18,7 @@ from support.sender import FakeSender
 from support.shard_rig import NOW_MS
 from tickwheel.api.verb import Right
 from tickwheel.errors import BadRequest, NotFound
+from tickwheel.gateway import Gateway
 from tickwheel.persistence.contract import Leader
 from tickwheel.server import tokens
 from tickwheel.server.http.api import Api
@@ -75,7 +76,8 @@ class FakeDirectory:
 
 class House:
     """``with House(folder) as house``: ``port`` and ``http_port`` of the daemon that leads,
-    ``standby_port`` and ``standby_http_port`` of the other one; ``tokens`` by name."""
+    ``standby_port`` and ``standby_http_port`` of the other one; ``gateway_port`` of the API of all
+    shards; ``tokens`` by name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -156,6 +158,7 @@ class House:
             Listener(standby, daemon._logins), "127.0.0.1", 0
         )
         self.standby_port = self._standby.sockets[0].getsockname()[1]
+        await self._start_gateway(str(daemon.url))
         self._standby_http = Http(
             "127.0.0.1", 0, cast(Any, None), cast(Any, None), connections_max=99, idle_s=99.0,
             keep_alive_s=9.0, api=Api(daemon.settings, standby, daemon._logins, observed),
@@ -163,7 +166,24 @@ class House:
         await self._standby_http.start()
         self.standby_http_port = _port(self._standby_http.url)
 
+    async def _start_gateway(self, url: str) -> None:
+        """The API of all shards, which are one here."""
+        daemon = self.running.daemon
+        settings = daemon.settings.model_copy(update={"listen": url})
+        self._gateway = Gateway(
+            settings, [settings], daemon._logins, self.running.shard.clock,
+            daemon.roles.observed, daemon.roles.on_event,
+        )  # fmt: skip
+        self._gateway.start()
+        self._gateway_http = Http(
+            "127.0.0.1", 0, cast(Any, None), cast(Any, None), rest=(), beyond=self._gateway
+        )
+        await self._gateway_http.start()
+        self.gateway_port = _port(self._gateway_http.url)
+
     async def _stop(self) -> None:
+        await self._gateway_http.stop()
+        await self._gateway.stop()
         self._standby.close()
         await self._standby_http.stop()
         await self.running.daemon.stop()

@@ -1,4 +1,5 @@
-"""The ways in which a verb can be asked: TCP, HTTP, both clients, the command line.
+"""The ways in which a verb can be asked: TCP, HTTP, HTTP of all shards, both clients, the command
+line.
 
 ``Way.ask(scene, values)`` says it as the declaration has it, or as the scene says (``Saying``), and
 returns what came, with what that is of an answer over TCP. Raises the daemon's error, and Unsayable
@@ -181,6 +182,21 @@ class OverHttp(Way):
 
     def close(self) -> None:
         self._connection.close()
+
+
+class OverGateway(OverHttp):
+    """HTTP of all shards, which asks the daemon as a client."""
+
+    name = "http of all shards"
+
+    def __init__(self, house: House, token: str, *, standby: bool = False) -> None:
+        super().__init__(house, token, standby=standby)
+        self._connection = _InOnePiece("127.0.0.1", house.gateway_port, timeout=TIMEOUT_S)
+
+    def ask(self, scene: Scene, values: Values) -> Said:
+        if scene.verb.frame is None:
+            raise Unsayable
+        return super().ask(scene, values)
 
 
 def _route(known: str | tuple[str, str], values: Values) -> str:
@@ -472,7 +488,7 @@ def _lines_of(verb: Verb) -> Of:
     return lambda answer: answer if isinstance(answer, list) else [answer]
 
 
-WAYS: tuple[type[Way], ...] = (Tcp, OverHttp, AsyncPython, SyncPython, Cli)
+WAYS: tuple[type[Way], ...] = (Tcp, OverHttp, OverGateway, AsyncPython, SyncPython, Cli)
 
 
 def error_of(way: Way, scene: Scene, values: Values) -> TickwheelError | None:

@@ -96,3 +96,9 @@ class FrameType(IntEnum):
     NODE_LIST = 96
     SHARD_MOVE = 97
     NODE_DRAIN = 98
+    TOPIC_LIST = 99
+    TOPIC_SHOW = 100
+    OVERVIEW = 101
+    GROUP_LAG = 102
+    TASK_HISTORY = 103
+    HISTORY_LIST = 104

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -441,6 +441,47 @@ class Shards:
                     if not left:
                         return
 
+    async def page(self, verb: Verb, asked: Raw, until_s: float | None) -> Raw:
+        """A page of a listing of all shards, as a daemon alone answers it; ``after`` is ``next`` of
+        the page before. Consumers come shard by shard, and all else in the order of the list."""
+        if verb.name == "consumers":
+            return await self._page_in_turn(verb, asked, until_s)
+        if verb.name == "list_bulk":
+            return await self._page_of_bulks(asked)
+        asking = (self._ask(member, verb, (asked,), until_s) for member in self.members)
+        answers: list[Any] = await asyncio.gather(*asking, return_exceptions=True)
+        _raise_first(answers)
+        return _page(verb, asked, answers)
+
+    async def _page_in_turn(self, verb: Verb, asked: Raw, until_s: float | None) -> Raw:
+        """A page that goes on in the next shard where one has no more. Its places are places of a
+        shard that also say which shard it is."""
+        count, limit, found = len(self.members), _limit(verb, asked), list[Raw]()
+        place, shard = divmod(asked.get("after") or 0, count)
+        while True:
+            some = {**asked, "after": place, "limit": limit - len(found)}
+            answer = await self._ask(self.members[shard], verb, (some,), until_s)
+            found += answer[verb.pages]
+            place = answer["next"]
+            if place is None:
+                place, shard = 0, shard + 1
+            if shard == count or len(found) >= limit:
+                following = None if shard == count else place * count + shard
+                return {**answer, verb.pages: found, "next": following}
+
+    async def _page_of_bulks(self, asked: Raw) -> Raw:
+        """A page of bulk operations, of which all shards together keep few."""
+        wanted = {name: asked[name] for name in ("topic", "state") if name in asked}
+        every = [one.raw async for one in self.pages(VERBS["list_bulk"], wanted, None, None)]
+        after, start = asked.get("after"), 0
+        if after is not None:
+            start = 1 + next((n for n, one in enumerate(every) if one["id"] == after), len(every))
+            if start > len(every):
+                raise NotFound(f"there is no bulk operation {after}")
+        end = start + _limit(VERBS["list_bulk"], asked)
+        following = every[end - 1]["id"] if end < len(every) else None
+        return {"bulk": every[start:end], "next": following}
+
     # --- consuming ------------------------------------------------------------------------------
 
     def parts(self, front: Subscription) -> Parts:
@@ -555,6 +596,32 @@ def _raise_first(ends: Iterable[Any]) -> None:
     for end in ends:
         if isinstance(end, BaseException):
             raise end
+
+
+def _limit(verb: Verb, asked: Raw) -> int:
+    found: int = asked.get("limit", verb.asked.field("limit").default)
+    return found
+
+
+def _page(verb: Verb, asked: Raw, answers: Sequence[Raw]) -> Raw:
+    """One page of the pages of all shards. It ends where the first of them ends that has more: what
+    lies behind that place is not known of all."""
+    place, reverse = PLACES[verb.name], bool(asked.get("newest"))
+    found: dict[Any, list[Raw]] = {}
+    for item in (item for answer in answers for item in answer[verb.pages]):
+        found.setdefault(place(item), []).append(item)
+    ends = [answer["next"] for answer in answers if answer["next"] is not None]
+    last = (max if reverse else min)(ends, default=None)
+    places = sorted(found, reverse=reverse)
+    if last is not None:
+        places = [one for one in places if (one >= last if reverse else one <= last)]
+    limit = _limit(verb, asked)
+    if len(places) > limit:
+        places = places[:limit]
+        last = places[-1]
+    is_in_all = verb.name == "list_topics"
+    items = [_counts(found[one]) if is_in_all else found[one][0] for one in places]
+    return {**answers[0], verb.pages: items, "next": last}
 
 
 def _file_of(name: str, shard: int) -> str:
@@ -1160,6 +1227,82 @@ def _targets(answers: Sequence[Raw], options: Raw) -> Raw:
     return {**answers[0], "targets": [_counts(some) for some in ranked]}
 
 
+TROUBLES_MAX = 20
+"""Troubles of an overview, as many as one daemon tells."""
+LEVELS = ("error", "warning", "note")
+OF_EACH = frozenset(("oldest_ready_ms", "topics", "groups", "subscribers", "bulk"))
+"""Counts of an overview of what may be in every shard: the largest is that of all, or close."""
+
+
+def _overview(answers: Sequence[Raw], options: Raw) -> Raw:
+    """One wheel of all wheels, and what is wrong in each of them."""
+    worst = next((one for one in answers if one["state"] != "ready"), answers[0])
+    rings = [one["ring"] for one in answers]
+    ring = {
+        **rings[0],
+        **{name: [*map(sum, zip(*(one[name] for one in rings), strict=True))]
+           for name in ("this", "next")},
+        "exact": all(one["exact"] for one in rings), "later": sum(one["later"] for one in rings),
+    }  # fmt: skip
+    counts, totals, lateness = (
+        {name: (max if name in most else sum)(one[part][name] for one in answers)
+         for name in answers[0][part]}
+        for part, most in (
+            ("counts", OF_EACH), ("totals", ()),
+            ("lateness", [n for n in answers[0]["lateness"] if not n.endswith("count")]),
+        )
+    )  # fmt: skip
+    troubles = [
+        {**one, "text": f"Shard {shard}: {one['text']}"}
+        for shard, answer in enumerate(answers)
+        for one in answer["troubles"]
+    ]
+    troubles.sort(key=lambda one: LEVELS.index(one["level"]))
+    left_out = sum(one["troubles_left_out"] for one in answers)
+    return {
+        **worst, "ring": ring, "counts": counts, "totals": totals, "lateness": lateness,
+        "uptime_s": min(one["uptime_s"] for one in answers), "troubles": troubles[:TROUBLES_MAX],
+        "troubles_left_out": left_out + max(0, len(troubles) - TROUBLES_MAX),
+    }  # fmt: skip
+
+
+def _lag(answers: Sequence[Raw], options: Raw) -> Raw:
+    """Samples of all shards, each with those that were taken about when it was: they are counted
+    from the newest."""
+    longest = max(answers, key=lambda one: len(one["taken_ms"]))
+    found: dict[str, list[int | None]] = {"ready": [], "oldest_ready_ms": []}
+    for place in range(-len(longest["taken_ms"]), 0):
+        for name, add in (("ready", sum), ("oldest_ready_ms", max)):
+            of_all = [one[name][place] for one in answers if -place <= len(one[name])]
+            known = [one for one in of_all if one is not None]
+            found[name].append(add(known) if known else None)
+    return {**longest, **found}
+
+
+def _events(answers: Sequence[Raw], options: Raw) -> Raw:
+    """The events of a task, of which shards of one machine have all the same."""
+    found = {encode(event): event for answer in answers for event in answer["events"]}
+    return _history(answers, "events", sorted(found.values(), key=itemgetter("time_ms")))
+
+
+def _outlines(answers: Sequence[Raw], options: Raw) -> Raw:
+    """Tasks of the history, the newest first, each as the shard has it that knows its end."""
+    found: dict[int, Raw] = {}
+    for task in (task for answer in answers for task in answer["tasks"]):
+        known = found.get(task["id"])
+        if known is None or known["ended_ms"] is None:
+            found[task["id"]] = task
+    tasks = sorted(found.values(), key=lambda it: -it["id"])
+    limit = options.get("limit", 100)
+    said = _history(answers, "tasks", tasks[:limit])
+    return said if len(tasks) <= limit else {**said, "complete": False}
+
+
+def _history(answers: Sequence[Raw], name: str, found: Sequence[Raw]) -> dict[str, Any]:
+    is_kept = any(answer["is_kept"] for answer in answers)
+    return {name: found, "is_kept": is_kept, "complete": all(one["complete"] for one in answers)}
+
+
 def _push_log(answers: Sequence[Raw], options: Raw) -> Raw:
     every = sorted((r for a in answers for r in a["requests"]), key=lambda it: -it["at_ms"])
     return {**answers[0], "requests": every[: options.get("limit", 50)]}
@@ -1176,7 +1319,8 @@ MERGED: Mapping[str, Callable[[Sequence[Any], Raw], Any]] = {
     **dict.fromkeys(("make_bulk", "show_bulk", "cancel_bulk", "reset_group"), _bulk),
     "look_up": _found, "load": _load, "held_keys": _held_keys, "key_lines": _key_lines,
     "pause_key": _key_pause, "resume_key": _key_pause, "remove_target": _first,
-    "targets": _targets, "push_log": _push_log, "backup": _backup,
+    "targets": _targets, "push_log": _push_log, "backup": _backup, "show_topic": _counts,
+    "overview": _overview, "group_lag": _lag, "task_history": _events, "history_tasks": _outlines,
 }  # fmt: skip
 """Name of a verb that all shards are asked → how their answers become one, with the options that it
 was asked with."""
@@ -1184,5 +1328,12 @@ ORDERS: Mapping[str, Callable[[Any], Any]] = {
     "list_tasks": attrgetter("id"), "list_dead": attrgetter("id", "group"),
     "list_schedules": attrgetter("name"), "list_transactions": attrgetter("id"),
     "consumers": attrgetter("since_ms"), "list_bulk": attrgetter("made_ms"),
+    "list_topics": attrgetter("topic"),
 }  # fmt: skip
 """Name of a verb that lists → what its items are sorted by."""
+PLACES: Mapping[str, Callable[[Raw], Any]] = {
+    "list_tasks": itemgetter("id"), "list_dead": itemgetter("id", "group"),
+    "list_schedules": itemgetter("name"), "list_transactions": itemgetter("id"),
+    "list_topics": itemgetter("topic"),
+}  # fmt: skip
+"""Name of such a verb → the place of an item as it came, in the form of ``next``."""

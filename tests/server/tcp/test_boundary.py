@@ -155,7 +155,8 @@ def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess)
         T.PING, T.STATUS, T.TRANSACTION_LIST, T.TRANSACTION_SHOW, T.BULK_LIST, T.BULK_PREVIEW,
         T.GROUP_RESET_PREVIEW, T.HELD_KEYS, T.KEY_LINES, T.CONSUMER_LIST,
         T.TARGET_LIST, T.PUSH_TEST, T.PUSH_LOG, T.PUSH_RESEND,
-        T.NODE_LIST, T.SHARD_MOVE, T.NODE_DRAIN,
+        T.NODE_LIST, T.SHARD_MOVE, T.NODE_DRAIN, T.TOPIC_LIST, T.TOPIC_SHOW, T.OVERVIEW,
+        T.GROUP_LAG, T.TASK_HISTORY, T.HISTORY_LIST,
     }  # fmt: skip
     of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}
     assert set(table) - reads - of_connections == {kind for kind, *_ in ACTS.values()}

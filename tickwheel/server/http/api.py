@@ -85,7 +85,7 @@ class Api:
         self._observed = observed or Observed()
         self._standby = standby
         self._logins = logins
-        self._guards: Guards | None = None
+        self._of: Callable[[Principal], Operations] | None = None
         """The operations by principal; None: the daemon does not lead."""
         self._draining = False
         self._exchanges: set[Exchange] = set()
@@ -108,11 +108,15 @@ class Api:
 
     def serve(self, operations: Operations) -> None:
         """Begin to answer as a daemon that leads."""
-        self._guards = Guards(operations, self._logins.refused, self._logins.audit)
+        self.serve_each(Guards(operations, self._logins.refused, self._logins.audit).of)
+
+    def serve_each(self, of: Callable[[Principal], Operations]) -> None:
+        """Begin to answer by the operations that each principal has."""
+        self._of = of
 
     def stand_by(self) -> None:
         """Answer as a standby from now on; open requests may or may not have been kept."""
-        self._guards = None
+        self._of = None
         self._end_all(NotActive("this daemon is not the active one any more"))
 
     def drain(self) -> None:
@@ -126,7 +130,7 @@ class Api:
 
     def stop(self) -> None:
         """End all requests: the shard does not answer any more."""
-        self._guards = None
+        self._of = None
         self._end_all(Draining("the daemon is shutting down"))
 
     def dismiss(self) -> None:
@@ -222,8 +226,8 @@ class Api:
     def _for(self, route: Route, principal: Principal) -> Operations:
         if self._draining:
             raise Draining("the daemon is shutting down")
-        if self._guards is not None:
-            return self._guards.of(principal)
+        if self._of is not None:
+            return self._of(principal)
         if route.standby:
             standby: Any = self._standby
             operations: Operations = standby  # these routes ask for what both have

@@ -308,13 +308,15 @@ class Http:
         keep_alive_s: float = _Connection.keep_alive_s,
         api: Api | None = None,
         rest: Sequence[BaseRoute] | None = None,
+        beyond: ASGIApp | None = None,
         tls: MakeTls | None = None,
         names: frozenset[str] | None = None,
     ) -> None:
-        """``rest``: the routes beside health and metrics of who has no API. ``tls`` makes what
+        """``rest``: the routes beside health and metrics of who has no API, by whole paths;
+        ``beyond`` answers for all other paths, where there is one. ``tls`` makes what
         accepts connections in place of the event loop. ``names``: those by which the daemon may be
         asked, beside addresses and ``localhost``; None: any name."""
-        self._rest = rest
+        self._rest, self._beyond = rest, beyond
         self._tls = tls
         self._names = names
         self._address = (host, port)
@@ -418,7 +420,13 @@ class Http:
         api = self.api
         if api is None:
             more = [anything_else(NO_API)] if self._rest is None else self._rest
-            return Starlette(routes=[*routes, *more])
+            beyond, known = self._beyond, {getattr(route, "path", "") for route in (*routes, *more)}
+            own = Starlette(routes=[*routes, *more])
+            if beyond is None:
+                return own
+            return lambda scope, receive, send: (own if scope["path"] in known else beyond)(
+                scope, receive, send
+            )
         # Nothing of the API is imported without its extra.
         from tickwheel.server.http.pages import pages
 

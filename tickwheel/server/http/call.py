@@ -47,7 +47,6 @@ from tickwheel.errors import (
     StoreFull,
     TickwheelError,
     Unauthorized,
-    Unreachable,
     UnsupportedMediaType,
     shown,
 )
@@ -82,7 +81,7 @@ PROBLEM_TYPE = b"application/problem+json"
 RETRY_AFTER_S = 1
 RETRY_AFTER_FULL_S = 5
 """Seconds after which to come again when a disk is full: its room returns more slowly."""
-_OF_CLIENTS = (Unreachable, ConnectionLost, SendTimeout)
+_OF_CLIENTS = (ConnectionLost, SendTimeout)
 
 Headers = list[tuple[bytes, bytes]]
 

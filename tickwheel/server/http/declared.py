@@ -160,7 +160,7 @@ def _accepted(found: Sequence[Any]) -> dict[str, Any]:
 
 _WRITERS: Mapping[type, Callable[[Any], Any]] = {
     AcceptedIds: _accepted,
-    Failure: Failure._asdict,
+    Failure: lambda failure: Failure.of(failure)._asdict(),
 }
 """Types of arrays of the daemon → what makes JSON of one."""
 

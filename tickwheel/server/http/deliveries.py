@@ -69,27 +69,49 @@ def read_receipt(text: str, field: str) -> Receipt:
     raise BadRequest(f"{field} must be a receipt as a delivery has it, not {shown(text)}")
 
 
+class Told(NamedTuple):
+    """One delivery as a daemon tells it to its clients."""
+
+    id: int
+    attempt: int
+    due_ms: int
+    body: bytes
+    options: dict[str, Any]
+    """What else is said of the task, with ``failures`` and ``deaths`` where there are some."""
+
+
+AnyItem = Item | Told
+
+
+def _told(item: AnyItem) -> Told:
+    if isinstance(item, Told):
+        return item
+    row, attempt, past = item
+    options = {} if row.options is None else delivered(row.options)
+    options |= {"failures": past.failed, "deaths": past.deaths}
+    return Told(row.id, attempt, row.due_ms, row.body, options)
+
+
 def delivery_view(
-    item: Item, topic: str, group: str, epoch: int, now_ms: int, stream: int = 0
+    item: AnyItem, topic: str, group: str, epoch: int, now_ms: int, stream: int = 0
 ) -> dict[str, Any]:
     """One delivery as the API answers it, made at ``now_ms``."""
-    row, attempt, past = item
-    receipt = Receipt(topic, group, row.id, epoch, attempt, stream)
+    task_id, attempt, due_ms, body, options = _told(item)
+    receipt = Receipt(topic, group, task_id, epoch, attempt, stream)
     view: dict[str, Any] = {
-        "id": str(row.id),
+        "id": str(task_id),
         # A broadcast has no group, and nothing to settle.
         "receipt": receipt_text(receipt) if group else "",
-        "due_ms": row.due_ms,
+        "due_ms": due_ms,
         "delivered_ms": now_ms,
         "attempt": attempt,
-        "failures": past.failed,
-        "deaths": past.deaths,
+        "failures": 0,
+        "deaths": 0,
     }
-    put_body(view, row.body)
-    if row.options is not None:
-        view |= delivered(row.options)
-        if "replay_of" in view:
-            view["replay_of"] = str(view["replay_of"])
+    put_body(view, body)
+    view |= options
+    if "replay_of" in view:
+        view["replay_of"] = str(view["replay_of"])
     return view
 
 
@@ -245,7 +267,7 @@ class Stream:
 
     # --- the shard's -----------------------------------------------------------------------------
 
-    def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
+    def deliver(self, epoch: int, now_ms: int, items: Sequence[AnyItem]) -> None:
         pieces = [self._piece(item, epoch, now_ms) for item in items]
         self._pieces += pieces
         self._bytes += sum(map(len, pieces))
@@ -280,11 +302,11 @@ class Stream:
                 if self._end is None:
                     self._call.operations.unblocked(self._call.exchange.caller)
 
-    def _piece(self, item: Item, epoch: int, now_ms: int) -> bytes:
+    def _piece(self, item: AnyItem, epoch: int, now_ms: int) -> bytes:
         view = as_json(delivery_view(item, self._topic, self._group, epoch, now_ms, self._number))
         if self._is_lines:
             return view + b"\n"
-        return b"event: delivery\nid: %d\ndata: %b\n\n" % (item[0].id, view)
+        return b"event: delivery\nid: %d\ndata: %b\n\n" % (_told(item).id, view)
 
     def _idle(self) -> bytes:
         return b"\n" if self._is_lines else b": still here\n\n"
@@ -356,5 +378,5 @@ async def _settled(call: Call, given: list[str], ask: Ask, usual: str) -> list[s
     words = [usual] * len(receipts)
     for indexes, found in zip(groups.values(), await asyncio.gather(*answers), strict=True):
         for index, word in zip(indexes, found or (), strict=False):
-            words[index] = word
+            words[index] = word or usual
     return words

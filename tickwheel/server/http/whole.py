@@ -1,4 +1,5 @@
-"""HTTP of all shards of one machine together: whether they serve, their metrics, where they are.
+"""HTTP of all shards of one machine together: whether they serve, their metrics, where they are;
+and, from the first request for it, the API and the console.
 
 A process of its own beside the daemons of the shards; ``processes.py`` starts it. It reads what the
 parent knows from a ``Board``, and asks each daemon the rest at its own port of HTTP. It has no
@@ -6,6 +7,8 @@ task, no store and no state. Invariants:
 
 * A shard that is down or slow costs an answer a bounded time, and the others are in the answer.
 * What comes from shards is bounded in bytes, and asked for once for all who ask at the same time.
+* The API is a client of the shards (``tickwheel/gateway.py``), which is imported, in a thread, by
+  the first request for it. Nothing else here waits for it.
 * Metrics are not understood but copied: each family of the shards is put together under one head,
   and each sample gets the label ``shard``.
 """
@@ -19,6 +22,7 @@ import signal
 import ssl
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from html import escape
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 import h11
@@ -27,10 +31,10 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from tickwheel.clock import Clock
-from tickwheel.errors import TickwheelError, Unauthorized
+from tickwheel.errors import NotFound, TickwheelError, Unauthorized
 from tickwheel.server import daemon
 from tickwheel.server.board import State, how_ended
-from tickwheel.server.http.app import Http, anything_else, refusal
+from tickwheel.server.http.app import NO_API, Http, refusal
 from tickwheel.server.logins import Logins
 from tickwheel.server.logs import Log, configure, say
 from tickwheel.server.metrics import catalogue
@@ -40,8 +44,11 @@ from tickwheel.server.settings import split_address
 from tickwheel.server.tls import Certificates, Files, TlsServer
 
 if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
     from tickwheel.server.board import Board, Seen
     from tickwheel.server.settings import Settings
+    from tickwheel.server.shard.callers import Principal
 
 READY_S: Final = 0.8
 """How long, in seconds, a shard may take to say whether it serves: probes wait a second."""
@@ -52,10 +59,9 @@ METRICS_BYTES_MAX: Final = 256 * 1024 * 1024
 """Of all shards together; each may have an equal part."""
 CONNECTIONS_MAX: Final = 256
 READ_BYTES: Final = 256 * 1024
-NOT_HERE: Final = (
-    "this is the HTTP of all shards: /healthz, /readyz, /metrics, /v1/shards. Everything else is"
-    " asked of a shard at its own address, which /v1/shards says"
-)
+GATEWAY: Final = "tickwheel.gateway"
+"""The module of the API, which is named and not imported: it knows the client as well as the
+daemon, and is needed by nobody before somebody asks."""
 _HERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # what it replaces
 _HEADERS: Final = {
     "content-security-policy": "default-src 'none'; img-src data:; base-uri 'none';"
@@ -74,6 +80,7 @@ _PAGE: Final = """<!doctype html>
 </head>
 <body>
 <h1>Shards</h1>
+<p><a href="/console/">Console of all</a></p>
 <ul>
 {shards}
 </ul>
@@ -164,13 +171,14 @@ class Whole:
     ) -> None:
         self._settings = settings
         self._which = which or (lambda: range(board.count))
+        self._is_node = which is not None
         # Of a node, a daemon that stands by is as it shall be.
         self._ready_path = "/readyz" if which is None else "/readyz?standby=ok"
         self._shards = shards
         self._board = board
         self._log = log
         self._observed = Observed()
-        clock = Clock(int(settings.clock_hold_over_s * 1000))
+        self._clock = clock = Clock(int(settings.clock_hold_over_s * 1000))
         self._logins = Logins(settings, clock, self._on_event, self._observed)
         self._certificates: Certificates | None = None
         if settings.speaks_tls("http"):
@@ -185,6 +193,9 @@ class Whole:
         self._silent: set[int] = set()
         """Shards whose silence is logged."""
         self._http: Http | None = None
+        self._make_api = Joined(self._import_api)
+        self._api: Any = None
+        """The API of all shards, once somebody has asked for it: a ``Gateway``."""
         self._watching: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -192,7 +203,7 @@ class Whole:
         settings = self._settings
         await self._logins.start()
         self._watching = [
-            asyncio.create_task(self._logins.run(lambda: (), lambda: None)),
+            asyncio.create_task(self._logins.run(self._present, self._dismiss)),
         ]
         if self._certificates is not None:
             await self._certificates.start()
@@ -207,6 +218,7 @@ class Whole:
             idle_s=settings.http_idle_timeout_s,
             keep_alive_s=settings.heartbeat_interval_s,
             rest=self._routes(),
+            beyond=self._beyond,
             tls=None if self._certificates is None else self._tls_server,
             names=None if self._logins.are_needed else settings.http_names,
         )
@@ -217,6 +229,8 @@ class Whole:
         for task in self._watching:
             task.cancel()
         await asyncio.gather(*self._watching, return_exceptions=True)
+        if self._api is not None:
+            await self._api.stop()
         if self._http is not None:
             await self._http.stop()
         await self._logins.stop()
@@ -323,6 +337,34 @@ class Whole:
         self._silent.discard(shard)
         return body
 
+    # --- the API and the console -----------------------------------------------------------------
+
+    async def _beyond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            api = self._api or await self._make_api()
+        except ImportError:  # the extra is not installed
+            await refusal(NotFound(NO_API), "Not found")(scope, receive, send)
+            return
+        await api(scope, receive, send)
+
+    async def _import_api(self) -> Any:
+        module = await asyncio.to_thread(import_module, GATEWAY)
+        # A node's front door knows where all shards are; elsewhere each daemon does.
+        doors = [self._settings] if self._is_node else self._shards
+        api = module.Gateway(
+            self._settings, doors, self._logins, self._clock, self._observed, self._on_event
+        )
+        api.start()
+        self._api = api
+        return api
+
+    def _present(self) -> Sequence[Principal]:
+        return () if self._api is None else self._api.present
+
+    def _dismiss(self) -> None:
+        if self._api is not None:
+            self._api.dismiss()
+
     # --- where they are --------------------------------------------------------------------------
 
     def _routes(self) -> list[BaseRoute]:
@@ -346,7 +388,7 @@ class Whole:
             ]
             return HTMLResponse(_PAGE.format(shards="\n".join(found)), headers=_HEADERS)
 
-        return [Route("/v1/shards", shards), Route("/", page), anything_else(NOT_HERE)]
+        return [Route("/v1/shards", shards), Route("/", page)]
 
     def _fields(self, found: Found) -> dict[str, Any]:
         shard, seen = found.shard, found.seen

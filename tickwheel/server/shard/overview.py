@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from base64 import b64decode
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -363,7 +364,20 @@ class Watching:
             key=asked.key, topic=asked.topic, since_ms=asked.since_ms, until_ms=asked.until_ms
         )
         look = partial(self._stories.tasks, wanted, asked.limit)
-        self._lookups.answer(ask, partial(self._found, "tasks", look, ask.only))
+        self._lookups.answer(ask, partial(self._outlines, look, ask.only))
+
+    async def _outlines(
+        self, look: Callable[[], Awaitable[Answer]], only: Only | None
+    ) -> dict[str, Any]:
+        """What ``_found`` finds of tasks, with ids and bodies as all other answers have them."""
+        found = await self._found("tasks", look, only)
+        for one in found["tasks"]:
+            one["id"] = int(one["id"])
+            if "body_base64" in one:
+                one["body"] = b64decode(one.pop("body_base64"))
+            elif "body" in one:
+                one["body"] = one["body"].encode()
+        return found
 
     # --- the last report -------------------------------------------------------------------------
 
@@ -375,7 +389,7 @@ class Watching:
         folder = self._parts.settings.report_dir
         if folder is None:
             raise NotFound("there is no report: the setting report_dir names no folder")
-        return {"page": await asyncio.to_thread(_page, Path(folder) / "report.html")}
+        return {"page": await asyncio.to_thread(report_page, Path(folder) / "report.html")}
 
 
 def _takers(caller: Caller) -> list[Subscriber]:
@@ -410,7 +424,8 @@ def _consumer(caller: Caller, one: Subscriber) -> dict[str, Any]:
     }
 
 
-def _page(path: Path) -> bytes:
+def report_page(path: Path) -> bytes:
+    """The page of the last report. Raises NotFound, LimitExceeded."""
     try:
         with path.open("rb") as file:
             data = file.read(REPORT_BYTES_MAX + 1)

@@ -1,0 +1,176 @@
+"""The HTTP API of all shards together, over real daemons on one machine, and on nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from support.certificates import Authority
+from support.daemon import Daemon
+from support.nodes import Nodes
+from support.ports import free_ports
+from support.redis_server import RedisServer
+from support.shards import key_in
+from support.waiting import until
+from tickwheel.model.values import SHARD_BITS
+
+COUNT = 3
+HOUR_MS = 3_600_000
+MakeDaemon = Callable[..., Daemon]
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(url: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    data = None if body is None else json.dumps(body).encode()
+    if data is not None:
+        named["content-type"] = "application/json"
+    request = urllib.request.Request(url + path, data, named, method=method)  # noqa: S310  # our own
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with urllib.request.urlopen(request, timeout=60, context=context) as answer:  # noqa: S310  # our own
+            return Answer(answer.status, dict(answer.headers), answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, dict(error.headers), error.read())
+
+
+class Machine:
+    """Three shards on one machine, and the HTTP of all of them."""
+
+    def __init__(
+        self, make_daemon: MakeDaemon, folder: Path, scheme: str = "", **settings: Any
+    ) -> None:
+        listen = f"{'tls' if scheme else 'tcp'}://127.0.0.1:{free_ports(COUNT)}"
+        args = ("--processes", str(COUNT), "--listen", listen)
+        args += ("--http-all", f"{scheme}127.0.0.1:0")
+        store = f"sqlite:///{folder / 'shards'}/"
+        self.parent = make_daemon(store=store, args=args, http=True, **settings).start()
+        self.url = self.parent.http_all
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        return ask(self.url, method, path, body, **headers)
+
+    def pids(self) -> list[int]:
+        said = json.loads((self.parent.folder / "ready.json").read_text())
+        return [shard["pid"] for shard in said["shards"]]
+
+
+def shard_of(task_id: str) -> int:
+    return int(task_id) & ((1 << SHARD_BITS) - 1)
+
+
+def test_one_address_has_the_tasks_of_all_shards(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    machine = Machine(make_daemon, tmp_path)
+    assert machine.ask("GET", "/readyz").status in (200, 503)
+    assert machine.ask("PUT", "/v1/topics/orders/groups/g", {}).status == 201
+    ids = []
+    for n in range(9):
+        task = {"body": f"b{n}", "key": key_in(n % COUNT, COUNT, f"k{n}-"), "topic": "orders"}
+        answer = machine.ask("POST", "/v1/tasks", task)
+        assert answer.status == 201, answer.body
+        ids.append(answer.json["id"])
+        assert shard_of(ids[-1]) == n % COUNT
+    raw = machine.ask("POST", "/v1/topics/orders/tasks", {"any": "body"}, tickwheel_delay_ms="5")
+    assert raw.status == 201
+    found, after = list[str](), ""
+    while True:
+        page = machine.ask("GET", f"/v1/tasks?topic=orders&limit=4{after}").json
+        found += [task["id"] for task in page["tasks"]]
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+    assert sorted(found) == sorted([*ids, raw.json["id"]])
+    receipts = list[str]()
+
+    def pulled() -> bool:
+        asked = {"group": "g", "max": 10, "wait_ms": 1_000}
+        answer = machine.ask("POST", "/v1/topics/orders/pull", asked)
+        receipts.extend(one["receipt"] for one in answer.json["deliveries"])
+        return len(receipts) == 10
+
+    until(pulled)
+    settled = machine.ask("POST", "/v1/acks", {"receipts": receipts})
+    assert settled.json["results"] == ["acked"] * 10
+    assert machine.ask("GET", "/v1/stats").json["acked"] == 10
+    assert machine.ask("GET", "/console/").status == 200
+    assert machine.ask("GET", "/v1/overview").json["counts"]["pending"] == 0
+    assert machine.ask("GET", "/v1/shards").json["shards"][2]["shard"] == 2
+    assert machine.parent.terminate() == 0
+    assert "Traceback" not in machine.parent.log_text()
+
+
+def test_a_shard_that_stands_still_holds_up_nobody_else(
+    make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    machine = Machine(make_daemon, tmp_path)
+    tasks = [{"topic": "t", "key": key_in(n, COUNT), "delay_ms": HOUR_MS} for n in range(COUNT)]
+    ids = [machine.ask("POST", "/v1/tasks", task).json["id"] for task in tasks]
+    frozen = machine.pids()[1]
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        for shard in (0, 2):
+            assert machine.ask("GET", f"/v1/tasks/{ids[shard]}").status == 200
+            assert machine.ask("POST", "/v1/tasks", tasks[shard]).status == 201
+        away = machine.ask("GET", f"/v1/tasks/{ids[1]}")
+        assert away.status in (502, 503, 504) and away.json["retryable"], away.body
+        assert machine.ask("GET", "/healthz").status == 200
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    until(lambda: machine.ask("GET", f"/v1/tasks/{ids[1]}").status == 200)
+
+
+@pytest.mark.parametrize("scheme", ["", "https://"])
+def test_tokens_are_passed_on_also_over_tls_without_more_settings(
+    make_daemon: MakeDaemon, tmp_path: Path, scheme: str
+) -> None:
+    settings: dict[str, Any] = {"serve_token": "of-everything", "login_delay_s": 0}
+    if scheme:
+        pair = Authority(tmp_path).sign("daemon")
+        settings |= {"tls_cert": pair.cert, "tls_key": pair.key}
+    machine = Machine(make_daemon, tmp_path, scheme, **settings)
+    shown = {"authorization": "Bearer of-everything"}
+    for headers in ({}, {"authorization": "Bearer wrong"}):
+        refused = machine.ask("GET", "/v1/stats", **headers)
+        assert (refused.status, refused.json["code"]) == (401, "unauthorized")
+    task = {"topic": "t", "key": key_in(2, COUNT), "delay_ms": HOUR_MS}
+    made = machine.ask("POST", "/v1/tasks", task, **shown)
+    assert made.status == 201 and shard_of(made.json["id"]) == 2, made.body
+    console = {"tickwheel_console": "1"}
+    login = machine.ask("POST", "/v1/sessions", **shown, **console)
+    cookie = login.headers["set-cookie"].partition(";")[0]
+    assert machine.ask("GET", "/v1/stats", cookie=cookie, **console).json["pending"] == 1
+
+
+def test_a_node_answers_for_tasks_of_the_other_node(server: RedisServer, tmp_path: Path) -> None:
+    with Nodes(tmp_path, server.url(), 4, http=True) as nodes:
+        nodes.until_led("a", "ab")
+        led_by = nodes.leaders("a")
+        elsewhere = next(shard for shard, name in led_by.items() if name == "b")
+        task = {"topic": "t", "key": key_in(elsewhere, 4), "body": "x", "delay_ms": HOUR_MS}
+        made = ask(nodes["a"].http, "POST", "/v1/tasks", task)
+        assert made.status == 201 and shard_of(made.json["id"]) == elsewhere, made.body
+        for name in "ab":
+            found = ask(nodes[name].http, "GET", f"/v1/tasks/{made.json['id']}")
+            assert (found.status, found.json["body"]) == (200, "x")
+            assert ask(nodes[name].http, "GET", "/v1/stats").json["pending"] == 1
+        assert len(ask(nodes["a"].http, "GET", "/v1/nodes").json["nodes"]) == 2

@@ -1,0 +1,656 @@
+"""The HTTP API of all shards together: what it answers is what a daemon alone would, of all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.http.rig import Request, Response
+from support.shard_rig import NOW_MS
+from support.shards import Shards, key_in
+from support.waiting import comes, soon
+from tickwheel import gateway as gateways
+from tickwheel.api.verbs import VERBS
+from tickwheel.client import Client
+from tickwheel.clock import Clock
+from tickwheel.gateway import Gateway, Teller
+from tickwheel.model.values import SHARD_BITS
+from tickwheel.server import tokens
+from tickwheel.server.logins import Logins
+from tickwheel.server.metrics.observed import Observed
+from tickwheel.server.settings import Settings
+
+COUNT = 3
+HOUR_MS = 3_600_000
+CONSOLE = {"tickwheel-console": "1", "host": "hall:1"}
+
+
+class Hall:
+    """Three shards in this process, and the API of them together."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.shards = Shards(COUNT, **settings)
+        patch.setattr(Teller, "_open_to", staticmethod(self.shards._open_to))
+        self.settings = Settings(store="memory:", http="127.0.0.1:0", **settings)
+        doors = [
+            self.settings.model_copy(update={"listen": url, "advertise": url})
+            for url in self.shards.urls
+        ]
+        clock, observed = Clock(10**15, self.shards.sources), Observed()
+        self.events: list[str] = []
+        self.logins = Logins(self.settings, clock, self._note, observed)
+        self.gateway = Gateway(self.settings, doors, self.logins, clock, observed, self._note)
+
+    def _note(self, event: str, text: str) -> None:
+        self.events.append(f"{event} {text}")
+
+    async def start(self) -> Hall:
+        await self.shards.__aenter__()
+        await self.logins.start()
+        self.gateway.start()
+        return self
+
+    async def stop(self) -> None:
+        await self.gateway.stop()
+        await self.shards.__aexit__()
+        assert not self.events, "nothing went wrong that should not"
+
+    def begin(
+        self, method: str, target: str, body: Any = None, /, whole: bool = True, **headers: str
+    ) -> Request:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        if body is not None and not isinstance(body, bytes):
+            body = json.dumps(body).encode()
+            named.setdefault("content-type", "application/json")
+        return Request(self.gateway, method, target, body, named, whole=whole)  # type: ignore[arg-type]  # any application
+
+    async def call(self, method: str, target: str, body: Any = None, /, **headers: str) -> Response:
+        request = self.begin(method, target, body, **headers)
+        await soon(request.task)
+        return request.response
+
+    async def get(self, target: str, **headers: str) -> Any:
+        return self._fine(await self.call("GET", target, **headers))
+
+    async def post(self, target: str, body: Any = None, /, **headers: str) -> Any:
+        return self._fine(await self.call("POST", target, body, **headers))
+
+    @staticmethod
+    def _fine(answer: Response) -> Any:
+        assert answer.status in (200, 201), (answer.status, answer.body)
+        return answer.json
+
+    async def refused(self, method: str, target: str, body: Any = None, /, **more: str) -> Response:
+        answer = await self.call(method, target, body, **more)
+        assert answer.headers["content-type"] == "application/problem+json", answer.body
+        assert answer.json["status"] == answer.status
+        return answer
+
+    async def fill(self, count: int = 9, **more: Any) -> list[str]:
+        """Tasks with keys, as many in each shard; their ids, the oldest first."""
+        ids = []
+        for n in range(count):
+            key = key_in(n % COUNT, COUNT, f"k{n}-")
+            task = {"topic": "t", "body": f"b{n}", "key": key, "delay_ms": HOUR_MS, **more}
+            ids.append((await self.post("/v1/tasks", task))["id"])
+            self.shards.pass_time(1)
+        assert {shard_of(one) for one in ids} == set(range(COUNT))
+        return ids
+
+    async def pages(self, target: str, name: str, place: Callable[[Any], Any]) -> list[Any]:
+        """The places of all items of a list, three pages and more."""
+        found, after, count = list[Any](), "", 0
+        while True:
+            page = await self.get(f"{target}{after}")
+            found += map(place, page[name])
+            count += 1
+            if page["next"] is None:
+                assert count >= 3, "it had three pages"
+                return found
+            assert page[name], "no page of these is empty"
+            after = f"&after={page['next']}"
+
+
+def shard_of(task_id: str) -> int:
+    return int(task_id) & ((1 << SHARD_BITS) - 1)
+
+
+@pytest.fixture
+async def hall(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hall]:
+    found = await Hall(monkeypatch).start()
+    yield found
+    await found.stop()
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+async def test_a_task_goes_to_its_shard_and_is_found_from_there(hall: Hall) -> None:
+    ids = await hall.fill()
+    for n, task_id in enumerate(ids):
+        assert shard_of(task_id) == n % COUNT
+        found = await hall.get(f"/v1/tasks/{task_id}")
+        assert (found["id"], found["body"], found["state"]) == (task_id, f"b{n}", "scheduled")
+    many = await hall.post("/v1/lookups", {"ids": ids})
+    assert [task["id"] for task in many["tasks"]] == ids
+    by_key = await hall.get(f"/v1/topics/t/keys/{many['tasks'][4]['key']}")
+    assert [task["id"] for task in by_key["tasks"]] == [ids[4]]
+    stats = await hall.get("/v1/stats")
+    assert (stats["pending"], stats["topics"]["t"]["pending"]) == (9, 9)
+
+
+async def test_what_changes_tasks_finds_each_where_it_is(hall: Hall) -> None:
+    ids = await hall.fill()
+    words = await hall.post("/v1/cancellations", {"ids": ids[:4]})
+    assert words["results"] == [{"id": one, "result": "cancelled"} for one in ids[:4]]
+    moved = await hall.call("PATCH", f"/v1/tasks/{ids[4]}", {"delay_ms": 5})
+    assert moved.json["result"] == "scheduled" and moved.json["due_ms"] == NOW_MS + 9 + 5
+    key = key_in(5 % COUNT, COUNT, "k5-")
+    ran = await hall.post(f"/v1/topics/t/keys/{key}/run")
+    assert ran["results"][0]["id"] == ids[5]
+    gone = await hall.refused("DELETE", "/v1/tasks/5")
+    assert (gone.status, gone.json["code"]) == (404, "not_found")
+
+
+async def test_many_tasks_of_one_request_are_answered_in_their_order(hall: Hall) -> None:
+    tasks = [
+        {"topic": "t", "body": str(n), "delay_ms": HOUR_MS, "key": key_in(n % 3, 3, f"k{n}-")}
+        for n in range(12)
+    ]
+    answer = await hall.post("/v1/tasks", {"tasks": tasks})
+    assert [shard_of(one["id"]) for one in answer["tasks"]] == [n % 3 for n in range(12)]
+    assert {one["outcome"] for one in answer["tasks"]} == {"stored"}
+    lines = b"".join(json.dumps(task).encode() + b"\n" for task in tasks) + b"no task\n"
+    streamed = await hall.call("POST", "/v1/tasks", lines, content_type="application/x-ndjson")
+    *good, bad = streamed.lines
+    assert [shard_of(one["id"]) for one in good] == [n % 3 for n in range(12)]
+    assert (bad["error"]["line"], bad["error"]["code"]) == (13, "bad_request")
+    ruled = await hall.post("/v1/tasks", {**tasks[0], "key": "r", "if_pending": "replace"})
+    again = await hall.post("/v1/tasks", {**tasks[0], "key": "r", "if_pending": "replace"})
+    assert (again["id"], again["outcome"]) == (ruled["id"], "replaced")
+
+
+@pytest.mark.parametrize(
+    "task", [{"priority": 2**70}, {"priority": 900}, {"ttl_ms": -5}, {"tag": "x" * 10_000}]
+)
+async def test_a_wrong_task_harms_no_other_one(hall: Hall, task: dict[str, Any]) -> None:
+    good = hall.begin("POST", "/v1/tasks", {"topic": "t", "delay_ms": HOUR_MS})
+    wrong = hall.begin("POST", "/v1/tasks", {"topic": "t", "delay_ms": HOUR_MS, **task})
+    await soon(asyncio.gather(good.task, wrong.task))
+    assert good.response.status == 201
+    assert wrong.response.status == 400, wrong.response.body
+    assert next(iter(task)) in wrong.response.json["detail"] or 2**70 in task.values()
+
+
+async def test_too_much_for_a_frame_is_refused_before_it_is_sent(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [{"topic": "t", "body": "x" * 900_000, "delay_ms": HOUR_MS}] * 5
+    monkeypatch.setattr(hall.gateway._api, "_body_limits", (16 << 20, 60.0))
+    answer = await hall.refused("POST", "/v1/tasks", {"tasks": tasks})
+    assert answer.json["code"] == "limit_exceeded" and "frame_bytes_max" in answer.json["detail"]
+    assert (await hall.get("/v1/stats"))["pending"] == 0
+
+
+# --- lists ---------------------------------------------------------------------------------------
+
+
+async def test_tasks_are_listed_page_by_page_in_both_directions(hall: Hall) -> None:
+    ids = await hall.fill(10)
+    for limit in (1, 3, 4):
+        listed = f"/v1/tasks?topic=t&limit={limit}"
+        assert await hall.pages(listed, "tasks", lambda it: it["id"]) == ids
+        newest = f"{listed}&newest=true"
+        assert await hall.pages(newest, "tasks", lambda it: it["id"]) == ids[::-1]
+
+
+async def test_a_list_ends_where_not_all_shards_are_known(hall: Hall) -> None:
+    """One shard has all tasks, the pages of the others are empty."""
+    key = key_in(1, COUNT)
+    ids = [
+        (await hall.post("/v1/tasks", {"topic": "t", "key": key, "delay_ms": HOUR_MS}))["id"]
+        for _ in range(7)
+    ]
+    assert await hall.pages("/v1/tasks?topic=t&limit=2", "tasks", lambda it: it["id"]) == ids
+
+
+async def test_dead_letters_are_listed_page_by_page_and_requeued(hall: Hall) -> None:
+    await hall.call("PUT", "/v1/topics/t/groups/g", {})
+    ids = await hall.fill(delay_ms=0)
+    taken = list[Any]()
+    while len(taken) < 9:
+        taken += (await hall.post("/v1/topics/t/pull", {"group": "g", "max": 9}))["deliveries"]
+    assert {shard_of(one["id"]) for one in taken} == set(range(COUNT))
+    rejected = {"receipts": [one["receipt"] for one in taken], "reason": "no"}
+    assert (await hall.post("/v1/rejections", rejected))["results"] == ["dead"] * 9
+    listed = "/v1/dead-letters?topic=t&limit=4"
+    assert await hall.pages(listed, "dead", lambda it: it["id"]) == ids
+    letter = (await hall.get(listed))["dead"][0]
+    assert letter["failures"][0]["reason"] == "no"
+    items = {"items": [{"id": one, "group": "g"} for one in ids]}
+    assert {one["result"] for one in (await hall.post("/v1/dead-letters/requeue", items))[
+        "results"]} == {"requeued"}  # fmt: skip
+
+
+async def test_names_are_listed_page_by_page(hall: Hall) -> None:
+    names = [f"s{n}" for n in range(10)]
+    for name in names:
+        plan = {"topic": f"of-{name}", "every_ms": HOUR_MS}
+        assert (await hall.call("PUT", f"/v1/schedules/{name}", plan)).status == 201
+        await hall.post(f"/v1/schedules/{name}/run")
+    listed = await hall.pages("/v1/schedules?limit=3", "schedules", lambda it: it["name"])
+    assert listed == names
+    topics = await hall.pages("/v1/topics?limit=3", "topics", lambda it: it["topic"])
+    assert topics == [f"of-{name}" for name in names]
+    assert (await hall.get("/v1/schedules/s3"))["runs"] == 1
+    assert (await hall.call("DELETE", "/v1/schedules/s3")).status == 200
+    assert (await hall.refused("GET", "/v1/schedules/s3")).json["code"] == "not_found"
+
+
+async def test_consumers_are_listed_shard_by_shard(hall: Hall) -> None:
+    client = await hall.shards.client().connect()
+    async with client.subscribe("a"), client.subscribe("b"):
+        found = await hall.pages(
+            "/v1/consumers?limit=1", "consumers", lambda it: (it["topic"], it["since_ms"])
+        )
+    assert sorted({topic for topic, _ in found}) == ["a", "b"]
+    assert len(found) == 2 * COUNT
+
+
+async def test_bulk_operations_are_one_in_all_shards(hall: Hall) -> None:
+    await hall.fill()
+    asked = {"kind": "cancel", "topic": "t"}
+    trial = await hall.post("/v1/bulk-previews", asked)
+    assert (trial["matched"], trial["next"], len(trial["examples"])) == (9, None, 9)
+    ids = [(await hall.post("/v1/bulk", {**asked, "id": f"j{n}"}))["id"] for n in range(5)]
+    while (await hall.get("/v1/bulk/j0"))["state"] == "running":
+        await hall.shards.settle()
+    assert (await hall.get("/v1/bulk/j0"))["changed"] == 9
+    listed = await hall.pages("/v1/bulk?limit=2", "bulk", lambda it: it["id"])
+    assert sorted(listed) == ids
+    assert (await hall.refused("GET", "/v1/bulk?after=none")).json["code"] == "not_found"
+
+
+# --- groups, transactions, counts ----------------------------------------------------------------
+
+
+async def test_a_group_is_made_set_and_shown_in_all_shards(hall: Hall) -> None:
+    assert (await hall.call("PUT", "/v1/topics/t/groups/g", {"paused": True})).status == 201
+    assert (await hall.call("PUT", "/v1/topics/t/groups/g", {"paused": True})).status == 200
+    await hall.fill(delay_ms=0)
+    shown = await hall.get("/v1/topics/t/groups/g")
+    assert (shown["paused"], shown["ready"]) == (True, 9)
+    changed = await hall.call("PATCH", "/v1/topics/t/groups/g", {"paused": False})
+    assert changed.json["paused"] is False
+    assert (await hall.get("/v1/topics/t"))["groups"]["g"]["ready"] == 9
+    assert list((await hall.get("/v1/topics/t/groups"))["groups"]) == ["g"]
+    lag = await hall.get("/v1/topics/t/groups/g/lag")
+    assert lag["every_ms"] == 10_000 and len(lag["ready"]) == len(lag["taken_ms"])
+    unknown = await hall.refused("GET", "/v1/topics/t/groups/none/lag")
+    assert unknown.json["code"] == "not_found"
+    assert (await hall.refused("GET", "/v1/topics/none")).json["code"] == "not_found"
+
+
+async def test_half_tasks_are_kept_in_the_shard_of_the_first(hall: Hall) -> None:
+    key = key_in(2, COUNT)
+    one = {"topic": "t", "delay_ms": HOUR_MS}
+    for part, task in ((1, {**one, "key": key}), (2, one), (2, one)):
+        of = {"id": "x", "group": "pay", "part": part}
+        said = await hall.post("/v1/tasks", {"transaction": of, "tasks": [task]})
+        assert said == {"transaction": "x", "part": part, "tasks": 1}
+    other = {"transaction": {"id": "x", "group": "pay", "part": 3},
+             "tasks": [{**one, "key": key_in(0, COUNT)}]}  # fmt: skip
+    assert (await hall.refused("POST", "/v1/tasks", other)).json["code"] == "bad_request"
+    assert (await hall.get("/v1/transactions/x"))["tasks"] == 2
+    committed = await hall.post("/v1/transactions/x/commit")
+    assert [shard_of(one) for one in committed["ids"]] == [2, 2]
+
+
+async def test_the_overview_is_of_all_shards(hall: Hall) -> None:
+    await hall.fill()
+    client = await hall.shards.client().connect()
+    for shard in range(2):
+        await client.enqueue("full", b"", key=key_in(shard, COUNT), delay=0)
+    seen = await hall.get("/v1/overview")
+    assert seen["counts"]["pending"] == 9
+    assert sum(seen["ring"]["this"]) + sum(seen["ring"]["next"]) + seen["ring"]["later"] == 9
+    assert seen["totals"]["enqueued"] == 11 and seen["state"] == "ready"
+    texts = [one["text"] for one in seen["troubles"] if one["topic"] == "full"]
+    assert [text.partition(":")[0] for text in sorted(texts)] == ["Shard 0", "Shard 1"]
+    watching = hall.begin("GET", "/v1/overview/stream?every_ms=500")
+    await watching.until(lambda it: b"event: overview" in it.body)
+    watching.leave()
+    await soon(watching.task)
+
+
+async def test_the_history_of_all_is_empty_where_none_is_kept(hall: Hall) -> None:
+    [task_id, *_] = await hall.fill()
+    story = await hall.get(f"/v1/tasks/{task_id}/history")
+    assert story == {"events": [], "is_kept": False, "complete": True}
+    assert (await hall.get("/v1/history/tasks?key=k"))["tasks"] == []
+
+
+async def test_files_and_the_document_are_here_too(hall: Hall) -> None:
+    assert (await hall.get("/openapi.json"))["openapi"].startswith("3.1")
+    page = await hall.call("GET", "/console/")
+    assert page.status == 200 and b"<title>" in page.body
+    assert (await hall.get("/v1/limits"))["frame_bytes_max"] == 4 << 20
+    assert (await hall.refused("GET", "/v1/nothing")).json["code"] == "not_found"
+    assert (await hall.refused("PATCH", "/v1/stats")).json["code"] == "method_not_allowed"
+
+
+# --- deliveries ----------------------------------------------------------------------------------
+
+
+async def test_deliveries_of_all_shards_are_pulled_and_settled(hall: Hall) -> None:
+    await hall.call("PUT", "/v1/topics/t/groups/g", {})
+    await hall.fill(delay_ms=0, properties={"n": 5}, tag="x")
+    taken = list[Any]()
+    while len(taken) < 9:
+        some = await hall.post("/v1/topics/t/pull", {"group": "g", "max": 4})
+        taken += some["deliveries"]
+    one = taken[0]
+    assert (one["attempt"], one["failures"], one["deaths"]) == (1, 0, 0)
+    assert (one["tag"], one["properties"]) == ("x", {"n": 5})
+    receipts = [one["receipt"] for one in taken]
+    ends = (
+        ("acks", receipts[:3], {}, "acked"),
+        ("nacks", receipts[3:5], {"delay_ms": 0}, "retrying"),
+        ("extensions", receipts[5:], {"lease_ms": 60_000}, "extended"),
+        ("snoozes", receipts[5:6], {"delay_ms": HOUR_MS}, "snoozed"),
+        ("releases", receipts[6:], {}, "released"),
+    )
+    for path, some, more, word in ends:
+        said = await hall.post(f"/v1/{path}", {"receipts": some, **more})
+        assert said["results"] == [word] * len(some), path
+    assert (await hall.post("/v1/acks", {"receipts": receipts[:1]}))["results"] != ["acked"]
+    wrong = await hall.refused("POST", "/v1/topics/t/pull", {"max": 0})
+    assert wrong.json["code"] == "bad_request"
+
+
+async def test_a_pull_waits_for_the_first_shard_that_has_something(hall: Hall) -> None:
+    await hall.call("PUT", "/v1/topics/t/groups/g", {})
+    waiting = hall.begin("POST", "/v1/topics/t/pull", {"group": "g", "wait_ms": 30_000})
+    await hall.shards.settle()
+    await hall.post("/v1/tasks", {"topic": "t", "body": "late", "key": key_in(2, COUNT)})
+    await soon(waiting.task)
+    assert [one["body"] for one in waiting.response.json["deliveries"]] == ["late"]
+
+
+async def test_a_pull_that_is_left_takes_nothing(hall: Hall) -> None:
+    await hall.call("PUT", "/v1/topics/t/groups/g", {})
+    waiting = hall.begin("POST", "/v1/topics/t/pull", {"group": "g", "wait_ms": 30_000})
+    await hall.shards.settle()
+    waiting.leave()
+    await soon(waiting.task)
+    await hall.post("/v1/tasks", {"topic": "t", "body": "mine"})
+    again = await hall.post("/v1/topics/t/pull", {"group": "g", "wait_ms": 30_000})
+    assert [one["body"] for one in again["deliveries"]] == ["mine"]
+
+
+async def test_a_stream_has_deliveries_of_all_shards_until_it_is_left(hall: Hall) -> None:
+    await hall.call("PUT", "/v1/topics/t/groups/g", {})
+    stream = hall.begin(
+        "GET", "/v1/topics/t/deliveries?group=g&credit=30", accept="text/event-stream"
+    )
+    await stream.until(lambda it: it.body)
+    ids = await hall.fill(delay_ms=0)
+    await stream.until(lambda it: it.body.count(b"event: delivery") == 9)
+    said = [
+        json.loads(line[6:]) for line in stream.response.body.splitlines() if line[:5] == b"data:"
+    ]
+    assert sorted(one["id"] for one in said) == sorted(ids)
+    acked = await hall.post("/v1/acks", {"receipts": [one["receipt"] for one in said[:3]]})
+    assert acked["results"] == ["acked"] * 3
+    assert (await hall.get("/v1/consumers?topic=t"))["consumers"]
+    stream.leave()
+    await soon(stream.task)
+    while (await hall.get("/v1/consumers?topic=t"))["consumers"]:
+        await hall.shards.settle()
+    hall.shards.pass_time(20_000)  # less than a lease
+    left = list[Any]()
+    while len(left) < 6:
+        left += (await hall.post("/v1/topics/t/pull", {"group": "g", "max": 9}))["deliveries"]
+        hall.shards.pass_time(500)
+    assert {one["id"] for one in left} == {one["id"] for one in said[3:]}
+
+
+async def test_a_stream_of_lines_and_one_that_is_refused(hall: Hall) -> None:
+    await hall.call("PUT", "/v1/topics/t/groups/g", {"tags": ["a"]})
+    refused = await hall.refused("GET", "/v1/topics/t/deliveries?group=g&tags=b")
+    assert refused.json["code"] in ("bad_request", "conflict")
+    stream = hall.begin(
+        "GET", "/v1/topics/u/deliveries?ack=on_delivery", accept="application/x-ndjson"
+    )
+    await stream.until(lambda it: it.body)
+    await hall.post("/v1/tasks", {"topic": "u", "body": "x"})
+    await stream.until(lambda it: it.lines)
+    assert stream.response.lines[0]["body"] == "x"
+    await hall.call("DELETE", "/v1/topics/u?force=true")
+    await soon(stream.task)
+    assert stream.response.lines[-1]["error"]["code"] == "not_found"
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/restores", None),
+        ("POST", "/v1/restores", {"into": "x.db"}),
+        ("POST", "/v1/callbacks/abc", {"result": "ack"}),
+        ("POST", "/v1/tasks", {"topic": "t"}),
+    ],
+)
+async def test_what_is_of_one_shard_says_where_to_ask(
+    hall: Hall, method: str, path: str, body: Any
+) -> None:
+    headers = {"idempotency_key": "once"} if path == "/v1/tasks" else {}
+    answer = await hall.refused(method, path, body, **headers)
+    assert (answer.status, answer.json["code"]) == (409, "conflict"), answer.body
+    assert "/v1/shards" in answer.json["detail"]
+
+
+async def test_one_shard_that_is_away_is_named_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Client.__init__.__kwdefaults__ is not None
+    for name, value in (("send_timeout", 0.3), ("retries", 0)):
+        monkeypatch.setitem(Client.__init__.__kwdefaults__, name, value)
+    hall = await Hall(monkeypatch).start()
+    ids = await hall.fill()
+    hall.shards.lose(1)
+    for method, path, body in (
+        ("GET", f"/v1/tasks/{ids[1]}", None),
+        ("GET", "/v1/stats", None),
+        ("GET", "/v1/tasks", None),
+        ("POST", "/v1/tasks", {"topic": "t", "key": key_in(1, COUNT)}),
+    ):
+        answer = await hall.refused(method, path, body)
+        assert (answer.status, answer.json["code"]) == (503, "unreachable"), answer.body
+        assert answer.json["retryable"] and answer.headers["retry-after"] == "1"
+    assert (await hall.get(f"/v1/tasks/{ids[2]}"))["id"] == ids[2]
+    assert (await hall.post("/v1/tasks", {"topic": "t", "key": key_in(0, COUNT)}))["id"]
+    assert (await hall.post("/v1/tasks", {"topic": "t"}))["id"]
+    hall.shards.away.clear()
+    assert (await hall.get(f"/v1/tasks/{ids[1]}"))["id"] == ids[1]
+    await hall.stop()
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+
+class Guarded:
+    """Three shards that want tokens: ``all`` may do all, ``reader`` may read topics ``a*``."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path, **settings: Any) -> None:
+        self._path = folder / "tokens.json"
+        self.all, self.reader = self._token("all", "all"), self._token("reader", "read:a*")
+        self.hall = Hall(patch, tokens_file=str(self._path), login_delay_s=0, **settings)
+
+    def _token(self, name: str, *scopes: str) -> str:
+        return tokens.create(self._path, name, tokens.parse_scopes(scopes), NOW_MS, None)[1]
+
+    def revoke(self) -> None:
+        self._path.write_text(self._path.read_text().replace("read:", "produce:"))
+
+
+@pytest.fixture
+async def guarded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Guarded]:
+    found = Guarded(monkeypatch, tmp_path)
+    await found.hall.start()
+    yield found
+    found.hall.events[:] = [one for one in found.hall.events if not one.startswith("tokens_read")]
+    await found.hall.stop()
+
+
+def bearer(token: str) -> str:
+    return f"Bearer {token}"
+
+
+async def test_each_asks_with_his_own_token(guarded: Guarded) -> None:
+    hall = guarded.hall
+    for topic in ("a1", "b1"):
+        for n in range(COUNT):
+            task = {"topic": topic, "key": key_in(n, COUNT), "delay_ms": HOUR_MS}
+            await hall.post("/v1/tasks", task, authorization=bearer(guarded.all))
+    for token, topics in ((guarded.all, ["a1", "b1"]), (guarded.reader, ["a1"])):
+        stats = await hall.get("/v1/stats", authorization=bearer(token))
+        assert list(stats["topics"]) == topics
+    forbidden = await hall.refused(
+        "POST", "/v1/tasks", {"topic": "a1"}, authorization=bearer(guarded.reader)
+    )
+    assert (forbidden.status, forbidden.json["code"]) == (403, "forbidden")
+    for headers in ({}, {"authorization": bearer("tw_wrong")}):
+        assert (await hall.refused("GET", "/v1/stats", **headers)).status == 401
+    assert len(hall.gateway._clients) == 2
+
+
+async def test_a_browser_logs_in_and_its_session_asks_with_that_token(guarded: Guarded) -> None:
+    hall = guarded.hall
+    login = await hall.call("POST", "/v1/sessions", authorization=bearer(guarded.reader), **CONSOLE)
+    assert login.status == 201 and login.json["rights"] == {"read": ["a*"]}
+    cookie = login.headers["set-cookie"].partition(";")[0]
+    seen = await hall.get("/v1/stats", cookie=cookie, **CONSOLE)
+    assert seen["partial"] is True
+    link = await hall.post("/v1/session-links", authorization=bearer(guarded.all))
+    by_link = await hall.call("POST", "/v1/sessions", authorization=bearer(link["code"]), **CONSOLE)
+    cookie = by_link.headers["set-cookie"].partition(";")[0]
+    seen = await hall.get("/v1/stats", cookie=cookie, **CONSOLE)
+    assert seen["partial"] is False
+
+
+async def test_what_was_shown_is_forgotten_when_it_is_not_valid_any_more(guarded: Guarded) -> None:
+    hall = guarded.hall
+    await hall.get("/v1/stats", authorization=bearer(guarded.reader))
+    [principal] = hall.gateway.tokens
+    assert "reader" in principal.name
+    guarded.revoke()
+    await hall.logins.look()
+    hall.gateway.dismiss()
+    assert not hall.gateway.tokens and not hall.gateway._clients
+
+
+async def test_a_certificate_alone_is_refused_with_where_to_ask(guarded: Guarded) -> None:
+    hall = guarded.hall
+    peer = {"subject": ((("commonName", "app"),),)}
+    principal = hall.logins.authenticate(guarded.all)._replace(name="certificate CN=app")
+    hall.gateway._api._logins = _Certified(principal)  # type: ignore[assignment]  # its part
+    request = Request(
+        hall.gateway,
+        "GET",
+        "/v1/stats",
+        None,
+        {},
+        connection={"certificate": peer},  # type: ignore[arg-type]
+    )
+    await soon(request.task)
+    answer = request.response
+    assert (answer.status, answer.json["code"]) == (403, "forbidden")
+    assert "/v1/shards" in answer.json["detail"]
+
+
+class _Certified:
+    """Logins where a certificate is enough."""
+
+    def __init__(self, principal: Any) -> None:
+        self._principal = principal
+        self.quotas = _NoQuotas()
+
+    def check_certificate(self, peer: Any) -> None: ...
+
+    def authenticate(self, shown: Any, peer: Any) -> Any:
+        return self._principal
+
+
+class _NoQuotas:
+    def enter(self, caller: Any) -> None: ...
+
+    def leave(self, caller: Any) -> None: ...
+
+
+async def test_the_report_is_for_whoever_may_read_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "report.html").write_text("<p>all is well</p>")
+    guarded = Guarded(monkeypatch, tmp_path, report_dir=str(tmp_path))
+    await guarded.hall.start()
+    page = await guarded.hall.call("GET", "/v1/report", authorization=bearer(guarded.all))
+    assert page.body == b"<p>all is well</p>"
+    for_some = await guarded.hall.refused("GET", "/v1/report", authorization=bearer(guarded.reader))
+    assert for_some.status == 403
+    await guarded.hall.stop()
+
+
+# --- clients -------------------------------------------------------------------------------------
+
+
+async def test_a_client_is_closed_when_nobody_has_asked_it_for_long(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateways, "IDLE_S", 0.0)
+    monkeypatch.setattr(gateways, "LOOK_S", 0.01)
+    hall = guarded.hall
+    all_of = {"authorization": bearer(guarded.all)}
+    await hall.call("PUT", "/v1/topics/t/groups/g", {}, **all_of)
+    await hall.post("/v1/tasks", {"topic": "t"}, **all_of)
+    await hall.get("/v1/stats", authorization=bearer(guarded.reader))
+    taken = await hall.post("/v1/topics/t/pull", {"group": "g"}, **all_of)
+    assert len(taken["deliveries"]) == 1
+    hall.gateway._looking.cancel()  # type: ignore[union-attr]  # one with the new pause
+    hall.gateway.start()
+    await comes(lambda: len(hall.gateway._clients) == 1)
+    [left] = hall.gateway._clients
+    assert "all" in left.name, "the lease of its pull lasts"
+
+
+async def test_no_more_clients_are_kept_than_the_limit(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateways, "CLIENTS_MAX", 1)
+    hall = guarded.hall
+    for token in (guarded.all, guarded.reader, guarded.all):
+        await hall.get("/v1/stats", authorization=bearer(token))
+        assert len(hall.gateway._clients) == 1
+    waiting = hall.begin(
+        "POST", "/v1/topics/a/pull", {"wait_ms": 30_000}, authorization=bearer(guarded.all)
+    )
+    await hall.shards.settle()
+    full = await hall.refused("GET", "/v1/stats", authorization=bearer(guarded.reader))
+    assert (full.status, full.json["code"]) == (429, "overloaded")
+    waiting.leave()
+    await soon(waiting.task)
+
+
+def test_every_verb_is_answered_or_refused() -> None:
+    """What has no frame is refused, unless it is answered here."""
+    refused = {name for name, verb in VERBS.items() if verb.frame is None}
+    assert refused - {"report", "enqueue_once", "enqueue_plain"} == {
+        "settle_callback", "restore", "list_restores", "show_restore", "cancel_restore",
+    }  # fmt: skip

@@ -1,0 +1,599 @@
+"""The HTTP API of all shards together, in the process that answers HTTP for them
+(``server/http/whole.py``).
+
+``Gateway`` is an ASGI application: the API of a daemon, with the document and the console, whose
+operations are those of ``OverShards``. These do nothing themselves: each asks the shards as an
+ordinary client does, a ``Teller``, and the client knows which shards are asked and how their
+answers become one. Invariants:
+
+* This process has no rights of its own. It asks with the token of whoever asks it, and the daemons
+  decide. Tokens are in its memory only, and go with it.
+* What one shard alone can answer is refused with a conflict that says where to ask.
+* A stream has a client of its own, whose connections end with it: the daemons see its consumer go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial, reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from starlette.applications import Starlette
+
+from tickwheel.api.frames import FrameType
+from tickwheel.api.verb import Over
+from tickwheel.api.verbs import VERBS
+from tickwheel.client import Client
+from tickwheel.client.connection import Trust
+from tickwheel.client.shards import _says, _size
+from tickwheel.client.subscription import SubscribeOptions
+from tickwheel.client.tasks import FRAME_BYTES
+from tickwheel.errors import (
+    BadRequest,
+    Conflict,
+    Forbidden,
+    LimitExceeded,
+    NotFound,
+    Overloaded,
+    TickwheelError,
+)
+from tickwheel.model.records import DEFAULT_GROUP
+from tickwheel.server import checks
+from tickwheel.server.http.api import Api
+from tickwheel.server.http.app import API_PREFIX
+from tickwheel.server.http.call import Exchange, as_json
+from tickwheel.server.http.deliveries import Told, delivery_view
+from tickwheel.server.http.pages import pages
+from tickwheel.server.logins import LINK_PREFIX
+from tickwheel.server.settings import split_address
+from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, PRINCIPALS_KEPT_MAX
+from tickwheel.server.shard.operations import StandbyOperations
+from tickwheel.server.shard.overview import report_page
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from tickwheel.api.shapes import Request
+    from tickwheel.api.verb import Verb
+    from tickwheel.client.delivery import Delivery
+    from tickwheel.client.requests import Verbs
+    from tickwheel.client.shards import Shards
+    from tickwheel.clock import Clock, Now
+    from tickwheel.engine.topics import DeliverySink
+    from tickwheel.server.http.call import Route
+    from tickwheel.server.logins import Logins
+    from tickwheel.server.metrics.observed import Observed
+    from tickwheel.server.settings import Settings
+    from tickwheel.server.shard.callers import Ask, Caller, OnEvent, Principal
+    from tickwheel.server.shard.operations import Operations
+
+CLIENTS_MAX: Final = 64
+"""Clients that are kept, one for each token; streams have their own beside them."""
+IDLE_S: Final = 60.0
+"""Seconds after which a client that was asked nothing is closed, with no lease of a pull left."""
+LOOK_S: Final = 5.0
+NAME: Final = "http of all shards"
+ASK_IT: Final = "ask one at its own address: /v1/shards says where they are"
+_HERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # what it replaces
+_BY_COLUMNS: Final = ("ack", "release", "extend")
+"""Verbs that take ids and attempts apart; others take an item for each delivery."""
+
+
+# --- a client of all shards ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish(SubscribeOptions):
+    """What a stream asks for, whose options are in the form of the wire already."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def fields(self, number: int, prefetch: int) -> tuple[Any, ...]:
+        return number, self.topic, self.group or None, prefetch, self.options
+
+
+class Teller(Client):
+    """A client for one token: what HTTP's handlers ask, in the form of the wire."""
+
+    def __init__(self, url: str, token: str, tls: ssl.SSLContext | None) -> None:
+        super().__init__(url, token=token, name=NAME)
+        self._tls = tls
+        self.under_way = 0
+        """Requests that it works on."""
+        self.needed_until_s = 0.0
+        """When it may be closed, by the loop's clock, if nothing is under way."""
+
+    async def tell(self, verb: Verb, request: Request) -> Any:
+        """The answer to a declared verb."""
+        asked = request.said()
+        shards = await self._know_shards()
+        if verb.name == "preview_bulk":
+            return await self._trial(shards, asked)
+        fields = verb.asked.to_frame(asked)
+        if shards is not None and verb.over is Over.PAGES:
+            return await shards.page(verb, fields[0], None)
+        return await self._call(verb, fields, None)
+
+    async def _trial(self, shards: Shards | None, asked: dict[str, Any]) -> dict[str, Any]:
+        """A dry run of a bulk operation as a whole: its parts are no parts of one list."""
+        asked = {name: asked[name] for name in asked if name not in ("after", "until_id")}
+        members: Sequence[Any] = (self,) if shards is None else shards.members
+        parts = [await member._preview({**asked}, None) for member in members]
+        found = reduce(lambda one, more: one.and_then(more), parts)
+        return {one.name: getattr(found, one.name) for one in found.fields()} | {"next": None}
+
+    async def put(self, tasks: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Enqueue tasks; the answer in the form of one with rules, which says all of each."""
+        shards, limits, size = await self._know_shards(), self.limits, _size(tasks)
+        if not checks.array(tasks, "tasks", limits.tasks_per_frame_max):
+            raise BadRequest("tasks has 0 elements; at least 1 is needed")
+        if size + FRAME_BYTES > limits.frame_bytes_max:
+            raise LimitExceeded(
+                f"the tasks take up to {size} bytes; the limit is {limits.frame_bytes_max}"
+                " (frame_bytes_max)"
+            )
+        producer = self._producer if shards is None else shards.producer
+        if producer.is_full:
+            await producer.wait_room()
+        if any(len(task) == 4 and "if_pending" in task[3] for task in tasks):
+            found = await producer.add_ruled(list(tasks), len(tasks), size, None)
+        else:
+            found = await producer.add_many(list(tasks), size)
+        outcomes = [(receipt.outcome, receipt.due_ms) for receipt in found]
+        return 0, [receipt.id for receipt in found], {"outcomes": outcomes}
+
+    async def prepare(self, name: str, group: str, part: int, tasks: Any, options: Any) -> Any:
+        """Keep half tasks, in the shard that has those of the parts before."""
+        shards = await self._know_shards()
+        home: Any = self
+        if shards is not None:
+            known = await self._home_of(shards, name) if part != 1 else None
+            home = shards.home_of_transaction(known, name, tasks)
+        home._ready()
+        return await home._calls.call(FrameType.PREPARE, name, group, part, tasks, options)
+
+    async def _home_of(self, shards: Shards, name: str) -> Verbs | None:
+        """The client of the shard that has a transaction; None: none has. Raises why it is not
+        known, such as a token that may not read."""
+        members: Sequence[Any] = shards.members
+        verb = VERBS["show_transaction"]
+        looks = (shards._ask(member, verb, (name,), None) for member in members)
+        ends = await asyncio.gather(*looks, return_exceptions=True)
+        for member, end in zip(members, ends, strict=True):
+            if not isinstance(end, BaseException):
+                return cast("Verbs", member)
+        for end in ends:
+            if isinstance(end, BaseException) and not isinstance(end, NotFound):
+                raise end
+        return None
+
+    async def take(
+        self, topic: str, group: str, count: int, wait_ms: int, options: dict[str, Any]
+    ) -> list[Delivery]:
+        """Up to ``count`` deliveries, as soon as there is one."""
+        shards = await self._know_shards()
+        pull = self._pull if shards is None else shards.pull
+        return await pull((topic, group), count, wait_ms, options, None)
+
+    async def settle(
+        self, verb: Verb, items: Sequence[Any], fields_of: Callable[[list[Any]], tuple[Any, ...]]
+    ) -> list[str | None]:
+        """A word for each delivery, whose item begins with its id; None: the usual word."""
+        shards, parts = await self._know_shards(), dict[int, list[int]]()
+        members: Sequence[Any] = (self,) if shards is None else shards.members
+        for index, item in enumerate(items):
+            for shard in (0,) if shards is None else shards._shards_of(item[0]):
+                parts.setdefault(shard, []).append(index)
+        found: dict[int, str | None] = {}
+
+        async def ask(shard: int, indexes: list[int]) -> None:
+            members[shard]._ready()
+            fields = fields_of([items[index] for index in indexes])
+            words = await members[shard]._calls.call(verb.frame, *fields)
+            for index, word in zip(indexes, words or [None] * len(indexes), strict=True):
+                known = found.get(index, "unknown")
+                if word is None or (known is not None and _says(word) >= _says(known)):
+                    found[index] = word
+
+        await asyncio.gather(*(ask(*part) for part in parts.items()))
+        return [found[index] for index in range(len(items))]
+
+    def wish(self, wish: SubscribeOptions, prefetch: int) -> Any:
+        """A subscription that is not started."""
+        self._ready()
+        return self._subscriptions.make(wish, prefetch)
+
+
+# --- what a principal may ask --------------------------------------------------------------------
+
+
+class OverShards(StandbyOperations):
+    """The operations of one principal. They have the form of a daemon's; the answers come later."""
+
+    role = "active"
+
+    def __init__(self, gateway: Gateway, principal: Principal) -> None:
+        settings = gateway.settings
+        super().__init__(
+            settings, settings.limits(), gateway.clock, active=lambda: None, status=dict,
+            on_event=gateway.on_event,
+        )  # fmt: skip
+        self._gateway, self._principal = gateway, principal
+        self._tasks: dict[Caller, set[asyncio.Task[None]]] = {}
+        self._open: dict[Caller, asyncio.Event] = {}
+        """Of a caller that a stream goes to: set while it reads."""
+        for name, verb in VERBS.items():
+            if name in _BY_COLUMNS or name in ("nack", "reject", "snooze"):
+                setattr(self, name, partial(self._settle, verb))
+            elif name not in vars(OverShards):
+                is_asked = verb.frame is not None and not verb.is_by_hand
+                setattr(self, name, partial(self._tell if is_asked else self._refuse, verb))
+
+    # --- declared verbs --------------------------------------------------------------------------
+
+    def _tell(self, verb: Verb, ask: Ask[Any]) -> None:
+        self._begin(ask.caller, ask.number, lambda client: client.tell(verb, ask.request))
+
+    @staticmethod
+    def _refuse(verb: Verb, *args: Any) -> None:
+        what = verb.summary[:1].lower() + verb.summary[1:]
+        raise Conflict(f"this is of one shard ({what}): {ASK_IT}")
+
+    def report(self, ask: Ask[Any]) -> None:
+        """Answer the page of the last report, which is a file of this machine, to whoever may read
+        all topics."""
+        folder = self.settings.report_dir
+
+        async def read(client: Teller) -> dict[str, bytes]:
+            if folder is None:
+                raise NotFound("there is no report: the setting report_dir names no folder")
+            verb = VERBS["load"]  # it needs the same right
+            await client.tell(verb, verb.asked.checked({"steps": 1}, self.limits))
+            return {"page": await asyncio.to_thread(report_page, Path(folder) / "report.html")}
+
+        self._begin(ask.caller, ask.number, read)
+
+    # --- verbs whose frames are written by hand --------------------------------------------------
+
+    def enqueue(
+        self, caller: Caller, request: int, floor: object, tasks: tuple[Any, ...], now: Now
+    ) -> None:
+        """Enqueue tasks, each in its shard; those that may be anywhere go together."""
+        self._begin(caller, request, lambda client: client.put(tasks))
+
+    def enqueue_once(self, *args: Any) -> None:
+        """Refuse an idempotency key, which one shard remembers."""
+        raise Conflict(f"an Idempotency-Key is of one shard: {ASK_IT}; or give the task a key")
+
+    def prepare(
+        self, caller: Caller, request: int, name: str, group: str, part: int, tasks: Any,
+        options: dict[str, Any], now: Now,
+    ) -> None:  # fmt: skip
+        """Keep half tasks of a transaction."""
+        self._begin(
+            caller, request, lambda client: client.prepare(name, group, part, tasks, options)
+        )
+
+    def pull(
+        self, caller: Caller, request: int, topic: str, group: str | None, count: int,
+        wait_ms: int, options: Mapping[str, Any], sink: DeliverySink, now: Now,
+    ) -> None:  # fmt: skip
+        """Answer deliveries of all shards."""
+        checks.integer(count, "max", 1, self.limits.pull_max)
+        name, of = checks.name(topic, "topic"), checks.name(group or DEFAULT_GROUP, "group")
+        said = {key: value for key, value in options.items() if value is not None}
+        lease_s = (said.get("lease_ms") or self.settings.lease_default_s * 1000) / 1000
+
+        async def take(client: Teller) -> bytes:
+            found = await client.take(name, of, count, wait_ms, said)
+            if found:
+                # Leases of an answered pull last as long as the connection that it came by.
+                client.needed_until_s = max(client.needed_until_s, _now_s() + lease_s)
+            views = [
+                delivery_view(_told(one), name, of, one.epoch, one.delivered_ms) for one in found
+            ]
+            return as_json({"deliveries": views})
+
+        self._begin(caller, request, take, is_made=True)
+
+    def _settle(self, verb: Verb, caller: Caller, request: int, *said: Any) -> None:
+        topic, group, *rest = said
+        if verb.name != "ack":
+            rest.pop()  # the time
+        if verb.name in _BY_COLUMNS:
+            epoch, ids, attempts, *more = rest
+            items = list(zip(ids, attempts, strict=True))
+
+            def fields_of(some: list[Any]) -> tuple[Any, ...]:
+                return topic, group, epoch, *map(tuple, zip(*some, strict=True)), *more
+
+        else:
+            [items] = rest
+
+            def fields_of(some: list[Any]) -> tuple[Any, ...]:
+                return topic, group, tuple(some)
+
+        self._begin(caller, request, lambda client: client.settle(verb, items, fields_of))
+
+    # --- streams ---------------------------------------------------------------------------------
+
+    def subscribe(
+        self, caller: Caller, request: int, sub: int, topic: str, group: str | None, credit: int,
+        options: Mapping[str, Any], sink: DeliverySink, now: Now,
+    ) -> None:  # fmt: skip
+        """Send deliveries of all shards to ``sink``, by a client of the stream's own."""
+        said = {key: value for key, value in options.items() if value is not None}
+        is_broadcast = bool(said.get("broadcast"))
+        wish = _Wish(
+            checks.name(topic, "topic"),
+            "" if is_broadcast else checks.name(group or DEFAULT_GROUP, "group"),
+            said.get("lease_ms"), ack=said["ack"], broadcast=is_broadcast, options=said,
+        )  # fmt: skip
+        client = self._gateway.new_client(self._principal)
+        self._keep(caller, self._stream(caller, request, client, wish, credit, sink))
+
+    async def _stream(
+        self, caller: Caller, request: int, client: Teller, wish: _Wish, credit: int,
+        sink: DeliverySink,
+    ) -> None:  # fmt: skip
+        reads = self._open[caller] = asyncio.Event()
+        reads.set()
+        has_begun = False
+        try:
+            await client.connect()
+            subscription = client.wish(wish, credit)
+            await subscription.start()
+            caller.answer(request, None)
+            has_begun = True
+            async for some in subscription.batches():
+                for one in some:
+                    items = cast("Any", [_told(one)])
+                    sink.deliver(one.epoch, one.delivered_ms, items)
+                await reads.wait()
+        except TickwheelError as error:
+            if has_begun:
+                sink.ended(error.code, error.message)
+            else:
+                _settled(caller, request, error)
+        finally:
+            del self._open[caller]
+            await client.close(0)  # no goodbye: its leases end soon
+
+    def blocked(self, caller: Caller) -> None:
+        if caller in self._open:
+            self._open[caller].clear()
+
+    def unblocked(self, caller: Caller) -> None:
+        if caller in self._open:
+            self._open[caller].set()
+
+    # --- the work --------------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        caller: Caller,
+        request: int,
+        work: Callable[[Teller], Awaitable[Any]],
+        *,
+        is_made: bool = False,
+    ) -> None:
+        """Answer a request with what ``work`` returns, or raises. ``is_made``: that is the answer's
+        bytes already."""
+        self._keep(caller, self._work(caller, request, work, is_made=is_made))
+
+    def _keep(self, caller: Caller, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        tasks = self._tasks.setdefault(caller, set())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    async def _work(
+        self,
+        caller: Caller,
+        request: int,
+        work: Callable[[Teller], Awaitable[Any]],
+        *,
+        is_made: bool,
+    ) -> None:
+        try:
+            async with self._gateway.client_of(self._principal) as client:
+                answer = await work(client)
+        except TickwheelError as error:
+            _settled(caller, request, error)
+        except Exception as error:
+            what = f"a request over HTTP from {caller.address}"
+            _settled(caller, request, self.survive(what, error))
+        else:
+            if is_made:
+                _settled(caller, request, answer)
+            else:
+                caller.answer(request, answer)
+
+    def closed(self, caller: Caller, broke: str = "") -> None:
+        for task in self._tasks.pop(caller, ()):
+            task.cancel()
+        super().closed(caller, broke)
+
+    def finished(self, caller: Caller) -> None:
+        self.closed(caller)
+
+
+def _settled(caller: Caller, request: int, value: Any) -> None:
+    """Complete an answer, or an error in its place, if somebody waits for it."""
+    if isinstance(caller.replies, Exchange):
+        caller.replies.settle(request, value)
+
+
+def _told(one: Delivery) -> Told:
+    task_id, attempt, due_ms, body, *more = one._item
+    return Told(task_id, attempt, due_ms, body, dict(more[0]) if more else {})
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# --- all of them ---------------------------------------------------------------------------------
+
+
+class _Api(Api):
+    """The API, which remembers the token of each principal."""
+
+    def __init__(self, gateway: Gateway, logins: Logins, observed: Observed) -> None:
+        super().__init__(gateway.settings, gateway.nobody, logins, observed)
+        self._gateway = gateway
+
+    def _principal(self, route: Route, headers: dict[bytes, bytes], peer: Any) -> Principal:
+        principal = super()._principal(route, headers, peer)
+        kind, _, token = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() == b"bearer" and not token.strip().startswith(LINK_PREFIX.encode()):
+            self._gateway.tokens[principal] = token.strip().decode("utf-8", "replace")
+        return principal
+
+
+class Gateway:
+    """The ASGI application; ``start`` it, and ``stop`` it at the end."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        daemons: Iterable[Settings],
+        logins: Logins,
+        clock: Clock,
+        observed: Observed,
+        on_event: OnEvent,
+    ) -> None:
+        """``daemons``: the settings of those at whose addresses shards are looked for."""
+        self.settings, self.clock, self.on_event = settings, clock, on_event
+        self._logins = logins
+        self._url = ",".join(dict.fromkeys(url for one in daemons for url in urls_of(one)))
+        self._tls: tuple[int, ssl.SSLContext] | None = None
+        """When the file of the certificate was written, and a context that trusts it."""
+        self.tokens: dict[Principal, str] = {}
+        """What was shown by whom, for as long as it is valid."""
+        self._clients: dict[Principal, Teller] = {}
+        """The client of each token, the one that was asked last at the end."""
+        self._closing: set[asyncio.Task[None]] = set()
+        self.nobody = StandbyOperations(
+            settings, settings.limits(), clock, active=lambda: None, status=dict, on_event=on_event
+        )
+        self._api = _Api(self, logins, observed)
+        of = lru_cache(maxsize=PRINCIPALS_KEPT_MAX)(partial(OverShards, self))
+        self._api.serve_each(lambda principal: cast("Operations", of(principal)))
+        self._rest = Starlette(routes=pages(wait_ms_max=self._api.wait_ms_max))
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    async def stop(self) -> None:
+        self._api.stop()
+        if self._looking is not None:
+            self._looking.cancel()
+        clients, self._clients = self._clients, {}
+        closing = (*map(Teller.close, clients.values()), *self._closing)
+        await asyncio.gather(*closing, return_exceptions=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_api = scope["path"].startswith(API_PREFIX)
+        await (self._api if is_api else self._rest)(scope, receive, send)
+
+    # --- principals ------------------------------------------------------------------------------
+
+    @property
+    def present(self) -> Sequence[Principal]:
+        """Who has a request under way, or a token or a client here."""
+        return (*self._api.principals, *self.tokens, *self._clients)
+
+    def dismiss(self) -> None:
+        """End whoever may not stay, and forget what they have shown."""
+        self._api.dismiss()
+        for principal in {*self.tokens, *self._clients}:
+            if not self._logins.is_valid(principal):
+                self.tokens.pop(principal, None)
+                self._close(principal)
+
+    # --- clients ---------------------------------------------------------------------------------
+
+    def new_client(self, principal: Principal) -> Teller:
+        """A client with the token of a principal. Raises Forbidden."""
+        token = self.tokens.get(principal)
+        if token is None:
+            if principal not in (ANONYMOUS, NOBODY):
+                raise Forbidden(
+                    "a certificate alone cannot be passed on to the shards: show a token, or"
+                    f" {ASK_IT}"
+                )
+            token = ""
+        return Teller(self._url, token, self._trust())
+
+    @asynccontextmanager
+    async def client_of(self, principal: Principal) -> AsyncIterator[Teller]:
+        """The client of a principal, which is kept for the next request. Raises Overloaded."""
+        client = self._clients.pop(principal, None)
+        if client is None:
+            self._make_room()
+            client = self.new_client(principal)
+        self._clients[principal] = client
+        client.under_way += 1
+        try:
+            yield client
+        finally:
+            client.under_way -= 1
+            client.needed_until_s = max(client.needed_until_s, _now_s() + IDLE_S)
+
+    def _make_room(self) -> None:
+        if len(self._clients) < CLIENTS_MAX:
+            return
+        idle = [who for who, client in self._clients.items() if not client.under_way]
+        if not idle:
+            raise Overloaded(f"{CLIENTS_MAX} tokens are in use; the limit is {CLIENTS_MAX}")
+        self._close(min(idle, key=lambda who: self._clients[who].needed_until_s))
+
+    def _close(self, principal: Principal) -> None:
+        """Close the client of a principal, if it has one."""
+        client = self._clients.pop(principal, None)
+        if client is not None:
+            closing = asyncio.get_running_loop().create_task(client.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def _look(self) -> None:
+        """Close clients that nobody needs."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now_s = _now_s()
+            for who, client in list(self._clients.items()):
+                if not client.under_way and client.needed_until_s <= now_s:
+                    self._close(who)
+
+    def _trust(self) -> ssl.SSLContext | None:
+        """Trust whom clients of this machine trust, and the daemons' own certificate, also where
+        nobody has signed it."""
+        if not self.settings.speaks_tls("listen"):
+            return None
+        assert self.settings.tls_cert is not None, "the settings say so"
+        written_ns = os.stat(self.settings.tls_cert).st_mtime_ns
+        if self._tls is None or self._tls[0] != written_ns:
+            context = Trust().context()
+            context.load_verify_locations(self.settings.tls_cert)
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            self._tls = written_ns, context
+        return self._tls[1]
+
+
+def urls_of(daemon: Settings) -> Sequence[str]:
+    """Where a daemon of this machine is found: as others find it, and without TLS, whose
+    certificate is made out to that name, also where it listens."""
+    found = [daemon.advertise or daemon.listen]
+    if not daemon.speaks_tls("listen"):
+        host, port = split_address(daemon.listen, "listen")
+        host = _HERE.get(host, host)
+        found.insert(0, f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
+    return found
