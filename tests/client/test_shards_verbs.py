@@ -503,6 +503,76 @@ async def consumers(room: Room) -> Any:
     return sorted({(one.topic, one.group, one.kind) for one in found}), len(of_one)
 
 
+async def asked(room: Room, name: str, **values: Any) -> Any:
+    """The answer to a verb that no method of a client asks; of a list the page."""
+    verb, client = VERBS[name], room.client
+    fields, shards = verb.asked.to_frame(values), await client._know_shards()
+    if shards is not None and verb.over is Over.PAGES:
+        return await shards.page(verb, fields[0], None)
+    return await client._call(verb, fields, None)
+
+
+@work("list_topics", "show_topic")
+async def topics(room: Room) -> Any:
+    await room.fill()
+    for n in range(2 * TASKS):
+        await room.enqueue(f"u{n % 4}", key=f"k{n}")
+    found, after = list[Any](), {}
+    while True:
+        page = await asked(room, "list_topics", limit=2, **after)
+        found.append(page["topics"])
+        if page["next"] is None:
+            break
+        after = {"after": page["next"]}
+    assert [len(page) for page in found] == [2, 2, 1]
+    return found, await asked(room, "show_topic", topic="t")
+
+
+@work("overview", "group_lag")
+async def seen(room: Room) -> Any:
+    await room.fill()
+    for delivery in (await room.take())[:5]:
+        await delivery.ack()
+    found = await asked(room, "overview")
+    ring = found["ring"]
+    left = sum(ring["this"]) + sum(ring["next"]) + ring["later"]
+    lag = await asked(room, "group_lag", topic="t", group="g")
+    return found["counts"], found["totals"], left, ring["exact"], lag["every_ms"]
+
+
+@work("task_history", "history_tasks")
+async def told(room: Room) -> Any:
+    ids = await room.fill()
+    return await asked(room, "task_history", id=ids[0]), await asked(room, "history_tasks")
+
+
+def test_samples_of_a_lag_are_put_together_from_the_newest() -> None:
+    one = {"every_ms": 5, "taken_ms": [1, 6, 11], "ready": [1, None, 2]}
+    other = {"every_ms": 5, "taken_ms": [7, 12], "ready": [None, 5]}
+    answers = [one | {"oldest_ready_ms": [9, None, 3]}, other | {"oldest_ready_ms": [None, 4]}]
+    for some in (answers, answers[::-1]):
+        assert client_shards.MERGED["group_lag"](some, {}) == {
+            "every_ms": 5, "taken_ms": [1, 6, 11], "ready": [1, None, 7],
+            "oldest_ready_ms": [9, None, 4],
+        }  # fmt: skip
+
+
+def test_histories_of_several_machines_are_put_together_and_one_of_all_is_told_once() -> None:
+    first, second = {"event": "enqueued", "time_ms": 1}, {"event": "acked", "time_ms": 2}
+    kept = {"is_kept": True, "complete": True}
+    for some in ([[second], [first]], [[first, second], [first, second]]):
+        answers = [{"events": events, **kept} for events in some]
+        found = client_shards.MERGED["task_history"](answers, {})
+        assert found == {"events": [first, second], **kept}
+    tasks = [{"id": n, "ended_ms": None} for n in (3, 2)], [{"id": 3, "ended_ms": 7}]
+    none = {"tasks": [], "is_kept": False, "complete": True}
+    answers = [*({"tasks": some, **kept} for some in tasks), none]
+    found = client_shards.MERGED["history_tasks"](answers, {})
+    assert found == {"tasks": [{"id": 3, "ended_ms": 7}, {"id": 2, "ended_ms": None}], **kept}
+    found = client_shards.MERGED["history_tasks"](answers, {"limit": 1})
+    assert ([one["id"] for one in found["tasks"]], found["complete"]) == ([3], False)
+
+
 @work("backup")
 async def backed_up(room: Room) -> Any:
     with pytest.raises(errors.TickwheelError) as refused:

@@ -61,8 +61,8 @@ class Machine:
         self, make_daemon: MakeDaemon, folder: Path, scheme: str = "", **settings: Any
     ) -> None:
         listen = f"{'tls' if scheme else 'tcp'}://127.0.0.1:{free_ports(COUNT)}"
-        args = ("--processes", str(COUNT), "--listen", listen)
-        args += ("--http-all", f"{scheme}127.0.0.1:0")
+        where = ("--listen", listen, "--http-all", f"{scheme}127.0.0.1:0")
+        args = ("--processes", str(COUNT), *where)
         store = f"sqlite:///{folder / 'shards'}/"
         self.parent = make_daemon(store=store, args=args, http=True, **settings).start()
         self.url = self.parent.http_all

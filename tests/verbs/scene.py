@@ -60,6 +60,8 @@ class Saying:
     """What of the answer over TCP is the same in all ways."""
     http: str | tuple[str, str] = ""
     """METHOD and path; where a key's tasks have another one than ids: that, and that of ids."""
+    is_of_http: bool = False
+    """Whether HTTP alone has it in this form."""
     body: Callable[[Values], Any] | None = None
     """The body over HTTP."""
     reply: Callable[[Any], Any] | None = None

@@ -94,7 +94,7 @@ class Tcp(Way):
 
     def ask(self, scene: Scene, values: Values) -> Said:
         verb = scene.verb
-        if verb.frame is None:
+        if verb.frame is None or scene.saying.is_of_http:
             raise Unsayable
         of_scene = scene.saying.frame
         fields = of_scene(values) if of_scene is not None else elements(verb, values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,7 +40,7 @@ class Request:
 
     def __init__(
         self,
-        api: Api,
+        api: Callable[[Any, Any, Any], Coroutine[Any, Any, None]],
         method: str,
         target: str,
         body: bytes | None,

@@ -201,7 +201,7 @@ def test_every_code_has_a_status_and_its_problem(code: str) -> None:
     assert 400 <= status <= 599 and status == kind.http_status
     assert f'"code":"{code}"'.encode() in body and b"what happened" in body
     assert (b"retry-after" in dict(headers)) == (
-        kind.retryable and code not in ("unreachable", "connection_lost", "send_timeout")
+        kind.retryable and code not in ("connection_lost", "send_timeout")
     )
 
 

@@ -60,14 +60,12 @@ class Hall:
         await self.shards.__aexit__()
         assert not self.events, "nothing went wrong that should not"
 
-    def begin(
-        self, method: str, target: str, body: Any = None, /, whole: bool = True, **headers: str
-    ) -> Request:
+    def begin(self, method: str, target: str, body: Any = None, /, **headers: str) -> Request:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
             named.setdefault("content-type", "application/json")
-        return Request(self.gateway, method, target, body, named, whole=whole)  # type: ignore[arg-type]  # any application
+        return Request(self.gateway, method, target, body, named)
 
     async def call(self, method: str, target: str, body: Any = None, /, **headers: str) -> Response:
         request = self.begin(method, target, body, **headers)
@@ -247,7 +245,7 @@ async def test_names_are_listed_page_by_page(hall: Hall) -> None:
     assert listed == names
     topics = await hall.pages("/v1/topics?limit=3", "topics", lambda it: it["topic"])
     assert topics == [f"of-{name}" for name in names]
-    assert (await hall.get("/v1/schedules/s3"))["runs"] == 1
+    assert (await hall.get("/v1/schedules/s3"))["topic"] == "of-s3"
     assert (await hall.call("DELETE", "/v1/schedules/s3")).status == 200
     assert (await hall.refused("GET", "/v1/schedules/s3")).json["code"] == "not_found"
 
@@ -316,6 +314,7 @@ async def test_the_overview_is_of_all_shards(hall: Hall) -> None:
     client = await hall.shards.client().connect()
     for shard in range(2):
         await client.enqueue("full", b"", key=key_in(shard, COUNT), delay=0)
+    hall.shards.pass_time(61_000)  # from then on they wait for long
     seen = await hall.get("/v1/overview")
     assert seen["counts"]["pending"] == 9
     assert sum(seen["ring"]["this"]) + sum(seen["ring"]["next"]) + seen["ring"]["later"] == 9
@@ -358,7 +357,7 @@ async def test_deliveries_of_all_shards_are_pulled_and_settled(hall: Hall) -> No
     assert (one["attempt"], one["failures"], one["deaths"]) == (1, 0, 0)
     assert (one["tag"], one["properties"]) == ("x", {"n": 5})
     receipts = [one["receipt"] for one in taken]
-    ends = (
+    ends: tuple[tuple[str, list[str], dict[str, Any], str], ...] = (
         ("acks", receipts[:3], {}, "acked"),
         ("nacks", receipts[3:5], {"delay_ms": 0}, "retrying"),
         ("extensions", receipts[5:], {"lease_ms": 60_000}, "extended"),
@@ -368,7 +367,7 @@ async def test_deliveries_of_all_shards_are_pulled_and_settled(hall: Hall) -> No
     for path, some, more, word in ends:
         said = await hall.post(f"/v1/{path}", {"receipts": some, **more})
         assert said["results"] == [word] * len(some), path
-    assert (await hall.post("/v1/acks", {"receipts": receipts[:1]}))["results"] != ["acked"]
+    assert (await hall.post("/v1/acks", {"receipts": receipts[:1]}))["results"] == ["acked"]
     wrong = await hall.refused("POST", "/v1/topics/t/pull", {"max": 0})
     assert wrong.json["code"] == "bad_request"
 
@@ -421,9 +420,9 @@ async def test_a_stream_has_deliveries_of_all_shards_until_it_is_left(hall: Hall
 
 
 async def test_a_stream_of_lines_and_one_that_is_refused(hall: Hall) -> None:
-    await hall.call("PUT", "/v1/topics/t/groups/g", {"tags": ["a"]})
+    await hall.call("PUT", "/v1/topics/t/groups/g", {"tags": "a"})
     refused = await hall.refused("GET", "/v1/topics/t/deliveries?group=g&tags=b")
-    assert refused.json["code"] in ("bad_request", "conflict")
+    assert refused.json["code"] == "conflict" and "filter" in refused.json["detail"]
     stream = hall.begin(
         "GET", "/v1/topics/u/deliveries?ack=on_delivery", accept="application/x-ndjson"
     )
@@ -491,14 +490,14 @@ class Guarded:
 
     def __init__(self, patch: pytest.MonkeyPatch, folder: Path, **settings: Any) -> None:
         self._path = folder / "tokens.json"
-        self.all, self.reader = self._token("all", "all"), self._token("reader", "read:a*")
+        self.all, self.reader = self._token("all", "all"), self._token("reader", "read=a*")
         self.hall = Hall(patch, tokens_file=str(self._path), login_delay_s=0, **settings)
 
     def _token(self, name: str, *scopes: str) -> str:
         return tokens.create(self._path, name, tokens.parse_scopes(scopes), NOW_MS, None)[1]
 
     def revoke(self) -> None:
-        self._path.write_text(self._path.read_text().replace("read:", "produce:"))
+        self._path.write_text(self._path.read_text().replace('"read"', '"produce"'))
 
 
 @pytest.fixture
@@ -568,7 +567,7 @@ async def test_a_certificate_alone_is_refused_with_where_to_ask(guarded: Guarded
         "/v1/stats",
         None,
         {},
-        connection={"certificate": peer},  # type: ignore[arg-type]
+        connection={"certificate": peer},
     )
     await soon(request.task)
     answer = request.response

@@ -49,13 +49,15 @@ def show_topic(stage: Stage) -> Any:
     yield {"topic": stage.topic}, {"topic": "t", "groups": {"g": {"rate": 5.0}}}
 
 
-@scene("show_topic", "its groups", http="GET /v1/topics/{topic}/groups")
+@scene("show_topic", "its groups", http="GET /v1/topics/{topic}/groups", is_of_http=True)
 def list_groups(stage: Stage) -> Any:
     stage.make_group()
     yield {"topic": stage.topic}, {"groups": {"g": {"ready": 0, "subscribers": 0}}}
 
 
-@scene("show_topic", "one of its groups", http="GET /v1/topics/{topic}/groups/{group}")
+@scene(
+    "show_topic", "one of its groups", http="GET /v1/topics/{topic}/groups/{group}", is_of_http=True
+)
 def show_group(stage: Stage) -> Any:
     stage.make_group(paused=True)
     yield {"topic": stage.topic, "group": stage.group}, {"paused": True, "ready": 0}

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tickwheel.errors import (
-    ConnectionLost,
     Draining,
     Forbidden,
     NotActive,
@@ -34,6 +33,7 @@ from tickwheel.server.http.call import (
     Body,
     Call,
     Client,
+    ClientGone,
     Common,
     Exchange,
     Message,
@@ -268,7 +268,7 @@ class Api:
             exchange.operations.finished(exchange.caller)
 
     async def _fail(self, client: Client, error: TickwheelError) -> None:
-        if client.status or isinstance(error, (ConnectionLost, SlowReader)):
+        if client.status or isinstance(error, (ClientGone, SlowReader)):
             # Half an answer must not look like a whole one.
             await client.cut_off()
         else:

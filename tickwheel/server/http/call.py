@@ -367,7 +367,7 @@ class Body:
 
 def _content(message: Message) -> bytes:
     if message["type"] == "http.disconnect":
-        raise ConnectionLost("the client has gone")
+        raise ClientGone("the client has gone")
     content: bytes = message.get("body", b"")
     return content
 
@@ -385,6 +385,10 @@ def _unpacker(encoding: bytes) -> Any:
 
 
 # --- the client of a request: what it is answered, and whether it is there -----------------------
+
+
+class ClientGone(ConnectionLost):
+    """The client of a request has gone: nobody waits for its answer."""
 
 
 Whole = Callable[[int, bytes, bytes], bool]

@@ -16,7 +16,6 @@ from tickwheel.engine.topics import Item
 from tickwheel.errors import (
     BY_CODE,
     BadRequest,
-    ConnectionLost,
     InternalError,
     NotFound,
     TickwheelError,
@@ -25,7 +24,7 @@ from tickwheel.errors import (
 from tickwheel.model.records import DEFAULT_GROUP
 from tickwheel.server import checks
 from tickwheel.server.http import types
-from tickwheel.server.http.call import JSON, as_json, put_body
+from tickwheel.server.http.call import JSON, ClientGone, as_json, put_body
 from tickwheel.server.http.call import line as problem_line
 from tickwheel.server.http.enqueue import NDJSON
 from tickwheel.server.shard.delivered import delivered
@@ -155,7 +154,7 @@ async def pull(call: Call) -> None:
         gone = call.client.gone()
         await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            raise ConnectionLost("the client has gone")
+            raise ClientGone("the client has gone")
     await call.answer(answer.result())
 
 
@@ -241,7 +240,7 @@ class Stream:
             if self._end is not None:
                 await call.piece(self._last(self._end), more=False)
                 return
-        raise ConnectionLost("the client has gone")
+        raise ClientGone("the client has gone")
 
     async def _subscribe(self) -> None:
         given, exchange = self._given, self._call.exchange

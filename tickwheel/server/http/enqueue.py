@@ -26,13 +26,12 @@ from tickwheel.api.tasks import kept_options
 from tickwheel.errors import (
     BadRequest,
     BodyTooLarge,
-    ConnectionLost,
     TickwheelError,
     UnsupportedMediaType,
     shown,
 )
 from tickwheel.server.http import types
-from tickwheel.server.http.call import JSON, as_json, decoded
+from tickwheel.server.http.call import JSON, ClientGone, as_json, decoded
 from tickwheel.server.http.call import line as problem_line
 from tickwheel.server.http.types import kept, once
 
@@ -275,7 +274,7 @@ class Bulk:
                 await self._take(part)
             if self._rest.strip():
                 await self._lines(self._rest)
-        except ConnectionLost:
+        except ClientGone:
             for _, answer in self._under_way:
                 if isinstance(answer, asyncio.Future):
                     answer.cancel()  # nobody waits for it any more

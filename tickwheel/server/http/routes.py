@@ -30,7 +30,6 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import (
     BadRequest,
     Conflict,
-    ConnectionLost,
     MethodNotAllowed,
     NotFound,
     SlowReader,
@@ -40,7 +39,7 @@ from tickwheel.errors import (
 )
 from tickwheel.server import checks
 from tickwheel.server.http import deliveries, enqueue, types
-from tickwheel.server.http.call import Route, as_json
+from tickwheel.server.http.call import ClientGone, Route, as_json
 from tickwheel.server.http.call import line as problem_line
 from tickwheel.server.http.declared import (
     RESULT_TYPE,
@@ -324,7 +323,7 @@ async def watch_overview(call: Call) -> None:
         last = as_json({"error": problem_line(error)})
         await call.piece(b"event: end\ndata: %b\n\n" % last, more=False)
         return
-    raise ConnectionLost("the client has gone")
+    raise ClientGone("the client has gone")
 
 
 async def _pause(call: Call, over: asyncio.Event, left_s: float) -> None:
