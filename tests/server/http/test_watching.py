@@ -299,6 +299,23 @@ async def test_who_is_connected_is_listed_page_by_page(
 # --- tasks of the history ------------------------------------------------------------------------
 
 
+async def test_tasks_of_the_history_have_their_bodies(
+    rig: HttpRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {"state": "acked", "enqueued_ms": 1, "due_ms": 2, "ended_ms": 3, "attempts": 1}
+    found = [{"id": "9", "body": "text", **kept}, {"id": "8", "body_base64": "/w==", **kept}]
+
+    async def answer(question: bytes) -> Answer:
+        return Answer(found, True)
+
+    monkeypatch.setattr(rig.shard.stories, "_folder", "some")
+    monkeypatch.setattr(rig.shard.stories, "_answer", answer)
+    said = (await rig.call("GET", "/v1/history/tasks")).json
+    assert (said["is_kept"], said["complete"]) == (True, True)
+    assert [one["id"] for one in said["tasks"]] == ["9", "8"]
+    assert (said["tasks"][0]["body"], said["tasks"][1]["body_base64"]) == ("text", "/w==")
+
+
 # --- reports -------------------------------------------------------------------------------------
 
 
