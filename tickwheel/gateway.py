@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from starlette.applications import Starlette
 
 from tickwheel.api.frames import FrameType
+from tickwheel.api.tasks import shard_of
 from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client
 from tickwheel.client.connection import Trust
-from tickwheel.client.shards import _says, _size
+from tickwheel.client.shards import _says, _size, checked_basis
 from tickwheel.client.subscription import SubscribeOptions
-from tickwheel.client.tasks import FRAME_BYTES
+from tickwheel.client.tasks import FRAME_BYTES, merged_receipts, receipts
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from tickwheel.client.delivery import Delivery
     from tickwheel.client.requests import Verbs
     from tickwheel.client.shards import Shards
+    from tickwheel.client.tasks import Receipt
     from tickwheel.clock import Clock, Now
     from tickwheel.engine.topics import DeliverySink
     from tickwheel.server.http.call import Route
@@ -130,14 +132,7 @@ class Teller(Client):
 
     async def put(self, tasks: tuple[Any, ...]) -> tuple[Any, ...]:
         """Enqueue tasks; the answer in the form of one with rules, which says all of each."""
-        shards, limits, size = await self._know_shards(), self.limits, _size(tasks)
-        if not checks.array(tasks, "tasks", limits.tasks_per_frame_max):
-            raise BadRequest("tasks has 0 elements; at least 1 is needed")
-        if size + FRAME_BYTES > limits.frame_bytes_max:
-            raise LimitExceeded(
-                f"the tasks take up to {size} bytes; the limit is {limits.frame_bytes_max}"
-                " (frame_bytes_max)"
-            )
+        shards, size = await self._know_shards(), self._checked_size(tasks)
         producer = self._producer if shards is None else shards.producer
         if producer.is_full:
             await producer.wait_room()
@@ -145,8 +140,48 @@ class Teller(Client):
             found = await producer.add_ruled(list(tasks), len(tasks), size, None)
         else:
             found = await producer.add_many(list(tasks), size)
-        outcomes = [(receipt.outcome, receipt.due_ms) for receipt in found]
-        return 0, [receipt.id for receipt in found], {"outcomes": outcomes}
+        return _stored(found)
+
+    def _checked_size(self, tasks: tuple[Any, ...]) -> int:
+        """How many bytes the tasks take in a frame, at most. Raises BadRequest, LimitExceeded."""
+        limits, size = self.limits, _size(tasks)
+        if not checks.array(tasks, "tasks", limits.tasks_per_frame_max):
+            raise BadRequest("tasks has 0 elements; at least 1 is needed")
+        if size + FRAME_BYTES > limits.frame_bytes_max:
+            raise LimitExceeded(
+                f"the tasks take up to {size} bytes; the limit is {limits.frame_bytes_max}"
+                " (frame_bytes_max)"
+            )
+        return size
+
+    async def put_once(self, key: bytes, fingerprint: int, tasks: Any) -> tuple[Any, ...]:
+        """``put`` for an idempotency key. Each shard remembers its part; a task that may be
+        anywhere goes to the shard that the key names, so that it is the same one next time."""
+        shards = await self._know_shards()
+        self._checked_size(tasks)
+        members: Sequence[Any] = (self,) if shards is None else shards.members
+        parts = dict[int, list[int]]()
+        for index, task in enumerate(tasks):
+            basis = checked_basis(task[3]) if shards is not None and len(task) == 4 else None
+            shard = shard_of(key.hex() if basis is None else basis, len(members))
+            parts.setdefault(shard, []).append(index)
+        found: dict[int, Receipt] = {}
+
+        async def ask(shard: int, indexes: list[int]) -> None:
+            member, some = members[shard], [tasks[index] for index in indexes]
+            member._ready()
+            answer = await member._calls.call(FrameType.ENQUEUE_ONCE, key, fingerprint, some)
+            accepted_ms, ids, *more = answer
+            said = more[0] if more else {}
+            if "outcomes" in said:
+                kept = merged_receipts(ids, said["outcomes"])
+            else:
+                levels_ms = member._reconnector.delay_levels_ms
+                kept = receipts(some, ids, accepted_ms, levels_ms, said.get("dues_ms", ()))
+            found.update(zip(indexes, kept, strict=True))
+
+        await asyncio.gather(*(ask(*part) for part in parts.items()))
+        return _stored([found[index] for index in range(len(tasks))])
 
     async def prepare(self, name: str, group: str, part: int, tasks: Any, options: Any) -> Any:
         """Keep half tasks, in the shard that has those of the parts before."""
@@ -267,9 +302,11 @@ class OverShards(StandbyOperations):
         """Enqueue tasks, each in its shard; those that may be anywhere go together."""
         self._begin(caller, request, lambda client: client.put(tasks))
 
-    def enqueue_once(self, *args: Any) -> None:
-        """Refuse an idempotency key, which one shard remembers."""
-        raise Conflict(f"an Idempotency-Key is of one shard: {ASK_IT}; or give the task a key")
+    def enqueue_once(
+        self, caller: Caller, key: bytes, fingerprint: int, tasks: tuple[Any, ...], now: Now
+    ) -> None:
+        """``enqueue`` for an idempotency key; the request has the number ``fingerprint``."""
+        self._begin(caller, fingerprint, lambda client: client.put_once(key, fingerprint, tasks))
 
     def prepare(
         self, caller: Caller, request: int, name: str, group: str, part: int, tasks: Any,
@@ -428,6 +465,12 @@ def _settled(caller: Caller, request: int, value: Any) -> None:
     """Complete an answer, or an error in its place, if somebody waits for it."""
     if isinstance(caller.replies, Exchange):
         caller.replies.settle(request, value)
+
+
+def _stored(kept: Sequence[Receipt]) -> tuple[Any, ...]:
+    """The answer to an enqueue in the form of one with rules, which says all of each task."""
+    outcomes = [(one.outcome, one.due_ms) for one in kept]
+    return 0, [one.id for one in kept], {"outcomes": outcomes}
 
 
 def _told(one: Delivery) -> Told:

@@ -98,6 +98,7 @@ Work = Callable[[Room], Awaitable[Any]]
 WORKS: dict[str, Work] = {}
 ELSEWHERE = {
     "prepare": "commit_transaction",
+    "enqueue_once": "tests/server/http/test_gateway.py: the header Idempotency-Key",
     "set_prefetch": "tests/client/test_shards.py",
     "unsubscribe": "tests/client/test_shards.py",
     "leave": "tests/client/test_shards.py",

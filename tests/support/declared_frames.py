@@ -15,6 +15,7 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
 from tickwheel.server.shard import new_tasks
+from tickwheel.server.shard.callers import Caller, Nobody
 from tickwheel.server.tcp.listener import command_table
 
 SILENT = (T.ONEWAY, T.ALIVE)
@@ -59,7 +60,7 @@ class _Operations:
         return lambda *args, **named: None
 
 
-_PEER: Any = SimpleNamespace(caller=SimpleNamespace(subscribers={}), send=None)
+_PEER: Any = SimpleNamespace(caller=Caller(Nobody()), send=None)
 
 
 def all_places() -> Iterator[tuple[T, Fields, Way]]:

@@ -99,6 +99,7 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     T.OVERVIEW: (55,),
     T.GROUP_LAG: (56, "t", "g"),
     T.TASK_HISTORY: (57, ID),
+    T.ENQUEUE_ONCE: (59, b"key", 7, (("t", b"body", 60_000),)),
     T.HISTORY_LIST: (58, {"key": "k", "topic": "t", "since_ms": MOMENT_MS, "limit": 10}),
     T.CHECK: ("payments", (("order-17", MOMENT_MS, 3, 1),)),
     T.BULK_MAKE: (37, "t", "cancel", {"where": "amount > 10", "rate": 5.5, "id": "mine"}),

@@ -102,3 +102,4 @@ class FrameType(IntEnum):
     GROUP_LAG = 102
     TASK_HISTORY = 103
     HISTORY_LIST = 104
+    ENQUEUE_ONCE = 105

@@ -195,6 +195,43 @@ async def test_too_much_for_a_frame_is_refused_before_it_is_sent(
     assert (await hall.get("/v1/stats"))["pending"] == 0
 
 
+async def test_a_request_with_an_idempotency_key_is_done_once(hall: Hall) -> None:
+    many = {"tasks": [{"topic": "t", "key": key_in(n % 4, 3, f"k{n}-"), "delay_ms": HOUR_MS}
+                      for n in (0, 1, 2)]}  # fmt: skip
+    for body in (many, {"topic": "t", "delay_ms": HOUR_MS}, WINDOW):
+        before = (await hall.get("/v1/stats"))["pending"]
+        key = f"once-{before}"
+        first = await hall.post("/v1/tasks", body, idempotency_key=key)
+        hall.shards.pass_time(1)
+        again = await hall.post("/v1/tasks", body, idempotency_key=key)
+        assert again == first
+        added = (await hall.get("/v1/stats"))["pending"] - before
+        assert added == len(first.get("tasks", (1,)))
+        other = await hall.refused(
+            "POST", "/v1/tasks", {**body, **OTHER[len(body)]}, idempotency_key=key
+        )
+        assert (other.status, other.json["code"]) == (422, "idempotency_key_reused")
+        assert (await hall.get("/v1/stats"))["pending"] == before + added
+    assert shard_of(first["id"]) in range(COUNT)
+
+
+WINDOW = {"topic": "t", "within_ms": 9_000, "delay_ms": HOUR_MS}
+OTHER: dict[int, dict[str, Any]] = {
+    1: {"tasks": [{"topic": "t", "key": key_in(0, COUNT, "k0-"), "tag": "x"}]},
+    2: {"tag": "x"},
+    3: {"tag": "x"},
+}
+"""What makes another payload of one, by how many fields it has."""
+
+
+async def test_a_wrong_request_with_an_idempotency_key_keeps_nothing(hall: Hall) -> None:
+    wrong = {"topic": "t", "priority": 900}
+    for _ in range(2):
+        answer = await hall.refused("POST", "/v1/tasks", wrong, idempotency_key="k")
+        assert answer.json["code"] == "bad_request" and "priority" in answer.json["detail"]
+    assert (await hall.post("/v1/tasks", {"topic": "t"}, idempotency_key="k"))["id"]
+
+
 # --- lists ---------------------------------------------------------------------------------------
 
 
@@ -444,14 +481,12 @@ async def test_a_stream_of_lines_and_one_that_is_refused(hall: Hall) -> None:
         ("GET", "/v1/restores", None),
         ("POST", "/v1/restores", {"into": "x.db"}),
         ("POST", "/v1/callbacks/abc", {"result": "ack"}),
-        ("POST", "/v1/tasks", {"topic": "t"}),
     ],
 )
 async def test_what_is_of_one_shard_says_where_to_ask(
     hall: Hall, method: str, path: str, body: Any
 ) -> None:
-    headers = {"idempotency_key": "once"} if path == "/v1/tasks" else {}
-    answer = await hall.refused(method, path, body, **headers)
+    answer = await hall.refused(method, path, body)
     assert (answer.status, answer.json["code"]) == (409, "conflict"), answer.body
     assert "/v1/shards" in answer.json["detail"]
 
@@ -650,6 +685,6 @@ async def test_no_more_clients_are_kept_than_the_limit(
 def test_every_verb_is_answered_or_refused() -> None:
     """What has no frame is refused, unless it is answered here."""
     refused = {name for name, verb in VERBS.items() if verb.frame is None}
-    assert refused - {"report", "enqueue_once", "enqueue_plain"} == {
+    assert refused - {"report", "enqueue_plain"} == {
         "settle_callback", "restore", "list_restores", "show_restore", "cancel_restore",
     }  # fmt: skip

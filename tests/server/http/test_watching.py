@@ -12,6 +12,7 @@ import pytest
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
 from tickwheel.api.daemon import GroupLag, Overview
+from tickwheel.history.read import Answer
 from tickwheel.model.records import ORDER_ATTEMPTS
 from tickwheel.server.http.declared import answer_type
 from tickwheel.server.shard import overview as watching

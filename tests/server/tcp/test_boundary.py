@@ -76,6 +76,7 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "enqueue": (T.ENQUEUE, "intake", "enqueue", lambda i: (0, (*PLAIN, *PLAIN))),
     "run": (T.ENQUEUE, "intake", "enqueue_singles", lambda i: (0, PLAIN)),
     "columns": (T.ENQUEUE_COLUMNS, "intake", "enqueue", lambda i: (0, "t", (b"", b""), 5)),
+    "once": (T.ENQUEUE_ONCE, "intake", "enqueue", lambda i: (b"k", 7, (*PLAIN, *PLAIN))),
     "oneway": (T.ONEWAY, "intake", "enqueue", lambda i: (PLAIN,)),
     "subscribe": (T.SUBSCRIBE, "subscriptions", "subscribe", lambda i: (1, "t", "g", 1, None)),
     "new group": (T.SUBSCRIBE, "grouping", "create", lambda i: (1, "t", "new", 1, None)),

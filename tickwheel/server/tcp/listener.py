@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.api.frames import REQUEST_MAX, FrameType
+from tickwheel.api.frames import REQUEST_MAX, SESSION_BYTES, FrameType
 from tickwheel.api.shapes import named
 from tickwheel.api.tasks import kept_options
 from tickwheel.api.verb import Verb
@@ -31,7 +32,7 @@ from tickwheel.model.records import NO_PAST, Past, TaskOptions, columns_of, keys
 from tickwheel.protocol import encode, encode_all
 from tickwheel.server import checks
 from tickwheel.server.logins import REVOKED
-from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask
+from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, Caller
 from tickwheel.server.shard.delivered import delivered
 from tickwheel.server.shard.groups import OF_GROUPS
 from tickwheel.server.shard.guard import Guards
@@ -42,9 +43,10 @@ from tickwheel.server.tcp.connection import Connection, Heartbeats
 from tickwheel.server.tcp.shared import Handler, Shared, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Sequence, Sized
 
     from tickwheel.clock import Now
+    from tickwheel.engine.sessions import StoredAnswer
     from tickwheel.model.kinds import TransactionRow
     from tickwheel.model.records import NewTask
     from tickwheel.protocol import Frame
@@ -54,6 +56,44 @@ if TYPE_CHECKING:
     from tickwheel.server.tcp.shared import Peer
 
 _ENQUEUE = int(FrameType.ENQUEUE)
+
+
+ONCE_KEY_BYTES_MAX = 255
+
+
+class _Once:
+    """One ENQUEUE_ONCE: its own caller, whose session is that of its key, and the sink of that,
+    which answers under the number of the frame."""
+
+    def __init__(self, operations: Operations, peer: Caller, request: int) -> None:
+        self._operations, self._replies, self._request = operations, peer.replies, request
+        self.caller = Caller(self, principal=peer.principal, address=peer.address)
+        self.caller.name, self.caller.quota = peer.name, peer.quota
+
+    def end(self) -> None:
+        self._operations.finished(self.caller)
+
+    @property
+    def label(self) -> str:
+        return self._replies.label
+
+    def accepted(self, answers: Sequence[StoredAnswer]) -> None:
+        self._replies.accepted([(self._request, *answer[1:]) for answer in answers])
+        self.end()
+
+    def answer_to(self, request: int, value: object) -> Sized:
+        return self._replies.answer_to(self._request, value)
+
+    def give(self, answer: Sized) -> None:
+        self._replies.give(answer)
+        self.end()
+
+    def error(self, request: int, code: str, message: str) -> None:
+        self._replies.error(self._request, code, message)
+        self.end()
+
+    def flush(self) -> None:
+        self._replies.flush()
 
 
 class Producing:
@@ -68,6 +108,22 @@ class Producing:
         _, request, floor, tasks = frame
         _check_number(request)
         self._operations.enqueue(peer.caller, request, floor, tasks, now)
+
+    def enqueue_once(self, peer: Peer, frame: Frame, now: Now) -> None:
+        shared.arity(frame, 3, "key, fingerprint, tasks")
+        _, request, key, fingerprint, tasks = frame
+        _check_number(request)
+        if type(key) is not bytes or not 0 < len(key) <= ONCE_KEY_BYTES_MAX:
+            checks.wrong("key", f"1 to {ONCE_KEY_BYTES_MAX} bytes", key)
+        checks.integer(fingerprint, "fingerprint", 1, REQUEST_MAX)
+        name = peer.caller.principal.name.encode()
+        of_key = blake2b(key, key=blake2b(name).digest(), digest_size=SESSION_BYTES).digest()
+        once = _Once(self._operations, peer.caller, request)
+        try:
+            self._operations.enqueue_once(once.caller, of_key, fingerprint, tasks, now)
+        except BaseException:
+            once.end()
+            raise
 
     def enqueue_columns(self, peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, 4, "floor, topic, bodies, delays_ms")
@@ -480,6 +536,7 @@ def command_table(operations: Operations) -> Table:
         **_about_the_conversation(operations),
         FrameType.ENQUEUE: produce.enqueue,
         FrameType.ENQUEUE_COLUMNS: produce.enqueue_columns,
+        FrameType.ENQUEUE_ONCE: produce.enqueue_once,
         FrameType.ONEWAY: produce.oneway,
         FrameType.SUBSCRIBE: consume.subscribe,
         FrameType.PREFETCH: consume.prefetch,
