@@ -32,7 +32,7 @@ from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client
 from tickwheel.client.connection import Trust
-from tickwheel.client.shards import _says, _size, checked_basis
+from tickwheel.client.shards import _raise_first, _says, _size, checked_basis
 from tickwheel.client.subscription import SubscribeOptions
 from tickwheel.client.tasks import FRAME_BYTES, merged_receipts, receipts
 from tickwheel.errors import (
@@ -111,6 +111,10 @@ class Teller(Client):
         self.needed_until_s = 0.0
         """When it may be closed, by the loop's clock, if nothing is under way."""
 
+    def keep_for(self, time_s: float) -> None:
+        """Let nobody close it for so long."""
+        self.needed_until_s = max(self.needed_until_s, _now_s() + time_s)
+
     async def tell(self, verb: Verb, request: Request) -> Any:
         """The answer to a declared verb."""
         asked = request.said()
@@ -180,7 +184,8 @@ class Teller(Client):
                 kept = receipts(some, ids, accepted_ms, levels_ms, said.get("dues_ms", ()))
             found.update(zip(indexes, kept, strict=True))
 
-        await asyncio.gather(*(ask(*part) for part in parts.items()))
+        asking = (ask(*part) for part in parts.items())
+        _raise_first(await asyncio.gather(*asking, return_exceptions=True))
         return _stored([found[index] for index in range(len(tasks))])
 
     async def prepare(self, name: str, group: str, part: int, tasks: Any, options: Any) -> Any:
@@ -236,7 +241,8 @@ class Teller(Client):
                 if word is None or (known is not None and _says(word) >= _says(known)):
                     found[index] = word
 
-        await asyncio.gather(*(ask(*part) for part in parts.items()))
+        asking = (ask(*part) for part in parts.items())
+        _raise_first(await asyncio.gather(*asking, return_exceptions=True))
         return [found[index] for index in range(len(items))]
 
     def wish(self, wish: SubscribeOptions, prefetch: int) -> Any:
@@ -331,7 +337,7 @@ class OverShards(StandbyOperations):
             found = await client.take(name, of, count, wait_ms, said)
             if found:
                 # Leases of an answered pull last as long as the connection that it came by.
-                client.needed_until_s = max(client.needed_until_s, _now_s() + lease_s)
+                client.keep_for(lease_s)
             views = [
                 delivery_view(_told(one), name, of, one.epoch, one.delivered_ms) for one in found
             ]
@@ -356,7 +362,13 @@ class OverShards(StandbyOperations):
             def fields_of(some: list[Any]) -> tuple[Any, ...]:
                 return topic, group, tuple(some)
 
-        self._begin(caller, request, lambda client: client.settle(verb, items, fields_of))
+        async def settle(client: Teller) -> list[str | None]:
+            words = await client.settle(verb, items, fields_of)
+            if verb.name == "extend":
+                client.keep_for(rest[-1] / 1000)
+            return words
+
+        self._begin(caller, request, settle)
 
     # --- streams ---------------------------------------------------------------------------------
 
@@ -589,7 +601,7 @@ class Gateway:
             yield client
         finally:
             client.under_way -= 1
-            client.needed_until_s = max(client.needed_until_s, _now_s() + IDLE_S)
+            client.keep_for(IDLE_S)
 
     def _make_room(self) -> None:
         if len(self._clients) < CLIENTS_MAX:
