@@ -15,15 +15,19 @@ answers become one. Invariants:
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial, reduce
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import quote, urlsplit
 
+from h11 import RemoteProtocolError
 from starlette.applications import Starlette
 
 from tickwheel.api.frames import FrameType
@@ -43,24 +47,30 @@ from tickwheel.errors import (
     NotFound,
     Overloaded,
     TickwheelError,
+    Unreachable,
+    from_wire,
 )
 from tickwheel.model.records import DEFAULT_GROUP
+from tickwheel.model.values import SHARD_BITS
 from tickwheel.server import checks
 from tickwheel.server.http.api import Api
 from tickwheel.server.http.app import API_PREFIX
 from tickwheel.server.http.call import Exchange, as_json
 from tickwheel.server.http.deliveries import Told, delivery_view
 from tickwheel.server.http.pages import pages
+from tickwheel.server.http.whole import Silent, fetch
 from tickwheel.server.logins import LINK_PREFIX
 from tickwheel.server.settings import split_address
 from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, PRINCIPALS_KEPT_MAX
 from tickwheel.server.shard.operations import StandbyOperations
 from tickwheel.server.shard.overview import report_page
+from tickwheel.webhooks import read_token
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from tickwheel.api.shapes import Request
+    from tickwheel.api.targets import SettleCallback
     from tickwheel.api.verb import Verb
     from tickwheel.client.delivery import Delivery
     from tickwheel.client.requests import Verbs
@@ -80,6 +90,9 @@ CLIENTS_MAX: Final = 64
 IDLE_S: Final = 60.0
 """Seconds after which a client that was asked nothing is closed, with no lease of a pull left."""
 LOOK_S: Final = 5.0
+ANSWER_S: Final = 5.0
+"""How long, in seconds, the HTTP of a shard may take to answer."""
+ANSWER_BYTES_MAX: Final = 64 * 1024
 NAME: Final = "http of all shards"
 ASK_IT: Final = "ask one at its own address: /v1/shards says where they are"
 _HERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # what it replaces
@@ -300,6 +313,16 @@ class OverShards(StandbyOperations):
 
         self._begin(ask.caller, ask.number, read)
 
+    def settle_callback(self, ask: Ask[SettleCallback]) -> None:
+        """Pass a callback on to the shard of its task. The token is its proof, so it needs no
+        client and no right."""
+        said = ask.request.said()
+        token = said.pop("token")
+        shard = read_token(token)[0].id & ((1 << SHARD_BITS) - 1)
+
+        answer = self._gateway.post(shard, f"/v1/callbacks/{quote(token)}", said)
+        self._keep(ask.caller, self._end(ask.caller, ask.number, answer))
+
     # --- verbs whose frames are written by hand --------------------------------------------------
 
     def enqueue(
@@ -434,7 +457,7 @@ class OverShards(StandbyOperations):
     ) -> None:
         """Answer a request with what ``work`` returns, or raises. ``is_made``: that is the answer's
         bytes already."""
-        self._keep(caller, self._work(caller, request, work, is_made=is_made))
+        self._keep(caller, self._end(caller, request, self._ask(work), is_made=is_made))
 
     def _keep(self, caller: Caller, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -442,17 +465,15 @@ class OverShards(StandbyOperations):
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
-    async def _work(
-        self,
-        caller: Caller,
-        request: int,
-        work: Callable[[Teller], Awaitable[Any]],
-        *,
-        is_made: bool,
+    async def _ask(self, work: Callable[[Teller], Awaitable[Any]]) -> Any:
+        async with self._gateway.client_of(self._principal) as client:
+            return await work(client)
+
+    async def _end(
+        self, caller: Caller, request: int, work: Awaitable[Any], *, is_made: bool = False
     ) -> None:
         try:
-            async with self._gateway.client_of(self._principal) as client:
-                answer = await work(client)
+            answer = await work
         except TickwheelError as error:
             _settled(caller, request, error)
         except Exception as error:
@@ -519,15 +540,18 @@ class Gateway:
         self,
         settings: Settings,
         daemons: Iterable[Settings],
+        http_of: Callable[[int], str],
         logins: Logins,
         clock: Clock,
         observed: Observed,
         on_event: OnEvent,
     ) -> None:
-        """``daemons``: the settings of those at whose addresses shards are looked for."""
+        """``daemons``: the settings of those at whose addresses shards are looked for. ``http_of``:
+        where the HTTP of a shard is now; empty: nobody knows."""
         self.settings, self.clock, self.on_event = settings, clock, on_event
         self._logins = logins
         self._url = ",".join(dict.fromkeys(url for one in daemons for url in urls_of(one)))
+        self._http_of = http_of
         self._tls: tuple[int, ssl.SSLContext] | None = None
         """When the file of the certificate was written, and a context that trusts it."""
         self.tokens: dict[Principal, str] = {}
@@ -629,18 +653,48 @@ class Gateway:
                     self._close(who)
 
     def _trust(self) -> ssl.SSLContext | None:
+        return self._context() if self.settings.speaks_tls("listen") else None
+
+    def _context(self) -> ssl.SSLContext:
         """Trust whom clients of this machine trust, and the daemons' own certificate, also where
         nobody has signed it."""
-        if not self.settings.speaks_tls("listen"):
-            return None
-        assert self.settings.tls_cert is not None, "the settings say so"
-        written_ns = os.stat(self.settings.tls_cert).st_mtime_ns
+        own = self.settings.tls_cert
+        written_ns = 0 if own is None else os.stat(own).st_mtime_ns
         if self._tls is None or self._tls[0] != written_ns:
             context = Trust().context()
-            context.load_verify_locations(self.settings.tls_cert)
+            if own is not None:
+                context.load_verify_locations(own)
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             self._tls = written_ns, context
         return self._tls[1]
+
+    async def post(self, shard: int, path: str, said: Mapping[str, Any]) -> Any:
+        """What the HTTP of a shard answers to a POST. Raises Unreachable, and what it refuses."""
+        url = urlsplit(self._http_of(shard))
+        if url.hostname is None or url.port is None:
+            raise Unreachable(f"nobody is known to serve shard {shard} now")
+        tls = self._context() if url.scheme == "https" else None
+        asked = url.hostname, url.port, path, "application/json", ANSWER_BYTES_MAX, tls
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                status, body = await fetch(*asked, sent=as_json(said))
+            found = json.loads(body)
+            if status == HTTPStatus.OK:
+                return found
+            error = from_wire(found["code"], found["detail"])
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            Silent,
+            RemoteProtocolError,
+        ) as problem:
+            what = type(problem).__name__
+            raise Unreachable(
+                f"shard {shard} at {url.netloc} gives no answer: {str(problem) or what}"
+            ) from None
+        raise error
 
 
 def urls_of(daemon: Settings) -> Sequence[str]:

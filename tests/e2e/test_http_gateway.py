@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from outbound.endpoint import SECRET, Endpoint, serving
 from support.certificates import Authority
 from support.daemon import Daemon
 from support.nodes import Nodes
@@ -21,6 +23,7 @@ from support.ports import free_ports
 from support.redis_server import RedisServer
 from support.shards import key_in
 from support.waiting import until
+from tickwheel import Client
 from tickwheel.model.values import SHARD_BITS
 
 COUNT = 3
@@ -174,3 +177,34 @@ def test_a_node_answers_for_tasks_of_the_other_node(server: RedisServer, tmp_pat
             assert (found.status, found.json["body"]) == (200, "x")
             assert ask(nodes[name].http, "GET", "/v1/stats").json["pending"] == 1
         assert len(ask(nodes["a"].http, "GET", "/v1/nodes").json["nodes"]) == 2
+
+
+async def test_a_callback_is_settled_by_the_shard_that_has_moved_meanwhile(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    """Its address is that of the node that sent the task, which has the shard no more."""
+    loopback = {"push_allow": "127.0.0.0/8"}
+    nodes = Nodes(tmp_path, server.url(), 4, http=True, **loopback)
+    async with serving(Endpoint(status=202)) as endpoint:
+        try:
+            await asyncio.to_thread(nodes.__enter__)
+            await asyncio.to_thread(nodes.until_led, "a", "ab")
+            shard = next(n for n, name in nodes.leaders("a").items() if name == "b")
+            async with Client(f"{nodes['a'].url},{nodes['b'].url}") as client:
+                await client.set_push("t", "g", endpoint.url, secrets=[SECRET], callback_lease=600)
+                sent = [await client.enqueue("t", b"x", key=key_in(shard, 4)) for _ in range(2)]
+                await endpoint.until_count(2)
+                urls = [one.headers["tickwheel-callback"] for one in endpoint.got]
+                assert all(url.startswith(nodes["b"].http + "/") for url in urls), urls
+                await client.move_shard(shard, "a")
+                await asyncio.to_thread(until, lambda: nodes.leaders("a")[shard] == "a")
+                said = [{}, {"result": "reject", "reason": "no"}]
+                for url, one, state in zip(urls, said, ("acked", "dead"), strict=True):
+                    assert (await asyncio.to_thread(ask, url + "x", "POST", "", one)).status == 404
+                    found = await asyncio.to_thread(ask, url, "POST", "", one)
+                    assert (found.status, found.json["result"]) == (200, state), found.body
+                states = {(await client.lookup(one.id)).state for one in sent}
+                assert states == {"acked", "dead"}
+        finally:
+            nodes.__exit__()
+    assert "Traceback" not in nodes.log()

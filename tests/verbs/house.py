@@ -171,7 +171,8 @@ class House:
         daemon = self.running.daemon
         settings = daemon.settings.model_copy(update={"listen": url})
         self._gateway = Gateway(
-            settings, [settings], daemon._logins, self.running.shard.clock,
+            settings, [settings], lambda shard: daemon.roles.http_url or "", daemon._logins,
+            self.running.shard.clock,
             daemon.roles.observed, daemon.roles.on_event,
         )  # fmt: skip
         self._gateway.start()

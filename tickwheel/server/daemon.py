@@ -126,6 +126,8 @@ class Daemon:
                 self._logins,
                 self.roles,
                 url=lambda: self.url,
+                # A shard of a node may have moved by the time of a callback.
+                callbacks=lambda: self.roles.http_url if member is None else member.http,
                 connection=self.listener,
             )
         self._api: Api | None = None

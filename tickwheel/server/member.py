@@ -75,6 +75,12 @@ class Member:
         """Whether the lease of this daemon's shard is about to be given back."""
         return self.shard in self._node.bulletin.read().get("expected", ())
 
+    @property
+    def http(self) -> str | None:
+        """The HTTP of the whole node, which finds each shard wherever it is; None: it has none."""
+        said = self._node.settings
+        return said.http_for_others(str(said.http_url)) if said.http else None
+
     # --- the directory ---------------------------------------------------------------------------
 
     def whereabouts(self, shard: int) -> tuple[str, str]:

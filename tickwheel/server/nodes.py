@@ -86,6 +86,7 @@ def run(settings: Settings) -> int:
             node.board,
             lambda: say_ready(ready, mine.number),
             lambda: node.bulletin.read().get("wanted", ()),
+            lambda shard: Member(node, None).whereabouts(shard)[1],
         )
     structlog.contextvars.bind_contextvars(shard=mine.number)
     member = Member(node, mine.number)

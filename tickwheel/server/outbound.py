@@ -62,13 +62,15 @@ class Outbound:
         roles: Roles,
         *,
         url: Callable[[], str | None],
+        callbacks: Callable[[], str | None],
         connection: Callable[[], asyncio.Protocol],
     ) -> None:
-        """``url``: where the daemon listens; ``connection`` makes a protocol for its port."""
+        """``url``: where the daemon listens; ``callbacks``: where callbacks of endpoints go to;
+        ``connection`` makes a protocol for the daemon's port."""
         self._settings = settings
         self._logins = logins
         self._roles = roles
-        self._url = url
+        self._url, self._callbacks = url, callbacks
         self._connection = connection
         self._shard: Shard | None = None
         self._operations: Operations | None = None
@@ -129,7 +131,7 @@ class Outbound:
     @property
     def callbacks(self) -> str | None:
         """Where callbacks of endpoints go to; None: this daemon has no HTTP."""
-        return self._roles.http_url
+        return self._callbacks()
 
     def changed(self) -> None:
         """Tell the process of targets that were set, or taken away."""

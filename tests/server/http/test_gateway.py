@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from server.http.rig import Request, Response
+from support.ports import free_port
 from support.shard_rig import NOW_MS
 from support.shards import Shards, key_in
 from support.waiting import comes, soon
@@ -24,6 +25,7 @@ from tickwheel.server import tokens
 from tickwheel.server.logins import Logins
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import Settings
+from tickwheel.webhooks import Callback, callback_token
 
 COUNT = 3
 HOUR_MS = 3_600_000
@@ -44,7 +46,12 @@ class Hall:
         clock, observed = Clock(10**15, self.shards.sources), Observed()
         self.events: list[str] = []
         self.logins = Logins(self.settings, clock, self._note, observed)
-        self.gateway = Gateway(self.settings, doors, self.logins, clock, observed, self._note)
+        self.http_of: dict[int, str] = {}
+        """Where the HTTP of a shard is said to be."""
+        self.gateway = Gateway(
+            self.settings, doors, lambda shard: self.http_of.get(shard, ""), self.logins, clock,
+            observed, self._note,
+        )  # fmt: skip
 
     def _note(self, event: str, text: str) -> None:
         self.events.append(f"{event} {text}")
@@ -480,7 +487,6 @@ async def test_a_stream_of_lines_and_one_that_is_refused(hall: Hall) -> None:
     [
         ("GET", "/v1/restores", None),
         ("POST", "/v1/restores", {"into": "x.db"}),
-        ("POST", "/v1/callbacks/abc", {"result": "ack"}),
     ],
 )
 async def test_what_is_of_one_shard_says_where_to_ask(
@@ -489,6 +495,35 @@ async def test_what_is_of_one_shard_says_where_to_ask(
     answer = await hall.refused(method, path, body)
     assert (answer.status, answer.json["code"]) == (409, "conflict"), answer.body
     assert "/v1/shards" in answer.json["detail"]
+
+
+@pytest.mark.parametrize("said", [b"12 no", b"{}", b""])
+async def test_a_callback_goes_to_the_shard_of_its_token_or_it_is_said_why_not(
+    hall: Hall, said: bytes
+) -> None:
+    def path(shard: int) -> str:
+        return f"/v1/callbacks/{callback_token(Callback('t', 'g', 1024 + shard, 1, 1), 'secret')}"
+
+    came: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.append(await reader.readuntil(b"}"))
+        status = b"200 OK" if said == b"12 no" else b"500 Broken"
+        writer.write(b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status, len(said), said))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
+        at = other.sockets[0].getsockname()[1]
+        hall.http_of |= {1: f"http://127.0.0.1:{free_port()}", 2: f"http://127.0.0.1:{at}"}
+        for shard, why in ((0, "nobody is known"), (1, "gives no answer"), (1023, "nobody is"),
+                           (2, "gives no answer")):  # fmt: skip
+            found = await hall.refused("POST", path(shard), {"result": "extend", "lease_ms": 5_000})
+            assert (found.status, found.json["code"]) == (503, "unreachable"), found.body
+            assert why in found.json["detail"] and f"shard {shard} " in found.json["detail"]
+    head, _, body = came[0].partition(b"\r\n\r\n")
+    assert head.startswith(f"POST {path(2)} HTTP/1.1\r\n".encode())
+    assert json.loads(body) == {"result": "extend", "lease_ms": 5_000}
+    assert (await hall.refused("POST", "/v1/callbacks/abc", {})).status == 404
 
 
 async def test_one_shard_that_is_away_is_named_and_the_others_go_on(
@@ -685,6 +720,6 @@ async def test_no_more_clients_are_kept_than_the_limit(
 def test_every_verb_is_answered_or_refused() -> None:
     """What has no frame is refused, unless it is answered here."""
     refused = {name for name, verb in VERBS.items() if verb.frame is None}
-    assert refused - {"report", "enqueue_plain"} == {
-        "settle_callback", "restore", "list_restores", "show_restore", "cancel_restore",
+    assert refused - {"report", "enqueue_plain", "settle_callback"} == {
+        "restore", "list_restores", "show_restore", "cancel_restore",
     }  # fmt: skip

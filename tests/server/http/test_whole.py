@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as families
 
 from support.waiting import soon
 from tickwheel.server.board import Board, Seen, State
-from tickwheel.server.http.whole import Joined, Silent, get, put_together
+from tickwheel.server.http.whole import Joined, Silent, fetch, put_together
 from tickwheel.server.metrics import catalogue
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -134,7 +134,7 @@ async def asked(answer: bytes, *, bytes_max: int = 100) -> tuple[int, bytes]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        found = await soon(get("127.0.0.1", port, "/x", "text/plain", bytes_max, None))
+        found = await soon(fetch("127.0.0.1", port, "/x", "text/plain", bytes_max, None))
     assert heard[0].startswith(b"GET /x HTTP/1.1\r\nhost: 127.0.0.1:%d\r\n" % port)
     return found
 

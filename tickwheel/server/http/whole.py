@@ -97,10 +97,12 @@ def run(
     board: Board,
     on_start: Callable[[], None],
     which: Callable[[], Sequence[int]] | None = None,
+    http_of: Callable[[int], str] | None = None,
 ) -> int:
     """Answer for all shards until SIGTERM or SIGINT; the exit code. ``settings.http`` is where;
     ``shards`` are the settings of the daemons. ``on_start`` is called once it answers. ``which``:
-    of a node, the shards that it shall have a daemon of; the others are not its own."""
+    of a node, the shards that it shall have a daemon of; the others are not its own. ``http_of``:
+    of a node, where the HTTP of a shard is now, wherever that is; empty: nobody knows."""
     log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
     daemon.use_one_arena()
     own = {
@@ -110,23 +112,16 @@ def run(
     }
     settings = daemon.within_file_limit(settings.model_copy(update=own), log)
     with asyncio.Runner() as runner:
-        return runner.run(_serve(settings, shards, board, log, on_start, which))
+        whole = Whole(settings, shards, board, log, which, http_of)
+        return runner.run(_serve(whole, log, on_start))
 
 
-async def _serve(
-    settings: Settings,
-    shards: list[Settings],
-    board: Board,
-    log: Log,
-    on_start: Callable[[], None],
-    which: Callable[[], Sequence[int]] | None,
-) -> int:
+async def _serve(whole: Whole, log: Log, on_start: Callable[[], None]) -> int:
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(daemon.LoopErrors(log, loop.time))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.set)
-    whole = Whole(settings, shards, board, log, which)
     code = 0
     try:
         await whole.start()
@@ -168,8 +163,10 @@ class Whole:
         board: Board,
         log: Log,
         which: Callable[[], Sequence[int]] | None = None,
+        http_of: Callable[[int], str] | None = None,
     ) -> None:
         self._settings = settings
+        self._http_now = http_of or (lambda one: self._http_of(one) if one < board.count else "")
         self._which = which or (lambda: range(board.count))
         self._is_node = which is not None
         # Of a node, a daemon that stands by is as it shall be.
@@ -284,7 +281,7 @@ class Whole:
         tls = self._trust if settings.speaks_tls("http") else None
         try:
             async with asyncio.timeout(timeout_s):
-                return await get(_HERE.get(host, host), port, path, accept, bytes_max, tls)
+                return await fetch(_HERE.get(host, host), port, path, accept, bytes_max, tls)
         except TimeoutError:
             raise Silent(f"no answer within {timeout_s:g} s") from None
         except OSError as error:
@@ -352,8 +349,9 @@ class Whole:
         # A node's front door knows where all shards are; elsewhere each daemon does.
         doors = [self._settings] if self._is_node else self._shards
         api = module.Gateway(
-            self._settings, doors, self._logins, self._clock, self._observed, self._on_event
-        )
+            self._settings, doors, self._http_now, self._logins, self._clock, self._observed,
+            self._on_event,
+        )  # fmt: skip
         api.start()
         self._api = api
         return api
@@ -436,17 +434,29 @@ class Joined(Generic[P, T]):
         return await asyncio.shield(task)  # who goes away takes nothing from the others
 
 
-async def get(
-    host: str, port: int, path: str, accept: str, bytes_max: int, tls: ssl.SSLContext | None
+async def fetch(
+    host: str,
+    port: int,
+    path: str,
+    accept: str,
+    bytes_max: int,
+    tls: ssl.SSLContext | None,
+    sent: bytes | None = None,
 ) -> tuple[int, bytes]:
-    """Status and body of a GET. Raises OSError, h11.RemoteProtocolError; Silent for more bytes than
-    ``bytes_max``. It does not end by itself: the caller sets the time."""
+    """Status and body of the answer to a GET, or to a POST of ``sent``, which is JSON. Raises
+    OSError, h11.RemoteProtocolError; Silent for more bytes than ``bytes_max``. It does not end by
+    itself: the caller sets the time."""
     reader, writer = await asyncio.open_connection(host, port, ssl=tls, limit=READ_BYTES)
     try:
         conn = h11.Connection(h11.CLIENT)
         name = f"[{host}]" if ":" in host else host
         headers = [("host", f"{name}:{port}"), ("accept", accept), ("connection", "close")]
-        writer.write(conn.send(h11.Request(method="GET", target=path, headers=headers)) or b"")
+        method = "GET" if sent is None else "POST"
+        if sent is not None:
+            headers += [("content-type", "application/json"), ("content-length", str(len(sent)))]
+        writer.write(conn.send(h11.Request(method=method, target=path, headers=headers)) or b"")
+        if sent is not None:
+            writer.write(conn.send(h11.Data(data=sent)) or b"")
         status, found, size = 0, [], 0
         while True:
             event = conn.next_event()
