@@ -18,6 +18,7 @@ SHARDS ?= 16
 MIRROR ?= yes
 NEMESIS ?= kills
 MINUTES ?= 1
+KIND ?=
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,9 +49,9 @@ torture: setup ## kill -9 a real daemon at random: KILLS=200 SEED=1 STORE=redis|
 		--nodes $(NODES) --shards $(SHARDS) --nemesis $(NEMESIS) --minutes $(MINUTES) \
 		$(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-simulate: setup ## daemons, store, network and clients in one process, from a seed: SEEDS=1000 [FIRST=1], or SEED=7 for the trace of one run; NODES=yes: nodes and their shards
+simulate: setup ## daemons, store, network and clients in one process, from a seed: SEEDS=1000 [FIRST=1] [KIND=daemons|nodes|whole], or KIND=nodes SEED=7 for the trace of one run
 	@PYTHONPATH=.:tests $(VENV_PYTHON) -m simulation --seeds $(SEEDS) \
-		$(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(NODES),--nodes) $(ARGS)
+		$(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED)) $(if $(KIND),--kind $(KIND)) $(ARGS)
 
 observe: setup ## a daemon, load and a Prometheus with our rules, until Ctrl-C; prints the addresses
 	@scripts/observe $(ARGS)

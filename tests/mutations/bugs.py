@@ -35,6 +35,7 @@ SYNC = "tests/crash/test_sync.py::test_"
 TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[12]"
 SIMULATION = "tests/simulation/test_simulation.py::test_every_run_holds[200]"
 SIMULATED_NODES = "tests/simulation/test_simulation.py::test_every_run_of_nodes_holds"
+SIMULATED_WHOLE = "tests/simulation/test_simulation.py::test_every_run_of_the_whole_holds"
 ORDERING = "tests/engine/test_engine_ordering.py::test_"
 KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
@@ -646,4 +647,59 @@ BESIDE = (
     ),
 )
 
-BUGS = (*LOST, *DELIVERED, *FENCED, *OWED, *TOGETHER, *ALLOWED, *BOUNDED, *NODES, *BESIDE)
+# Daemons of nodes and clients of several shards: what neither simulation of only one of them finds.
+WHOLE = (
+    Bug(
+        "a-node's-daemon-without-a-lease",
+        "a daemon of a node delivers on when its lease may be over",
+        {"Roles._take_over": (condition("_leadership", "self._member is None"),)},
+        (SIMULATED_WHOLE,),
+    ),
+    Bug(
+        "a-node's-daemon-without-a-drain",
+        "a daemon of a node gives its shard away, and what was under way is not written",
+        {
+            "Daemon.stop": (
+                condition(
+                    "shard.failed.done",
+                    "shard is not None and self.member is None and not shard.failed.done()",
+                ),
+            ),
+        },
+        (SIMULATED_WHOLE,),
+    ),
+    Bug(
+        "a-client-keeps-its-first-route",
+        "where shards are is learnt once, and hints to another place are not followed",
+        {
+            "Places.learn": (condition("version", "is_route and not any(self._named)"),),
+            "Search._note": (replaced("active", "hint = None"),),
+        },
+        (SIMULATED_WHOLE,),
+    ),
+    Bug(
+        "a-client-asks-the-old-daemon",
+        "a shard is looked for where it was found last, and nowhere else",
+        {
+            "Places.around": (
+                preceded("own", "if shard in self._found: return [self._found[shard]]"),
+            ),
+            "Search._note": (replaced("active", "hint = None"),),
+        },
+        (SIMULATED_WHOLE,),
+    ),
+    Bug(
+        "a-key-goes-to-any-shard",
+        "tasks of an order key are in several shards, and none knows of the others",
+        {"Shards.of_basis": (returning("self.any()"),)},
+        (SIMULATED_WHOLE,),
+    ),
+    Bug(
+        "a-shard-that-was-away-is-not-joined",
+        "a subscription is without the shards that were away when it began",
+        {"Parts.start": (dropped("_join_later"),)},
+        (SIMULATED_WHOLE,),
+    ),
+)
+
+BUGS = (*LOST, *DELIVERED, *FENCED, *OWED, *TOGETHER, *ALLOWED, *BOUNDED, *NODES, *BESIDE, *WHOLE)

@@ -57,7 +57,7 @@ def failing() -> dict[str, Any]:
     shown = io.StringIO()
     with mock.patch.object(Leadership, "may_deliver", always):
         with contextlib.redirect_stdout(shown):
-            report = runs.run_all(1, SEEDS_MAX, stop_at=1)
+            report = runs.run_all(range(1, SEEDS_MAX + 1), stop_at=1)
         again = [vars(simulate(failed.seed)) for failed in report.failed]
     failed = [vars(outcome) for outcome in report.failed]
     return {"failed": failed, "again": again, "shown": shown.getvalue()}
@@ -151,7 +151,7 @@ def network() -> list[tuple[int, str]]:
             def data_received(self, data: bytes) -> None:
                 arrived.append((made.index(self), data.decode()))
 
-        net.listening["there"] = there, Receiver
+        net.listen(("there", 1), there, Receiver)
 
         async def send(number: int) -> None:
             connection = Connection(lambda *what: None, lambda: None)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from simulation.store import STORE
 
 if TYPE_CHECKING:
-    from simulation.world import Node, World
+    from simulation.whole import WholeWorld
+    from simulation.world import Node, Run, World
 
 JUMP_MS = 3_000
 LOST_MAX = 3
@@ -21,7 +22,7 @@ def _node(world: World) -> Node:
     return world.rnd.choice(leading if leading and world.rnd.random() < 0.6 else world.nodes)
 
 
-def _for_s(world: World, low_s: float, high_s: float, end: Callable[[], object]) -> None:
+def for_s(world: Run, low_s: float, high_s: float, end: Callable[[], object]) -> None:
     """End it after some time."""
     world.loop.call_later(world.rnd.uniform(low_s, high_s), end)
 
@@ -41,7 +42,7 @@ def freeze(world: World) -> None:
     node = _node(world)
     host = node.host
     host.freeze()
-    _for_s(world, *_spell_s(world), host.thaw)
+    for_s(world, *_spell_s(world), host.thaw)
 
 
 def drain(world: World) -> None:
@@ -82,24 +83,24 @@ def cut_off_from_store(world: World) -> None:
         world.net.unblock(name, STORE)
         world.server.arrive_late()
 
-    _for_s(world, *_spell_s(world), end)
+    for_s(world, *_spell_s(world), end)
 
 
 def cut_off_from_client(world: World) -> None:
     """A client and a daemon do not reach each other, or only one the other."""
     here, there = _node(world).name, world.rnd.choice(world.programs).name
     world.net.block(here, there, one_way=world.rnd.random() < 0.3)
-    _for_s(world, 0.1, 3.0, lambda: world.net.unblock(here, there))
+    for_s(world, 0.1, 3.0, lambda: world.net.unblock(here, there))
 
 
-def slow_network(world: World) -> None:
+def slow_network(world: World | WholeWorld) -> None:
     """Everything takes long on its way, and connections overtake each other."""
     world.net.is_slow = True
 
     def end() -> None:
         world.net.is_slow = False
 
-    _for_s(world, 0.1, 1.5, end)
+    for_s(world, 0.1, 1.5, end)
 
 
 def slow_store(world: World) -> None:
@@ -109,14 +110,14 @@ def slow_store(world: World) -> None:
     def end() -> None:
         world.server.is_slow = False
 
-    _for_s(world, 0.1, 1.5, end)
+    for_s(world, 0.1, 1.5, end)
 
 
 def standing_store(world: World) -> None:
     """The store stands still: it does later what it was asked meanwhile."""
     host = world.server.host
     host.freeze()
-    _for_s(world, 0.1, 2.0, host.thaw)
+    for_s(world, 0.1, 2.0, host.thaw)
 
 
 def refusing_store(world: World) -> None:
@@ -126,7 +127,7 @@ def refusing_store(world: World) -> None:
     def end() -> None:
         world.server.refuses = ""
 
-    _for_s(world, 0.1, 1.0, end)
+    for_s(world, 0.1, 1.0, end)
 
 
 def fail_over(world: World) -> None:
@@ -139,22 +140,22 @@ def jump(world: World) -> None:
     """A daemon's clock jumps, and comes back."""
     node = _node(world)
     node.jump(world.rnd.randint(-JUMP_MS, JUMP_MS))
-    _for_s(world, 0.2, 2.0, lambda: node.jump(0))
+    for_s(world, 0.2, 2.0, lambda: node.jump(0))
 
 
-def kill_client(world: World) -> None:
+def kill_client(world: World | WholeWorld) -> None:
     """A consumer or the worker is killed, and started again."""
     program = world.rnd.choice([one for one in world.programs if "producer" not in one.name])
     if program.host.is_alive:
         program.kill()
-        _for_s(world, 0.05, 1.0, lambda: program.host.is_alive or program.start())
+        for_s(world, 0.05, 1.0, lambda: program.host.is_alive or program.start())
 
 
-def freeze_client(world: World) -> None:
+def freeze_client(world: World | WholeWorld) -> None:
     """A client stands still, perhaps for longer than its leases."""
     host = world.rnd.choice(world.programs).host
     host.freeze()
-    _for_s(world, 0.1, 2.5, host.thaw)
+    for_s(world, 0.1, 2.5, host.thaw)
 
 
 LONG_S = (1.5, 3.5)

@@ -4,12 +4,15 @@ see who knows all hosts and the true time."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from crash.checker import check
 from crash.ordered import judge_order
 from simulation.workload import GROUPS
+from tickwheel.api.tasks import shard_of
+from tickwheel.model.records import ID_STEP
 
 if TYPE_CHECKING:
     from crash.clocks import Clocks
@@ -20,8 +23,8 @@ if TYPE_CHECKING:
 PLANNED_GROUPS = "planned"
 
 
-def judge(records: Records, server: Server, clocks: Clocks) -> list[str]:
-    """What is wrong."""
+def judge(records: Records, servers: Sequence[Server], clocks: Clocks) -> list[str]:
+    """What is wrong. ``servers``: of each shard."""
     owed = {topic: groups for topic, groups in GROUPS.items() if topic != PLANNED_GROUPS}
     wrong = list(check([records.journal], owed, clocks=clocks).violations)
     # The judge of the torture takes all tasks for enqueued before the first one comes. A delivery
@@ -31,7 +34,10 @@ def judge(records: Records, server: Server, clocks: Clocks) -> list[str]:
         text for text in judge_order(records.seen, records.sent) if not text.startswith(beside)
     ]
     wrong += in_order(records) if clocks.are_true else ()
-    wrong += one_owner_an_epoch(server)
+    for shard, server in enumerate(servers):
+        of = f"shard {shard}: " if len(servers) > 1 else ""
+        wrong += [of + text for text in one_owner_an_epoch(server)]
+    wrong += at_home(records, len(servers))
     wrong += once_an_occurrence(records)
     return wrong
 
@@ -51,6 +57,15 @@ def in_order(records: Records) -> list[str]:
             ]
             others.append(one)
     return wrong
+
+
+def at_home(records: Records, shards: int) -> list[str]:
+    """A task with a key is in the shard of its key, and nowhere else."""
+    return [
+        f"task {task_id} with the key {basis} is in shard {task_id % ID_STEP} of {shards}"
+        for task_id, basis in records.basis.items()
+        if task_id % ID_STEP != shard_of(basis, shards)
+    ]
 
 
 def one_owner_an_epoch(server: Server) -> list[str]:

@@ -130,7 +130,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.errors: list[str] = []
         """What callbacks and tasks have raised, and nobody has caught."""
         self._readers: dict[int, asyncio.Handle] = {}
-        self.has_pipes = False
+        self.pipes: set[int] = set()
+        """What can be read from; ``is_readable`` says when."""
         self.set_task_factory(self._make_task)
         self.set_exception_handler(self._note_error)
 
@@ -219,8 +220,8 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def add_reader(self, fd: Any, callback: Callable[..., object], *args: Any) -> None:
         """Let somebody read from a pipe: at once, and whenever ``is_readable`` says so."""
-        if not self.has_pipes:
-            raise NotImplementedError  # as loops say that have none, of which the product knows
+        if fd not in self.pipes:
+            raise NotImplementedError  # as loops say that read none, of which the product knows
         self._readers[fd] = asyncio.Handle(callback, args, self)
         self.is_readable(fd)
 

@@ -180,13 +180,25 @@ class End(asyncio.Transport):
         self.arrives(self._lost, ConnectionResetError("the connection was cut"))
 
 
+class Listening:
+    """What a process has that takes connections, of which ``asyncio.Server`` is the model."""
+
+    def __init__(self, net: Network, address: Address, host: Host) -> None:
+        self._net, self._address, self._host = net, address, host
+
+    def close(self) -> None:
+        """Take none any more; those that stand go on."""
+        if self._net.listening.get(self._address, (None,))[0] is self._host:
+            del self._net.listening[self._address]
+
+
 class Network:
     """All connections, and what is wrong with them."""
 
     def __init__(self, loop: SimLoop, rnd: random.Random, trace: Trace) -> None:
         self.loop, self._rnd, self.trace = loop, rnd, trace
-        self.listening: dict[str, tuple[Host, Callable[[], Any]]] = {}
-        """Name of a host → the process that takes connections there, and what makes them."""
+        self.listening: dict[Address, tuple[Host, Callable[[], Any]]] = {}
+        """Address → the process that takes connections there, and what makes them."""
         self.gone: set[str] = set()
         """Machines that answer nothing, not even that nobody listens."""
         self.blocked: set[tuple[str, str]] = set()
@@ -236,8 +248,8 @@ class Network:
 
     def died(self, host: Host, *, silently: bool) -> None:
         """A process has ended: its system says so to all peers, unless the machine is gone."""
-        if self.listening.get(host.name, (None,))[0] is host:
-            del self.listening[host.name]
+        for address in [one for one, there in self.listening.items() if there[0] is host]:
+            del self.listening[address]
         if silently:
             self.gone.add(host.name)
         for end in self._alive():
@@ -250,6 +262,11 @@ class Network:
         self.gone.discard(name)
         self._try_again()
 
+    def listen(self, address: Address, host: Host, make: Callable[[], Any]) -> Listening:
+        """Let a process take connections at an address."""
+        self.listening[address] = host, make
+        return Listening(self, address, host)
+
     async def open_to(
         self, connection: Connection, address: Address, tls: ssl.SSLContext | None, here: Host
     ) -> None:
@@ -258,10 +275,10 @@ class Network:
         await passes(self.latency_s())
         while self.is_blocked(here.name, name) or self.is_blocked(name, here.name):
             await passes(0.2)  # SYN is sent again; who waits has a time-out
-        there = self.listening.get(name)
+        there = self.listening.get(address)
         if there is None:
             await passes(self.latency_s())
-            raise ConnectionRefusedError(f"nobody listens at {name}")
+            raise ConnectionRefusedError(f"nobody listens at {name}:{address[1]}")
         first = End(self, here, lambda: connection, name)
         second = End(self, there[0], there[1], here.name)
         first.peer, second.peer = second, first

@@ -13,41 +13,36 @@ goes wrong; when it is over, all must come to where the placement wants it, with
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import random
-import signal
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context
-from dataclasses import replace
-from functools import cache
 from itertools import count
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
-from simulation.loop import EPOCH_MS, Host, SimLoop, host_here, passes, simulated
-from simulation.network import Network
+from simulation.loop import Host, SimLoop, host_here, passes, simulated
+from simulation.machines import (
+    TTL_S,
+    Machine,
+    NodeRegistry,
+    ProcessHost,
+    Registry,
+    settings_of_shard,
+)
 from simulation.store import STORE, Line, NodeElection, Server, Unanswered
-from simulation.world import Log, Outcome
+from simulation.world import Outcome, Run
 from tickwheel.clock import Clock
-from tickwheel.errors import TickwheelError
-from tickwheel.persistence.contract import Fenced, NodeRecord, NodesSeen, StoreAway
+from tickwheel.persistence.contract import Fenced
 from tickwheel.server import parent as parents
 from tickwheel.server import registrar as registrars
-from tickwheel.server.board import Board, Bulletin, Role, State
+from tickwheel.server.board import Role
 from tickwheel.server.lease import Deposed, Leadership
 from tickwheel.server.member import Member, Node
-from tickwheel.server.nodes import LOOK, NodeParent
 from tickwheel.server.parent import Kind, Process
 from tickwheel.server.placement import place
-from tickwheel.server.registrar import Registrar
-from tickwheel.server.settings import Settings
 
-PORT = 7355
-TTL_S = 1.2
-"""How long a lease counts, and a node's word."""
 GAP_S = 0.5
 """A shard that is handed over has a leader again within so many seconds."""
 BOUND_S = 30.0
@@ -61,349 +56,9 @@ CALM_EACH = 4
 WISHES = 4
 """What is wished for, one after the other, in a calm run."""
 LOOK_S = 0.1
-BIRTH_S = (0.02, 0.12)
-"""How long a process takes to begin,"""
 DRAIN_S = (0.01, 0.3)
-"""and a daemon to give its shard back."""
+"""How long a daemon takes to give its shard back."""
 WRITE_S = 0.3
-RESTART_S = (0.1, 3.0)
-
-
-@cache
-def settings_of(name: str, capacity: float = 1.0) -> Settings:
-    return Settings(
-        store="redis://store/?shards=2",
-        node=name,
-        node_capacity=capacity,
-        advertise=f"tcp://{name}:{PORT}",
-        leader_ttl_s=TTL_S,
-    )
-
-
-@cache
-def settings_of_shard(name: str, shard: int) -> Settings:
-    own = {"shard": shard, "advertise": f"tcp://{name}:{PORT + 1 + shard}"}
-    return settings_of(name).model_copy(update=own)
-
-
-# --- the list of nodes ---------------------------------------------------------------------------
-
-
-class Registry(Server):
-    """The store's list of nodes: what ``nodes_beat.lua`` does."""
-
-    def __init__(self, loop: SimLoop, host: Host, net: Network, rnd: random.Random) -> None:
-        super().__init__(loop, host, net, rnd)
-        self.nodes: dict[str, NodeRecord] = {}
-        self.until_ms: dict[str, int] = {}
-        self.placed: dict[int, str] = {}
-        self.drained: set[str] = set()
-        self._route: dict[int, tuple[int, str]] = {}
-        self.version = 0
-
-    def beat(self, me: NodeRecord, instead_of: str, *, leaves: bool) -> NodesSeen:
-        now_ms = EPOCH_MS + int(self.loop.time() * 1000)
-        for name in [name for name, end_ms in self.until_ms.items() if end_ms <= now_ms]:
-            del self.nodes[name], self.until_ms[name]
-        there = self.nodes.get(me.name)
-        is_mine = there is None or there.run in (me.run, instead_of)
-        if is_mine and leaves:
-            self.nodes.pop(me.name, None)
-            self.until_ms.pop(me.name, None)
-        elif is_mine:
-            self.nodes[me.name], self.until_ms[me.name] = me, now_ms + me.ttl_ms
-            for claim in me.claims:
-                before = self._route.get(claim.shard, (0, ""))
-                if (claim.epoch, claim.address) != before and claim.epoch >= before[0]:
-                    self._route[claim.shard] = (claim.epoch, claim.address)
-                    self.version += 1
-        others = {name: one for name, one in self.nodes.items() if is_mine or name != me.name}
-        return NodesSeen(
-            now_ms=now_ms,
-            nodes=others,
-            seen_ms={name: self.until_ms[name] - one.ttl_ms for name, one in self.nodes.items()},
-            placed=dict(self.placed),
-            drained=frozenset(self.drained),
-            version=self.version,
-            namesake=None if is_mine else there,
-        )
-
-
-class NodeRegistry:
-    """What a registrar has of it; see ``contract.NodeRegistry``."""
-
-    def __init__(self, machine: Machine, line: Line) -> None:
-        self._machine, self._line = machine, line
-
-    async def _say(self, me: NodeRecord, instead_of: str, *, leaves: bool) -> NodesSeen:
-        registry = self._machine.world.registry
-        try:
-            return await self._line.call(
-                "leave" if leaves else "beat",
-                lambda: registry.beat(me, instead_of, leaves=leaves),
-                TTL_S / 4,
-            )
-        except Unanswered:
-            raise StoreAway("the store does not answer") from None
-
-    async def beat(self, me: NodeRecord, instead_of: str = "") -> NodesSeen:
-        seen = self._machine.seen = await self._say(me, instead_of, leaves=False)
-        return seen
-
-    async def leave(self, me: NodeRecord) -> None:
-        await self._say(replace(me, claims=()), "", leaves=True)
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
-
-
-# --- a machine and its processes -----------------------------------------------------------------
-
-
-class ProcessHost(Host):
-    """A process of a machine. All of a machine have its name, by which the network knows it."""
-
-    def __init__(self, machine: Machine, part: str, pid: int) -> None:
-        super().__init__(machine.world.loop, machine.name)
-        self.machine, self.part, self.pid = machine, part, pid
-        self.is_frozen = machine.is_frozen
-        self.terminate: Callable[[], object] = self._end_at_once
-        """What SIGTERM does."""
-        self.leadership: Leadership | None = None
-        self.epoch = 0
-        """0: it does not lead."""
-        self.process: Process | None = None
-
-    def __repr__(self) -> str:
-        return f"{self.name}/{self.part}"
-
-    def _end_at_once(self) -> None:
-        self.machine.ended(self, -signal.SIGTERM)
-
-    @property
-    def may_deliver(self) -> bool:
-        licence = self.leadership
-        return bool(self.epoch and licence and licence.may_deliver(self.mono_ms()))
-
-
-class SimNode(Node):
-    """A node whose pipe is looked at by the simulation's loop."""
-
-    def say(self) -> None:
-        super().say()
-        cast(SimLoop, asyncio.get_running_loop()).is_readable(self.heard)
-
-
-class SimParent(NodeParent):
-    """The parent with its rules; processes begin, end and hear signals in the simulation."""
-
-    def __init__(self, machine: Machine, node: Node, processes: list[Process], log: Any) -> None:
-        super().__init__(node, processes, log)
-        self._machine = machine
-
-    def go_on(self) -> None:
-        """What ``watch`` does in each of its turns."""
-        machine, now_s = self._machine, self._machine.world.loop.time()
-        for process in self._processes:
-            if process.pid is None and process.is_wanted and not self._is_ending:
-                if process.due_s <= now_s:
-                    self._start(process)
-                else:
-                    machine.parent_host.call_at(process.due_s, self.go_on)
-        if self._is_ending and all(process.pid is None for process in self._processes):
-            machine.over(self.code)
-
-    def _start(self, process: Process) -> bool:
-        process.pid = self._machine.begin(process)
-        process.starts += 1
-        process.began_s = self._machine.world.loop.time()
-        self._note(process, State.STARTING)
-        return False
-
-    def _send(self, number: int, processes: list[Process]) -> None:
-        for process in processes:
-            host = self._machine.hosts.get(process.pid or 0)
-            if host is not None:  # else it has just ended
-                if process.kind is Kind.SHARD:
-                    self._machine.world.stops(host, process.number, is_node=self._is_ending)
-                host.call_at(host.loop.time(), lambda host=host: host.terminate())
-
-    def says(self, number: int) -> None:
-        self._note_ready(bytes([number]))
-        self.go_on()
-
-    def ends(self, process: Process, code: int) -> None:
-        self._note_end(process, code)
-        self.go_on()
-
-    def stop(self) -> None:
-        self._note_signal(signal.SIGTERM)
-        self.go_on()
-
-
-class Machine:
-    """A machine that runs a node, again and again."""
-
-    def __init__(self, world: NodesWorld, name: str) -> None:
-        self.world, self.name = world, name
-        self.hosts: dict[int, ProcessHost] = {}
-        """Process id → the process that lives."""
-        self.is_alive = self.is_frozen = self.is_leaving = False
-        self.is_gone = False
-        """Whether it does not come back."""
-        self.was_hit = False
-        """Whether one of its processes was killed since the start."""
-        self.seen: NodesSeen | None = None
-        """What its registrar was told last."""
-        self.capacity = world.rnd.choice((1.0, 1.0, 1.0, 2.0))
-        self._pipes: list[int] = []
-
-    def start(self) -> None:
-        if self.is_alive:
-            return
-        world = self.world
-        world.trace("start", self.name)
-        world.net.is_back(self.name)
-        self.is_alive, self.is_leaving, self.is_gone, self.is_frozen = True, False, False, False
-        self.hosts, self.seen, self.was_hit = {}, None, False
-        self.parent_host = ProcessHost(self, "parent", next(world.pids))
-        heard, nudge = os.pipe()
-        for pipe in (heard, nudge):
-            os.set_blocking(pipe, False)
-        self._pipes += (heard, nudge)
-        settings = settings_of(self.name, self.capacity)
-        self.node = SimNode(
-            settings=settings,
-            shards=[settings_of_shard(self.name, shard) for shard in range(world.count)],
-            registry="",
-            board=Board(world.count),
-            bulletin=Bulletin(),
-            run=f"run-{self.parent_host.pid}",
-            life=f"{self.name}:{self.parent_host.pid}",
-            since_ms=self.parent_host.wall_ms(),
-            heard=heard,
-            nudge=nudge,
-        )
-        self.member = Member(self.node, None)
-        processes = [Process(one.shard, one, is_wanted=False) for one in self.node.shards]
-        processes.append(Process(world.count, settings, Kind.REGISTRAR))
-        log = cast(Any, Log(world, self.parent_host))
-        self.parent = SimParent(self, self.node, processes, log)
-        self._tell(self.parent.go_on)
-
-    def _tell(self, act: Callable[..., object], *args: Any) -> None:
-        """Let the parent do something."""
-        self.parent_host.call_at(self.world.loop.time(), act, *args)
-
-    def begin(self, process: Process) -> int:
-        """Begin a process; its id."""
-        pid = next(self.world.pids)
-        part = "registrar" if process.kind is Kind.REGISTRAR else f"shard-{process.number}"
-        host = self.hosts[pid] = ProcessHost(self, part, pid)
-        host.process = process
-        life = self._registrar if process.kind is Kind.REGISTRAR else self._daemon
-        begins_s = self.world.loop.time() + self.world.rnd.uniform(*BIRTH_S)
-        host.call_at(begins_s, lambda: host.spawn(life(host, process)))
-        return pid
-
-    def ended(self, host: ProcessHost, code: int) -> None:
-        """A process has ended, and its parent hears of it."""
-        if host.is_alive:
-            host.kill()
-            self.hosts.pop(host.pid, None)
-            assert host.process is not None
-            self._tell(self.parent.ends, host.process, code)
-
-    async def _registrar(self, host: ProcessHost, process: Process) -> None:
-        code, say = 0, self._say
-        registrar = Registrar(
-            self.node,
-            cast(Any, Log(self.world, host)),
-            lambda: say(LOOK),
-            lambda: say(process.number),
-        )
-        host.terminate = registrar.leave
-        try:
-            await registrar.run()
-        except TickwheelError as error:
-            self.world.problems.append(f"{host} ended: {type(error).__name__}: {error}")
-            code = 1
-        await registrar.close()
-        self.ended(host, code)
-
-    def _say(self, number: int) -> None:
-        self._tell(self.parent.says, number)
-
-    async def _daemon(self, host: ProcessHost, process: Process) -> None:
-        """What stands for a daemon."""
-        daemon = StandIn(host, process.number, self.node, lambda: self._say(process.number))
-        host.terminate = lambda: host.spawn(daemon.stop())
-        await daemon.run()
-
-    # --- what happens to it -----------------------------------------------------------------------
-
-    def over(self, code: int) -> None:
-        """The parent has ended."""
-        world = self.world
-        world.trace("over", self.name, code)
-        if code and not self.was_hit:
-            world.problems.append(f"{self.name} ended with code {code}")
-        was_leaving = self.is_leaving
-        self._end()
-        if not was_leaving or not self.is_gone:
-            self._start_later()
-
-    def _end(self) -> None:
-        for host in (*self.hosts.values(), self.parent_host):
-            host.kill()
-            self.world.ends(host)
-        self.hosts = {}
-        self.is_alive = self.is_leaving = False
-
-    def _start_later(self) -> None:
-        after_s = self.world.rnd.uniform(*RESTART_S)
-        self.world.loop.call_later(after_s, self.restart, context=Context())
-
-    def restart(self) -> None:
-        if not self.is_gone:
-            self.start()
-
-    def stop(self, *, for_good: bool) -> None:
-        """SIGTERM to the parent."""
-        if self.is_alive:
-            self.is_leaving, self.is_gone = True, for_good
-            self._tell(self.parent.stop)
-
-    def kill(self, *, silently: bool, for_good: bool) -> None:
-        """The machine, or its parent process, is gone."""
-        if self.is_alive:
-            self._end()
-            self.world.net.died(self.parent_host, silently=silently)
-            self.is_gone = for_good
-            if not for_good:
-                self._start_later()
-
-    def kill_process(self, host: ProcessHost) -> None:
-        self.was_hit = True
-        self.world.ends(host)
-        self.ended(host, -signal.SIGKILL)
-
-    def freeze(self) -> None:
-        if not self.is_alive:
-            return
-        self.is_frozen = True
-        for host in (*self.hosts.values(), self.parent_host):
-            host.freeze()
-
-    def thaw(self) -> None:
-        self.is_frozen = False
-        if self.is_alive:
-            for host in (*self.hosts.values(), self.parent_host):
-                host.thaw()
-
-    def close(self) -> None:
-        for pipe in self._pipes:
-            os.close(pipe)
 
 
 class StandIn:
@@ -516,21 +171,27 @@ class StandIn:
         host.machine.ended(host, 0)
 
 
+class StandInMachine(Machine):
+    """A machine whose daemons are stand-ins."""
+
+    async def serve(self, host: ProcessHost, process: Process) -> None:
+        daemon = StandIn(host, process.number, self.node, lambda: self.serves(process))
+        host.terminate = lambda: host.spawn(daemon.stop())
+        await daemon.run()
+
+
 # --- the run -------------------------------------------------------------------------------------
 
 
-class NodesWorld:
+class NodesWorld(Run):
     """Everything of one run."""
 
+    make_machine: type[Machine] = StandInMachine
+
     def __init__(self, seed: int, loop: SimLoop) -> None:
-        self.seed, self.loop = seed, loop
-        self.rnd = rnd = random.Random(f"{seed}/world")
-        self.lines: list[tuple[Any, ...]] = []
-        self.problems: list[str] = []
-        self.events, self.faults = Counter[str](), Counter[str]()
-        self.counts = Counter[str]()
+        super().__init__(seed, loop)
+        rnd = self.rnd
         self.pids = count(2)
-        self.net = Network(loop, random.Random(f"{seed}/network"), self.trace)
         self.store_host = Host(loop, STORE)
         store_rnd = random.Random(f"{seed}/store")
         self.count = rnd.choice((2, 3, 4))
@@ -538,18 +199,15 @@ class NodesWorld:
         self.shards = [
             Server(loop, self.store_host, self.net, store_rnd) for _ in range(self.count)
         ]
+        self.choices: Mapping[str, Callable[[Any], None]] = FAULTS
         self.is_calm = seed % CALM_EACH == 0
         self.knows_lives = rnd.random() < 0.5
         """Whether a registrar can see that the process of another one is over."""
-        self.machines = [Machine(self, f"node-{letter}") for letter in "abc"]
+        self.machines = [self.make_machine(self, f"node-{letter}") for letter in "abc"]
         self.daemons: list[dict[int, ProcessHost]] = [{} for _ in range(self.count)]
         """Of each shard: the processes that have led it and live."""
         self._given: dict[int, float] = {}
         """Shard that its leader was told to give back, with nothing else wrong → when."""
-
-    def trace(self, *what: object) -> None:
-        """A line of the trace: two runs of one seed have the same ones."""
-        self.lines.append((self.loop.time(), *what))
 
     # --- what is watched --------------------------------------------------------------------------
 
@@ -690,10 +348,10 @@ class NodesWorld:
         await passes(self.rnd.uniform(0.5, 3.0))
         until_s = self.loop.time() + FAULTS_S
         while self.loop.time() < until_s:
-            name = self.rnd.choice(list(FAULTS))
+            name = self.rnd.choice(list(self.choices))
             self.faults[name] += 1
             self.trace("fault", name)
-            FAULTS[name](self)
+            self.choices[name](self)
             await passes(self.rnd.uniform(0.05, 1.2))
         self.mend()
         await self._settle("the last fault")
@@ -736,35 +394,46 @@ class NodesWorld:
         if all(one.is_gone or not one.is_alive for one in self.machines):
             self.machines[0].start()
 
+    def simulate(self, lines: list[tuple[Any, ...]] | None) -> Outcome:
+        """Run it, and say what came of it."""
+        with self.patched():
+            try:
+                self.loop.run_until_complete(self.run())
+            except Exception as error:
+                self.problems.append(f"the run broke: {type(error).__name__}: {error}")
+            if lines is not None:
+                lines += self.lines
+            return self.outcome()
+
     @contextmanager
     def patched(self) -> Iterator[None]:
         """What nodes ask the system and the store for comes from this run."""
-        alive = self.machines
+        machines = {one.name: one for one in self.machines}
 
         def is_over(life: str, here: str | None) -> bool:
-            """Whether a machine sees that a life of its own is over."""
+            """Whether a machine sees that a process of its own is over."""
             name, _, pid = life.partition(":")
-            return name == here and all(
-                one.name != name or not one.is_alive or str(one.parent_host.pid) != pid
-                for one in alive
-            )
+            is_own = here is not None and here.partition(":")[0] == name
+            return is_own and machines[name].is_over(int(pid))
 
         def own() -> str | None:
-            return _host().name if self.knows_lives else None
+            host = host_of_process()
+            return f"{host.name}:{host.pid}" if self.knows_lives else None
 
         def open_nodes(url: str, shards: int) -> NodeRegistry:
-            host = _host()
+            host = host_of_process()
             return NodeRegistry(host.machine, Line(self.registry, host, self.trace))
 
         def own_pid() -> int:
-            return _host().pid
+            host = host_here()
+            return host.pid if isinstance(host, ProcessHost) else 1
 
         life = mock.Mock(own=own)
         with (
             mock.patch.object(registrars, "open_nodes", open_nodes),
             mock.patch.object(registrars, "Life", life),
             mock.patch.object(registrars, "is_over", is_over),
-            mock.patch.object(parents, "sources", _host),
+            mock.patch.object(parents, "sources", host_of_process),
             mock.patch.object(os, "getpid", own_pid),
         ):
             try:
@@ -773,17 +442,9 @@ class NodesWorld:
                 for machine in self.machines:
                     machine.close()
 
-    def outcome(self) -> Outcome:
-        digest = hashlib.blake2b(digest_size=12)
-        for line in self.lines:
-            digest.update(f"{line}\n".encode())
-        return Outcome(
-            self.seed, [*self.problems, *self.loop.errors], digest.hexdigest(), len(self.lines),
-            self.loop.time(), self.faults, self.events, self.counts,
-        )  # fmt: skip
 
-
-def _host() -> ProcessHost:
+def host_of_process() -> ProcessHost:
+    """The process whose code runs at the moment."""
     host = host_here()
     assert isinstance(host, ProcessHost), "a process asks"
     return host
@@ -939,13 +600,4 @@ WISHED: dict[str, Callable[[NodesWorld], None]] = {
 def simulate(seed: int, *, lines: list[tuple[Any, ...]] | None = None) -> Outcome:
     """One run; ``lines`` gets its trace."""
     with simulated(seed) as loop:
-        loop.has_pipes = True
-        world = NodesWorld(seed, loop)
-        with world.patched():
-            try:
-                loop.run_until_complete(world.run())
-            except Exception as error:
-                world.problems.append(f"the run broke: {type(error).__name__}: {error}")
-            if lines is not None:
-                lines += world.lines
-            return world.outcome()
+        return NodesWorld(seed, loop).simulate(lines)

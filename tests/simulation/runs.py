@@ -68,9 +68,10 @@ def _listed(counts: Counter[str]) -> str:
 class Kind(NamedTuple):
     """A kind of runs."""
 
+    name: str
     simulate: Callable[..., Outcome]
-    option: str = ""
-    """What `make simulate` needs to be told for it."""
+    each: int = 1
+    """Among runs of all kinds, each so many-th seed has one of this kind: they take long."""
 
 
 def _simulate_nodes(seed: int, **options: Any) -> Outcome:
@@ -79,13 +80,21 @@ def _simulate_nodes(seed: int, **options: Any) -> Outcome:
     return nodes.simulate(seed, **options)
 
 
-DAEMONS = Kind(simulate)
-NODES = Kind(_simulate_nodes, " NODES=yes")
+def _simulate_whole(seed: int, **options: Any) -> Outcome:
+    from simulation import whole
+
+    return whole.simulate(seed, **options)
+
+
+DAEMONS = Kind("daemons", simulate)
+NODES = Kind("nodes", _simulate_nodes)
+WHOLE = Kind("whole", _simulate_whole, each=4)
+KINDS = {kind.name: kind for kind in (DAEMONS, NODES, WHOLE)}
 
 
 def command(seed: int, kind: Kind = DAEMONS) -> str:
     """What repeats a run."""
-    return f"make simulate{kind.option} SEED={seed}"
+    return f"make simulate KIND={kind.name} SEED={seed}"
 
 
 def prepare() -> None:
@@ -98,15 +107,12 @@ def prepare() -> None:
     gc.disable()  # it is collected between runs
 
 
-def run_all(
-    first: int, count: int, *, seconds: float = 0.0, stop_at: int = 0, kind: Kind = DAEMONS
-) -> Report:
-    """Runs from seed ``first`` on: ``count`` of them, for at most ``seconds`` (0: as long as it
-    takes), until so many have failed (0: all)."""
+def run_all(seeds: Sequence[int], *, stop_at: int = 0, kind: Kind = DAEMONS) -> Report:
+    """Runs of these seeds, until so many have failed (0: all)."""
     failed: list[Outcome] = []
     faults, events, counts = Counter[str](), Counter[str](), Counter[str]()
     began_s, virtual_s, runs = time.process_time(), 0.0, 0
-    for seed in range(first, first + count):
+    for seed in seeds:
         _watch(seed, kind)
         outcome = kind.simulate(seed)
         runs += 1
@@ -119,9 +125,7 @@ def run_all(
             print(failure(outcome, kind), flush=True)  # noqa: T201  # its output
         if runs % COLLECT_RUNS == 0:
             gc.collect()
-        if (stop_at and len(failed) >= stop_at) or (
-            seconds and time.process_time() - began_s > seconds
-        ):
+        if stop_at and len(failed) >= stop_at:
             break
     signal.setitimer(signal.ITIMER_PROF, 0)
     gc.collect()
@@ -152,25 +156,29 @@ def failure(outcome: Outcome, kind: Kind = DAEMONS) -> str:
 def main(given: Sequence[str] | None = None) -> int:
     """0: all runs held."""
     parser = argparse.ArgumentParser(prog="simulate", description=__doc__)
+    parser.add_argument("--kind", choices=KINDS, help="runs of this kind alone")
     parser.add_argument("--seeds", type=int, default=1_000, help="how many runs")
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--seed", type=int, help="this run alone, with its trace")
-    parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long")
     parser.add_argument("--stop-at", type=int, default=0, help="stop after so many failures")
-    parser.add_argument("--nodes", action="store_true", help="runs of nodes")
-    parser.add_argument("--json", action="store_true", help="the last line is the report, as JSON")
+    parser.add_argument("--json", action="store_true", help="a report is a line of JSON")
     args = parser.parse_args(given)
+    if args.seed is not None and args.kind is None:
+        parser.error(f"--seed needs --kind, one of {', '.join(KINDS)}")
     if os.environ.get("PYTHONHASHSEED") != "0":
         # Sets of text are gone through in an order that this seed decides.
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # itself
     prepare()
-    kind = NODES if args.nodes else DAEMONS
     if args.seed is not None:
-        return _one(args.seed, kind)
-    report = run_all(args.first, args.seeds, seconds=args.seconds, stop_at=args.stop_at, kind=kind)
-    print(report.json() if args.json else report.text())  # noqa: T201  # its output
-    return 1 if report.failed or LEFT else 0
+        return _one(args.seed, KINDS[args.kind])
+    seeds, has_failed = range(args.first, args.first + args.seeds), False
+    for kind in KINDS.values() if args.kind is None else (KINDS[args.kind],):
+        some = [seed for seed in seeds if args.kind is not None or seed % kind.each == 0]
+        report = run_all(some, stop_at=args.stop_at, kind=kind)
+        print(report.json() if args.json else f"{kind.name}: {report.text()}", flush=True)  # noqa: T201  # its output
+        has_failed |= bool(report.failed)
+    return 1 if has_failed or LEFT else 0
 
 
 def _one(seed: int, kind: Kind) -> int:

@@ -21,8 +21,10 @@ from simulation.cases import CASES, LOST, NAMED, SEEDS_MAX
 from simulation.faults import FAILING_OVER, FAULTS
 from simulation.nodes import FAULTS as NODE_FAULTS
 from simulation.nodes import WISHED
+from simulation.whole import FAULTS as WHOLE_FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
+WHOLE_SEEDS = 60
 TIMEOUT_S = 500
 """All runs use less than a minute of a core, which others may want too."""
 
@@ -55,12 +57,20 @@ def _case(name: str, seen: dict[str, Any] | None = None) -> Any:
     return case["result"]
 
 
-@pytest.mark.parametrize("seeds", [SEEDS_MAX])
-def test_every_run_holds(seeds: int) -> None:
-    report = _run("simulation", "--seeds", str(seeds), "--stop-at", "1", "--json")
+def _report(kind: str, seeds: int) -> Any:
+    """What came of so many runs, all of which hold."""
+    options = ("--kind", kind, "--seeds", str(seeds), "--stop-at", "1", "--json")
+    report = _run("simulation", *options)
     assert not report["failed"], "\n".join(report["shown"])
     assert report["runs"] == seeds
     assert not report["left"], "nothing is left to be collected, of killed daemons neither"
+    assert report["code"] == 0
+    return report
+
+
+@pytest.mark.parametrize("seeds", [SEEDS_MAX])
+def test_every_run_holds(seeds: int) -> None:
+    report = _report("daemons", seeds)
     assert {*FAULTS, *FAILING_OVER} <= set(report["faults"]), "each fault happens"
     for seen in ("deposed", "recovered_after_unclean_stop", "store_trouble", "clock_jumped"):
         assert report["events"].get(seen), f"no run has seen {seen}"
@@ -68,15 +78,10 @@ def test_every_run_holds(seeds: int) -> None:
     assert counts["epochs"] > seeds and counts["fenced"], "leaders change, and old ones write"
     assert counts["replays"], "a store has lost what it had confirmed"
     assert counts["tasks"] > 10 * seeds and counts["deliveries"] > counts["tasks"]
-    assert report["code"] == 0
 
 
 def test_every_run_of_nodes_holds() -> None:
-    options = ("--nodes", "--seeds", str(SEEDS_MAX), "--stop-at", "1", "--json")
-    report = _run("simulation", *options)
-    assert not report["failed"], "\n".join(report["shown"])
-    assert report["runs"] == SEEDS_MAX
-    assert not report["left"]
+    report = _report("nodes", SEEDS_MAX)
     assert {*NODE_FAULTS, *WISHED} <= set(report["faults"]), "each happens"
     for seen in ("shard_handed_over", "same_node_name", "registry_works_again", "registrar_ended"):
         assert report["events"].get(seen), f"no run has seen {seen}"
@@ -85,7 +90,18 @@ def test_every_run_of_nodes_holds() -> None:
     assert counts["hand_overs"] > SEEDS_MAX // 2, (
         "in calm runs, where the time that it takes counts"
     )
-    assert report["code"] == 0
+
+
+def test_every_run_of_the_whole_holds() -> None:
+    report = _report("whole", WHOLE_SEEDS)
+    assert {*NODE_FAULTS, *WHOLE_FAULTS} <= set(report["faults"]), "each happens"
+    for seen in ("shard_handed_over", "deposed", "recovered_after_unclean_stop"):
+        assert report["events"].get(seen), f"no run has seen {seen}"
+    counts = report["counts"]
+    assert counts["epochs"] > 4 * WHOLE_SEEDS, "shards move, and nodes that die are replaced"
+    assert counts["hand_overs"] > WHOLE_SEEDS // 2, "in calm runs"
+    assert counts["fenced"], "former leaders write"
+    assert counts["tasks"] > 10 * WHOLE_SEEDS and counts["deliveries"] > counts["tasks"]
 
 
 def test_a_seed_is_one_run_in_every_process() -> None:
@@ -113,7 +129,7 @@ def test_a_failure_says_how_to_see_it_again() -> None:
     (failed,), (again,) = seen["failed"], seen["again"]
     assert any("two lead" in problem for problem in failed["problems"])
     assert (again["problems"], again["trace_hash"]) == (failed["problems"], failed["trace_hash"])
-    assert f"make simulate SEED={failed['seed']}" in seen["shown"]
+    assert f"make simulate KIND=daemons SEED={failed['seed']}" in seen["shown"]
     assert failed["trace_hash"] in seen["shown"]
 
 

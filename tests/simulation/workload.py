@@ -26,9 +26,11 @@ from crash.records import (
 )
 from simulation.loop import EPOCH_MS, Host, passes
 from tickwheel import errors
+from tickwheel.api.tasks import basis_of
 from tickwheel.client import Client, Delivery
 from tickwheel.client.worker import Worker
 from tickwheel.errors import TickwheelError
+from tickwheel.model.records import ID_STEP
 
 if TYPE_CHECKING:
     from simulation.loop import SimLoop
@@ -70,6 +72,8 @@ class Records:
         """Moment of a schedule → the ids of the tasks that came for it."""
         self.there_ms: dict[int, int] = {}
         """Id → when a task's enqueue was confirmed."""
+        self.basis: dict[int, str] = {}
+        """Id → what says in which shard a task is, of those that have it."""
         self.acked: set[tuple[int, str]] = set()
         self._asked: set[tuple[int, str]] = set()
         """What an ack was sent for."""
@@ -112,6 +116,9 @@ class Records:
                 one.delivered_ms, self.now_ms, NO_CONNECTION, order,
             )
         )  # fmt: skip
+        basis = basis_of(one.order_key, one.key)
+        if basis is not None:
+            self.basis[one.id] = basis
         if one.topic == ORDERED:
             self.seen.append(
                 Seen(one.id, one.group, one.order_key or "", "", one.due_ms, one.epoch,
@@ -213,35 +220,41 @@ class Program:
         self._trace("program", self.host, *what)
 
 
-def epoch_of(client: Client) -> int:
-    """That of the daemon that answered, or of a later one."""
-    return int(client.server_info["epoch"])
+def epoch_of(client: Any, task_id: int) -> int:
+    """That of the daemon that answered about a task, or of a later one."""
+    one = client if client._shards is None else client._shards.members[task_id % ID_STEP]
+    return int(one.server_info["epoch"])
 
 
 # --- producers -----------------------------------------------------------------------------------
 
 
-async def produce(tasks: int, span_s: float, program: Program, client: SimClient) -> None:
-    """Enqueue so many tasks over so long a time; some with an order key, some cancelled."""
+async def produce(
+    tasks: int, span_s: float, keys: Sequence[str], program: Program, client: SimClient
+) -> None:
+    """Enqueue so many tasks over so long a time; some with an order key, some cancelled. ``keys``:
+    further order keys; with these, some of the other tasks have a key of their own."""
     await program.records.is_ready.wait()
     for _ in range(tasks):
         await passes(program.rnd.uniform(0, 2 * span_s / tasks))
         draw = program.rnd.random()
         if draw < 0.3:
-            await _enqueue(program, client, ORDERED, program.rnd.choice(KEYS))
+            order_key = program.rnd.choice((*KEYS, *keys))
+            await _enqueue(program, client, ORDERED, order_key=order_key)
             continue
-        task_id = await _enqueue(program, client, WORK, None)
+        key = program.name + str(program.rnd.random()) if keys and draw < 0.6 else None
+        task_id = await _enqueue(program, client, WORK, key=key)
         if task_id is not None and draw > 0.85:
             await _cancel(program, client, task_id)
 
 
-async def _enqueue(program: Program, client: SimClient, topic: str, key: str | None) -> int | None:
+async def _enqueue(program: Program, client: SimClient, topic: str, **options: Any) -> int | None:
     """The id of a task that was confirmed; None: it was not, and it may be there or not."""
     records, token = program.records, program.token()
     delay_ms = program.rnd.choice((0, program.rnd.randint(1, DELAY_MS_MAX)))
     sent = records.order()
     try:
-        receipt = await client.enqueue(topic, token.encode(), delay=delay_ms / 1000, order_key=key)
+        receipt = await client.enqueue(topic, token.encode(), delay=delay_ms / 1000, **options)
     except errors.Refused as error:
         records.journal.refused.append(Refused((token,), error.code))
         return None
@@ -262,7 +275,7 @@ async def _cancel(program: Program, client: SimClient, task_id: int) -> None:
         if not error.retryable:
             raise
         return
-    program.records.cancelled(task_id, word, epoch_of(client))
+    program.records.cancelled(task_id, word, epoch_of(client, task_id))
     program.trace("cancel", task_id, word)
 
 
@@ -322,7 +335,8 @@ async def _treat(program: Program, client: SimClient, one: Delivery) -> None:
             await one.release()
         else:
             records.sends(one, "ack")
-            records.ended(one, await one.ack(), epoch_of(client))
+            word = await one.ack()
+            records.ended(one, word, epoch_of(client, one.id))
             program.trace("acked", one.id)
     except TickwheelError as error:
         if not error.retryable:
@@ -347,7 +361,8 @@ async def work(program: Program, client: SimClient) -> None:
             program.trace("delivered", one.topic, one.group, one.id, one.epoch, one.attempt)
             await passes(program.rnd.uniform(0, 0.05))
             program.records.sends(one, "ack")
-            program.records.ended(one, await one.ack(), epoch_of(client))
+            word = await one.ack()
+            program.records.ended(one, word, epoch_of(client, one.id))
             program.trace("acked", one.id)
 
         try:
@@ -368,4 +383,4 @@ async def look(program: Program, client: SimClient) -> None:
         journal.looked.append(Looked(info.id, info.state, records.now_ms))
         for group in GROUPS[topics[info.id]] if info.state == "acked" else ():
             if records.is_unconfirmed(info.id, group):
-                records.confirmed(info.id, group, epoch_of(client))
+                records.confirmed(info.id, group, epoch_of(client, info.id))

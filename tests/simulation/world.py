@@ -6,35 +6,23 @@ confirmed task must be delivered and acked within ``BOUND_S``.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 from crash.clocks import Clocks, Piece
 from simulation import judge
+from simulation.crowd import Crowd
 from simulation.loop import EPOCH_MS, Host, SimLoop, host_here, passes, simulated
 from simulation.network import Network
 from simulation.store import STORE, Line, NodeElection, NodeStore, Server
-from simulation.workload import (
-    GROUPS,
-    ORDERED,
-    PLANNED,
-    WORK,
-    Program,
-    Records,
-    consume,
-    look,
-    produce,
-    work,
-)
 from tickwheel.server import roles
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.settings import Settings
@@ -42,46 +30,42 @@ from tickwheel.server.shard.shard import Delivering
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Dispatch
+    from tickwheel.server.member import Member
 
 PORT = 7355
 TTL_S = 1.2
 """The leader's lease."""
 FAULTS_S = 3.0
 """How long a run has faults, in seconds of its own."""
-BOUND_S = 20.0
-"""Within so many seconds after the last fault everything is delivered."""
-LOOK_S = 0.25
 RESTART_S = (0.1, 1.5)
 JUMP_MS = (-3_000, 3_000)
 GENTLE_EACH = 4
 """Each so many-th seed is a run without violence."""
 FAILING_OVER_EACH = 8
 """Of so many seeds the last is a run whose store loses what it has confirmed."""
-GENTLE_HOLD_S = 0.3
-"""There consumers work so long on a delivery: some are under way at each hand-over."""
-TASKS = 10
-"""Tasks of each producer."""
+
+
+DAEMON: dict[str, Any] = {
+    "leader_ttl_s": TTL_S,
+    "reconnect_grace_s": 1.0,
+    "deaths_max": 1_000,
+    "death_retry_base_s": 0.1,
+    "death_retry_cap_s": 0.5,
+    "retry_base_s": 0.2,
+    "retry_cap_s": 1.0,
+    "retry_max": 1_000,
+    "drain_timeout_s": 2.0,
+    "heartbeat_interval_s": 1.0,
+    "heartbeat_timeout_s": 3.0,
+    "outcome_timeout_s": 1.5,
+}
+"""Settings of all daemons: a run is short."""
 
 
 @cache
 def settings_of(name: str) -> Settings:
-    return Settings(
-        store="memory:",
-        node=name,
-        advertise=f"tcp://{name}:{PORT}",
-        leader_ttl_s=TTL_S,
-        reconnect_grace_s=1.0,
-        deaths_max=1_000,
-        death_retry_base_s=0.1,
-        death_retry_cap_s=0.5,
-        retry_base_s=0.2,
-        retry_cap_s=1.0,
-        retry_max=1_000,
-        drain_timeout_s=2.0,
-        heartbeat_interval_s=1.0,
-        heartbeat_timeout_s=3.0,
-        outcome_timeout_s=1.5,
-    )
+    address = f"tcp://{name}:{PORT}"
+    return Settings(**DAEMON, store="memory:", node=name, advertise=address)
 
 
 class Node:
@@ -102,22 +86,13 @@ class Node:
         host.offset_ms = self.offset_ms
         host.context.copy().run(self._make)
         assert self.daemon is not None
-        world.net.listening[self.name] = host, self.daemon.listener
+        world.net.listen((self.name, PORT), host, self.daemon.listener)
         world.net.is_back(self.name)
         host.spawn(self._life(self.daemon))
 
     def _make(self) -> None:
-        """Make the daemon, with the store of the simulation where it would open its own."""
-        world, host = self.world, self.host
-        store = NodeStore(Line(world.server, host, world.trace))
-        election = NodeElection(Line(world.server, host, world.trace), int(TTL_S * 1000))
-        with (
-            mock.patch.object(roles, "open_store", lambda given: (store, given.engine())),
-            mock.patch.object(roles, "open_election", return_value=election),
-        ):
-            log = cast(Any, Log(world, host))
-            settings = settings_of(self.name)
-            self.daemon = Daemon(settings, log, is_inside=True, sources=host)
+        world = self.world
+        self.daemon = daemon_of(world, self.host, settings_of(self.name), world.server)
 
     async def _life(self, daemon: Daemon) -> None:
         host = self.host
@@ -168,6 +143,20 @@ class Node:
         self.offset_ms = self.host.offset_ms = offset_ms
 
 
+def daemon_of(
+    run: Run, host: Host, settings: Settings, server: Server, member: Member | None = None
+) -> Daemon:
+    """A daemon, with the store of the simulation where it would open its own."""
+    store = NodeStore(Line(server, host, run.trace))
+    election = NodeElection(Line(server, host, run.trace), int(TTL_S * 1000))
+    with (
+        mock.patch.object(roles, "open_store", lambda given: (store, given.engine())),
+        mock.patch.object(roles, "open_election", return_value=election),
+    ):
+        log = cast(Any, Log(run, host))
+        return Daemon(settings, log, is_inside=True, sources=host, member=member)
+
+
 class Log:
     """What a daemon logs goes into the trace."""
 
@@ -200,48 +189,67 @@ class Outcome:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class World:
-    """Everything of one run. ``nodes``: how many daemons; 0 lets the seed choose two or three."""
+class Run:
+    """What every run has, of whatever kind."""
 
-    def __init__(self, seed: int, loop: SimLoop, *, nodes: int = 0, faults: bool = True) -> None:
+    def __init__(self, seed: int, loop: SimLoop) -> None:
         self.seed, self.loop = seed, loop
         self.rnd = random.Random(f"{seed}/world")
         self.lines: list[tuple[Any, ...]] = []
         self.problems: list[str] = []
-        self.events: Counter[str] = Counter()
-        self.faults: Counter[str] = Counter()
+        self.events, self.faults, self.counts = Counter[str](), Counter[str](), Counter[str]()
         self.net = Network(loop, random.Random(f"{seed}/network"), self.trace)
-        store_host = Host(loop, STORE)
-        self.server = Server(loop, store_host, self.net, random.Random(f"{seed}/store"))
-        self.records = Records(loop)
-        self._pieces: list[Piece] = []
-        names = [f"node-{letter}" for letter in "abc"[: nodes or self.rnd.choice((2, 2, 3))]]
-        self.nodes = [Node(self, name) for name in names]
-        self.url = ",".join(f"tcp://{name}:{PORT}" for name in names)
-        self.programs = list(self._make_programs())
-        self._has_faults = faults
-        self.is_gentle = seed % GENTLE_EACH == 0
-        """Daemons are stopped in order and nothing else happens: then nothing comes twice."""
-        self.server.keeps_copies = seed % FAILING_OVER_EACH == FAILING_OVER_EACH - 1
-        for program in self.programs:
-            program.is_calm = self.is_gentle
-            program.holds_s = GENTLE_HOLD_S if self.is_gentle else 0.0
-
-    def _make_programs(self) -> Iterator[Program]:
-        def program(name: str, act: Any) -> Program:
-            rnd = random.Random(f"{self.seed}/{name}")
-            return Program(name, self.loop, self.net, self.url, self.records, rnd, self.trace, act)
-
-        for number in (1, 2):
-            yield program(f"producer-{number}", partial(produce, TASKS, FAULTS_S))
-        one, two = GROUPS[WORK]
-        yield program("consumer-1", partial(consume, ((WORK, one), (PLANNED, GROUPS[PLANNED][0]))))
-        yield program("consumer-2", partial(consume, ((WORK, two), (ORDERED, GROUPS[ORDERED][0]))))
-        yield program("worker", work)
 
     def trace(self, *what: object) -> None:
         """A line of the trace: two runs of one seed have the same ones."""
         self.lines.append((self.loop.time(), *what))
+
+    def outcome(self) -> Outcome:
+        """What came of it, once it is over."""
+        digest = hashlib.blake2b(digest_size=12)
+        for line in self.lines:
+            digest.update(f"{line}\n".encode())
+        return Outcome(
+            self.seed, [*self.problems, *self.loop.errors], digest.hexdigest(), len(self.lines),
+            self.loop.time(), self.faults, self.events, self.counts,
+        )  # fmt: skip
+
+
+@contextmanager
+def watched(delivers: Callable[[Host, int], None]) -> Iterator[None]:
+    """A block in which it is noted who writes deliveries, where the product writes them, and in
+    which epoch."""
+    write = Delivering.write
+
+    def noting(self: Delivering, dispatch: Dispatch, now_ms: int) -> None:
+        host = host_here()
+        assert host is not None
+        delivers(host, self._core.epoch)
+        write(self, dispatch, now_ms)
+
+    with mock.patch.object(Delivering, "write", noting):
+        yield
+
+
+class World(Run):
+    """Everything of one run. ``nodes``: how many daemons; 0 lets the seed choose two or three."""
+
+    def __init__(self, seed: int, loop: SimLoop, *, nodes: int = 0, faults: bool = True) -> None:
+        super().__init__(seed, loop)
+        store_host = Host(loop, STORE)
+        self.server = Server(loop, store_host, self.net, random.Random(f"{seed}/store"))
+        self._pieces: list[Piece] = []
+        names = [f"node-{letter}" for letter in "abc"[: nodes or self.rnd.choice((2, 2, 3))]]
+        self.nodes = [Node(self, name) for name in names]
+        url = ",".join(f"tcp://{name}:{PORT}" for name in names)
+        self.crowd = Crowd(self, url, FAULTS_S)
+        self.programs = self.crowd.programs
+        self._has_faults = faults
+        self.is_gentle = seed % GENTLE_EACH == 0
+        """Daemons are stopped in order and nothing else happens: then nothing comes twice."""
+        self.server.keeps_copies = seed % FAILING_OVER_EACH == FAILING_OVER_EACH - 1
+        if self.is_gentle:
+            self.crowd.be_gentle()
 
     # --- clocks ---------------------------------------------------------------------------------
 
@@ -264,31 +272,16 @@ class World:
     # --- the run --------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        with self._watched():
+        with watched(self.delivers):
             for node in self.nodes:
                 self.loop.call_later(self.rnd.uniform(0, 0.05), node.start)
-            for program in self.programs:
-                self.loop.call_later(self.rnd.uniform(0.05, 0.2), program.start)
+            self.crowd.start()
             if self._has_faults:
                 await self._fault()
             else:
                 await passes(FAULTS_S)
             self.mend()
-            await self._until_over()
-
-    def _watched(self) -> ExitStack:
-        """Note who writes deliveries, where the product writes them."""
-        world, write = self, Delivering.write
-
-        def noting(self: Delivering, dispatch: Dispatch, now_ms: int) -> None:
-            host = host_here()
-            assert host is not None
-            world.delivers(host, self._core.epoch)
-            write(self, dispatch, now_ms)
-
-        stack = ExitStack()
-        stack.enter_context(mock.patch.object(Delivering, "write", noting))
-        return stack
+            await self.crowd.until_over()
 
     def delivers(self, host: Host, epoch: int) -> None:
         """A daemon writes deliveries: nobody else may have begun to lead."""
@@ -330,66 +323,14 @@ class World:
             if node.offset_ms:
                 node.jump(0)
             node.restart()
-        for program in self.programs:
-            program.is_calm = True
-            if program.host.is_alive:
-                program.host.thaw()
-            else:
-                program.start()
-
-    async def _until_over(self) -> None:
-        """Wait until everything has ended. It must, within the bound."""
-        until_s = self.loop.time() + BOUND_S
-        while True:
-            await passes(LOOK_S)
-            producing = any(
-                program.name.startswith("producer") and not program.is_done
-                for program in self.programs
-            )
-            left = self.records.open_tasks(sure=False)
-            if not producing and not left:
-                await self._look(until_s - self.loop.time())
-                left = self.records.open_tasks()
-                if not left:
-                    return
-            if self.loop.time() > until_s:
-                what = "; ".join(left[:5]) or "a producer"
-                self.problems.append(f"after {BOUND_S:g} s still open: {what}")
-                return
-
-    async def _look(self, patience_s: float) -> None:
-        """Let a client ask what became of all tasks."""
-        looker = Program(
-            "looker", self.loop, self.net, self.url, self.records, self.rnd, self.trace, look
-        )
-        self.programs.append(looker)
-        looker.start()
-        await asyncio.wait({looker.life}, timeout=patience_s)
+        self.crowd.behave()
 
     def outcome(self) -> Outcome:
-        problems = [*self.problems, *self.loop.errors]
-        problems += [text for program in self.programs for text in program.failed]
-        problems += judge.judge(self.records, self.server, self.clocks())
+        self.problems += self.crowd.judge([self.server], self.clocks())
         if self.is_gentle:
-            problems += judge.nothing_twice(self.records)
-        journal = self.records.journal
-        counts = Counter(
-            tasks=len(journal.accepted),
-            deliveries=len(journal.delivered),
-            acked=len(self.records.acked),
-            runs=len(self.records.runs),
-            epochs=len(self.server.opened),
-            batches=len(self.server.applied),
-            fenced=self.server.fenced,
-            replays=self.server.replays,
-        )
-        digest = hashlib.blake2b(digest_size=12)
-        for line in self.lines:
-            digest.update(f"{line}\n".encode())
-        return Outcome(
-            self.seed, problems, digest.hexdigest(), len(self.lines), self.loop.time(),
-            self.faults, self.events, counts,
-        )  # fmt: skip
+            self.problems += judge.nothing_twice(self.crowd.records)
+        self.counts += self.crowd.counts([self.server])
+        return super().outcome()
 
 
 def simulate(

@@ -1,0 +1,198 @@
+"""The whole in one run: nodes with real daemons and front doors, and clients of all their shards.
+
+Machines, the list of nodes and what happens to them are those of the runs of nodes; each process of
+a shard is the product's ``Daemon`` on the simulated store of its shard, the registrar has its
+``FrontDoor``, and clients find the shards by the routes that these tell. The judge is that of the
+other runs, over all shards, and knows besides in which shard a key belongs.
+
+Each fourth run is calm: shards move, and nodes come and go, in order. There nothing comes twice,
+and a shard is without a leader for ``GAP_S`` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, cast
+from unittest import mock
+
+from crash.clocks import Clocks
+from simulation import faults, judge
+from simulation.crowd import Crowd
+from simulation.loop import Host, SimLoop, simulated
+from simulation.machines import Machine, ProcessHost
+from simulation.nodes import FAULTS as NODE_FAULTS
+from simulation.nodes import FAULTS_S, NodesWorld, host_of_process
+from simulation.world import PORT, Log, Outcome, daemon_of, watched
+from tickwheel.clock import Clock
+from tickwheel.persistence.contract import StoreError
+from tickwheel.server import daemon as daemons
+from tickwheel.server import lease as leases
+from tickwheel.server import registrar as registrars
+from tickwheel.server import roles
+from tickwheel.server.member import Member
+from tickwheel.server.registrar import FrontDoor
+from tickwheel.server.settings import Settings, split_address
+
+if TYPE_CHECKING:
+    from simulation.network import Listening
+    from tickwheel.server.daemon import Daemon
+    from tickwheel.server.parent import Process
+
+KEYS = ("c", "d", "e", "f")
+"""Order keys beside the usual ones, so that each shard has some."""
+
+
+class SimMember(Member):
+    """A daemon's side of its node, which also tells the simulation."""
+
+    def __init__(self, host: ProcessHost, shard: int) -> None:
+        super().__init__(host.machine.node, shard)
+        self._host = host
+
+    def note(self, role: str, epoch: int, since_ms: int) -> None:
+        super().note(role, epoch, since_ms)
+        host, is_active = self._host, role == "active"
+        host.epoch = epoch if is_active else 0
+        if is_active:
+            assert self.shard is not None
+            host.machine.world.leads(host, self.shard)
+
+
+class WholeMachine(Machine):
+    """A machine whose daemons are real, and whose front door is open."""
+
+    async def serve(self, host: ProcessHost, process: Process) -> None:
+        """What ``daemon._serve`` does."""
+        daemon = self._make(host, process)
+        host.terminate = daemon.ask_to_stop
+        code = 0
+        try:
+            await daemon.start()
+            self.serves(process)
+            await daemon.wait()
+        except Exception as error:
+            if not daemon.has_given_up(error):
+                code = 1
+                self.world.problems.append(f"{host} ended: {type(error).__name__}: {error}")
+        try:
+            # A task of its own: at the end of a run one that hangs in a ``finally`` can be closed.
+            await host.spawn(daemon.stop())
+        except StoreError as error:
+            # The store did not take the last batch, or could not be asked: the next start recovers.
+            self.world.trace("stop", host, type(error).__name__)
+            code, self.was_hit = 1, True
+        except Exception as error:
+            code = 1
+            self.world.problems.append(f"{host} did not stop: {type(error).__name__}: {error}")
+        self.ended(host, code)
+
+    def _make(self, host: ProcessHost, process: Process) -> Daemon:
+        world, shard = self.world, process.number
+        settings = self.node.shards[shard]
+        member = SimMember(host, shard)
+        daemon = daemon_of(world, host, settings, world.shards[shard], member)
+        host.leadership = daemon.roles._leadership
+        daemon._server = cast(Any, _listen(settings, daemon.listener))
+        return daemon
+
+    def door(self, host: ProcessHost) -> FrontDoor | None:
+        return FrontDoor(self.node, cast(Any, Log(self.world, host)))
+
+
+def _listen(settings: Settings, make: Callable[[], Any]) -> Listening:
+    """Let the process whose code runs take connections where its settings say."""
+    host = host_of_process()
+    address = split_address(settings.listen, "listen")
+    return host.machine.world.net.listen(address, host, make)
+
+
+class WholeWorld(NodesWorld):
+    """Everything of one run."""
+
+    make_machine = WholeMachine
+
+    def __init__(self, seed: int, loop: SimLoop) -> None:
+        super().__init__(seed, loop)
+        url = ",".join(f"tcp://{machine.name}:{PORT}" for machine in self.machines)
+        self.crowd = Crowd(self, url, FAULTS_S, KEYS)
+        self.programs = self.crowd.programs
+        self.choices = NODE_FAULTS | FAULTS
+        self._all_over: asyncio.Task[None] | None = None
+        """Waits until all is delivered, from the end of the faults on."""
+        if self.is_calm:
+            self.crowd.be_gentle()
+
+    def delivers(self, host: Host, epoch: int) -> None:
+        """A daemon writes deliveries: nobody else may have begun to lead its shard."""
+        assert isinstance(host, ProcessHost) and host.process is not None
+        shard = host.process.number
+        newest = self.shards[shard].epoch
+        if epoch != newest:
+            self.problems.append(
+                f"two lead shard {shard}: {host} delivers in epoch {epoch} at"
+                f" {self.loop.time():.3f} s, and epoch {newest} has begun"
+            )
+
+    async def run(self) -> None:
+        with watched(self.delivers):
+            self.crowd.start()
+            await super().run()
+            await (self._all_over or self.crowd.until_over())
+
+    def mend(self) -> None:
+        super().mend()
+        self.crowd.behave()
+        self._all_over = self.loop.create_task(self.crowd.until_over())
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        async def listen(sock: str, make: Any, settings: Settings, tls: Any) -> Listening:
+            return _listen(settings, make)
+
+        def make_clock(hold_over_ms: int) -> Clock:
+            return Clock(hold_over_ms, host_of_process())
+
+        with super().patched(), ExitStack() as stack:
+            for owner, name, value in (
+                (daemons, "bind", lambda address: address),
+                (daemons, "listen", listen),
+                (daemons, "within_file_limit", lambda settings, log: settings),
+                (registrars, "Clock", make_clock),
+                (roles, "Life", registrars.Life),
+                (leases, "is_over", registrars.is_over),
+            ):
+                stack.enter_context(mock.patch.object(owner, name, value))
+            yield
+
+    def outcome(self) -> Outcome:
+        self.problems += self.crowd.judge(self.shards, Clocks())
+        if self.is_calm:
+            self.problems += judge.nothing_twice(self.crowd.records)
+        self.counts += self.crowd.counts(self.shards)
+        return super().outcome()
+
+
+# --- what happens besides ------------------------------------------------------------------------
+
+
+def cut_off_from_client(world: WholeWorld) -> None:
+    """A client and a machine do not reach each other, or only one the other."""
+    here, there = world.rnd.choice(world.machines).name, world.rnd.choice(world.programs).name
+    world.net.block(here, there, one_way=world.rnd.random() < 0.3)
+    faults.for_s(world, 0.1, 3.0, lambda: world.net.unblock(here, there))
+
+
+FAULTS: dict[str, Callable[[Any], None]] = {
+    fault.__name__: fault
+    for fault in (
+        cut_off_from_client, faults.slow_network, faults.kill_client, faults.freeze_client,
+    )
+}  # fmt: skip
+
+
+def simulate(seed: int, *, lines: list[tuple[Any, ...]] | None = None) -> Outcome:
+    """One run; ``lines`` gets its trace."""
+    with simulated(seed) as loop:
+        return WholeWorld(seed, loop).simulate(lines)
