@@ -669,35 +669,25 @@ WHOLE = (
         (SIMULATED_WHOLE,),
     ),
     Bug(
-        "a-client-keeps-its-first-route",
-        "where shards are is learnt once, and hints to another place are not followed",
-        {
-            "Places.learn": (condition("version", "is_route and not any(self._named)"),),
-            "Search._note": (replaced("active", "hint = None"),),
-        },
-        (SIMULATED_WHOLE,),
-    ),
-    Bug(
         "a-client-asks-the-old-daemon",
         "a shard is looked for where it was found last, and nowhere else",
         {
             "Places.around": (
-                preceded("own", "if shard in self._found: return [self._found[shard]]"),
+                preceded("_found", "if shard in self._found: return [self._found[shard]]"),
             ),
-            "Search._note": (replaced("active", "hint = None"),),
         },
+        (SIMULATED_WHOLE,),
+    ),
+    Bug(
+        "a-client-follows-no-hint",
+        "who says where the shard is is not believed",
+        {"Search._note": (replaced("active", "hint = None"),)},
         (SIMULATED_WHOLE,),
     ),
     Bug(
         "a-key-goes-to-any-shard",
         "tasks of an order key are in several shards, and none knows of the others",
         {"Shards.of_basis": (returning("self.any()"),)},
-        (SIMULATED_WHOLE,),
-    ),
-    Bug(
-        "a-shard-that-was-away-is-not-joined",
-        "a subscription is without the shards that were away when it began",
-        {"Parts.start": (dropped("_join_later"),)},
         (SIMULATED_WHOLE,),
     ),
 )

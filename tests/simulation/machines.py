@@ -23,7 +23,6 @@ from simulation.world import DAEMON, PORT, TTL_S, Log
 from tickwheel.errors import TickwheelError
 from tickwheel.persistence.contract import NodeRecord, NodesSeen, StoreAway
 from tickwheel.server.board import Board, Bulletin, State
-from tickwheel.server.lease import Leadership
 from tickwheel.server.member import Member, Node
 from tickwheel.server.nodes import LOOK, NodeParent
 from tickwheel.server.parent import Kind, Process
@@ -146,7 +145,8 @@ class ProcessHost(Host):
         self.is_frozen = machine.is_frozen
         self.terminate: Callable[[], object] = self._end_at_once
         """What SIGTERM does."""
-        self.leadership: Leadership | None = None
+        self.licence: Callable[[int], bool] = lambda mono_ms: False
+        """Whether it may deliver at a moment of its steady clock, while it leads."""
         self.epoch = 0
         """0: it does not lead."""
         self.process: Process | None = None
@@ -159,8 +159,7 @@ class ProcessHost(Host):
 
     @property
     def may_deliver(self) -> bool:
-        licence = self.leadership
-        return bool(self.epoch and licence and licence.may_deliver(self.mono_ms()))
+        return bool(self.epoch) and self.licence(self.mono_ms())
 
 
 class SimNode(Node):

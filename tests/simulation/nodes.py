@@ -74,7 +74,7 @@ class StandIn:
         self._line = Line(self._server, host, world.trace)
         self._owner = f"{host.name}/{host.pid}"
         self._address = str(node.shards[shard].advertise)
-        host.leadership = self._leadership = Leadership(
+        self._leadership = Leadership(
             NodeElection(Line(self._server, host, world.trace), int(TTL_S * 1000)),
             int(TTL_S * 1000),
             Clock(1_000_000, host),
@@ -82,6 +82,7 @@ class StandIn:
             renewed=lambda: world.one_leads(host, shard),
             hurries=self._member.hurries,
         )
+        host.licence = self._leadership.may_deliver
         self._leading: asyncio.Task[None] | None = None
         self._has_started = False
 
@@ -275,7 +276,8 @@ class NodesWorld(Run):
         free = {name: c for name, c in there.items() if name not in registry.drained}
         return place(self.count, free or there, registry.placed)
 
-    def _leaders(self) -> dict[int, ProcessHost]:
+    def leaders(self) -> dict[int, ProcessHost]:
+        """Shard → the process that leads it and may deliver."""
         return {
             shard: host
             for shard, hosts in enumerate(self.daemons)
@@ -288,7 +290,7 @@ class NodesWorld(Run):
         for machine in self.machines:
             if machine.is_leaving or machine.is_alive == machine.is_gone:
                 return f"{machine.name} is on its way"
-        led_by, target = self._leaders(), self.target()
+        led_by, target = self.leaders(), self.target()
         for shard, node in target.items():
             if shard not in led_by or led_by[shard].name != node:
                 return f"shard {shard} is led by {led_by.get(shard)}, and {node} shall have it"

@@ -93,7 +93,13 @@ class WholeMachine(Machine):
         settings = self.node.shards[shard]
         member = SimMember(host, shard)
         daemon = daemon_of(world, host, settings, world.shards[shard], member)
-        host.leadership = daemon.roles._leadership
+
+        def licence(mono_ms: int) -> bool:
+            """What the shard itself asks before it delivers."""
+            asks = daemon.roles.shard and daemon.roles.shard._may_deliver
+            return daemon.roles.shard is not None and (asks is None or asks(mono_ms))
+
+        host.licence = licence
         daemon._server = cast(Any, _listen(settings, daemon.listener))
         return daemon
 
@@ -184,10 +190,20 @@ def cut_off_from_client(world: WholeWorld) -> None:
     faults.for_s(world, 0.1, 3.0, lambda: world.net.unblock(here, there))
 
 
+def freeze_leader(world: WholeWorld) -> None:
+    """A daemon that leads stands still, mostly for longer than its lease."""
+    leading = [host for host in world.leaders().values() if not host.is_frozen]
+    if leading:
+        host = world.rnd.choice(leading)
+        host.freeze()
+        faults.for_s(world, 1.0, 3.5, lambda: host.machine.is_frozen or host.thaw())
+
+
 FAULTS: dict[str, Callable[[Any], None]] = {
     fault.__name__: fault
     for fault in (
-        cut_off_from_client, faults.slow_network, faults.kill_client, faults.freeze_client,
+        freeze_leader, cut_off_from_client, faults.slow_network, faults.kill_client,
+        faults.freeze_client,
     )
 }  # fmt: skip
 
