@@ -386,7 +386,7 @@ class NodesWorld(Run):
         self.net.heal()
         self.store_host.thaw()
         for server in (self.registry, *self.shards):
-            server.is_slow = False
+            server.is_slow, server.refuses = False, ""
             server.arrive_late()
         for machine in self.machines:
             machine.thaw()

@@ -176,6 +176,10 @@ class WholeWorld(NodesWorld):
         self.problems += self.crowd.judge(self.shards, Clocks())
         if self.is_calm:
             self.problems += judge.nothing_twice(self.crowd.records)
+            self.problems += [
+                f"{text}; and nothing had happened but hand-overs"
+                for text in self.crowd.records.errors
+            ]
         self.counts += self.crowd.counts(self.shards)
         return super().outcome()
 
@@ -190,6 +194,18 @@ def cut_off_from_client(world: WholeWorld) -> None:
     faults.for_s(world, 0.1, 3.0, lambda: world.net.unblock(here, there))
 
 
+def cut(world: WholeWorld) -> None:
+    """All connections of a machine break."""
+    world.net.cut(world.rnd.choice(world.machines).name)
+
+
+def refusing_store(world: WholeWorld) -> None:
+    """The store takes no batch of a shard."""
+    server = world.rnd.choice(world.shards)
+    server.refuses = "it takes none at the moment"
+    faults.for_s(world, 0.1, 1.5, lambda: setattr(server, "refuses", ""))
+
+
 def freeze_leader(world: WholeWorld) -> None:
     """A daemon that leads stands still, mostly for longer than its lease."""
     leading = [host for host in world.leaders().values() if not host.is_frozen]
@@ -202,8 +218,8 @@ def freeze_leader(world: WholeWorld) -> None:
 FAULTS: dict[str, Callable[[Any], None]] = {
     fault.__name__: fault
     for fault in (
-        freeze_leader, cut_off_from_client, faults.slow_network, faults.kill_client,
-        faults.freeze_client,
+        cut, refusing_store, freeze_leader, cut_off_from_client, faults.slow_network,
+        faults.kill_client, faults.freeze_client,
     )
 }  # fmt: skip
 

@@ -27,7 +27,7 @@ from crash.records import (
 from simulation.loop import EPOCH_MS, Host, passes
 from tickwheel import errors
 from tickwheel.api.tasks import basis_of
-from tickwheel.client import Client, Delivery
+from tickwheel.client import Client, Delivery, Partly, Receipt, Task
 from tickwheel.client.worker import Worker
 from tickwheel.errors import TickwheelError
 from tickwheel.model.records import ID_STEP
@@ -79,6 +79,8 @@ class Records:
         """What an ack was sent for."""
         self.over: set[int] = set()
         """Tasks that were cancelled."""
+        self.errors: list[str] = []
+        """Of enqueues."""
         self.is_ready = asyncio.Event()
         """The groups are there."""
         self.tried = 0
@@ -233,7 +235,8 @@ async def produce(
     tasks: int, span_s: float, keys: Sequence[str], program: Program, client: SimClient
 ) -> None:
     """Enqueue so many tasks over so long a time; some with an order key, some cancelled. ``keys``:
-    further order keys; with these, some of the other tasks have a key of their own."""
+    further order keys; with these, some of the other tasks have a key of their own, and some come
+    several at a time, for any shards."""
     await program.records.is_ready.wait()
     for _ in range(tasks):
         await passes(program.rnd.uniform(0, 2 * span_s / tasks))
@@ -242,7 +245,10 @@ async def produce(
             order_key = program.rnd.choice((*KEYS, *keys))
             await _enqueue(program, client, ORDERED, order_key=order_key)
             continue
-        key = program.name + str(program.rnd.random()) if keys and draw < 0.6 else None
+        key = f"{program.name}.{program.rnd.random()}" if keys and draw < 0.6 else None
+        if keys and draw < 0.4:
+            await _enqueue_many(program, client, WORK, (key, f"{key}.1", f"{key}.2", None))
+            continue
         task_id = await _enqueue(program, client, WORK, key=key)
         if task_id is not None and draw > 0.85:
             await _cancel(program, client, task_id)
@@ -250,22 +256,62 @@ async def produce(
 
 async def _enqueue(program: Program, client: SimClient, topic: str, **options: Any) -> int | None:
     """The id of a task that was confirmed; None: it was not, and it may be there or not."""
-    records, token = program.records, program.token()
-    delay_ms = program.rnd.choice((0, program.rnd.randint(1, DELAY_MS_MAX)))
-    sent = records.order()
+    token, sent = program.token(), program.records.order()
     try:
-        receipt = await client.enqueue(topic, token.encode(), delay=delay_ms / 1000, **options)
-    except errors.Refused as error:
-        records.journal.refused.append(Refused((token,), error.code))
+        receipt = await client.enqueue(topic, token.encode(), delay=_delay_s(program), **options)
+    except TickwheelError as error:
+        _not_accepted(program, token, error)
         return None
-    except (errors.OutcomeUnknown, errors.Unreachable) as error:
-        program.trace("unknown", token, error.code)
-        return None
+    _accepted(program, topic, token, receipt, sent)
+    return receipt.id
+
+
+async def _enqueue_many(
+    program: Program, client: SimClient, topic: str, keys: Sequence[str | None]
+) -> None:
+    """Enqueue a task for each key, all in one call: each shard has its own answer."""
+    tokens, sent = [program.token() for _ in keys], program.records.order()
+    delay_s = _delay_s(program)
+    tasks = [
+        Task(topic, token.encode(), delay=delay_s, key=key)
+        for token, key in zip(tokens, keys, strict=True)
+    ]
+    ends: Sequence[Receipt | TickwheelError]
+    try:
+        ends = await client.enqueue_many(tasks)
+    except Partly as error:
+        ends = error.receipts
+    except TickwheelError as error:
+        ends = [error] * len(tasks)
+    for token, end in zip(tokens, ends, strict=True):
+        if isinstance(end, TickwheelError):
+            _not_accepted(program, token, end)
+        else:
+            _accepted(program, topic, token, end, sent)
+
+
+def _delay_s(program: Program) -> float:
+    return program.rnd.choice((0, program.rnd.randint(1, DELAY_MS_MAX))) / 1000
+
+
+def _accepted(program: Program, topic: str, token: str, receipt: Receipt, sent: int) -> None:
+    records = program.records
     named = (token,), (receipt.id,), (receipt.due_ms,)
     records.journal.accepted.append(Accepted(topic, *named, sent, records.order()))
     records.there_ms[receipt.id] = records.now_ms
     program.trace("accepted", token, receipt.id)
-    return receipt.id
+
+
+def _not_accepted(program: Program, token: str, error: TickwheelError) -> None:
+    """Note an enqueue that was not confirmed. Raises what cannot be."""
+    records = program.records
+    records.errors.append(f"{token}: {error.code}: {error}")
+    if isinstance(error, errors.Refused):
+        records.journal.refused.append(Refused((token,), error.code))
+    elif not isinstance(error, (errors.OutcomeUnknown, errors.Unreachable)):
+        raise error
+    else:
+        program.trace("unknown", token, error.code)
 
 
 async def _cancel(program: Program, client: SimClient, task_id: int) -> None:
