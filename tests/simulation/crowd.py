@@ -21,6 +21,7 @@ from simulation.workload import (
     SimClient,
     consume,
     look,
+    probe,
     produce,
     work,
 )
@@ -45,23 +46,25 @@ Act = Callable[[Program, SimClient], Coroutine[Any, Any, None]]
 class Crowd:
     """Producers, consumers and a worker, who use the daemons of a run."""
 
-    def __init__(self, run: Run, url: str, span_s: float, keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self, run: Run, url: str, span_s: float, *, tasks: int = TASKS, keys: Sequence[str] = ()
+    ) -> None:
         """``url``: where they begin to look for daemons. ``span_s``: in how many seconds they
-        produce. ``keys``: see ``produce``."""
+        produce, ``tasks`` each or a little more. ``keys``: see ``produce``."""
         self._run, self._url = run, url
         self.records = Records(run.loop)
-        self.programs = list(self._make(span_s, keys))
+        self.programs = list(self._make(partial(produce, tasks, span_s, keys)))
 
     def _program(self, name: str, act: Act, rnd: random.Random) -> Program:
         run = self._run
         return Program(name, run.loop, run.net, self._url, self.records, rnd, run.trace, act)
 
-    def _make(self, span_s: float, keys: Sequence[str]) -> Iterator[Program]:
+    def _make(self, act_of_producers: Act) -> Iterator[Program]:
         def program(name: str, act: Act) -> Program:
             return self._program(name, act, random.Random(f"{self._run.seed}/{name}"))
 
         for number in (1, 2):
-            yield program(f"producer-{number}", partial(produce, TASKS, span_s, keys))
+            yield program(f"producer-{number}", act_of_producers)
         one, two = GROUPS[WORK]
         yield program("consumer-1", partial(consume, ((WORK, one), (PLANNED, GROUPS[PLANNED][0]))))
         yield program("consumer-2", partial(consume, ((WORK, two), (ORDERED, GROUPS[ORDERED][0]))))
@@ -85,6 +88,13 @@ class Crowd:
                 program.host.thaw()
             else:
                 program.start()
+
+    def probe(self, keys: Sequence[str]) -> None:
+        """Let a last producer enqueue something with each of these keys."""
+        rnd = random.Random(f"{self._run.seed}/last")
+        program = self._program("producer-last", partial(probe, keys), rnd)
+        self.programs.append(program)
+        program.start()
 
     async def until_over(self) -> None:
         """Wait until everything has ended. It must, within the bound."""

@@ -14,17 +14,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
 from crash.clocks import Clocks
 from simulation import faults, judge
-from simulation.crowd import Crowd
+from simulation.crowd import TASKS, Crowd
 from simulation.loop import Host, SimLoop, simulated
 from simulation.machines import Machine, ProcessHost
 from simulation.nodes import FAULTS as NODE_FAULTS
 from simulation.nodes import FAULTS_S, NodesWorld, host_of_process
 from simulation.world import PORT, Log, Outcome, daemon_of, watched
+from tickwheel.api.tasks import shard_of
 from tickwheel.clock import Clock
 from tickwheel.persistence.contract import StoreError
 from tickwheel.server import daemon as daemons
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
     from tickwheel.server.daemon import Daemon
     from tickwheel.server.parent import Process
 
+CALM_S = 10.0
+"""So long calm runs have something to do, all wishes being done by then,"""
+CALM_TASKS = 25
+"""so many tasks of each producer."""
 KEYS = ("c", "d", "e", "f")
 """Order keys beside the usual ones, so that each shard has some."""
 
@@ -122,7 +128,8 @@ class WholeWorld(NodesWorld):
     def __init__(self, seed: int, loop: SimLoop) -> None:
         super().__init__(seed, loop)
         url = ",".join(f"tcp://{machine.name}:{PORT}" for machine in self.machines)
-        self.crowd = Crowd(self, url, FAULTS_S, KEYS)
+        span_s, tasks = (CALM_S, CALM_TASKS) if self.is_calm else (FAULTS_S, TASKS)
+        self.crowd = Crowd(self, url, span_s, tasks=tasks, keys=KEYS)
         self.programs = self.crowd.programs
         self.choices = NODE_FAULTS | FAULTS
         self._all_over: asyncio.Task[None] | None = None
@@ -145,12 +152,21 @@ class WholeWorld(NodesWorld):
         with watched(self.delivers):
             self.crowd.start()
             await super().run()
-            await (self._all_over or self.crowd.until_over())
+            await (self._all_over or self._until_over())
 
     def mend(self) -> None:
         super().mend()
         self.crowd.behave()
-        self._all_over = self.loop.create_task(self.crowd.until_over())
+        self._all_over = self.loop.create_task(self._until_over())
+
+    async def _until_over(self) -> None:
+        """Wait until all has ended, and what a last producer puts into each shard, too."""
+        names = (f"last-{number}" for number in count())
+        self.crowd.probe([
+            next(name for name in names if shard_of(name, self.count) == shard)
+            for shard in range(self.count)
+        ])  # fmt: skip
+        await self.crowd.until_over()
 
     @contextmanager
     def patched(self) -> Iterator[None]:

@@ -254,6 +254,17 @@ async def produce(
             await _cancel(program, client, task_id)
 
 
+async def probe(keys: Sequence[str], program: Program, client: SimClient) -> None:
+    """Enqueue one task of each topic with each of these keys: whoever has these shards works, and
+    whoever consumes has not lost one of them."""
+    await program.records.is_ready.wait()
+    for key in keys:
+        while await _enqueue(program, client, WORK, key=key) is None:
+            await passes(RETRY_S)
+        while await _enqueue(program, client, ORDERED, order_key=key) is None:
+            await passes(RETRY_S)
+
+
 async def _enqueue(program: Program, client: SimClient, topic: str, **options: Any) -> int | None:
     """The id of a task that was confirmed; None: it was not, and it may be there or not."""
     token, sent = program.token(), program.records.order()
