@@ -690,12 +690,6 @@ WHOLE = (
         {"Shards.of_basis": (returning("self.any()"),)},
         (SIMULATED_WHOLE,),
     ),
-    Bug(
-        "a-shard-that-was-away-is-not-joined",
-        "a subscription is without the shards that were away when it began",
-        {"Parts.start": (dropped("_join_later"),)},
-        (SIMULATED_WHOLE,),
-    ),
 )
 
 BUGS = (*LOST, *DELIVERED, *FENCED, *OWED, *TOGETHER, *ALLOWED, *BOUNDED, *NODES, *BESIDE, *WHOLE)

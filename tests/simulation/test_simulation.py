@@ -24,7 +24,7 @@ from simulation.nodes import WISHED
 from simulation.whole import FAULTS as WHOLE_FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
-WHOLE_SEEDS = 50
+WHOLE_SEEDS = 40
 TIMEOUT_S = 500
 """All runs use less than a minute of a core, which others may want too."""
 
