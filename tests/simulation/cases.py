@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from simulation import runs
+from simulation import runs, whole
 from simulation.loop import Host, SimLoop, passes, simulated
 from simulation.network import Network
 from simulation.store import STORE, Server
@@ -38,6 +38,12 @@ LOST = ("open", "small", "handles")
 def named() -> list[Any]:
     """The runs of a few seeds, then some of them once more."""
     return [vars(simulate(seed)) for seed in (*range(1, 6), *NAMED)]
+
+
+def named_whole() -> list[Any]:
+    """Two runs of the whole, and the first one once more."""
+    first, second = NAMED
+    return [vars(whole.simulate(seed)) for seed in (first, second, first)]
 
 
 def without_faults() -> dict[str, Any]:
@@ -191,7 +197,7 @@ def server() -> dict[str, Any]:
 CASES: dict[str, Callable[[], Any]] = {
     case.__name__: case
     for case in (
-        named, without_faults, failing, store_away, hosts, programs, network, server,
+        named, named_whole, without_faults, failing, store_away, hosts, programs, network, server,
     )
 }  # fmt: skip
 

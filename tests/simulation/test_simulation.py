@@ -105,7 +105,8 @@ def test_every_run_of_the_whole_holds() -> None:
 
 
 def test_a_seed_is_one_run_in_every_process() -> None:
-    here, there = _case("named"), _case("named", _run("simulation.cases", "named"))
+    others = _run("simulation.cases", "named", "named_whole")
+    here, there = _case("named"), _case("named", others)
     assert here == there
     by_seed: dict[int, Any] = {}
     for run in here:
@@ -113,6 +114,9 @@ def test_a_seed_is_one_run_in_every_process() -> None:
         assert by_seed.setdefault(run["seed"], run) == run, "it is the same as before"
     assert len(here) == len(by_seed) + len(NAMED)
     assert len({run["trace_hash"] for run in here}) == len(by_seed), "seeds are different runs"
+    first, second, again = _case("named_whole")
+    assert [first, second, again] == _case("named_whole", others)
+    assert first == again and first["trace_hash"] != second["trace_hash"]
 
 
 @pytest.mark.parametrize("nodes", ["1", "2", "3"])
