@@ -31,13 +31,15 @@ from tickwheel.server.lease import Leadership
 SEEDS_MAX = 200
 NAMED = (3, 4)
 """Seeds that are run again: one with violence, one without."""
+LOST_TWICE = 503
+"""A seed whose store loses batches again while those that it had lost are written again."""
 LOST = ("open", "small", "handles")
 """Requests of a takeover whose answer is lost."""
 
 
 def named() -> list[Any]:
     """The runs of a few seeds, then some of them once more."""
-    return [vars(simulate(seed)) for seed in (*range(1, 6), *NAMED)]
+    return [vars(simulate(seed)) for seed in (*range(1, 6), LOST_TWICE, *NAMED)]
 
 
 def named_whole() -> list[Any]:

@@ -367,14 +367,18 @@ class NodeStore:
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         self._check_open()
         async with self._lock:
-            try:
-                is_new = await self._commit(epoch, owner, n, effects)
-            except StoreBehind as behind:
-                await self._replay(behind.last_seen)
-                is_new = await self._commit(epoch, owner, n, effects)
+            is_new = await self._commit_behind_all(epoch, owner, n, effects)
             self._kept.append((n, effects))
             self._last = n
             return is_new
+
+    async def _commit_behind_all(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
+        """Commit, and write again before what the store has lost; that may be more meanwhile."""
+        while True:
+            try:
+                return await self._commit(epoch, owner, n, effects)
+            except StoreBehind as behind:
+                await self._replay(behind.last_seen)
 
     async def _commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         server, link = self._server, self._line.number
@@ -391,8 +395,11 @@ class NodeStore:
         if not lost or lost[0][0] != last_seen + 1:
             raise StoreBroken(f"the store lost batches after {last_seen} that are not kept")
         self._server.replays += 1
-        for n, effects in lost:
-            await self._commit(self._epoch, self._owner, n, effects)
+        try:
+            for n, effects in lost:
+                await self._commit(self._epoch, self._owner, n, effects)
+        except StoreBehind as behind:  # another server stands in once more
+            await self._replay(behind.last_seen)
 
     async def verify(self) -> None:
         self._check_open()
