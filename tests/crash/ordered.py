@@ -267,8 +267,9 @@ def _judge_key(
     """The newest of them, by the daemon's clock: what it wrote before may be read after it."""
     for one in seen:
         if one.id in last:
-            is_newest = one.id == next(reversed(last))
-            if not is_newest and one.id not in rejected and one.delivered_ms >= began_ms:
+            newest = last[next(reversed(last))]
+            is_over = (newest.due_ms, newest.id) > (one.due_ms, one.id)
+            if is_over and one.id not in rejected and one.delivered_ms >= began_ms:
                 wrong.append(f"again, after a later one of its key: {one}")
             last[one.id] = max(last[one.id], one, key=lambda known: (known.epoch, known.attempt))
             continue

@@ -71,6 +71,8 @@ def test_each_broken_promise_is_found() -> None:
     assert given_back.order() == ["two at a time"]
     again = Story().came(A).sends("ack", A).came(B).came(A, 2)
     assert again.order() == ["again, after a later one of its key"]
+    unheard = Story().came(B).sends("ack", B).came(A, epoch=2).came(B, epoch=2)
+    assert unheard.order() == ["out of order"], "B may come again: A is no later one"
     skipped = Story().came(B).sends("ack", B).came(A)
     assert skipped.order() == ["out of order"]
     by_due = Story().came(A, due_ms=9).sends("ack", A).came(B, due_ms=8)
