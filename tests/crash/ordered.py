@@ -248,8 +248,7 @@ def judge_order(seen: Sequence[Seen], sent: Sequence[Sent]) -> list[str]:
         by_key[one.key].append(one)
     ends: dict[int, list[Sent]] = defaultdict(list)
     for end in sent:
-        if end.kind in ("ack", "reject"):
-            ends[end.id].append(end)
+        ends[end.id].append(end)
     rejected = {end.id for end in sent if end.kind == "reject"}
     wrong: list[str] = []
     for some in by_key.values():
@@ -275,9 +274,15 @@ def _judge_key(
             continue
         before = last[next(reversed(last))] if last else None
         if before is not None:
-            if (before.due_ms, before.id) > (one.due_ms, one.id):
+            is_earlier = (before.due_ms, before.id) > (one.due_ms, one.id)
+            if is_earlier:
                 wrong.append(f"out of order: {one} came after {before}")
-            of_before = ends.get(before.id, ())
+            # One that was given back comes again, behind those that are due before it.
+            of_before = [
+                end
+                for end in ends.get(before.id, ())
+                if is_earlier or end.kind in ("ack", "reject")
+            ]
             if before.id not in rejected and not any(
                 end.order < one.order and (end.epoch, end.attempt) == (before.epoch, before.attempt)
                 for end in of_before

@@ -69,6 +69,8 @@ def test_each_broken_promise_is_found() -> None:
     assert forgotten.order() == ["two at a time"], "somebody has had it since, and has it still"
     given_back = Story().came(A).sends("release", A).came(B)
     assert given_back.order() == ["two at a time"]
+    overtaken = Story().came(A, due_ms=9).sends("release", A).came(B, due_ms=8)
+    assert overtaken.order() == ["out of order"], "it has had no turn, so it may be overtaken"
     again = Story().came(A).sends("ack", A).came(B).came(A, 2)
     assert again.order() == ["again, after a later one of its key"]
     unheard = Story().came(B).sends("ack", B).came(A, epoch=2).came(B, epoch=2)

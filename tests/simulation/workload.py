@@ -389,7 +389,9 @@ async def _treat(program: Program, client: SimClient, one: Delivery) -> None:
         if draw < 0.15:
             await _nack(program, client, one)
         elif draw < 0.2:
+            records.sends(one, "release")
             await one.release()
+            program.trace("released", one.id)
         else:
             records.sends(one, "ack")
             word = await one.ack()
@@ -402,6 +404,7 @@ async def _treat(program: Program, client: SimClient, one: Delivery) -> None:
 
 async def _nack(program: Program, client: SimClient, one: Delivery) -> None:
     delay_ms = program.rnd.randint(50, 500)
+    program.records.sends(one, "nack")
     word = await one.nack(delay=delay_ms / 1000)
     if word == "retrying":
         program.trace("nacked", one.id, delay_ms)
