@@ -108,7 +108,7 @@ async def test_an_application_that_waits_starts_without_a_daemon_and_its_worker_
         def use() -> None:
             with TestClient(app) as http:
                 refused = http.post("/waits", params={"timeout": 0.5})
-                assert (refused.status_code, refused.json()["error"]) == (502, "unreachable")
+                assert (refused.status_code, refused.json()["error"]) == (503, "unreachable")
                 daemon.start()
                 until(lambda: http.post("/waits").status_code == 201)
                 assert done.wait(WAIT_S)
@@ -120,7 +120,7 @@ def test_an_application_that_waits_can_be_stopped_while_it_waits() -> None:
     worker, _, _ = collecting("waits")
     app = application(url=NOWHERE, worker=worker, wait=True, connect_timeout=0.2)
     with TestClient(app) as http:
-        assert http.post("/waits", params={"timeout": 0.5}).status_code == 502
+        assert http.post("/waits", params={"timeout": 0.5}).status_code == 503
 
 
 def test_the_applications_own_lifespan_has_the_client_and_outlives_the_worker(
