@@ -190,7 +190,8 @@ class Server:
     def commit(self, epoch: int, owner: str, n: int, effects: Effects, link: int) -> bool:
         data = self.data
         self._claim(epoch, owner, link)
-        if self.refuses:
+        # Refused is what was certainly not applied: one whose answer was lost may have been.
+        if self.refuses and n > data._last_batch:
             raise CommitRefused(self.refuses)
         if n > data._last_batch + 1:
             raise StoreBehind("it is older", last_seen=data._last_batch, last_known=n - 1)
