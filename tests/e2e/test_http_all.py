@@ -6,15 +6,12 @@ import json
 import os
 import re
 import signal
-import ssl
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
@@ -24,6 +21,7 @@ from e2e.test_processes import Shards, is_over, listens
 from observe.test_grafana import need_prometheus
 from support.certificates import Authority
 from support.daemon import Daemon
+from support.http_asking import Answer, ask
 from support.waiting import until
 from tickwheel.server.http.whole import METRICS_S, READY_S
 from tickwheel.server.metrics import catalogue
@@ -31,16 +29,6 @@ from tickwheel.server.metrics import catalogue
 LONG_S = 15.0
 """More than an answer takes on the busiest machine, and less than a shard stands still."""
 MakeDaemon = Callable[..., Daemon]
-
-
-class Answer(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 class Whole:
@@ -55,15 +43,7 @@ class Whole:
         self.url = self.shards.parent.http_all
 
     def get(self, path: str, url: str | None = None, **headers: str) -> Answer:
-        request = urllib.request.Request((url or self.url) + path, headers=headers)  # noqa: S310  # our own
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        try:
-            with urllib.request.urlopen(request, timeout=30, context=context) as answer:  # noqa: S310  # our own
-                return Answer(answer.status, dict(answer.headers), answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                return Answer(error.code, dict(error.headers), error.read())
+        return ask(url or self.url, "GET", path, **headers)
 
     def heard(self, path: str, **headers: str) -> Answer:
         """An answer for which no shard was too slow, as any may be on a busy machine."""

@@ -6,18 +6,16 @@ import asyncio
 import json
 import os
 import signal
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from outbound.endpoint import SECRET, Endpoint, serving
 from support.certificates import Authority
 from support.daemon import Daemon
+from support.http_asking import Answer, ask
 from support.nodes import Nodes
 from support.ports import free_ports
 from support.redis_server import RedisServer
@@ -29,32 +27,6 @@ from tickwheel.model.values import SHARD_BITS
 COUNT = 3
 HOUR_MS = 3_600_000
 MakeDaemon = Callable[..., Daemon]
-
-
-class Answer(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-def ask(url: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    data = None if body is None else json.dumps(body).encode()
-    if data is not None:
-        named["content-type"] = "application/json"
-    request = urllib.request.Request(url + path, data, named, method=method)  # noqa: S310  # our own
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    try:
-        with urllib.request.urlopen(request, timeout=60, context=context) as answer:  # noqa: S310  # our own
-            return Answer(answer.status, dict(answer.headers), answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return Answer(error.code, dict(error.headers), error.read())
 
 
 class Machine:
