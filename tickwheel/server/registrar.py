@@ -18,6 +18,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from tickwheel.clock import Clock
@@ -229,6 +230,9 @@ class Registrar:
         """Decide, and say so; in how many seconds to look again."""
         now_s = time.monotonic()
         me = self._node.settings.node
+        if me in seen.nodes:
+            # One of its daemons may have begun to lead while the answer was on its way.
+            seen = replace(seen, nodes={**seen.nodes, me: self._record()})
         self._note_given(seen, me, now_s)
         self._note_twins(seen, me)
         target = place(self._count, eligible(seen), seen.placed)
