@@ -60,7 +60,7 @@ from tickwheel.server.http.deliveries import Told, delivery_view
 from tickwheel.server.http.pages import pages
 from tickwheel.server.http.whole import Silent, fetch
 from tickwheel.server.logins import LINK_PREFIX
-from tickwheel.server.settings import split_address
+from tickwheel.server.settings import found_here, split_address
 from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, PRINCIPALS_KEPT_MAX
 from tickwheel.server.shard.operations import StandbyOperations
 from tickwheel.server.shard.overview import report_page
@@ -95,7 +95,6 @@ ANSWER_S: Final = 5.0
 ANSWER_BYTES_MAX: Final = 64 * 1024
 NAME: Final = "http of all shards"
 ASK_IT: Final = "ask one at its own address: /v1/shards says where they are"
-_HERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # what it replaces
 _BY_COLUMNS: Final = ("ack", "release", "extend")
 """Verbs that take ids and attempts apart; others take an item for each delivery."""
 
@@ -703,6 +702,6 @@ def urls_of(daemon: Settings) -> Sequence[str]:
     found = [daemon.advertise or daemon.listen]
     if not daemon.speaks_tls("listen"):
         host, port = split_address(daemon.listen, "listen")
-        host = _HERE.get(host, host)
+        host = found_here(host)
         found.insert(0, f"tcp://{f'[{host}]' if ':' in host else host}:{port}")
     return found

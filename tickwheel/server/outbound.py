@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tickwheel.errors import Overloaded, Refused, from_wire
 from tickwheel.history.daemon import kill, start_process
 from tickwheel.model.kinds import TargetRow
-from tickwheel.server.settings import split_address
+from tickwheel.server.settings import found_here, split_address
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -47,7 +47,6 @@ ANSWER_S: Final = 60.0
 """How long, in seconds, an answer of the process is waited for."""
 ASKED_MAX: Final = 64
 """Questions to the process that are not answered: tries, requests sent once more, logs."""
-ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104  # what it replaces
 TOTALS: Final = ("sent", "acked", "failed")
 _numbers = count(1)
 
@@ -264,7 +263,7 @@ class Outbound:
         bound = self._url() or ""
         if bound.startswith("tcp://"):
             host, port = split_address(bound, "listen")
-            host = ANY.get(host, host)
+            host = found_here(host)
             return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
         if self._own is None:
             loop = asyncio.get_running_loop()

@@ -643,7 +643,13 @@ def _scheme(value: str, field: str, known: tuple[str, ...]) -> None:
         raise ValueError(f"{field} must begin with {' or '.join(f'{k}://' for k in known)}")
 
 
-EVERY_ADDRESS = frozenset(("0.0.0.0", "::"))  # noqa: S104  # compared with, not listened at
+EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # not listened at
+"""Hosts of who listens at every address → where this machine finds it."""
+
+
+def found_here(host: str) -> str:
+    """Where this machine finds what listens at a host."""
+    return EVERY_ADDRESS.get(host or "0.0.0.0", host)  # noqa: S104  # it is replaced
 
 
 def _is_local(host: str) -> bool:

@@ -40,7 +40,7 @@ from tickwheel.server.logs import Log, configure, say
 from tickwheel.server.metrics import catalogue
 from tickwheel.server.metrics.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, lines
 from tickwheel.server.metrics.observed import Observed
-from tickwheel.server.settings import split_address
+from tickwheel.server.settings import found_here, split_address
 from tickwheel.server.tls import Certificates, Files, TlsServer
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ READ_BYTES: Final = 256 * 1024
 GATEWAY: Final = "tickwheel.gateway"
 """The module of the API, which is named and not imported: it knows the client as well as the
 daemon, and is needed by nobody before somebody asks."""
-_HERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # what it replaces
 _HEADERS: Final = {
     "content-security-policy": "default-src 'none'; img-src data:; base-uri 'none';"
     " form-action 'none'; frame-ancestors 'none'",
@@ -281,7 +280,7 @@ class Whole:
         tls = self._trust if settings.speaks_tls("http") else None
         try:
             async with asyncio.timeout(timeout_s):
-                return await fetch(_HERE.get(host, host), port, path, accept, bytes_max, tls)
+                return await fetch(found_here(host), port, path, accept, bytes_max, tls)
         except TimeoutError:
             raise Silent(f"no answer within {timeout_s:g} s") from None
         except OSError as error:
