@@ -16,7 +16,7 @@ values have are left out while they have their defaults (``shortened``). Invaria
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgpack
 
@@ -245,6 +245,15 @@ def progress_state(value: int) -> ProgressState:
 # --- whole rows, for stores without columns --------------------------------------------------
 
 
+class Heads(NamedTuple):
+    """What a start has to know of tasks, as columns of equal length."""
+
+    ids: list[int]
+    dues_ms: list[int]
+    topics: list[str]
+    keys: list[str | None]
+
+
 def encode_task(row: TaskRow) -> bytes:
     return encode_tasks((row,))[0]
 
@@ -268,6 +277,27 @@ def _task(
     task_id: int, due_ms: int, topic: str, body: bytes, options: Iterable[Any] | None
 ) -> TaskRow:
     return TaskRow(task_id, due_ms, topic, body, None if options is None else options_of(*options))
+
+
+def decode_heads(records: Sequence[bytes]) -> Heads:
+    """The heads of many tasks, at half the cost of ``decode_task`` for each; the bodies may have
+    been left out of the records. Raises RecordUnreadable."""
+    unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=0)
+    unpacker.feed(b"".join(records))
+    ids, dues_ms, topics, keys = Heads([], [], [], [])
+    try:
+        for version, task_id, due_ms, topic, _, options in unpacker:
+            if version != VERSION:
+                raise ValueError
+            ids.append(task_id)
+            dues_ms.append(due_ms)
+            topics.append(topic)
+            keys.append(options[0] if options else None)
+    except (TypeError, ValueError, msgpack.UnpackException):
+        for record in records:
+            decode_task(record)  # says what is wrong with which
+        raise
+    return Heads(ids, dues_ms, topics, keys)
 
 
 def encode_progress(row: ProgressRow) -> bytes:

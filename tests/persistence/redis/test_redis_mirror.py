@@ -16,6 +16,7 @@ from tickwheel.model.effects import Effects, keyed
 from tickwheel.model.kinds import GROUP, SESSION
 from tickwheel.model.records import DeadRow, GroupRow, SessionRow, TaskRow
 from tickwheel.persistence import open_url
+from tickwheel.persistence.codec import decode_heads
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreAway, StoredTask
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import RedisStore
@@ -115,7 +116,7 @@ class TestFilling:
         async def late(script: Any, args: Sequence[Any], **options: Any) -> Any:
             reply = await ask(script, args, **options)
             if script is HANDLES and reply[1]:
-                ids = [int(task_id) for task_id in reply[0][::2]]
+                ids = decode_heads([record for some in reply[0] for record in some]).ids
                 ids = [task_id for task_id in ids if task_id < NEW and task_id not in seen]
                 seen.update(ids)
                 for effects in _changes(ids):

@@ -252,20 +252,31 @@ class SmallRecords(NamedTuple):
     outcomes: list[tuple[int, bytes]]
 
 
+class Changes(NamedTuple):
+    """What batches have changed since a chunk was asked for, which may not be in it."""
+
+    newer: set[int]
+    """Ids of the tasks in these batches."""
+    ended: set[int]
+    """Ids of those of them that have ended."""
+
+
 class Filling:
     """A stream of the tasks in Redis, while batches land beside it."""
 
     def __init__(self) -> None:
         self.new: set[int] = set()
         """Ids of tasks that were made since the stream began."""
-        self.newer: set[int] = set()
-        """Ids of tasks in batches that landed since the chunk under way was asked for."""
-        self.ended: set[int] = set()
-        """Ids of those of them that have ended."""
+        self.chunks: deque[Changes] = deque()
+        """Of each chunk that was asked for and is not taken over, the oldest first."""
 
     def ask(self) -> None:
-        """Note that the next chunk is asked for."""
-        self.newer, self.ended = set(), set()
+        """Note that one more chunk is asked for."""
+        self.chunks.append(Changes(set(), set()))
+
+    def take(self) -> Changes:
+        """Note that the oldest chunk is taken over; what is newer than it."""
+        return self.chunks.popleft()
 
 
 class Mirror:
@@ -355,8 +366,9 @@ class Mirror:
         """Note for the streams under way what a batch changed beside them."""
         for filling in self._fillings:
             filling.new.update(effects.enqueued)
-            filling.newer.update(effects.enqueued, effects.updated, effects.ended)
-            filling.ended.update(effects.ended)
+            for newer, ended in filling.chunks:
+                newer.update(effects.enqueued, effects.updated, effects.ended)
+                ended.update(effects.ended)
 
     @property
     def has_to_place(self) -> bool:
@@ -389,12 +401,12 @@ class Mirror:
         self._fillings.append(filling)
         return filling
 
-    def fill(self, filling: Filling, ids: Sequence[int], records: Sequence[bytes]) -> None:
+    def fill(self, newer: set[int], ids: Sequence[int], records: Sequence[bytes]) -> None:
         """Take over a chunk of tasks, except those that batches have changed meanwhile."""
         if self._has_tasks:
             return
-        if not filling.newer.isdisjoint(ids):
-            kept = [i for i, task_id in enumerate(ids) if task_id not in filling.newer]
+        if not newer.isdisjoint(ids):
+            kept = [i for i, task_id in enumerate(ids) if task_id not in newer]
             ids, records = [ids[i] for i in kept], [records[i] for i in kept]
         self._tasks.put(ids, records)
 
@@ -515,7 +527,7 @@ class NoMirror(Mirror):
     def expect(self, size_bytes: int) -> None:
         pass
 
-    def fill(self, filling: Filling, ids: Sequence[int], records: Sequence[bytes]) -> None:
+    def fill(self, newer: set[int], ids: Sequence[int], records: Sequence[bytes]) -> None:
         pass
 
     def end_filling(self, filling: Filling, *, whole: bool) -> None:

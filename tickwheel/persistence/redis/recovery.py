@@ -31,18 +31,25 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tickwheel import failpoints
 from tickwheel.model.effects import Effects
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.records import Outcome
-from tickwheel.persistence.codec import decode_dead, decode_endings, decode_progress, in_batches
+from tickwheel.persistence.codec import (
+    Heads,
+    decode_dead,
+    decode_endings,
+    decode_heads,
+    decode_progress,
+    in_batches,
+)
 from tickwheel.persistence.contract import (
     CommitRefused,
     CommitUnknown,
@@ -59,7 +66,7 @@ from tickwheel.persistence.contract import (
     StoreLost,
 )
 from tickwheel.persistence.redis.driver import REFUSING, ServerError
-from tickwheel.persistence.redis.layout import HANDLES, Keys, split_member
+from tickwheel.persistence.redis.layout import HANDLES, Keys, id_text, split_member
 from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords, decode_records
 from tickwheel.persistence.redis.reader import ReadClient, Reader
 from tickwheel.persistence.redis.writer import Writer
@@ -73,6 +80,10 @@ if TYPE_CHECKING:
 ROWS_A_SCAN = 500
 BYTES_A_CHUNK = 8 << 20
 KEYS_AT_ONCE = 10_000
+WHOLE_BYTES = 256
+"""Records of so many bytes come without their bodies, if nothing keeps these: to cut a record takes
+Redis longer than to send a small one."""
+NEVER = 1 << 53
 AWAY_RETRY_S = 0.5
 
 
@@ -144,41 +155,44 @@ class Recovering:
         a due time before all are loaded."""
         filling = self._mirror.begin_filling()
         self._keyed = _Columns(array("q"), array("Q"))
-        asked: asyncio.Future[_Page] | None = None
+        asked: asyncio.Future[list[bytes]] | None = None
         first, whole = True, False
         try:
             filling.ask()
-            page = await self._page(b"", b"", chunk, waits=False)
-            while page.ids:
-                self._mirror.fill(filling, page.ids, page.records)
-                self._hash(page)
-                handles = _without(filling, Handles(page.ids, page.dues_ms, page.topics))
+            records = await self._page(None, chunk, waits=False)
+            while records:
                 if not first:  # a daemon whose first tasks are there has more urgent questions
-                    asked = asyncio.ensure_future(self._after(page, filling, chunk))
+                    asked = self._after(records[-1], filling, chunk)
+                    await asyncio.sleep(0)  # Redis reads the next page while this one is taken over
+                heads = decode_heads(records)
+                changes = filling.take()
+                self._mirror.fill(changes.newer, heads.ids, records)
+                self._hash(heads)
+                handles = _without(filling.new, changes.ended, heads)
                 if handles.ids:
                     yield handles
                 if first:
                     failpoints.hit("recovery.middle")
                     first = False
-                page = await (self._after(page, filling, chunk) if asked is None else asked)
+                records = await (asked or self._after(records[-1], filling, chunk))
             whole = True
         finally:
             if asked is not None and not (asked.cancel() or asked.cancelled()):
                 asked.exception()  # nobody asks for it any more
             self._mirror.end_filling(filling, whole=whole)
 
-    def _after(self, page: _Page, filling: Filling, chunk: int) -> Awaitable[_Page]:
-        """Ask for the page after this one: what lands from now on may not be in it."""
+    def _after(self, last: bytes, filling: Filling, chunk: int) -> asyncio.Future[list[bytes]]:
+        """Ask for the page after this record: what lands from now on may not be in it."""
         filling.ask()
-        return self._page(page.score, page.member, chunk, waits=True)
+        return asyncio.ensure_future(self._page(last, chunk, waits=True))
 
-    def _hash(self, page: _Page) -> None:
+    def _hash(self, heads: Heads) -> None:
         """Note the key hashes of those of the tasks that have a key."""
         hash_of, (keyed_ids, hashes) = self._key_hash, self._keyed
-        for place, key in page.keys:
-            keyed_ids.append(page.ids[place])
-            text = key.decode("utf-8", "surrogatepass")
-            hashes.append(hash_of(page.topics[place], text))
+        for task_id, topic, key in zip(heads.ids, heads.topics, heads.keys, strict=True):
+            if key is not None:
+                keyed_ids.append(task_id)
+                hashes.append(hash_of(topic, key))
 
     async def keys(self) -> AsyncIterator[Keyed]:
         """See ``Store.recover_keys``."""
@@ -187,54 +201,33 @@ class Recovering:
             stop = start + KEYS_AT_ONCE
             yield Keyed(keyed.ids[start:stop], keyed.hashes[start:stop])
 
-    async def _page(self, score: bytes, member: bytes, chunk: int, *, waits: bool) -> _Page:
-        """The page behind a place in the order of due times. ``waits``: for a Redis that is
-        away."""
-        args = (score, member, chunk, BYTES_A_CHUNK, int(self._mirror.keeps_records))
+    async def _page(self, last: bytes | None, chunk: int, *, waits: bool) -> list[bytes]:
+        """The records, in due order, behind this one (None: from the beginning); large ones are
+        without their bodies, if nothing keeps these. ``waits``: for a Redis that is away."""
+        score = member = b""
+        if last is not None:
+            (task_id,), (due_ms,), *_ = decode_heads([last])
+            score, member = b"%d" % due_ms, id_text(task_id)
+        whole = NEVER if self._mirror.keeps_records else WHOLE_BYTES
+        args = (score, member, chunk, BYTES_A_CHUNK, whole)
         while True:
             try:
-                pairs, (runs, keys, records) = await self._asker.script(HANDLES, args)
-                break
+                lists, _ = await self._asker.script(HANDLES, args)
+                return list(chain.from_iterable(lists))
             except StoreAway:
                 if not waits:
                     raise
             await asyncio.sleep(AWAY_RETRY_S)
-        topics = list[str]()
-        for text, count in zip(runs[::2], runs[1::2], strict=True):
-            topics += [sys.intern(text.decode())] * count
-        pairs = pairs[: 2 * len(topics)]
-        ids, dues_ms = list(map(int, pairs[::2])), list(map(int, pairs[1::2]))
-        keyed = list(zip(keys[::2], keys[1::2], strict=True))
-        member, score = pairs[-2:] or (member, score)
-        return _Page(ids, dues_ms, topics, keyed, records, score, member)
 
 
-class _Page(NamedTuple):
-    """Some tasks in due order."""
-
-    ids: list[int]
-    dues_ms: list[int]
-    topics: list[str]
-    keys: list[tuple[int, bytes]]
-    """(place among these, key) of those that have one."""
-    records: list[bytes]
-    """Empty, if the mirror keeps none."""
-    score: bytes
-    member: bytes
-    """The last task's: where the next page begins."""
-
-
-def _without(filling: Filling, handles: Handles) -> Handles:
+def _without(new: set[int], ended: set[int], heads: Heads) -> Handles:
     """The handles without tasks that were made since the stream began, or have ended since."""
-    gone: Any = filling.new | filling.ended if filling.ended else filling.new
+    ids, dues_ms, topics, _ = heads
+    gone = new | ended if ended else new
     if not gone:
-        return handles
-    kept = [i for i, task_id in enumerate(handles.ids) if task_id not in gone]
-    return Handles(
-        [handles.ids[i] for i in kept],
-        [handles.dues_ms[i] for i in kept],
-        [handles.topics[i] for i in kept],
-    )
+        return Handles(ids, dues_ms, topics)
+    kept = [i for i, task_id in enumerate(ids) if task_id not in gone]
+    return Handles([ids[i] for i in kept], [dues_ms[i] for i in kept], [topics[i] for i in kept])
 
 
 PAGE = 1_000

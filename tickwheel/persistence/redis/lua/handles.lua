@@ -1,8 +1,7 @@
 -- incarnation, last, score and member to go on after ('' at first), how many at most, bytes of
--- records at which to stop, whether records are wanted (0/1). The member may be gone by now, and
--- many tasks may share the score: the place is found by halving. Members and scores are returned;
--- of the first of them, as many as were read: topics, each with the number of tasks that follow each
--- other with it; keys, each behind the place of its task, from 0; records, if they are wanted.
+-- records at which to stop, bytes of a record from which on its body is left out. The member may be
+-- gone by now, and many tasks may share the score: the place is found by halving. Lists of records
+-- are returned, and how many records there are.
 local refused = blind(ARGV[1], ARGV[2])
 if refused then return refused end
 local at = 0
@@ -15,45 +14,24 @@ if ARGV[4] ~= '' then
     else at = middle + 1 end
   end
 end
-local byte, char, sub = string.byte, string.char, string.sub
+local byte, sub = string.byte, string.sub
 local skip = {[0xcc] = 2, [0xd0] = 2, [0xcd] = 3, [0xd1] = 3, [0xce] = 5, [0xd2] = 5,
   [0xcf] = 9, [0xd3] = 9}
--- The text at k, and what comes behind it.
-local function text(record, k)
-  local b, size, head = byte(record, k), 0, 1
-  if b < 0xc0 then size = b - 0xa0
-  elseif b == 0xd9 then size, head = byte(record, k + 1), 2
-  else size, head = byte(record, k + 1) * 256 + byte(record, k + 2), 3 end
-  return sub(record, k + head, k + head + size - 1), k + head + size
-end
--- A record is a msgpack array: version, id, due, topic, body, nothing or an array that begins with
--- the key or nothing (every version keeps this).
-local function topic_and_key(record)
-  local k, topic = 2, nil
+-- A record is a msgpack array: version, id, due, topic, body, options (every version keeps this).
+local function without_body(record)
+  local k = 2
   for _ = 1, 3 do k = k + (skip[byte(record, k)] or 1) end
-  topic, k = text(record, k)
+  local kind, high, low = byte(record, k, k + 2)
+  if kind < 0xc0 then k = k + 1 + kind - 0xa0
+  elseif kind == 0xd9 then k = k + 2 + high
+  else k = k + 3 + high * 256 + low end
   local width = byte(record, k) == 0xc4 and 1 or byte(record, k) == 0xc5 and 2 or 4
   local size = 0
   for j = 1, width do size = size * 256 + byte(record, k + j) end
-  k = k + 1 + width + size
-  if byte(record, k) == 0xc0 or byte(record, k + 1) == 0xc0 then return topic, false end
-  return topic, (text(record, k + 1))
+  return sub(record, 1, k - 1) .. '\196\0' .. sub(record, k + 1 + width + size)
 end
-local found = redis.call('ZRANGE', STORE, at, at + tonumber(ARGV[5]) - 1, 'WITHSCORES')
-local ids, topics, keys, records = {}, {}, {}, {}
-for k = 1, #found, 2 do ids[#ids + 1] = found[k] end
-local size, max, wanted = 0, tonumber(ARGV[6]), ARGV[7] == '1'
--- Most tasks have the topic of the one before and no options. They are known by where their parts
--- are: version, id and due take 20 bytes, then come the topic as 'packed', a short body, nothing.
-local packed, last, first = '', 0, 1
-local function is_plain(record)
-  local k = 21 + #packed
-  if sub(record, 21, k - 1) ~= packed or byte(record, 3) ~= 0xcf or byte(record, 12) ~= 0xcf then
-    return false
-  end
-  local kind, bytes = byte(record, k, k + 1)
-  return kind == 0xc4 and k + 2 + bytes == #record and byte(record, #record) == 0xc0
-end
+local ids = redis.call('ZRANGE', STORE, at, at + tonumber(ARGV[5]) - 1)
+local lists, first, size, max, whole = {}, 1, 0, tonumber(ARGV[6]), tonumber(ARGV[7])
 local step = 1  -- 64 behind small records: large ones are not all to be here at once
 while first <= #ids and size <= max do
   local before = size
@@ -62,22 +40,10 @@ while first <= #ids and size <= max do
     local record = some[j]
     if not record then return {'damaged', ids[first + j - 1]} end
     size = size + #record
-    if wanted then records[#records + 1] = record end
-    if not is_plain(record) then
-      local topic, key = topic_and_key(record)
-      if topic ~= topics[last - 1] then
-        last = last + 2
-        topics[last - 1], topics[last] = topic, 0
-        packed = (#topic < 32 and char(0xa0 + #topic) or char(0xd9, #topic)) .. topic
-      end
-      if key then
-        keys[#keys + 1] = first + j - 2
-        keys[#keys + 1] = key
-      end
-    end
-    topics[last] = topics[last] + 1
+    if #record >= whole then some[j] = without_body(record) end
   end
+  lists[#lists + 1] = some
   first = first + #some
   step = size - before < 65536 and 64 or 1
 end
-return {'ok', found, {topics, keys, records}}
+return {'ok', lists, first - 1}
