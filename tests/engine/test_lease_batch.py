@@ -22,7 +22,7 @@ from tickwheel.model.records import (
     options_bytes,
     size_of,
 )
-from tickwheel.server.shard.delivered import delivered
+from tickwheel.server.generated import delivered
 from tickwheel.server.tcp.listener import delivery_extras
 
 texts = st.text(st.sampled_from("ké\ud800"), max_size=3)

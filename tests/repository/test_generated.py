@@ -42,8 +42,7 @@ CHANGED = {
     "tickwheel/sync/client.py": "        prefetch: int | None = None,\n",
     "tickwheel/client/new_task.py": "    retry: Retry | None = None\n",
     "tickwheel/client/delivered.py": "    def tag(self) -> str | None:\n",
-    "tickwheel/server/shard/delivered.py": '        found["tag"] = tag\n',
-    "tickwheel/server/http/said.py": '        found["tag"] = given.tag\n',
+    "tickwheel/server/generated.py": '        found["tag"] = tag\n',
     "docs/protocol.md": "| 23 | PING | none | nil |\n",
 }
 """A line of each file that is generated."""

@@ -23,11 +23,11 @@ from tickwheel.errors import (
 )
 from tickwheel.model.records import DEFAULT_GROUP
 from tickwheel.server import checks
+from tickwheel.server.generated import delivered
 from tickwheel.server.http import types
 from tickwheel.server.http.call import JSON, ClientGone, as_json, put_body
 from tickwheel.server.http.call import line as problem_line
 from tickwheel.server.http.enqueue import NDJSON
-from tickwheel.server.shard.delivered import delivered
 from tickwheel.server.shard.groups import OF_GROUPS
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from tickwheel.model.kinds import PART_MAX
 from tickwheel.model.policies import duration_ms, parse_policy, rule_wire
 from tickwheel.model.records import ID_STEP
 from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
-from tickwheel.server.http.said import said
+from tickwheel.server.generated import said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

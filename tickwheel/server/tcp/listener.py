@@ -31,9 +31,9 @@ from tickwheel.errors import (
 from tickwheel.model.records import NO_PAST, Past, TaskOptions, columns_of, keys_bytes
 from tickwheel.protocol import encode, encode_all
 from tickwheel.server import checks
+from tickwheel.server.generated import delivered
 from tickwheel.server.logins import REVOKED
 from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, Caller
-from tickwheel.server.shard.delivered import delivered
 from tickwheel.server.shard.groups import OF_GROUPS
 from tickwheel.server.shard.guard import Guards
 from tickwheel.server.shard.new_tasks import key_alone
