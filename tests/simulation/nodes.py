@@ -41,7 +41,7 @@ from tickwheel.server.board import Role
 from tickwheel.server.lease import Deposed, Leadership
 from tickwheel.server.member import Member, Node
 from tickwheel.server.parent import Kind, Process
-from tickwheel.server.placement import place
+from tickwheel.server.registrar import place
 
 GAP_S = 0.5
 """A shard that is handed over has a leader again within so many seconds."""
