@@ -22,8 +22,7 @@ from simulation.store import Line, Server, Unanswered
 from simulation.world import DAEMON, PORT, TTL_S, Log
 from tickwheel.errors import TickwheelError
 from tickwheel.persistence.contract import NodeRecord, NodesSeen, StoreAway
-from tickwheel.server.board import Board, Bulletin, State
-from tickwheel.server.member import Member, Node
+from tickwheel.server.board import Board, Bulletin, Member, Node, State
 from tickwheel.server.nodes import LOOK, NodeParent
 from tickwheel.server.parent import Kind, Process
 from tickwheel.server.registrar import Registrar

@@ -37,9 +37,8 @@ from tickwheel.clock import Clock
 from tickwheel.persistence.contract import Fenced
 from tickwheel.server import parent as parents
 from tickwheel.server import registrar as registrars
-from tickwheel.server.board import Role
+from tickwheel.server.board import Member, Node, Role
 from tickwheel.server.lease import Deposed, Leadership
-from tickwheel.server.member import Member, Node
 from tickwheel.server.parent import Kind, Process
 from tickwheel.server.registrar import place
 

@@ -33,7 +33,7 @@ from tickwheel.server import daemon as daemons
 from tickwheel.server import lease as leases
 from tickwheel.server import registrar as registrars
 from tickwheel.server import roles
-from tickwheel.server.member import Member
+from tickwheel.server.board import Member
 from tickwheel.server.registrar import FrontDoor
 from tickwheel.server.settings import Settings, split_address
 

@@ -30,7 +30,7 @@ from tickwheel.server.shard.shard import Delivering
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Dispatch
-    from tickwheel.server.member import Member
+    from tickwheel.server.board import Member
 
 PORT = 7355
 TTL_S = 1.2

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tickwheel.clock import Sources
+    from tickwheel.server.board import Member
     from tickwheel.server.http.api import Api
     from tickwheel.server.http.app import Http
-    from tickwheel.server.member import Member
     from tickwheel.server.metrics.exposition import Exposition
     from tickwheel.server.metrics.otlp import OtlpMetrics
     from tickwheel.server.shard.callers import Principal

@@ -2,7 +2,7 @@
 
 ``run`` is what ``tickwheel serve --store 'redis://…?shards=N'`` does. It is the parent
 (``parent.py``) of a daemon for each shard that the node shall have, and of the *registrar*
-(``registrar.py``), which decides which ones these are. How they tell each other: ``member.py``.
+(``registrar.py``), which decides which ones these are. How they tell each other: ``board.py``.
 
 Invariants: whatever the registrar says or fails to say, two daemons of a shard cannot both write:
 they are elected, and fenced, as daemons that stand by for each other are. A daemon that is not
@@ -23,10 +23,9 @@ from tickwheel.clock import sources
 from tickwheel.errors import BadRequest
 from tickwheel.persistence import shard_count, shard_url, without_secrets
 from tickwheel.server import checks, daemon
-from tickwheel.server.board import Board, Bulletin, State
+from tickwheel.server.board import Board, Bulletin, Member, Node, State
 from tickwheel.server.lease import Life
 from tickwheel.server.logs import configure
-from tickwheel.server.member import Member, Node
 from tickwheel.server.parent import (
     Kind,
     Parent,

@@ -40,11 +40,10 @@ from tickwheel.persistence.contract import (
     StoreUnusable,
 )
 from tickwheel.server import daemon
-from tickwheel.server.board import Role
+from tickwheel.server.board import Member, Node, Role
 from tickwheel.server.lease import RENEWALS_PER_TTL, Life, is_over
 from tickwheel.server.logins import Logins
 from tickwheel.server.logs import Log, configure, say
-from tickwheel.server.member import Member, Node
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.roles import memory_bytes
 from tickwheel.server.shard.operations import StandbyOperations

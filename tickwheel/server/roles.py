@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Sources
     from tickwheel.engine.state import EngineConfig
-    from tickwheel.server.member import Member
+    from tickwheel.server.board import Member
     from tickwheel.server.shard.parts import Sender
     from tickwheel.server.tracing import Exports, Tracing
 
