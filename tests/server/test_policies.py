@@ -17,8 +17,9 @@ from tickwheel.limits import Limits
 from tickwheel.model import policies as retry
 from tickwheel.model.policies import BUILT_IN, RetryPolicy
 from tickwheel.model.records import GroupSettings
-from tickwheel.server import policies
+from tickwheel.server import checks
 from tickwheel.server.settings import Settings, load
+from tickwheel.server.shard.views import policy_map
 
 DEFAULT = RetryPolicy(jitter=0.0)
 KNOWN = {**BUILT_IN, "default": DEFAULT, "slow": RetryPolicy(base_ms=60_000, retries_max=2)}
@@ -29,7 +30,7 @@ def delays(policy: RetryPolicy, count: int) -> list[int]:
 
 
 def parsed(value: Any) -> RetryPolicy:
-    found = policies.policy(value, "retry", KNOWN)
+    found = checks.policy(value, "retry", KNOWN)
     assert isinstance(found, RetryPolicy)
     return found
 
@@ -157,7 +158,7 @@ def test_numbers_that_are_left_out_are_the_defaults() -> None:
 )
 def test_what_is_wrong_is_named(value: Any, said: str) -> None:
     with pytest.raises(BadRequest, match=said):
-        policies.policy(value, "retry", KNOWN)
+        checks.policy(value, "retry", KNOWN)
 
 
 def test_limits_themselves_are_allowed() -> None:
@@ -166,19 +167,19 @@ def test_limits_themselves_are_allowed() -> None:
 
 
 def test_a_policy_is_answered_with_all_its_numbers_and_its_name() -> None:
-    assert policies.policy_map(None, KNOWN) is None
-    assert policies.policy_map("slow", KNOWN) == {
+    assert policy_map(None, KNOWN) is None
+    assert policy_map("slow", KNOWN) == {
         "kind": "exponential", "name": "slow", "base_ms": 60_000, "factor": 2.0,
         "cap_ms": 7_200_000, "retries": 2, "jitter": 0.1,
     }  # fmt: skip
-    assert policies.policy_map(BUILT_IN["none"], KNOWN) == {"kind": "none"}
-    fields = policies.policy_map("gone", KNOWN)
+    assert policy_map(BUILT_IN["none"], KNOWN) == {"kind": "none"}
+    fields = policy_map("gone", KNOWN)
     assert fields is not None
     assert (fields["name"], fields["base_ms"]) == ("gone", 10_000), "the daemon's own holds"
     for ref in ("default", "rocketmq", "slow"):
-        fields = policies.policy_map(ref, KNOWN) or {}
+        fields = policy_map(ref, KNOWN) or {}
         del fields["name"]
-        assert policies.policy(fields, "retry", KNOWN) == KNOWN[ref], "what is answered can be sent"
+        assert checks.policy(fields, "retry", KNOWN) == KNOWN[ref], "what is answered can be sent"
 
 
 @pytest.mark.parametrize(
@@ -196,15 +197,15 @@ def test_a_policy_is_answered_with_all_its_numbers_and_its_name() -> None:
 def test_wrong_settings_are_named(given: dict[str, Any], said: str) -> None:
     with pytest.raises(TickwheelError, match=said):
         asked = SettingsFields.checked(given, Limits())
-        policies.settings(asked.said(), GroupSettings(), KNOWN)
+        checks.settings(asked.said(), GroupSettings(), KNOWN)
 
 
 def test_settings_change_what_is_named_and_nothing_else() -> None:
     before = GroupSettings(True, 5.0, 7, "slow")
-    assert policies.settings({}, before, KNOWN) == before
-    assert policies.settings({"rate": None}, before, KNOWN) == before._replace(rate=None)
+    assert checks.settings({}, before, KNOWN) == before
+    assert checks.settings({"rate": None}, before, KNOWN) == before._replace(rate=None)
     assert SettingsFields.checked({"rate": 3}, Limits()).said() == {"rate": 3.0}
-    assert policies.settings({"retry": None, "paused": False}, before, KNOWN) == (
+    assert checks.settings({"retry": None, "paused": False}, before, KNOWN) == (
         GroupSettings(False, 5.0, 7, None)
     )
 

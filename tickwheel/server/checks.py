@@ -1,6 +1,6 @@
 """Checks of plain values that clients give, for every transport: each failure names the field, the
 limit and the value. Then the proof, before anything is staged, that what a request brings can be
-stored.
+stored. Last, retry policies, rules and settings of groups, as names that this daemon knows.
 
 Memory is the truth, and a store that cannot encode a row ends the daemon: so a row that is made of
 a client's values is encoded once where these are checked, by the codec that the stores use. What
@@ -10,7 +10,7 @@ nothing but names, bounded whole numbers and bodies needs no such proof: its che
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,15 +18,26 @@ import msgpack
 
 from tickwheel.api.kinds import array, integer, name, refusal, task_ids, text, wrong
 from tickwheel.api.tasks import MOVES
-from tickwheel.errors import BadRequest, DueTooFar, TickwheelError, shown
+from tickwheel.errors import BadRequest, DueTooFar, LimitExceeded, TickwheelError, shown
 from tickwheel.limits import Limits
+from tickwheel.model import policies
+from tickwheel.model.conditions import FilterError
+from tickwheel.model.filters import Filter, known_filter
 from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, Bulk, BulkRow, Kind, Schedule, ScheduleRow
-from tickwheel.model.records import DEFAULT_GROUP, MOMENT_MS_MAX, GroupRow
+from tickwheel.model.policies import DEFAULT, Coalescing, PolicyRef, RetryPolicy
+from tickwheel.model.records import (
+    DEFAULT_GROUP,
+    LINE_SETTINGS,
+    MOMENT_MS_MAX,
+    ORDER_RETRY,
+    GroupRow,
+    GroupSettings,
+)
 from tickwheel.model.values import INTEGER_MIN, InvalidValue
 from tickwheel.persistence import codec
 
 if TYPE_CHECKING:
-    from tickwheel.model.records import GroupSettings, TaskOptions
+    from tickwheel.model.records import TaskOptions
 
 __all__ = [
     "array", "due", "group_name", "integer", "moment", "moved", "name", "numbers", "options",
@@ -165,3 +176,107 @@ def _check(kind: Kind[_R], row: _R, field: str) -> None:
 
 def _refusal(field: str, error: Exception) -> BadRequest:
     return BadRequest(f"{field} cannot be stored: {type(error).__name__}: {error}")
+
+
+# --- policies, settings and filters ---------------------------------------------------------------
+
+
+def policy(value: Any, field: str, known: Mapping[str, RetryPolicy]) -> PolicyRef:
+    """A checked policy of a client. ``known``: those that may be named, the default included.
+
+    Numbers that a map leaves out are the default policy's.
+    """
+    if isinstance(value, str):
+        if value not in known:
+            names = ", ".join(sorted(known))
+            raise BadRequest(f"{field}: the policy {shown(value)} is not known; known: {names}")
+        return value
+    if not isinstance(value, dict):
+        raise BadRequest(f"{field} must be a policy's name or a map, not {shown(value)}")
+    with refused():
+        return policies.checked(value, field, known[DEFAULT])
+
+
+def rule(value: Any, field: str) -> Coalescing:
+    """A checked rule for pending keys from a client."""
+    with refused():
+        return policies.checked_rule(value, field)
+
+
+def settings(
+    given: Mapping[str, Any], before: GroupSettings, known: Mapping[str, RetryPolicy]
+) -> GroupSettings:
+    """``before`` with the fields that are named in ``given``, each of which its kind has checked.
+    Raises BadRequest, LimitExceeded."""
+    named = {name: value for name, value in given.items() if name not in LINE_SETTINGS}
+    for flag in ("paused", "broadcast_only"):
+        if flag in named and named[flag] is None:
+            wrong(flag, "true or false", None)
+    if named.get("retry") is not None:
+        named["retry"] = policy(named["retry"], "retry", known)
+    if named.get("if_pending") is not None:
+        named["if_pending"] = rule(named["if_pending"], "if_pending")
+    if "tags" in named or "where" in named:
+        wanted = filter_of(named.get("tags", before.tags), named.get("where", before.where))
+        named |= {"tags": wanted.tags, "where": wanted.where}
+    return lines(given, before._replace(**named))
+
+
+def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
+    """``before`` with the settings of order keys and fair shares in ``given``, each of which its
+    kind has checked. What needs something that is taken away goes with it. Raises BadRequest."""
+    named = {name: given[name] for name in LINE_SETTINGS if name in given}
+    if not named:
+        return before
+    if named.get("fair_by") == "":
+        wrong("fair_by", "key, tag or the name of a property", "")
+    if named.get("order_failure", KEPT) is None:
+        named.setdefault("order_attempts", None)
+    if named.get("fair_by", KEPT) is None:
+        named = {"limit_each": None, "rate_each": None} | named
+    after = before._replace(**named)
+    if after.order_failure == ORDER_RETRY:
+        if (attempts := named.get("order_attempts")) is not None:
+            raise BadRequest(
+                f"order_attempts is {attempts}, and order_failure {ORDER_RETRY}, which tries until"
+                " it succeeds; give one of them"
+            )
+        after = after._replace(order_attempts=None)
+    for setting, other in NEEDS.items():
+        if getattr(after, setting) is not None and getattr(after, other) is None:
+            raise BadRequest(f"{setting} is {getattr(after, setting)}, which needs {other}")
+    return after
+
+
+KEPT = "kept"
+NEEDS = {"limit_each": "fair_by", "rate_each": "fair_by"}
+"""Settings that mean nothing without another one."""
+
+
+def asked_lines(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of order keys and fair shares that a consumer names, checked together."""
+    given = {name: options[name] for name in LINE_SETTINGS if options.get(name) is not None}
+    if not given:
+        return given
+    found = lines(given, _NOTHING_SET)
+    return {name: getattr(found, name) for name in given}
+
+
+NO_FILTER = Filter()
+_NOTHING_SET = GroupSettings()
+
+
+def filter_of(tags: str | None, where: str | None) -> Filter:
+    """The filter that texts of a client say; one that lets everything pass is ``NO_FILTER``. Raises
+    BadRequest, LimitExceeded."""
+    try:
+        found = known_filter(tags, where)
+    except FilterError as error:
+        raise (LimitExceeded if error.position is None else BadRequest)(str(error)) from None
+    return NO_FILTER if found.is_open else found
+
+
+def asked_filter(options: Mapping[str, Any]) -> Filter | None:
+    """The filter that a consumer names for its group; None: it names none."""
+    tags, where = options.get("tags"), options.get("where")
+    return None if tags is None and where is None else filter_of(tags, where)

@@ -38,7 +38,7 @@ from tickwheel.engine.tasks import OF_DEAD_LETTERS, OF_TASKS, Selector, Step
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
 from tickwheel.model.kinds import START, Bulk, BulkState, Place, Selection
 from tickwheel.persistence.contract import StoreError
-from tickwheel.server import checks, policies
+from tickwheel.server import checks
 from tickwheel.server.shard.reads import Records, when_back
 from tickwheel.server.shard.views import Page
 
@@ -597,7 +597,7 @@ def bulk_map(row: BulkRow) -> dict[str, Any]:
 
 
 def _selection(asked: BulkFields) -> Selection:
-    policies.filter_of(asked.tags, asked.where)
+    checks.filter_of(asked.tags, asked.where)
     said = {name: getattr(asked, name) for name in Selection._fields}
     return Selection(**{name: value for name, value in said.items() if value is not None})
 

@@ -20,15 +20,17 @@ from tickwheel.errors import (
     shown,
 )
 from tickwheel.model.records import LINE_SETTINGS, GroupSettings
-from tickwheel.server import checks, policies
+from tickwheel.server import checks
 from tickwheel.server.shard.groups import OF_GROUPS, check_filter_room, find_room
 from tickwheel.server.shard.targets import check_no_target
+from tickwheel.server.shard.views import applied_lines, policy_map
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.topics import Group, Item
     from tickwheel.limits import Limits
     from tickwheel.model.filters import Filter
+    from tickwheel.model.policies import PolicyRef
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.parts import Parts
 
@@ -104,7 +106,7 @@ class Consuming:
             checks.wrong("ack", " or ".join(_ACKS), ack)
         retry, known = options.get("retry"), self._core.policies
         if retry is not None:
-            retry = policies.policy(retry, "retry", known)
+            retry = checks.policy(retry, "retry", known)
             checks.storable_settings(NOTHING_SET._replace(retry=retry))
         found = self._group(topic, group, Wanted.of(options, self._limits), now)
         if retry is not None:
@@ -112,10 +114,10 @@ class Consuming:
             if own is None:
                 after = found.settings._replace(retry=retry)
                 self._parts.border.act().grouping.set(found, after, now.mono_ms)
-            elif not policies.equal(own, retry, known):
+            elif policy_map(own, known) != policy_map(retry, known):
                 raise Conflict(
                     f"group {found.name} of topic {found.topic.name} has the retry policy"
-                    f" {policies.text(own)}, not {policies.text(retry)}; CONFIGURE changes it"
+                    f" {_policy_text(own)}, not {_policy_text(retry)}; CONFIGURE changes it"
                 )
         at_most_once = ack == "on_delivery"
         return Subscriber(
@@ -147,7 +149,7 @@ class Consuming:
             raise BadRequest(
                 f"a broadcast has no acks, no retries and no group, but {found} is given"
             )
-        wanted = policies.asked_filter(_said(options, self._limits))
+        wanted = checks.asked_filter(_said(options, self._limits))
         self._check_draining()
         found_topic, _ = find_room(self._parts, checks.name(topic, "topic"), None)
         if wanted is not None:
@@ -281,14 +283,14 @@ class Wanted(NamedTuple):
         said = _said(options, limits)
         if not said:
             return _ANY
-        wanted = cls(policies.asked_filter(said), policies.asked_lines(said))
+        wanted = cls(checks.asked_filter(said), checks.asked_lines(said))
         checks.storable_settings(wanted.settings)
         return wanted
 
     @property
     def settings(self) -> GroupSettings:
         """The settings of a group that is made for the consumer."""
-        found = policies.lines(self.lines, NOTHING_SET)
+        found = checks.lines(self.lines, NOTHING_SET)
         if self.filter is None:
             return found
         return found._replace(tags=self.filter.tags, where=self.filter.where)
@@ -298,10 +300,10 @@ class Wanted(NamedTuple):
         settings = group.settings
         of = f"group {group.name} of topic {group.topic.name} has"
         if self.filter is not None:
-            own = policies.filter_of(settings.tags, settings.where)
+            own = checks.filter_of(settings.tags, settings.where)
             if own != self.filter:
                 raise Conflict(f"{of} the filter {own}, not {self.filter}; CONFIGURE changes it")
-        lines = policies.applied_lines(settings) if self.lines else self.lines
+        lines = applied_lines(settings) if self.lines else self.lines
         for name, wanted in self.lines.items():
             if lines[name] != wanted:
                 raise Conflict(
@@ -409,3 +411,7 @@ class _Pull:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _policy_text(ref: PolicyRef) -> str:
+    return repr(ref) if isinstance(ref, str) else checks.shown(ref.to_map())

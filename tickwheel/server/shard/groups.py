@@ -36,9 +36,9 @@ from tickwheel.model.records import (
     FORMER_FILTERS_MAX,
     GroupSettings,
 )
-from tickwheel.server import checks, policies
+from tickwheel.server import checks
 from tickwheel.server.shard.new_tasks import check_stays
-from tickwheel.server.shard.views import ValueBytes
+from tickwheel.server.shard.views import ValueBytes, settings_map
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -77,18 +77,18 @@ class Grouping:
         topic_name, name, now = ask.request.topic, ask.request.group, ask.now
         since_ms, options = _since(ask.request.since), ask.request.said(NewGroupFields)
         core = self._core
-        settings = policies.settings(options, NOTHING_SET, core.policies)
+        settings = checks.settings(options, NOTHING_SET, core.policies)
         checks.storable_settings(settings)
         found, known = find_room(self._parts, topic_name, name)
         created = known is None
         if known is None:
-            check_filter_room(core, found, policies.filter_of(settings.tags, settings.where))
+            check_filter_room(core, found, checks.filter_of(settings.tags, settings.where))
             known = begin_group(self._grouping, found, name, since_ms, now.now_ms, settings)
             if settings != known.settings:
                 self._grouping.set(known, settings, now.mono_ms)
-        answer = policies.settings_map(topic_name, name, known.settings, core.policies)
-        answer["created"] = created
-        self._parts.committer.answer(ask, answer)
+        answer = {"topic": topic_name, "group": name}
+        answer |= settings_map(known.settings, core.policies)
+        self._parts.committer.answer(ask, answer | {"created": created})
         self._parts.wake()
 
     def delete_group(self, ask: Ask[GroupDeletion]) -> None:
@@ -172,7 +172,7 @@ class Grouping:
                 if settings.get(wrong) is not None:
                     raise BadRequest(f"{wrong} is a setting of a group, not of a topic")
             found_topic, _ = find_room(self._parts, topic_name, None)
-            after = policies.settings(settings, found_topic.settings, core.policies)
+            after = checks.settings(settings, found_topic.settings, core.policies)
             checks.storable_settings(after)
             if after.broadcast_only and found_topic.groups:
                 raise Conflict(
@@ -187,22 +187,21 @@ class Grouping:
             found = found_group(self._core, topic_name, name)
             is_ordered = found.is_ordered
             _check_of_group(settings)
-            after = policies.settings(settings, found.settings, core.policies)
+            after = checks.settings(settings, found.settings, core.policies)
             checks.storable_settings(after)
             after = self._with_filter(found, after, now.now_ms)
             if after != found.settings:
                 self._grouping.set(found, after, now.mono_ms)
-        answer = policies.settings_map(
-            topic_name, name, after, core.policies, is_ordered=is_ordered
-        )
+        answer = {"topic": topic_name, "group": name}
+        answer |= settings_map(after, core.policies, is_ordered=is_ordered)
         self._parts.committer.answer(ask, answer)
         self._parts.wake()
 
     def _with_filter(self, found: Group, after: GroupSettings, now_ms: int) -> GroupSettings:
         """The settings with former filters for tasks that came due before, if the filter is new."""
         before = found.settings
-        wanted = policies.filter_of(after.tags, after.where)
-        if wanted == policies.filter_of(before.tags, before.where):
+        wanted = checks.filter_of(after.tags, after.where)
+        if wanted == checks.filter_of(before.tags, before.where):
             return after
         own_steps = 0 if found.judge is None else found.judge.steps
         check_filter_room(self._core, found.topic, wanted, own_steps)

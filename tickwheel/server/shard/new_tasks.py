@@ -28,7 +28,7 @@ from tickwheel.model.records import (
     size_of,
 )
 from tickwheel.model.values import is_utf8
-from tickwheel.server import checks, policies
+from tickwheel.server import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -338,7 +338,7 @@ class NewTasks:
                 if value is not None or not may_be_none:
                     values[place] = check(value, f"{field}.{name}", limits)
         if values[_RETRY] is not None:  # it may be a name, which the daemon knows
-            policy = policies.policy(values[_RETRY], f"{field}.retry", self._core.policies)
+            policy = checks.policy(values[_RETRY], f"{field}.retry", self._core.policies)
             values[_RETRY] = policy
             if values[_ORDER_KEY] is not None:
                 raise BadRequest(
@@ -351,7 +351,7 @@ class NewTasks:
 
 
 def _rule(value: Any, new_task: NewTask, field: str) -> Coalescing:
-    rule = policies.rule(value, field)
+    rule = checks.rule(value, field)
     options = new_task[3]
     if rule.action != ADD and (options is None or options.key is None):
         raise BadRequest(f"{field} is {rule.action}, which needs a key")

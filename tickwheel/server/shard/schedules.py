@@ -23,10 +23,10 @@ from tickwheel.errors import (
 )
 from tickwheel.model.kinds import OWN_PROPERTIES, Schedule
 from tickwheel.model.records import MOMENT_MS_MAX, TaskOptions, size_of
-from tickwheel.server import checks, policies
+from tickwheel.server import checks
 from tickwheel.server.shard.new_tasks import check_stays
 from tickwheel.server.shard.parts import when_free
-from tickwheel.server.shard.views import Page
+from tickwheel.server.shard.views import Page, policy_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -335,7 +335,7 @@ class Scheduling:
         kept = {field.name: getattr(options, field.name) for field, _ in kept_options()}
         task = kept | {
             "priority": options.priority or None,
-            "retry": policies.policy_map(options.retry, self._core.policies),
+            "retry": policy_map(options.retry, self._core.policies),
         }
         return schedule | {
             "task": {name: value for name, value in task.items() if value is not None},

@@ -1,10 +1,10 @@
-"""Tasks, dead letters and counts as the operations answer them: plain maps. Counts are read from
-the engine's memory, O(topics), no scan.
+"""Tasks, dead letters, counts and settings as the operations answer them: plain maps. Counts are
+read from the engine's memory, O(topics), no scan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tickwheel.api.tasks import kept_options
@@ -12,9 +12,18 @@ from tickwheel.clock import Now
 from tickwheel.engine.state import Core
 from tickwheel.engine.tasks import GroupView
 from tickwheel.engine.topics import Group, Topic
-from tickwheel.model.policies import Merging
-from tickwheel.model.records import DeadRow, Failure, GroupSettings, TaskOptions, TaskSnapshot
-from tickwheel.server import policies
+from tickwheel.model.policies import DEFAULT, Merging, PolicyRef, RetryPolicy
+from tickwheel.model.records import (
+    LINE_SETTINGS,
+    LINES_FROM,
+    ORDER_SETTINGS,
+    DeadRow,
+    Failure,
+    GroupSettings,
+    OrderRules,
+    TaskOptions,
+    TaskSnapshot,
+)
 from tickwheel.server.shard.callers import Only
 from tickwheel.server.shard.parts import Parts
 from tickwheel.version import __version__
@@ -239,7 +248,7 @@ def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
         **{what.word: topic.merged[what] for what in NOT_STORED},
         "oldest_ready_ms": max(age_ms(group, now) for group in topic.holders),
         "broadcasters": len(topic.broadcasters),
-        **_settings(core, topic.settings, is_ordered=False),
+        **settings_map(topic.settings, core.policies),
         "groups": {group.name: group_map(core, group, now) for group in topic.live_groups},
         **({} if topic.settings.closed_ms is None else {"deleting": True}),
     }
@@ -259,7 +268,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "unused_ms": group.unused_ms(now.mono_ms),
         "replay": replay_map(group),
         "oldest_ready_ms": age_ms(group, now),
-        **_settings(core, group.settings, is_ordered=group.is_ordered),
+        **settings_map(group.settings, core.policies, is_ordered=group.is_ordered),
     }
 
 
@@ -285,11 +294,50 @@ def age_ms(group: Group, now: Now) -> int:
     return max(0, now.now_ms - since_ms) if since_ms is not None else 0
 
 
-def _settings(core: Core, settings: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
+# --- settings -------------------------------------------------------------------------------------
+
+
+def policy_map(ref: PolicyRef | None, known: Mapping[str, RetryPolicy]) -> dict[str, Any] | None:
+    """A policy for an answer: always its numbers, with its name when it was named."""
+    if ref is None:
+        return None
+    if isinstance(ref, RetryPolicy):
+        return ref.to_map()
+    numbers = known.get(ref, known[DEFAULT]).to_map()
+    return {"kind": numbers.pop("kind"), "name": ref} | numbers
+
+
+def settings_map(
+    found: GroupSettings, known: Mapping[str, RetryPolicy], *, is_ordered: bool = False
+) -> dict[str, Any]:
+    """The settings of a topic or group in an answer. ``is_ordered``: as of ``where_set``."""
     return {
-        "paused": settings.paused,
-        "rate": settings.rate,
-        "burst": settings.burst,
-        "retry": policies.policy_map(settings.retry, core.policies),
-        **policies.where_set(settings, is_ordered=is_ordered),
+        "paused": found.paused,
+        "rate": found.rate,
+        "burst": found.burst,
+        "retry": policy_map(found.retry, known),
+        **where_set(found, is_ordered=is_ordered),
     }
+
+
+def where_set(found: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
+    """The settings that only a topic, or only a group, can have, where they are set. Of order keys
+    all that holds, once something of it is set, or the group has had such a task
+    (``is_ordered``)."""
+    rule = {} if found.if_pending is None else {"if_pending": found.if_pending.to_map()}
+    named: dict[str, Any] = {"broadcast_only": found.broadcast_only or None, "tags": found.tags}
+    named |= {"where": found.where}
+    says = set_lines(found)
+    is_ordered |= any(says[name] is not None for name in ORDER_SETTINGS)
+    named |= applied_lines(found) if is_ordered else says
+    return rule | {name: value for name, value in named.items() if value is not None}
+
+
+def set_lines(found: GroupSettings) -> dict[str, Any]:
+    """A group's settings of order keys and fair shares by name; None: not set."""
+    return dict(zip(LINE_SETTINGS, found[LINES_FROM:], strict=True))
+
+
+def applied_lines(found: GroupSettings) -> dict[str, Any]:
+    """The settings of order keys and fair shares that hold for a group, set or not."""
+    return set_lines(found) | dict(zip(ORDER_SETTINGS, OrderRules.of(found), strict=True))
