@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tickwheel.server.shard import alarm as alarm_module
-from tickwheel.server.shard.alarm import NS_A_SECOND, Alarm
+from tickwheel.server.shard import shard as shard_module
+from tickwheel.server.shard.shard import NS_A_SECOND, Alarm
 
 SOON_NS = 3_000_000
 HOUR_NS = 3600 * NS_A_SECOND
@@ -37,7 +37,7 @@ class Rings:
 @pytest.fixture(params=["timerfd", "loop"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "loop":
-        monkeypatch.setattr(alarm_module, "_libc", _no_library)
+        monkeypatch.setattr(shard_module, "_libc", _no_library)
     return request.param
 
 
@@ -109,8 +109,8 @@ async def test_without_a_file_that_may_be_opened_the_loops_timer_rings(
     def full(*_: object) -> int:
         return -1
 
-    libc = alarm_module._libc()
-    monkeypatch.setattr(alarm_module, "_libc", lambda: _Libc(full, libc.timerfd_settime))
+    libc = shard_module._libc()
+    monkeypatch.setattr(shard_module, "_libc", lambda: _Libc(full, libc.timerfd_settime))
     rings = Rings()
     alarm = Alarm(rings)
     assert alarm._fd is None
