@@ -18,7 +18,7 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnusable,
 )
-from tickwheel.persistence.redis import nodes as redis_nodes
+from tickwheel.persistence.redis import store as redis_store
 from tickwheel.persistence.redis.driver import options_from
 
 SHARDS = 4
@@ -84,7 +84,7 @@ async def test_two_of_one_name_are_not_both_there(registry: NodeRegistry) -> Non
 async def test_a_store_has_so_many_nodes(
     registry: NodeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_nodes, "NODES_MAX", 2)
+    monkeypatch.setattr(redis_store, "NODES_MAX", 2)
     await registry.beat(replace(A, ttl_ms=200))
     await registry.beat(B)
     third = replace(B, name="c", run="run-3")

@@ -314,7 +314,7 @@ def shard_url(url: str, shard: int) -> str:
 def open_nodes(url: str, shards: int) -> NodeRegistry:
     """Where the nodes that serve the store at ``url``, that of any shard, find each other."""
     from tickwheel.persistence.redis.driver import options_from
-    from tickwheel.persistence.redis.nodes import RedisNodes
+    from tickwheel.persistence.redis.store import RedisNodes
 
     return RedisNodes(options_from(url), shards)
 

@@ -14,8 +14,7 @@ from support.store_rows import ended, everything, in_flight, tasks
 from tickwheel.model.effects import Effects
 from tickwheel.persistence.contract import Claim, Leader, NodeRecord, StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, opening, options_from
-from tickwheel.persistence.redis.nodes import RedisNodes
-from tickwheel.persistence.redis.store import RedisElection
+from tickwheel.persistence.redis.store import RedisElection, RedisNodes
 
 ROOT = Path(__file__).parents[3]
 S = "{tw:default:0}"
