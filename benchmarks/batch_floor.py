@@ -36,9 +36,9 @@ from tickwheel.api.frames import FrameType
 from tickwheel.model.effects import Effects, keyed
 from tickwheel.model.kinds import SESSION
 from tickwheel.model.records import ID_STEP, SessionRow, TaskRow
+from tickwheel.persistence.redis.connection import connect as connect_driver
 from tickwheel.persistence.redis.driver import options_from, pack
 from tickwheel.persistence.redis.layout import COMMIT, prepare
-from tickwheel.persistence.redis.locator import connect as connect_driver
 from tickwheel.persistence.redis.store import RedisStore
 from tickwheel.persistence.sqlite.database import SqliteOptions
 from tickwheel.persistence.sqlite.store import SqliteStore, StoreThread

@@ -13,9 +13,8 @@ import hiredis
 import pytest
 
 from support.redis_server import RedisServer
-from tickwheel.persistence.redis.connection import Connection, check
+from tickwheel.persistence.redis.connection import Connection, check, connect
 from tickwheel.persistence.redis.driver import NoReply, NotConnected, ServerError, options_from
-from tickwheel.persistence.redis.locator import connect
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tickwheel.persistence.redis.connection import Nodes, _Asked
 from tickwheel.persistence.redis.driver import (
     Address,
     NotConnected,
@@ -13,7 +14,6 @@ from tickwheel.persistence.redis.driver import (
     ServerError,
     options_from,
 )
-from tickwheel.persistence.redis.locator import Nodes, _Asked
 
 OLD, NEW = Address("old", 1), Address("new", 2)
 SILENT = None
