@@ -11,7 +11,7 @@ from support.history_rig import HOUR_MS, NOW_MS, acked, delivered, enqueued, mak
 from support.redis_server import RedisServer
 from support.restore_rig import LATER_MS, STARTED, held, make_backup, run, stopped
 from tickwheel.errors import BadRequest, Conflict
-from tickwheel.history import stores as target
+from tickwheel.history import restore as target
 from tickwheel.model.records import DeadRow, GroupRow, ProgressRow, ProgressState, TaskRow
 from tickwheel.persistence import open_election
 from tickwheel.persistence.contract import Leader, StoreUnusable

@@ -36,8 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from tickwheel.history.fold import body_of, options_of
-from tickwheel.history.read import spellings, task_id
-from tickwheel.history.replay import Replay
+from tickwheel.history.read import Replay, spellings, task_id
 from tickwheel.history.segments import Event, Tally, find
 from tickwheel.history.segments import events as segment_events
 from tickwheel.model.filters import known_filter

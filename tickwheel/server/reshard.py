@@ -41,7 +41,7 @@ from tickwheel import disk, failpoints
 from tickwheel.api import tasks as api
 from tickwheel.engine.ownership import owing
 from tickwheel.errors import BadRequest, Conflict, shown
-from tickwheel.history.stores import Filler
+from tickwheel.history.restore import Filler
 from tickwheel.limits import SHARDS_MAX
 from tickwheel.model.effects import RecordKey, keyed
 from tickwheel.model.filters import is_before

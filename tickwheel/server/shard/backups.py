@@ -33,9 +33,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tickwheel.api.daemon import BackupName, NewRestore, Nothing, RestoreId
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Overloaded, shown
 from tickwheel.history.daemon import kill
-from tickwheel.history.restore import Plan
+from tickwheel.history.restore import Plan, remove_leftovers
 from tickwheel.history.segments import write_last_backup
-from tickwheel.history.stores import remove_leftovers
 from tickwheel.persistence import sqlite_url
 from tickwheel.persistence.contract import StoreError
 
