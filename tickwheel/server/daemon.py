@@ -34,7 +34,7 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
 )
 from tickwheel.protocol import encode
-from tickwheel.server.logins import Logins
+from tickwheel.server.logins import Entrance
 from tickwheel.server.logs import Log, configure
 from tickwheel.server.metrics.observed import probe_loop
 from tickwheel.server.outbound import Outbound
@@ -42,7 +42,7 @@ from tickwheel.server.roles import Roles, readiness, status_map
 from tickwheel.server.settings import Settings, split_address
 from tickwheel.server.shard.operations import Operations, StandbyOperations
 from tickwheel.server.tcp.listener import Listener, value_bytes
-from tickwheel.server.tls import Certificates, Files, TlsServer
+from tickwheel.server.tls import TlsServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,8 +116,10 @@ class Daemon:
             on_event=self.roles.on_event,
             directory=member,
         )
-        self._logins = Logins(settings, self.roles.clock, self.roles.on_event, self.roles.observed)
-        self._certificates = self._make_certificates()
+        roles = self.roles
+        ports = ("listen", "http")
+        self._entrance = Entrance(settings, roles.clock, roles.on_event, roles.observed, ports)
+        self._logins = self._entrance.logins
         self.listener = Listener(self._standby, self._logins)
         self.outbound: Outbound | None = None
         if not is_inside:
@@ -135,28 +137,17 @@ class Daemon:
         self._exposition: Exposition | None = None
         self._otlp: OtlpMetrics | None = None
         self._probe: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
         self._server: asyncio.Server | TlsServer | None = None
         self._running: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
 
     # --- life ------------------------------------------------------------------------------
 
-    def _make_certificates(self) -> Certificates | None:
-        """The certificates of the TLS ports; None: no port speaks TLS."""
-        settings = self.settings
-        if settings.tls_cert is None:
-            return None
-        files = Files(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-        return Certificates(files, self.roles.on_event, self.roles.observed)
-
     async def start(self) -> None:
         """Start, and return when the daemon serves or stands by. Raises StoreError, BadRequest
         (files that are not right), OSError (an address is taken)."""
         settings, roles = self.settings, self.roles
-        await self._logins.start()
-        if self._certificates is not None:
-            await self._certificates.start()
+        await self._entrance.start()
         if settings.http is not None:
             await self._start_http(*split_address(settings.http, "http"))
         if settings.http or settings.history_dir or settings.otlp_endpoint:
@@ -173,7 +164,7 @@ class Daemon:
             write_ready_file(Path(settings.ready_file), self.url, http)
         self._start_otlp()
         self._running = asyncio.create_task(roles.run())
-        self._watching = asyncio.create_task(self._watch())
+        self._entrance.watch(self._present, self._dismiss)
 
     def _start_otlp(self) -> None:
         """Send metrics to the endpoint of OpenTelemetry, where there is one."""
@@ -204,29 +195,15 @@ class Daemon:
             roles.address = settings.advertise or self.url
             if not roles.shared:
                 await roles.begin()
-            self._server = await listen(listener, self.listener, settings, self._tls_server)
+            self._server = await listen(
+                listener, self.listener, settings, self._entrance.tls_server
+            )
             if roles.shared:
                 # Until it leads, clients are answered with the address of the active one.
                 await roles.begin()
         except BaseException:
             listener.close()
             raise
-
-    def _tls_server(
-        self, listener: socket.socket, make: Callable[[], asyncio.Protocol], plain: bytes
-    ) -> TlsServer:
-        certificates, roles = self._certificates, self.roles
-        assert certificates is not None, "settings refuse a port with TLS and without a certificate"
-        return TlsServer(
-            listener, make, certificates, self.settings, roles.observed, roles.on_event, plain=plain
-        )
-
-    async def _watch(self) -> None:
-        """Watch the files of tokens and certificates while the daemon serves."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._logins.run(self._present, self._dismiss))
-            if self._certificates is not None:
-                group.create_task(self._certificates.run())
 
     async def _start_http(self, host: str, port: int) -> None:
         # Neither is imported where nobody can scrape.
@@ -242,7 +219,7 @@ class Daemon:
             idle_s=self.settings.http_idle_timeout_s,
             keep_alive_s=self.settings.heartbeat_interval_s,
             api=self._make_api(),
-            tls=self._tls_server if self.settings.speaks_tls("http") else None,
+            tls=self._entrance.tls_server if self.settings.speaks_tls("http") else None,
             names=None if self._logins.are_needed else self.settings.http_names,
         )
         await self._http.start()
@@ -356,16 +333,13 @@ class Daemon:
             await self.roles.close_shard(shard, clean)
         finally:
             await self.roles.close()
-            if self._watching is not None:
-                self._watching.cancel()
-                await asyncio.gather(self._watching, return_exceptions=True)
             if self._probe is not None:
                 self._probe.cancel()
             if self._otlp is not None:
                 await self._otlp.stop()
             if self._http is not None:
                 await self._http.stop()
-            await self._logins.stop()
+            await self._entrance.stop()
 
     # --- connections -------------------------------------------------------------------------
 

@@ -39,10 +39,12 @@ from tickwheel.server.shard.callers import (
     Quotas,
 )
 from tickwheel.server.shard.guard import AuditLog, said_of
-from tickwheel.server.tls import parts_of, required_parts
+from tickwheel.server.tls import Certificates, Files, TlsServer, parts_of, required_parts
 from tickwheel.server.tokens import hash_of
 
 if TYPE_CHECKING:
+    import socket
+
     from tickwheel.clock import Clock
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
@@ -331,6 +333,61 @@ def _named(parts: frozenset[str]) -> str:
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
+
+
+class Entrance:
+    """What lets somebody in at the ports of a process: the tokens, and the certificates where a
+    port speaks TLS. ``start`` it before the first connection, ``watch`` beside the work, ``stop``
+    it in the end."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        on_event: OnEvent,
+        observed: Observed,
+        ports: tuple[str, ...],
+    ) -> None:
+        """``ports``: the settings that have the addresses of the ports."""
+        self.logins = Logins(settings, clock, on_event, observed)
+        self._settings, self._on_event, self._observed = settings, on_event, observed
+        self._certificates: Certificates | None = None
+        if any(map(settings.speaks_tls, ports)):
+            files = Files(settings.tls_cert or "", settings.tls_key, settings.tls_client_ca)
+            self._certificates = Certificates(files, on_event, observed)
+        self._watching: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Read the files. Raises BadRequest for those that are not right."""
+        await self.logins.start()
+        if self._certificates is not None:
+            await self._certificates.start()
+
+    def watch(
+        self, present: Callable[[], Iterable[Principal]], dismiss: Callable[[], None]
+    ) -> None:
+        """Look at the files from now on. ``present``: who is connected; ``dismiss`` is called when
+        some of them may not stay."""
+        self._watching.append(asyncio.create_task(self.logins.run(present, dismiss)))
+        if self._certificates is not None:
+            self._watching.append(asyncio.create_task(self._certificates.run()))
+
+    def tls_server(
+        self, listener: socket.socket, make: Callable[[], asyncio.Protocol], plain: bytes
+    ) -> TlsServer:
+        """A server for a port that speaks TLS; ``plain``: the answer for who does not."""
+        assert self._certificates is not None, "settings refuse a port with TLS without it"
+        return TlsServer(
+            listener, make, self._certificates, self._settings, self._observed, self._on_event,
+            plain=plain,
+        )  # fmt: skip
+
+    async def stop(self) -> None:
+        """Look at no file any more, and finish the notes and the log of who came in."""
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        await self.logins.stop()
 
 
 SESSION_S: Final = 12 * 3600

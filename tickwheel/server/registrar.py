@@ -42,13 +42,13 @@ from tickwheel.persistence.contract import (
 from tickwheel.server import daemon
 from tickwheel.server.board import Member, Node, Role
 from tickwheel.server.lease import RENEWALS_PER_TTL, Life, is_over
-from tickwheel.server.logins import Logins
+from tickwheel.server.logins import Entrance
 from tickwheel.server.logs import Log, configure, say
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.roles import memory_bytes
 from tickwheel.server.shard.operations import StandbyOperations
 from tickwheel.server.tcp.listener import Listener
-from tickwheel.server.tls import Certificates, Files, TlsServer
+from tickwheel.server.tls import TlsServer
 from tickwheel.version import __version__
 
 # --- which node shall have which shard -----------------------------------------------------------
@@ -529,11 +529,7 @@ class FrontDoor:
         self._member = Member(node, None)
         self._since_ms = node.since_ms
         clock = Clock(int(settings.clock_hold_over_s * 1000))
-        self._logins = Logins(settings, clock, self._on_event, self._observed)
-        self._certificates: Certificates | None = None
-        if settings.tls_cert is not None:
-            files = Files(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-            self._certificates = Certificates(files, self._on_event, self._observed)
+        self._entrance = Entrance(settings, clock, self._on_event, self._observed, ("listen",))
         self._clock = clock
         operations = StandbyOperations(
             settings,
@@ -544,39 +540,24 @@ class FrontDoor:
             on_event=self._on_event,
             directory=self._member,
         )
-        self._listener = Listener(operations, self._logins)
+        self._listener = Listener(operations, self._entrance.logins)
         self._server: asyncio.Server | TlsServer | None = None
-        self._watching: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Listen. Raises OSError (the address is taken), BadRequest (files that are not right)."""
-        await self._logins.start()
-        run = self._logins.run(self._present, self._listener.dismiss)
-        self._watching = [asyncio.create_task(run)]
-        if self._certificates is not None:
-            await self._certificates.start()
-            self._watching.append(asyncio.create_task(self._certificates.run()))
-        sock = daemon.bind(self._settings.listen)
-        self._server = await daemon.listen(sock, self._listener, self._settings, self._tls_server)
-
-    def _tls_server(self, listener: Any, make: Any, plain: bytes) -> TlsServer:
-        assert self._certificates is not None, "settings refuse a port with TLS without it"
-        return TlsServer(
-            listener, make, self._certificates, self._settings, self._observed, self._on_event,
-            plain=plain,
-        )  # fmt: skip
+        await self._entrance.start()
+        self._entrance.watch(
+            lambda: [connection.caller.principal for connection in self._listener.connections],
+            self._listener.dismiss,
+        )
+        sock, tls_server = daemon.bind(self._settings.listen), self._entrance.tls_server
+        self._server = await daemon.listen(sock, self._listener, self._settings, tls_server)
 
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
         self._listener.end_standby("the node is shutting down")
-        for task in self._watching:
-            task.cancel()
-        await asyncio.gather(*self._watching, return_exceptions=True)
-        await self._logins.stop()
-
-    def _present(self) -> list[Any]:
-        return [connection.caller.principal for connection in self._listener.connections]
+        await self._entrance.stop()
 
     def _on_event(self, event: str, text: str) -> None:
         say(self._log, event, text)

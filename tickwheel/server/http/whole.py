@@ -35,20 +35,18 @@ from tickwheel.errors import NotFound, TickwheelError, Unauthorized
 from tickwheel.server import daemon
 from tickwheel.server.board import State, how_ended
 from tickwheel.server.http.app import NO_API, Http, refusal
-from tickwheel.server.logins import Logins
+from tickwheel.server.logins import Entrance
 from tickwheel.server.logs import Log, configure, say
 from tickwheel.server.metrics import catalogue
 from tickwheel.server.metrics.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Family, lines
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import found_here, split_address
-from tickwheel.server.tls import Certificates, Files, TlsServer
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from tickwheel.server.board import Board, Seen
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.callers import Principal
 
 READY_S: Final = 0.8
 """How long, in seconds, a shard may take to say whether it serves: probes wait a second."""
@@ -175,11 +173,8 @@ class Whole:
         self._log = log
         self._observed = Observed()
         self._clock = clock = Clock(int(settings.clock_hold_over_s * 1000))
-        self._logins = Logins(settings, clock, self._on_event, self._observed)
-        self._certificates: Certificates | None = None
-        if settings.speaks_tls("http"):
-            files = Files(settings.tls_cert or "", settings.tls_key, settings.tls_client_ca)
-            self._certificates = Certificates(files, self._on_event, self._observed)
+        self._entrance = Entrance(settings, clock, self._on_event, self._observed, ("http",))
+        self._logins = self._entrance.logins
         # It sends no secret, and only asks a port of this machine that a daemon of ours has.
         self._trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._trust.check_hostname = False
@@ -192,18 +187,15 @@ class Whole:
         self._make_api = Joined(self._import_api)
         self._api: Any = None
         """The API of all shards, once somebody has asked for it: a ``Gateway``."""
-        self._watching: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Listen. Raises OSError (the address is taken), BadRequest (files that are not right)."""
         settings = self._settings
-        await self._logins.start()
-        self._watching = [
-            asyncio.create_task(self._logins.run(self._present, self._dismiss)),
-        ]
-        if self._certificates is not None:
-            await self._certificates.start()
-            self._watching.append(asyncio.create_task(self._certificates.run()))
+        await self._entrance.start()
+        self._entrance.watch(
+            lambda: () if self._api is None else self._api.present,
+            lambda: None if self._api is None else self._api.dismiss(),
+        )
         host, port = split_address(str(settings.http), "http_all")
         http = Http(
             host,
@@ -215,31 +207,21 @@ class Whole:
             keep_alive_s=settings.heartbeat_interval_s,
             rest=self._routes(),
             beyond=self._beyond,
-            tls=None if self._certificates is None else self._tls_server,
+            tls=self._entrance.tls_server if settings.speaks_tls("http") else None,
             names=None if self._logins.are_needed else settings.http_names,
         )
         await http.start()
         self._http = http
 
     async def stop(self) -> None:
-        for task in self._watching:
-            task.cancel()
-        await asyncio.gather(*self._watching, return_exceptions=True)
         if self._api is not None:
             await self._api.stop()
         if self._http is not None:
             await self._http.stop()
-        await self._logins.stop()
+        await self._entrance.stop()
 
     def _on_event(self, event: str, text: str) -> None:
         say(self._log, event, text)
-
-    def _tls_server(self, listener: Any, make: Any, plain: bytes) -> TlsServer:
-        assert self._certificates is not None
-        return TlsServer(
-            listener, make, self._certificates, self._settings, self._observed, self._on_event,
-            plain=plain,
-        )  # fmt: skip
 
     # --- whether they serve ----------------------------------------------------------------------
 
@@ -354,13 +336,6 @@ class Whole:
         api.start()
         self._api = api
         return api
-
-    def _present(self) -> Sequence[Principal]:
-        return () if self._api is None else self._api.present
-
-    def _dismiss(self) -> None:
-        if self._api is not None:
-            self._api.dismiss()
 
     # --- where they are --------------------------------------------------------------------------
 
