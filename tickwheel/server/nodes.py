@@ -30,7 +30,6 @@ from tickwheel.server.parent import (
     Kind,
     Parent,
     Process,
-    following,
     live_with,
     places_of,
     say_ready,
@@ -110,34 +109,15 @@ def _node_of(settings: Settings) -> Node:
         raise BadRequest(f"http_all ({settings.http_all}) is of a folder of shards, not of a node")
     checks.name(settings.node, "node")  # operators name it, and so do others in Redis
     places = places_of(settings, count + 1, of)
-    http_advertise = list[str]()
-    if settings.http_advertise is not None:
-        http_advertise = following(settings.http_advertise, "http_advertise", count + 1, of)
     heard, nudge = os.pipe()
     os.set_blocking(heard, False)
     os.set_blocking(nudge, False)
     shards = [
-        settings.model_copy(
-            update={
-                "store": shard_url(settings.store, shard),
-                "shard": shard,
-                "listen": places.listen[shard + 1],
-                "advertise": places.route[shard + 1],
-                "http": places.http[shard + 1] if places.http else None,
-                "http_advertise": http_advertise[shard + 1] if http_advertise else None,
-                "audit_file": settings.audit_file and f"{settings.audit_file}.shard-{shard}",
-                "ready_file": None,
-            }
-        )
+        places.of_shard(settings, shard, shard + 1, store=shard_url(settings.store, shard))
         for shard in range(count)
     ]
-    door = {
-        "listen": places.listen[0],
-        "advertise": places.route[0],
-        "http": places.http[0] if places.http else None,
-    }
     return Node(
-        settings.model_copy(update=door),
+        settings.model_copy(update=places.of(0)),
         shards,
         store_url(shards[0]),
         Board(count),

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from tickwheel.clock import sources
 from tickwheel.errors import BadRequest
@@ -55,7 +55,26 @@ class Places:
     """Empty: HTTP is off."""
     route: list[str]
     """Where clients are told to find them."""
+    http_advertise: list[str]
+    """Where their HTTP is said to be; empty: where it listens."""
     http_all: str | None
+
+    def of(self, number: int) -> dict[str, Any]:
+        """The settings of a daemon that have its addresses."""
+        return {
+            "listen": self.listen[number],
+            "advertise": self.route[number],
+            "http": self.http[number] if self.http else None,
+            "http_advertise": self.http_advertise[number] if self.http_advertise else None,
+        }
+
+    def of_shard(self, settings: Settings, shard: int, number: int, **more: Any) -> Settings:
+        """The settings of the daemon of a shard, which has the addresses ``number``: its own store
+        is among ``more``."""
+        own = {"shard": shard, "ready_file": None, **self.of(number), **more}
+        if settings.audit_file is not None:
+            own["audit_file"] = f"{settings.audit_file}.shard-{shard}"
+        return settings.model_copy(update=own)
 
 
 def places_of(settings: Settings, count: int, of: str) -> Places:
@@ -83,28 +102,29 @@ def places_of(settings: Settings, count: int, of: str) -> Places:
                     f"http_all ({settings.http_all}) is one of the {count} ports of {field}"
                     f" ({getattr(settings, field)}) with {of}"
                 )
-    route: list[str] = []
-    if settings.advertise is not None:
-        route = following(settings.advertise, "advertise", count, of)
+    route = _following(settings.advertise, "advertise", count, of)
+    http_advertise = _following(settings.http_advertise, "http_advertise", count, of)
     with contextlib.ExitStack() as stack:  # all at once: what is free is not found twice
         listen = _free(settings.listen, "listen", count, of, stack)
         http = [] if settings.http is None else _free(settings.http, "http", count, of, stack)
         own = settings.http_all and _free(settings.http_all, "http_all", 1, of, stack)[0]
     route = route or [one if "://" in one else f"tcp://{one}" for one in listen]
-    return Places(listen, http, route, own)
+    return Places(listen, http, route, http_advertise, own)
 
 
 def _free(address: str, field: str, count: int, of: str, stack: contextlib.ExitStack) -> list[str]:
     """``count`` addresses that nobody listens at; they are taken until ``stack`` is closed."""
     found = []
-    for one in following(address, field, count, of):
+    for one in _following(address, field, count, of):
         taken = stack.enter_context(daemon.bind(one))
         found.append(_with_port(one, taken.getsockname()[1]))
     return found
 
 
-def following(address: str, field: str, count: int, of: str) -> list[str]:
-    """``address`` and those with the ports after its own; port 0 stays."""
+def _following(address: str | None, field: str, count: int, of: str) -> list[str]:
+    """``address``, if there is one, and those with the ports after its own; port 0 stays."""
+    if address is None:
+        return []
     port = split_address(address, field)[1]
     if port + count - 1 > PORT_MAX:
         raise BadRequest(

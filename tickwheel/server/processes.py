@@ -41,7 +41,6 @@ from tickwheel.server.parent import (
     Kind,
     Parent,
     Process,
-    following,
     live_with,
     places_of,
     say_ready,
@@ -185,27 +184,18 @@ def settings_of_all(settings: Settings, count: int) -> list[Settings]:
             f"shard ({settings.shard}) cannot be set with processes ({count}): they have 0 to"
             f" {count - 1}"
         )
-    http_advertise, of = list[str](), f"processes ({count})"
-    if settings.http_advertise is not None:
-        http_advertise = following(settings.http_advertise, "http_advertise", count, of)
-    places = places_of(settings, count, of)
+    places = places_of(settings, count, f"processes ({count})")
     return [
-        settings.model_copy(
-            update={
-                "store": folder.url(shard),
-                "shard": shard,
-                "moved_id": moved_id,
-                "processes": 1,
-                "http_all": places.http_all,
-                "listen": places.listen[shard],
-                "route": ",".join(places.route),
-                "advertise": places.route[shard],
-                "http": places.http[shard] if places.http else None,
-                "http_advertise": http_advertise[shard] if http_advertise else None,
-                "audit_file": settings.audit_file and f"{settings.audit_file}.shard-{shard}",
-                "backup_dir": str(Path(settings.backup_dir or folder.path) / f"shard-{shard}"),
-                "ready_file": None,
-            }
+        places.of_shard(
+            settings,
+            shard,
+            shard,
+            store=folder.url(shard),
+            moved_id=moved_id,
+            processes=1,
+            http_all=places.http_all,
+            route=",".join(places.route),
+            backup_dir=str(Path(settings.backup_dir or folder.path) / f"shard-{shard}"),
         )
         for shard in range(count)
     ]
