@@ -36,9 +36,10 @@ from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client
 from tickwheel.client.connection import Trust
-from tickwheel.client.shards import _raise_first, _says, _size, checked_basis
+from tickwheel.client.merging import raise_first, says
+from tickwheel.client.shards import checked_basis
 from tickwheel.client.subscription import SubscribeOptions
-from tickwheel.client.tasks import FRAME_BYTES, merged_receipts, receipts
+from tickwheel.client.tasks import FRAME_BYTES, merged_receipts, receipts, size_of
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -160,7 +161,7 @@ class Teller(Client):
 
     def _checked_size(self, tasks: tuple[Any, ...]) -> int:
         """How many bytes the tasks take in a frame, at most. Raises BadRequest, LimitExceeded."""
-        limits, size = self.limits, _size(tasks)
+        limits, size = self.limits, size_of(tasks)
         if not checks.array(tasks, "tasks", limits.tasks_per_frame_max):
             raise BadRequest("tasks has 0 elements; at least 1 is needed")
         if size + FRAME_BYTES > limits.frame_bytes_max:
@@ -197,7 +198,7 @@ class Teller(Client):
             found.update(zip(indexes, kept, strict=True))
 
         asking = (ask(*part) for part in parts.items())
-        _raise_first(await asyncio.gather(*asking, return_exceptions=True))
+        raise_first(await asyncio.gather(*asking, return_exceptions=True))
         return _stored([found[index] for index in range(len(tasks))])
 
     async def prepare(self, name: str, group: str, part: int, tasks: Any, options: Any) -> Any:
@@ -240,7 +241,7 @@ class Teller(Client):
         shards, parts = await self._know_shards(), dict[int, list[int]]()
         members: Sequence[Any] = (self,) if shards is None else shards.members
         for index, item in enumerate(items):
-            for shard in (0,) if shards is None else shards._shards_of(item[0]):
+            for shard in (0,) if shards is None else shards.shards_of(item[0]):
                 parts.setdefault(shard, []).append(index)
         found: dict[int, str | None] = {}
 
@@ -250,11 +251,11 @@ class Teller(Client):
             words = await members[shard]._calls.call(verb.frame, *fields)
             for index, word in zip(indexes, words or [None] * len(indexes), strict=True):
                 known = found.get(index, "unknown")
-                if word is None or (known is not None and _says(word) >= _says(known)):
+                if word is None or (known is not None and says(word) >= says(known)):
                     found[index] = word
 
         asking = (ask(*part) for part in parts.items())
-        _raise_first(await asyncio.gather(*asking, return_exceptions=True))
+        raise_first(await asyncio.gather(*asking, return_exceptions=True))
         return [found[index] for index in range(len(items))]
 
     def wish(self, wish: SubscribeOptions, prefetch: int) -> Any:

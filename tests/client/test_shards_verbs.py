@@ -21,7 +21,7 @@ from tickwheel import Client, Task, errors
 from tickwheel.api.shapes import Answer
 from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
-from tickwheel.client import shards as client_shards
+from tickwheel.client import merging
 
 TASKS = 9
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -152,9 +152,9 @@ async def test_a_verb_says_the_same_of_one_shard_and_of_three(verb: str) -> None
 def test_each_verb_that_all_shards_are_asked_has_a_rule_for_their_answers() -> None:
     asked = {n for n, v in VERBS.items() if v.over in (Over.ALL, Over.TURN)}
     by_key = {n for n, v in VERBS.items() if v.over is Over.IDS and v.request is not None}
-    assert asked | by_key - {"requeue_dead", "delete_dead"} == client_shards.MERGED.keys()
+    assert asked | by_key - {"requeue_dead", "delete_dead"} == merging.MERGED.keys()
     lists = {n for n, v in VERBS.items() if v.over is Over.PAGES}
-    assert lists == client_shards.ORDERS.keys()
+    assert lists == merging.ORDERS.keys()
 
 
 # --- tasks ---------------------------------------------------------------------------------------
@@ -552,7 +552,7 @@ def test_samples_of_a_lag_are_put_together_from_the_newest() -> None:
     other = {"every_ms": 5, "taken_ms": [7, 12], "ready": [None, 5]}
     answers = [one | {"oldest_ready_ms": [9, None, 3]}, other | {"oldest_ready_ms": [None, 4]}]
     for some in (answers, answers[::-1]):
-        assert client_shards.MERGED["group_lag"](some, {}) == {
+        assert merging.MERGED["group_lag"](some, {}) == {
             "every_ms": 5, "taken_ms": [1, 6, 11], "ready": [1, None, 7],
             "oldest_ready_ms": [9, None, 4],
         }  # fmt: skip
@@ -563,14 +563,14 @@ def test_histories_of_several_machines_are_put_together_and_one_of_all_is_told_o
     kept = {"is_kept": True, "complete": True}
     for some in ([[second], [first]], [[first, second], [first, second]]):
         answers = [{"events": events, **kept} for events in some]
-        found = client_shards.MERGED["task_history"](answers, {})
+        found = merging.MERGED["task_history"](answers, {})
         assert found == {"events": [first, second], **kept}
     tasks = [{"id": n, "ended_ms": None} for n in (3, 2)], [{"id": 3, "ended_ms": 7}]
     none = {"tasks": [], "is_kept": False, "complete": True}
     answers = [*({"tasks": some, **kept} for some in tasks), none]
-    found = client_shards.MERGED["history_tasks"](answers, {})
+    found = merging.MERGED["history_tasks"](answers, {})
     assert found == {"tasks": [{"id": 3, "ended_ms": 7}, {"id": 2, "ended_ms": None}], **kept}
-    found = client_shards.MERGED["history_tasks"](answers, {"limit": 1})
+    found = merging.MERGED["history_tasks"](answers, {"limit": 1})
     assert ([one["id"] for one in found["tasks"]], found["complete"]) == ([3], False)
 
 

@@ -310,6 +310,14 @@ def _check_together(task: Task, options: dict[str, Any], field: str) -> None:
         options["if_pending"] = rule
 
 
+def size_of(tasks: Iterable[WireTask]) -> int:
+    """How many bytes tasks take in a frame, at most."""
+    return sum(
+        len(wire[0]) + len(wire[1]) + PLAIN_BYTES + (len(encode(wire[3])) if len(wire) == 4 else 0)
+        for wire in tasks
+    )
+
+
 def frame_slices(sizes: Sequence[int], limits: Limits, count_max: int) -> Iterable[tuple[int, int]]:
     """(start, end) of the tasks for each frame."""
     bytes_max = limits.frame_bytes_max - FRAME_BYTES
