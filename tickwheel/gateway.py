@@ -30,6 +30,7 @@ from urllib.parse import quote, urlsplit
 from h11 import RemoteProtocolError
 from starlette.applications import Starlette
 
+from tickwheel.api.bulk import BulkPreview
 from tickwheel.api.frames import FrameType
 from tickwheel.api.tasks import shard_of
 from tickwheel.api.verb import Over
@@ -74,7 +75,6 @@ if TYPE_CHECKING:
     from tickwheel.api.targets import SettleCallback
     from tickwheel.api.verb import Verb
     from tickwheel.client.delivery import Delivery
-    from tickwheel.client.requests import Verbs
     from tickwheel.client.shards import Shards
     from tickwheel.client.tasks import Receipt
     from tickwheel.clock import Clock, Now
@@ -139,12 +139,24 @@ class Teller(Client):
             return await shards.page(verb, fields[0], None)
         return await self._call(verb, fields, None)
 
+    def _members(self, shards: Shards | None) -> Sequence[Teller]:
+        """A client for each shard, which asks that one alone."""
+        return (self,) if shards is None else cast("Sequence[Teller]", shards.members)
+
+    async def ask(self, kind: FrameType, *fields: Any) -> Any:
+        """The answer of the one daemon that this client is connected to, as it came."""
+        self._ready()
+        return await self._calls.call(kind, *fields)
+
+    async def preview(self, asked: Mapping[str, Any]) -> BulkPreview:
+        """What a bulk operation would do in this client's shard."""
+        return await self._preview({**asked}, None)
+
     async def _trial(self, shards: Shards | None, asked: dict[str, Any]) -> dict[str, Any]:
         """A dry run of a bulk operation as a whole: its parts are no parts of one list."""
         asked = {name: asked[name] for name in asked if name not in ("after", "until_id")}
-        members: Sequence[Any] = (self,) if shards is None else shards.members
-        parts = [await member._preview({**asked}, None) for member in members]
-        found = reduce(lambda one, more: one.and_then(more), parts)
+        parts = [await member.preview(asked) for member in self._members(shards)]
+        found = reduce(BulkPreview.and_then, parts)
         return {one.name: getattr(found, one.name) for one in found.fields()} | {"next": None}
 
     async def put(self, tasks: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -176,8 +188,7 @@ class Teller(Client):
         anywhere goes to the shard that the key names, so that it is the same one next time."""
         shards = await self._know_shards()
         self._checked_size(tasks)
-        members: Sequence[Any] = (self,) if shards is None else shards.members
-        parts = dict[int, list[int]]()
+        members, parts = self._members(shards), dict[int, list[int]]()
         for index, task in enumerate(tasks):
             basis = checked_basis(task[3]) if shards is not None and len(task) == 4 else None
             shard = shard_of(key.hex() if basis is None else basis, len(members))
@@ -185,21 +196,22 @@ class Teller(Client):
         found: dict[int, Receipt] = {}
 
         async def ask(shard: int, indexes: list[int]) -> None:
-            member, some = members[shard], [tasks[index] for index in indexes]
-            member._ready()
-            answer = await member._calls.call(FrameType.ENQUEUE_ONCE, key, fingerprint, some)
-            accepted_ms, ids, *more = answer
-            said = more[0] if more else {}
-            if "outcomes" in said:
-                kept = merged_receipts(ids, said["outcomes"])
-            else:
-                levels_ms = member._reconnector.delay_levels_ms
-                kept = receipts(some, ids, accepted_ms, levels_ms, said.get("dues_ms", ()))
+            some = [tasks[index] for index in indexes]
+            kept = await members[shard].put_once_here(key, fingerprint, some)
             found.update(zip(indexes, kept, strict=True))
 
         asking = (ask(*part) for part in parts.items())
         raise_first(await asyncio.gather(*asking, return_exceptions=True))
         return _stored([found[index] for index in range(len(tasks))])
+
+    async def put_once_here(self, key: bytes, fingerprint: int, tasks: Any) -> list[Receipt]:
+        """What became of the tasks for an idempotency key that belong into this client's shard."""
+        accepted_ms, ids, *more = await self.ask(FrameType.ENQUEUE_ONCE, key, fingerprint, tasks)
+        said = more[0] if more else {}
+        if "outcomes" in said:
+            return merged_receipts(ids, said["outcomes"])
+        levels_ms = self._reconnector.delay_levels_ms
+        return receipts(tasks, ids, accepted_ms, levels_ms, said.get("dues_ms", ()))
 
     async def prepare(self, name: str, group: str, part: int, tasks: Any, options: Any) -> Any:
         """Keep half tasks, in the shard that has those of the parts before."""
@@ -208,19 +220,17 @@ class Teller(Client):
         if shards is not None:
             known = await self._home_of(shards, name) if part != 1 else None
             home = shards.home_of_transaction(known, name, tasks)
-        home._ready()
-        return await home._calls.call(FrameType.PREPARE, name, group, part, tasks, options)
+        return await home.ask(FrameType.PREPARE, name, group, part, tasks, options)
 
-    async def _home_of(self, shards: Shards, name: str) -> Verbs | None:
+    async def _home_of(self, shards: Shards, name: str) -> Teller | None:
         """The client of the shard that has a transaction; None: none has. Raises why it is not
         known, such as a token that may not read."""
-        members: Sequence[Any] = shards.members
-        verb = VERBS["show_transaction"]
-        looks = (shards._ask(member, verb, (name,), None) for member in members)
+        members = self._members(shards)
+        looks = (member.ask(FrameType.TRANSACTION_SHOW, name) for member in members)
         ends = await asyncio.gather(*looks, return_exceptions=True)
         for member, end in zip(members, ends, strict=True):
             if not isinstance(end, BaseException):
-                return cast("Verbs", member)
+                return member
         for end in ends:
             if isinstance(end, BaseException) and not isinstance(end, NotFound):
                 raise end
@@ -238,17 +248,18 @@ class Teller(Client):
         self, verb: Verb, items: Sequence[Any], fields_of: Callable[[list[Any]], tuple[Any, ...]]
     ) -> list[str | None]:
         """A word for each delivery, whose item begins with its id; None: the usual word."""
+        frame = verb.frame
+        assert frame is not None
         shards, parts = await self._know_shards(), dict[int, list[int]]()
-        members: Sequence[Any] = (self,) if shards is None else shards.members
+        members = self._members(shards)
         for index, item in enumerate(items):
             for shard in (0,) if shards is None else shards.shards_of(item[0]):
                 parts.setdefault(shard, []).append(index)
         found: dict[int, str | None] = {}
 
         async def ask(shard: int, indexes: list[int]) -> None:
-            members[shard]._ready()
             fields = fields_of([items[index] for index in indexes])
-            words = await members[shard]._calls.call(verb.frame, *fields)
+            words = await members[shard].ask(frame, *fields)
             for index, word in zip(indexes, words or [None] * len(indexes), strict=True):
                 known = found.get(index, "unknown")
                 if word is None or (known is not None and says(word) >= says(known)):
