@@ -38,8 +38,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CHANGED = {
     "tickwheel/client/keywords.py": "    priority: int\n",
     "tickwheel/client/generated.py": "        topic: str | None = None,\n",
-    "tickwheel/sync/generated.py": "    def enqueue_many(\n",
-    "tickwheel/sync/client.py": "        prefetch: int | None = None,\n",
     "tickwheel/client/new_task.py": "    retry: Retry | None = None\n",
     "tickwheel/client/delivered.py": "    def tag(self) -> str | None:\n",
     "tickwheel/server/generated.py": '        found["tag"] = tag\n',

@@ -1,48 +1,47 @@
 """``Client``, ``Subscription`` and ``Delivery`` of the synchronous client.
 
-Each verb is the asynchronous one's, called in the client's thread (``runtime.py``);
-``generated.py`` has their signatures. Invariants: every object may be used by every thread at
-once; a client that was there before a fork connects anew in the child, and what belongs to the
-parent's connection says so.
+Each verb is the asynchronous one's, called in the client's thread (``runtime.py``), with its text,
+its parameters and their types. Invariants: every object may be used by every thread at once; a
+client that was there before a fork connects anew in the child, and what belongs to the parent's
+connection says so.
 """
 
-# ruff: noqa: A002
 from __future__ import annotations
 
 import asyncio
 import atexit
 import functools
+import inspect
 import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from tickwheel.api.policies import Retry
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
 from tickwheel.api.times import Duration, seconds
-from tickwheel.api.words import AckMode, AckWord, CountFrom
+from tickwheel.api.words import AckWord
 from tickwheel.client import Client as AsyncClient
 from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription
 from tickwheel.client.delivery import Delivered
 from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Compression, body_of
-from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.reconnector import HEARTBEAT_S
 from tickwheel.client.subscription import settle_failed
-from tickwheel.client.tasks import Receipt, refuse_unknown, spelled_out
+from tickwheel.client.tasks import Receipt
 from tickwheel.client.transactions import Check
 from tickwheel.client.transactions import Transaction as AsyncTransaction
 from tickwheel.errors import ClientClosed, TickwheelError
 from tickwheel.limits import Limits
-from tickwheel.sync import generated
 from tickwheel.sync.runtime import Runtime
 from tickwheel.version import __version__
 
+P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 H = TypeVar("H", bound=Callable[[Check], str | None])
 
 PART = 256
@@ -51,7 +50,138 @@ EXIT_S = 1.0
 """How long, in seconds, an unclosed client may take for its goodbye when the program ends."""
 
 
-class Delivery(generated.Delivery, Delivered):
+# --- verbs, as the asynchronous client has them --------------------------------------------------
+
+
+def _mirrored(
+    method: Callable[Concatenate[Any, P], Any], call: Callable[..., R], suffix: str = ""
+) -> Callable[Concatenate[Any, P], R]:
+    """A verb with the text and the parameters of ``method``. It returns what ``call`` does with the
+    object, ``method`` and the arguments. Raises TypeError at once for arguments that do not fit,
+    whatever the daemon is doing."""
+    signature, name = inspect.signature(method), method.__name__ + suffix
+    _, *parameters = signature.parameters.values()
+    needed = sum(p.default is p.empty for p in parameters if p.kind is not p.KEYWORD_ONLY)
+    named = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+    told = str(signature.return_annotation).removeprefix("Async")
+
+    @functools.wraps(method)
+    def verb(self: Any, /, *arguments: P.args, **options: P.kwargs) -> R:
+        # Most calls certainly fit, and binding takes long.
+        if len(arguments) != needed or not named.issuperset(options):
+            try:
+                signature.bind(self, *arguments, **options)
+            except TypeError as error:
+                raise TypeError(f"{type(self).__name__}.{name}() {error}") from None
+        return call(self, method, *arguments, **options)
+
+    returns = f"Future[{told}]" if suffix else told
+    verb.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
+    verb.__module__, verb.__name__, verb.__qualname__ = __name__, name, f"Client.{name}"
+    return verb
+
+
+def _wait(
+    own: Client | _Inner[Any],
+    method: Callable[..., Coroutine[Any, Any, R]],
+    /,
+    *arguments: Any,
+    **options: Any,
+) -> R:
+    return own._call(method, *arguments, **options)
+
+
+def _waits(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Any, P], R]:
+    """A verb that returns when it is answered."""
+
+    return _mirrored(method, _wait)
+
+
+def _submits(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Any, P], Future[R]]:
+    """A verb as a future."""
+
+    def submit(client: Client, *given: Any, **options: Any) -> Future[R]:
+        return client._runtime().submit(*given, **options)
+
+    return _mirrored(method, submit, "_nowait")
+
+
+def _iterates(
+    method: Callable[Concatenate[Any, P], AsyncIterator[R]],
+) -> Callable[Concatenate[Any, P], Iterator[R]]:
+    """A verb that lists."""
+
+    def iterate(client: Client, method: Any, *arguments: Any, **options: Any) -> Iterator[R]:
+        runtime = client._runtime()
+        source: AsyncIterator[R] | None = None
+
+        async def part(there: AsyncClient, **_: Any) -> list[R]:
+            nonlocal source
+            source = source or method(there, *arguments, **options)
+            found: list[R] = []
+            async for item in source:
+                found.append(item)
+                if len(found) == PART:
+                    break
+            return found
+
+        while True:
+            # Its time is for connecting here; each page has it anew.
+            found = runtime.call(part, timeout=options.get("timeout"))
+            yield from found
+            if len(found) < PART:
+                return
+
+    return _mirrored(method, iterate)
+
+
+def _make_there(
+    client: Client, method: Callable[..., R], arguments: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Runtime, R]:
+    """An object of the asynchronous client, made in its thread."""
+
+    async def work(there: AsyncClient) -> R:
+        return method(there, *arguments, **options)
+
+    runtime = client._runtime()
+    return runtime, runtime.call(work)
+
+
+def _subscribe(client: Client, method: Any, *arguments: Any, **options: Any) -> Subscription:
+    return Subscription(*_make_there(client, method, arguments, options))
+
+
+def _transact(client: Client, method: Any, *arguments: Any, **options: Any) -> Transaction:
+    return Transaction(*_make_there(client, method, arguments, options))
+
+
+def _pull(client: Client, *given: Any, **options: Any) -> list[Delivery]:
+    runtime = client._runtime()
+    return [Delivery(runtime, one) for one in runtime.call(*given, **options)]
+
+
+# --- objects --------------------------------------------------------------------------------------
+
+
+class _Inner(Generic[T]):
+    """What is made of an object of the asynchronous client, whose verbs it calls."""
+
+    __slots__ = ()
+
+    _inner: T
+    _runtime: Runtime
+
+    def _call(
+        self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
+    ) -> R:
+        return self._runtime.call(lambda _: method(self._inner, *arguments, **options))
+
+
+class Delivery(_Inner[AsyncDelivery], Delivered):
     """One task, to be finished by ``ack``, or given back by ``nack``, ``reject``, ``release``.
     As the asynchronous one; every verb returns when it is durable."""
 
@@ -67,10 +197,12 @@ class Delivery(generated.Delivery, Delivered):
         """Whether ack, nack, reject or release was called; not whether it was answered."""
         return self._inner.settled
 
-    def _call(
-        self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
-    ) -> R:
-        return self._runtime.call(lambda _: method(self._inner, *arguments, **options))
+    ack = _waits(AsyncDelivery.ack)
+    nack = _waits(AsyncDelivery.nack)
+    reject = _waits(AsyncDelivery.reject)
+    extend = _waits(AsyncDelivery.extend)
+    release = _waits(AsyncDelivery.release)
+    snooze = _waits(AsyncDelivery.snooze)
 
     def ack_nowait(self) -> Future[AckWord]:
         """``ack`` as a future; acks that come together share a frame."""
@@ -89,7 +221,7 @@ class Delivery(generated.Delivery, Delivered):
         self._runtime.submit(work)
 
 
-class Transaction(generated.Transaction):
+class Transaction(_Inner[AsyncTransaction]):
     """``with client.transaction("payments") as tx: tx.enqueue(…)``; as the asynchronous one."""
 
     def __init__(self, runtime: Runtime, inner: AsyncTransaction) -> None:
@@ -102,10 +234,10 @@ class Transaction(generated.Transaction):
         """The receipts of the tasks, once the transaction is committed."""
         return self._inner.receipts
 
-    def _call(
-        self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
-    ) -> R:
-        return self._runtime.call(lambda _: method(self._inner, *arguments, **options))
+    enqueue = _waits(AsyncTransaction.enqueue)
+    enqueue_many = _waits(AsyncTransaction.enqueue_many)
+    commit = _waits(AsyncTransaction.commit)
+    rollback = _waits(AsyncTransaction.rollback)
 
     def __enter__(self) -> Self:
         self._runtime.call(lambda _: self._inner.__aenter__())
@@ -201,7 +333,7 @@ class Subscription:
                 self._runtime.call(lambda _: settle_failed(inner, error))
 
 
-class Client(generated.Client):
+class Client:
     """The client for programs without an event loop; every thread may use it at once.
 
     Arguments, verbs and errors are those of ``tickwheel.Client``; each call returns when it is
@@ -287,6 +419,11 @@ class Client(generated.Client):
                 made = self._made
         return made
 
+    def _call(
+        self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
+    ) -> R:
+        return self._runtime().call(method, *arguments, **options)
+
     def _make_asked(self) -> AsyncClient:
         client = self._make()
         for group, handler in list(self._handlers.items()):
@@ -301,154 +438,79 @@ class Client(generated.Client):
             made.forget()
             _PARENTS.append(made)
 
-    # --- how verbs are called -------------------------------------------------------------------
+    # --- verbs ----------------------------------------------------------------------------------
 
-    def _call(
-        self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
-    ) -> R:
-        return self._runtime().call(method, *arguments, **options)
-
-    def _submit(
-        self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
-    ) -> Future[R]:
-        return self._runtime().submit(method, *arguments, **options)
-
-    def _iterate(
-        self, method: Callable[..., AsyncIterator[R]], /, *arguments: Any, **options: Any
-    ) -> Iterator[R]:
-        runtime = self._runtime()
-        source: AsyncIterator[R] | None = None
-
-        async def part(client: AsyncClient, **_: Any) -> list[R]:
-            nonlocal source
-            source = source or method(client, *arguments, **options)
-            found: list[R] = []
-            async for item in source:
-                found.append(item)
-                if len(found) == PART:
-                    break
-            return found
-
-        while True:
-            # Its time is for connecting here; each page has it anew.
-            found = runtime.call(part, timeout=options.get("timeout"))
-            yield from found
-            if len(found) < PART:
-                return
-
-    def _make_there(
-        self, method: Callable[..., R], arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[Runtime, R]:
-        """An object of the asynchronous client, made in its thread."""
-
-        async def work(client: AsyncClient) -> R:
-            return method(client, *arguments, **options)
-
-        runtime = self._runtime()
-        return runtime, runtime.call(work)
-
-    def _subscribing(
-        self, method: Callable[..., AsyncSubscription], /, *arguments: Any, **options: Any
-    ) -> Subscription:
-        return Subscription(*self._make_there(method, arguments, options))
-
-    def _transacting(
-        self, method: Callable[..., AsyncTransaction], /, *arguments: Any, **options: Any
-    ) -> Transaction:
-        return Transaction(*self._make_there(method, arguments, options))
-
-    def _pulling(
-        self,
-        method: Callable[..., Coroutine[Any, Any, list[AsyncDelivery]]],
-        /,
-        *arguments: Any,
-        **options: Any,
-    ) -> list[Delivery]:
-        runtime = self._runtime()
-        return [Delivery(runtime, one) for one in runtime.call(method, *arguments, **options)]
-
-    # generated: what is answered with objects of this client
-    @spelled_out(GroupKeywords)
-    def subscribe(
-        self,
-        topic: str,
-        *,
-        group: str = "default",
-        prefetch: int | None = None,
-        lease: Duration | None = None,
-        retry: Retry | None = None,
-        ack: AckMode = "manual",
-        auto_ack: bool = False,
-        broadcast: bool = False,
-        **settings: Unpack[GroupKeywords],
-    ) -> Subscription:
-        """Deliveries as they come due, to one of the group's members each.
-
-        At most ``prefetch`` of them are unsettled here (default: 256, of each shard where there
-        are several); ``lease``: how long one may take before it is delivered again (default: the
-        daemon's). ``retry``: the policy of a group that has none of its own; where it has another
-        one, the subscription ends with Conflict.
-
-        ``ack="on_delivery"``: at most once. The task is over before it is sent; a crash here
-        loses it, and ``close`` what was not read. ``broadcast``: everything that comes due while
-        connected, for this subscriber alone; no group, no retry. For both, every verb answers
-        "done", without the daemon. ``auto_ack``: a delivery is acked when the next one is asked
-        for, and when the ``with`` ends; nacked when an exception leaves the ``with``. More of it
-        is in ``AutoAck``.
-
-        ``settings`` are those of GroupKeywords: of the group, when it is made by this; where it
-        has others, the subscription ends with Conflict. A broadcast has the filter alone: what it
-        gets."""
-        refuse_unknown(settings, GroupKeywords, "Client.subscribe")
-        return self._subscribing(
-            AsyncClient.subscribe,
-            topic,
-            group=group,
-            prefetch=prefetch,
-            lease=lease,
-            retry=retry,
-            ack=ack,
-            auto_ack=auto_ack,
-            broadcast=broadcast,
-            **settings,
-        )
-
-    def transaction(
-        self, group: str, *, id: str | None = None, count_from: CountFrom = "enqueue"
-    ) -> Transaction:
-        """A transaction of the producer group ``group``, to be used in a ``with`` block.
-
-        ``id``: its name; yours for ever, so do not use one twice (default: a random one).
-        ``count_from``: what the delays of its tasks count from, "enqueue" or "commit"."""
-        return self._transacting(AsyncClient.transaction, group, id=id, count_from=count_from)
-
-    @spelled_out(GroupKeywords)
-    def pull(
-        self,
-        topic: str,
-        *,
-        group: str = "default",
-        max: int = 32,
-        wait: Duration = 0.0,
-        lease: Duration | None = None,
-        timeout: Duration | None = None,
-        **settings: Unpack[GroupKeywords],
-    ) -> list[Delivery]:
-        """Up to ``max`` deliveries; none after ``wait`` seconds without any. ``timeout`` is for
-        all of it, ``wait`` included; ``settings`` are as in ``subscribe``."""
-        refuse_unknown(settings, GroupKeywords, "Client.pull")
-        return self._pulling(
-            AsyncClient.pull,
-            topic,
-            group=group,
-            max=max,
-            wait=wait,
-            lease=lease,
-            timeout=timeout,
-            **settings,
-        )
-
-    # end
+    enqueue = _waits(AsyncClient.enqueue)
+    enqueue_nowait = _submits(AsyncClient.enqueue)
+    enqueue_many = _waits(AsyncClient.enqueue_many)
+    enqueue_columns = _waits(AsyncClient.enqueue_columns)
+    oneway = _waits(AsyncClient.oneway)
+    ping = _waits(AsyncClient.ping)
+    lookup = _waits(AsyncClient.lookup)
+    lookup_many = _waits(AsyncClient.lookup_many)
+    find = _waits(AsyncClient.find)
+    pause = _waits(AsyncClient.pause)
+    resume = _waits(AsyncClient.resume)
+    preview_bulk = _waits(AsyncClient.preview_bulk)
+    wait_bulk = _waits(AsyncClient.wait_bulk)
+    put_schedule = _waits(AsyncClient.put_schedule)
+    run_schedule = _waits(AsyncClient.run_schedule)
+    backfill_schedule = _waits(AsyncClient.backfill_schedule)
+    commit_transaction = _waits(AsyncClient.commit_transaction)
+    rollback_transaction = _waits(AsyncClient.rollback_transaction)
+    cancel = _waits(AsyncClient.cancel)
+    cancel_many = _waits(AsyncClient.cancel_many)
+    reschedule = _waits(AsyncClient.reschedule)
+    reschedule_many = _waits(AsyncClient.reschedule_many)
+    spread = _waits(AsyncClient.spread)
+    spread_many = _waits(AsyncClient.spread_many)
+    run_now = _waits(AsyncClient.run_now)
+    run_now_many = _waits(AsyncClient.run_now_many)
+    list_tasks = _iterates(AsyncClient.list_tasks)
+    dead_list = _iterates(AsyncClient.dead_list)
+    dead_requeue = _waits(AsyncClient.dead_requeue)
+    dead_delete = _waits(AsyncClient.dead_delete)
+    create_group = _waits(AsyncClient.create_group)
+    configure = _waits(AsyncClient.configure)
+    delete_group = _waits(AsyncClient.delete_group)
+    delete_topic = _waits(AsyncClient.delete_topic)
+    reset_group = _waits(AsyncClient.reset_group)
+    preview_reset = _waits(AsyncClient.preview_reset)
+    held_keys = _waits(AsyncClient.held_keys)
+    paused_keys = _waits(AsyncClient.paused_keys)
+    key_lines = _waits(AsyncClient.key_lines)
+    release_key = _waits(AsyncClient.release_key)
+    skip_key = _waits(AsyncClient.skip_key)
+    pause_key = _waits(AsyncClient.pause_key)
+    resume_key = _waits(AsyncClient.resume_key)
+    list_schedules = _iterates(AsyncClient.list_schedules)
+    show_schedule = _waits(AsyncClient.show_schedule)
+    pause_schedule = _waits(AsyncClient.pause_schedule)
+    resume_schedule = _waits(AsyncClient.resume_schedule)
+    delete_schedule = _waits(AsyncClient.delete_schedule)
+    list_transactions = _iterates(AsyncClient.list_transactions)
+    show_transaction = _waits(AsyncClient.show_transaction)
+    list_bulk = _iterates(AsyncClient.list_bulk)
+    show_bulk = _waits(AsyncClient.show_bulk)
+    cancel_bulk = _waits(AsyncClient.cancel_bulk)
+    set_push = _waits(AsyncClient.set_push)
+    set_forward = _waits(AsyncClient.set_forward)
+    remove_target = _waits(AsyncClient.remove_target)
+    targets = _waits(AsyncClient.targets)
+    test_push = _waits(AsyncClient.test_push)
+    push_log = _waits(AsyncClient.push_log)
+    resend = _waits(AsyncClient.resend)
+    nodes = _waits(AsyncClient.nodes)
+    move_shard = _waits(AsyncClient.move_shard)
+    drain_node = _waits(AsyncClient.drain_node)
+    status = _waits(AsyncClient.status)
+    stats = _waits(AsyncClient.stats)
+    load = _waits(AsyncClient.load)
+    list_consumers = _iterates(AsyncClient.list_consumers)
+    backup = _waits(AsyncClient.backup)
+    subscribe = _mirrored(AsyncClient.subscribe, _subscribe)
+    transaction = _mirrored(AsyncClient.transaction, _transact)
+    pull = _mirrored(AsyncClient.pull, _pull)
 
     def on_check(self, group: str) -> Callable[[H], H]:
         """``@client.on_check("payments")``: as the asynchronous one; the function is called in a

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
@@ -181,30 +181,6 @@ class Runtime:
             for task in stuck:
                 task.cancel()
             await asyncio.gather(*stuck, return_exceptions=True)
-
-
-class Blocking:
-    """What the generated verbs call: the asynchronous ``method`` with its arguments."""
-
-    __slots__ = ()
-
-    def _call(
-        self, method: Callable[..., Coroutine[Any, Any, T]], /, *arguments: Any, **options: Any
-    ) -> T:
-        """What it returns, when it does."""
-        raise NotImplementedError
-
-    def _submit(
-        self, method: Callable[..., Coroutine[Any, Any, T]], /, *arguments: Any, **options: Any
-    ) -> Future[T]:
-        """The future of what it returns."""
-        raise NotImplementedError
-
-    def _iterate(
-        self, method: Callable[..., AsyncIterator[T]], /, *arguments: Any, **options: Any
-    ) -> Iterator[T]:
-        """Its items."""
-        raise NotImplementedError
 
 
 def _give(unused: Callable[[T], None]) -> Callable[[Future[T]], None]:
