@@ -20,8 +20,7 @@ import pytest
 import tickwheel
 from support.daemon import Daemon
 from tickwheel import Retry, Task, errors
-from tickwheel.sync import Client, Delivery
-from tickwheel.sync.client import Subscription, Transaction
+from tickwheel.sync import Client, Delivery, Subscription, Transaction
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
@@ -356,7 +355,7 @@ def test_help_is_about_the_verb_of_this_client(kind: type, name: str) -> None:
     said = pydoc.plain(pydoc.render_doc(member))
     assert not re.search(r"Async[A-Z]|async with|async for|await|Coroutine|asyncio", said), said
     if inspect.isfunction(member):
-        assert member.__module__ == "tickwheel.sync.client"
+        assert member.__module__ == "tickwheel.sync"
         assert member.__name__ == name
         assert member.__qualname__.endswith(f".{name}")
         assert (member.__doc__ or "").strip()
