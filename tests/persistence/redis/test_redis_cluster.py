@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from persistence.conftest import QUICK
-from persistence.redis.followed import Make, address, commit, store
+from persistence.redis.subjects import Make, address, commit, refused, store
 from persistence.store_subject import OWNER, Subject
 from support.redis_groups import Cluster, ask, asking, catch_up, slot_of
 from support.redis_server import RedisServer
@@ -292,17 +292,12 @@ async def test_nodes_that_are_not_in_the_url_are_known_from_the_others(
     await subject.store.close(clean=True)
 
 
-async def _refused(url: str, match: str, kind: type[StoreUnusable] = StoreUnusable) -> None:
-    with pytest.raises(kind, match=match):
-        await RedisStore(options_from(url)).open(OWNER, 0)
-
-
 async def test_what_is_wrong_is_said(cluster: Cluster, shared_redis: RedisServer) -> None:
     plain = f"redis+cluster://127.0.0.1:{shared_redis.port}/"
-    await _refused(plain, "cluster support disabled", StoreUnreachable)
-    await _refused("redis+cluster://127.0.0.1:1/", "127.0.0.1:1: ", StoreUnreachable)
+    await refused(plain, "cluster support disabled", StoreUnreachable)
+    await refused("redis+cluster://127.0.0.1:1/", "127.0.0.1:1: ", StoreUnreachable)
     node = f"redis://127.0.0.1:{owner(cluster).port}/0"
-    await _refused(node, r"node of a Redis Cluster; name it with redis\+cluster://")
+    await refused(node, r"node of a Redis Cluster; name it with redis\+cluster://")
 
 
 @pytest.mark.parametrize("driver", ["redis", "asyncio-redis"])

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from persistence.redis.subjects import Make, store, taken
 from persistence.store_subject import Subject
 from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
 from support.store_rows import ended, in_flight, tasks
+from support.waiting import comes
 from tickwheel.model.effects import Effects, keyed
 from tickwheel.model.kinds import GROUP
 from tickwheel.model.records import GroupRow, TaskRow
@@ -26,7 +29,6 @@ from tickwheel.persistence.contract import (
     StoreBroken,
     StoreLost,
 )
-from tickwheel.persistence.redis import RedisStore
 from tickwheel.persistence.redis.layout import SEAL, Script, prepare
 from tickwheel.persistence.redis.writer import Again, Sender
 
@@ -34,29 +36,11 @@ S = "{tw:default:0}"
 PATIENCE_S = 60.0
 
 
-Make = Callable[..., Subject]
-
-
 @pytest.fixture
 async def subject(make: Make) -> Subject:
     found = make()
     await found.open()
     return found
-
-
-def _redis(subject: Subject) -> RedisStore:
-    assert isinstance(subject.store, RedisStore)
-    return subject.store
-
-
-async def _until_taken(subject: Subject, effects: Effects) -> bool:
-    """Commit as the committer does: the same number until its fate is known."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                return await subject.commit(effects)
-            except (CommitUnknown, CommitRefused):
-                await asyncio.sleep(0.05)  # real time: Redis is another process
 
 
 class TestWithoutMemory:
@@ -109,7 +93,7 @@ class TestARedisThatTakesNoWrites:
             await subject.commit(tasks([2]))
         assert not refused.value.full
         redis_server.call("REPLICAOF", "NO", "ONE")
-        await _until_taken(subject, tasks([3]))
+        await taken(subject, tasks([3]))
         assert await subject.ids() == [1, 3]
 
     async def test_too_few_replicas(self, subject: Subject, redis_server: RedisServer) -> None:
@@ -142,7 +126,7 @@ class TestARedisThatTakesNoWrites:
                     await subject.commit(tasks([2]))
                 message = refused.value.message
                 await asyncio.sleep(0.01)  # real time: Redis is another process
-        await _until_taken(subject, tasks([2]))
+        await taken(subject, tasks([2]))
         assert await subject.ids() == [1, 2]
 
     async def test_never_sent_is_certainly_not_applied(
@@ -153,13 +137,13 @@ class TestARedisThatTakesNoWrites:
         with pytest.raises((CommitUnknown, CommitRefused)):
             await subject.commit(ended([1]))  # finds the connection broken
         redis_server.start()
-        await _until_taken(subject, ended([1]))
+        await taken(subject, ended([1]))
         redis_server.kill()
         with pytest.raises((CommitUnknown, CommitRefused)):
             await subject.commit(tasks([2]))
-        await _redis(subject)._writer._line.close()
+        await store(subject)._writer._line.close()
         subject.n += 1
-        _redis(subject)._writer._sender.unknown = 0
+        store(subject)._writer._sender.unknown = 0
         with pytest.raises(CommitRefused):
             await subject.commit(tasks([3]))
         subject.n -= 1
@@ -175,7 +159,7 @@ class TestASilentRedis:
             with pytest.raises(CommitUnknown):
                 await subject.commit(tasks([2]))
         redis_server.go_on()
-        await _until_taken(subject, tasks([2]))
+        await taken(subject, tasks([2]))
         assert await subject.commit(tasks([3])) is True
         assert await subject.ids() == [1, 2, 3]
 
@@ -185,7 +169,7 @@ class TestASilentRedis:
         """Applied, but the answer did not come: the same number says that it had been."""
         subject = make()
         await subject.open()
-        line = _redis(subject)._writing
+        line = store(subject)._writing
         run = line.run
 
         async def lose_the_answer(*args: Any, **options: Any) -> None:
@@ -202,8 +186,7 @@ class TestASilentRedis:
             with monkeypatch.context() as healed:
                 healed.setattr(line, "run", run)
                 await asyncio.sleep(0.2)  # real time: what was lost is over by then
-                taken = await subject.commit(effects)
-                assert taken is (len(effects.enqueued) > 1)
+                assert await subject.commit(effects) is (len(effects.enqueued) > 1)
         assert len(await subject.ids()) == 21_991
         await subject.store.close(clean=False)
 
@@ -269,7 +252,7 @@ class TestTheScriptItself:
     async def test_applies_a_number_once(self, subject: Subject) -> None:
         await subject.commit(tasks([1]))
         await subject.commit(ended([1]))
-        sender = _redis(subject)._writer._sender
+        sender = store(subject)._writer._sender
         for n, effects in ((1, tasks([1])), (2, tasks([7])), (4, tasks([8]))):
             await _says(sender, "gap" if n == 4 else "before", n, effects)
             await _says(sender, "gap" if n == 4 else "before", n, tasks(range(10, 22_000)))
@@ -282,7 +265,7 @@ class TestTheScriptItself:
         async def die(count: int, applied: int) -> None:
             raise KeyError("killed")
 
-        sender = _redis(subject)._writer._sender
+        sender = store(subject)._writer._sender
         with monkeypatch.context() as dying:
             dying.setattr(sender, "apply_parts", die)
             with pytest.raises(KeyError):
@@ -334,8 +317,8 @@ class TestARedisThatLostSomething:
         self, subject: Subject, redis_server: RedisServer
     ) -> None:
         await self._lose(subject, redis_server)
-        await _until_taken(subject, tasks([4]))
-        assert _redis(subject).replays == 1
+        await taken(subject, tasks([4]))
+        assert store(subject).replays == 1
         assert await subject.ids() == [2, 3, 4]
         assert (await subject.small()).progress == [in_flight(2, "a")]
         assert [i for i, _ in (await subject.small()).outcomes] == [1]
@@ -350,7 +333,7 @@ class TestARedisThatLostSomething:
         await self._lose(subject, redis_server)
         found = await subject.store.read([1, 2, 3])
         assert sorted(found) == [2, 3]
-        assert _redis(subject).replays == 1
+        assert store(subject).replays == 1
 
     async def test_older_than_the_last_opening(self, redis_server: RedisServer, make: Make) -> None:
         subject = make()
@@ -361,7 +344,7 @@ class TestARedisThatLostSomething:
         await subject.open()
         await subject.commit(tasks([2]))
         redis_server.restart_from(snapshot)
-        await _until_taken(subject, tasks([3]))
+        await taken(subject, tasks([3]))
         assert await subject.ids() == [1, 2, 3]
         assert (await subject.reopen()).epoch == 3
         await subject.store.close(clean=True)
@@ -435,7 +418,7 @@ class TestLargeBatches:
         async def die(count: int, applied: int) -> None:
             raise KeyError("killed")
 
-        monkeypatch.setattr(_redis(subject)._writer._sender, "apply_parts", die)
+        monkeypatch.setattr(store(subject)._writer._sender, "apply_parts", die)
         with pytest.raises(KeyError):
             await subject.commit(tasks(range(1, 22_000)))
         following = make()
@@ -450,7 +433,7 @@ class TestLargeBatches:
         monkeypatch: pytest.MonkeyPatch,
         make: Make,
     ) -> None:
-        sender = _redis(subject)._writer._sender
+        sender = store(subject)._writer._sender
         decide = sender._decide
 
         async def die(script: Script, *args: Any) -> None:
@@ -481,8 +464,14 @@ class TestReplicas:
             tmp_path / "replica", replicaof=f"127.0.0.1 {redis_server.port}"
         ).start(loaded=False)
         try:
-            assert await _until_taken(subject, tasks([1])) is False
-            await _until_taken(subject, tasks([2]))
+
+            async def repeated() -> list[bool]:
+                with contextlib.suppress(CommitRefused, CommitUnknown):
+                    return [await subject.commit(tasks([1]))]
+                return []
+
+            assert await comes(repeated) == [False], "it was there"
+            await taken(subject, tasks([2]))
             assert replica.call("ZCARD", f"{S}:store") == b":2\r\n"
             await subject.store.close(clean=True)
         finally:
@@ -502,12 +491,12 @@ class TestTheSecondDriver:
         with pytest.raises(CommitUnknown):
             await subject.commit(tasks([2]))
         redis_server.go_on()
-        await _until_taken(subject, tasks([2]))
+        await taken(subject, tasks([2]))
         redis_server.kill()
         with pytest.raises((CommitUnknown, CommitRefused)):
             await subject.commit(tasks([3]))
         redis_server.start()
-        await _until_taken(subject, tasks([3]))
+        await taken(subject, tasks([3]))
         redis_server.call("CONFIG", "SET", "maxmemory", "1")
         with pytest.raises(CommitRefused) as refused:
             await subject.commit(tasks([4]))
@@ -522,7 +511,7 @@ class TestTheSecondDriver:
         snapshot = redis_server.snapshot()
         await subject.commit(tasks([2]))
         redis_server.restart_from(snapshot)
-        await _until_taken(subject, tasks([3]))
+        await taken(subject, tasks([3]))
         assert await subject.ids() == [1, 2, 3]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
 import pytest
 
+from persistence.redis.subjects import Make, store
 from persistence.store_subject import Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
@@ -31,18 +32,12 @@ from tickwheel.persistence.redis.mirror import (
     TaskRecords,
 )
 
-Make = Callable[..., Subject]
 NEW = 1_000_000
 """Ids from here on are of tasks made while others are loaded."""
 
 
-def _redis(subject: Subject) -> RedisStore:
-    assert isinstance(subject.store, RedisStore)
-    return subject.store
-
-
 def _mirror(subject: Subject) -> Mirror:
-    return _redis(subject)._mirror
+    return store(subject)._mirror
 
 
 async def _recover(subject: Subject, chunk: int = 10_000) -> list[int]:
@@ -109,7 +104,7 @@ class TestFilling:
         reference = await _reference(subject, range(1, 101))
         await subject.reopen()
         await subject.store.recover_small()
-        asker = _redis(subject)._recovering._asker
+        asker = store(subject)._recovering._asker
         ask = asker.script
         seen: set[int] = set()
 
@@ -139,7 +134,7 @@ class TestFilling:
         await subject.commit(tasks(range(1, 101)))
         await subject.reopen()
         await subject.store.recover_small()
-        asker = _redis(subject)._recovering._asker
+        asker = store(subject)._recovering._asker
         ask, back = asker.script, [redis_server.snapshot()]
 
         async def away(script: Any, args: Sequence[Any], **options: Any) -> Any:
@@ -304,7 +299,7 @@ class TestTheBound:
             await subject.commit(Effects(enqueued={11: row._replace(body=row.body + b".")}))
         assert refused.value.full
         assert await subject.commit(more) is True
-        assert _redis(subject).resident_bytes == limit
+        assert store(subject).resident_bytes == limit
         with pytest.raises(CommitRefused):
             await subject.commit(tasks([12], body=b""))
         assert await subject.store.probe_room() is False
@@ -315,7 +310,7 @@ class TestTheBound:
         await subject.commit(tasks(range(10)))
         await subject.commit(Effects(progress={(i, "g"): in_flight(i, "g") for i in range(10)}))
         await subject.commit(Effects(updated={1: TaskRow(1, 5, "t", bytes(100_000))}))
-        assert _redis(subject).resident_bytes > 100_000
+        assert store(subject).resident_bytes > 100_000
         assert await subject.store.probe_room() is False
         await subject.commit(ended([1]))
         assert await subject.store.probe_room() is False, "nine rows of progress"
@@ -323,7 +318,7 @@ class TestTheBound:
         assert await subject.store.probe_room() is True
         await subject.commit(tasks([20]))
         await subject.commit(ended([0, 20]))
-        assert _redis(subject).resident_bytes == 0
+        assert store(subject).resident_bytes == 0
 
     async def test_a_batch_that_was_applied_is_not_refused_for_it(
         self, make: Make, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
@@ -375,9 +370,9 @@ class TestTheBound:
         await subject.open()
         for start in range(0, 6_000, 2_000):
             await subject.commit(tasks(range(start, start + 2_000), body=bytes(body)))
-        held = _redis(subject).resident_bytes
+        held = store(subject).resident_bytes
         assert (await subject.reopen()).has_room
-        assert _redis(subject).resident_bytes == pytest.approx(held, rel=0.25)
+        assert store(subject).resident_bytes == pytest.approx(held, rel=0.25)
 
     def test_is_set_by_url_or_keyword(self) -> None:
         assert options_from("redis://h").resident_bytes_max == 2 << 30

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from persistence.redis.subjects import Make, both, content, store, taken
 from persistence.store_subject import OWNER, Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
@@ -27,39 +28,20 @@ from tickwheel.persistence.contract import (
     StoreUnusable,
 )
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.redis import RedisStore, options_from, recovery
+from tickwheel.persistence.redis import options_from, recovery
 from tickwheel.persistence.redis.store import RedisElection
 from tickwheel.persistence.redis.writer import Writer
 
 PATIENCE_S = 60.0
 S = "{tw:default:0}"
-Make = Callable[..., Subject]
 
 Pair = tuple[Subject, Subject]
 """One on Redis, and the reference."""
 
 
-def _redis(subject: Subject) -> RedisStore:
-    assert isinstance(subject.store, RedisStore)
-    return subject.store
-
-
-async def _taken(subject: Subject, effects: Effects) -> list[str]:
-    """Commit as the committer does; the refusals before the batch was taken."""
-    refusals: list[str] = []
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                await subject.commit(effects)
-                return refusals
-            except (CommitUnknown, CommitRefused) as error:
-                refusals.append(error.message)
-                await asyncio.sleep(0.01)  # real time: Redis is another process
-
-
 async def _whole(subject: Subject) -> None:
     """Until nothing is being written anew."""
-    await comes(lambda: not _redis(subject)._rewriter.active)
+    await comes(lambda: not store(subject)._rewriter.active)
 
 
 @pytest.fixture
@@ -75,32 +57,18 @@ async def pair(make: Make) -> Pair:
         Effects(progress={(i, "g"): in_flight(i, "g") for i in range(1_000, 2_500)}),
         ended(range(2_000, 2_010)),
     ):
-        await _both((subject, reference), effects)
+        await both((subject, reference), effects)
     return subject, reference
-
-
-async def _both(pair: Pair, effects: Effects) -> list[str]:
-    await pair[1].commit(effects)
-    return await _taken(pair[0], effects)
-
-
-async def _content(subject: Subject) -> Any:
-    store = subject.store
-    return (
-        await store.scan(-1, 1_000_000, None),
-        await store.scan_dead((-1, ""), 1_000_000, None, None),
-        await subject.small(),
-    )
 
 
 async def _compare(pair: Pair) -> None:
     """In memory and, after a restart, in Redis itself."""
     subject, reference = pair
-    expected = await _content(reference)
-    assert await _content(subject) == expected
+    expected = await content(reference)
+    assert await content(subject) == expected
     opened = await subject.reopen()
-    assert not _redis(subject)._mirror.complete
-    assert await _content(subject) == expected
+    assert not store(subject)._mirror.complete
+    assert await content(subject) == expected
     memory = await reference.reopen()
     assert (opened.last_batch, opened.id_mark, opened.position_ms, opened.clean) == (
         memory.last_batch, memory.id_mark, memory.position_ms, True,
@@ -113,19 +81,19 @@ class TestEverythingIsThereAgain:
         self, pair: Pair, redis_server: RedisServer, caplog: pytest.LogCaptureFixture, driver: str
     ) -> None:
         subject = pair[0]
-        object.__setattr__(_redis(subject).options, "driver", driver)
+        object.__setattr__(store(subject).options, "driver", driver)
         await subject.reopen()
         await subject.store.recover_small()
         await subject.handles()
-        incarnation = _redis(subject).incarnation
+        incarnation = store(subject).incarnation
         redis_server.call("FLUSHALL")
-        refusals = await _both(pair, tasks([10_000]))
+        refusals = await both(pair, tasks([10_000]))
         count = len(everything().enqueued) + 5_000 - 10
         counts = f"{count} tasks, {len((await pair[1].small()).progress)} rows of progress"
         assert f"is being written anew: 0 of {count} tasks" in refusals[0]
-        assert _redis(subject).rewrites == 1
-        assert _redis(subject).incarnation == incarnation
-        await _both(pair, ended([1_000, 10_000]))
+        assert store(subject).rewrites == 1
+        assert store(subject).incarnation == incarnation
+        await both(pair, ended([1_000, 10_000]))
         begun, done = caplog.records
         assert begun.levelno == logging.ERROR
         assert "came back empty" in begun.message
@@ -140,21 +108,21 @@ class TestEverythingIsThereAgain:
         self, pair: Pair, redis_server: RedisServer
     ) -> None:
         snapshot = redis_server.snapshot()
-        await _both(pair, ended(range(3_000, 4_000)))
-        await _both(pair, tasks([10_000]))
+        await both(pair, ended(range(3_000, 4_000)))
+        await both(pair, tasks([10_000]))
         redis_server.restart_from(snapshot)
-        await _both(pair, tasks([10_001]))
-        assert (_redis(pair[0]).rewrites, _redis(pair[0]).replays) == (1, 0)
+        await both(pair, tasks([10_001]))
+        assert (store(pair[0]).rewrites, store(pair[0]).replays) == (1, 0)
         await _compare(pair)
 
     async def test_after_it_came_back_with_an_empty_folder(
         self, pair: Pair, redis_server: RedisServer
     ) -> None:
         redis_server.restart_from(None)
-        await _both(pair, tasks([10_000]))
+        await both(pair, tasks([10_000]))
         redis_server.restart_from(None)
-        await _both(pair, tasks([10_001]))
-        assert _redis(pair[0]).rewrites == 2
+        await both(pair, tasks([10_001]))
+        assert store(pair[0]).rewrites == 2
         await _compare(pair)
 
     async def test_when_nothing_was_in_it(self, make: Make, redis_server: RedisServer) -> None:
@@ -162,7 +130,7 @@ class TestEverythingIsThereAgain:
         await subject.open()
         await reference.open()
         redis_server.call("FLUSHALL")
-        await _both((subject, reference), tasks([1]))
+        await both((subject, reference), tasks([1]))
         await _compare((subject, reference))
 
     async def test_with_a_batch_whose_fate_was_unknown(
@@ -174,7 +142,7 @@ class TestEverythingIsThereAgain:
             await subject.commit(tasks([10_000]))
         redis_server.go_on()
         redis_server.restart_from(None)
-        refusals = await _both(pair, tasks([10_000]))
+        refusals = await both(pair, tasks([10_000]))
         assert any("written anew" in text for text in refusals)
         await _compare(pair)
 
@@ -188,7 +156,7 @@ class TestEverythingIsThereAgain:
         await subject.store.recover_small()
         await subject.handles()
         redis_server.call("FLUSHALL")
-        await comes(lambda: _redis(subject).rewrites)
+        await comes(lambda: store(subject).rewrites)
         await pair[1].reopen()
         await _compare(pair)
 
@@ -204,30 +172,30 @@ class TestEverythingIsThereAgain:
         with pytest.raises(CommitRefused):
             await subject.store.commit(1, OWNER, 2, tasks([3_001]))
         await _whole(subject)
-        assert _redis(subject).rewrites == 1
+        assert store(subject).rewrites == 1
         with pytest.raises(CommitUnknown, match="only 0 of 1 replicas"):
             await subject.store.commit(1, OWNER, 2, tasks([3_001]))
         address = f"127.0.0.1 {redis_server.port}"
         replica = RedisServer(tmp_path / "replica", replicaof=address).start(loaded=False)
         try:
             subject.n += 1
-            await _taken(subject, tasks([3_001]))
+            await taken(subject, tasks([3_001]))
             assert replica.call("ZCARD", f"{S}:store") == b":3001\r\n"
         finally:
             replica.kill()
 
     async def test_while_reads_go_on(self, pair: Pair, redis_server: RedisServer) -> None:
         subject, reference = pair
-        expected = await _content(reference)
+        expected = await content(reference)
         redis_server.call("FLUSHALL")
         with pytest.raises(CommitRefused):
             await subject.commit(tasks([10_000]))
-        assert _redis(subject)._rewriter.active
-        assert await _content(subject) == expected
+        assert store(subject)._rewriter.active
+        assert await content(subject) == expected
         assert await subject.store.probe_room() is True
         await subject.store.verify()
         await _whole(subject)
-        assert await _content(subject) == expected
+        assert await content(subject) == expected
 
 
 class TestCutShort:
@@ -238,7 +206,7 @@ class TestCutShort:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        subject, writer = pair[0], _redis(pair[0])._writer
+        subject, writer = pair[0], store(pair[0])._writer
         _at_batch(monkeypatch, {5: redis_server.kill})
         redis_server.call("FLUSHALL")
         with pytest.raises(CommitRefused):
@@ -248,10 +216,10 @@ class TestCutShort:
             with pytest.raises(CommitRefused, match="written anew"):
                 await subject.commit(tasks([10_000]))
             await asyncio.sleep(0.2)  # real time: it looks at its Redis each 0.1 s
-        assert not writer.rewriting or _redis(subject)._rewriter.active
+        assert not writer.rewriting or store(subject)._rewriter.active
         redis_server.start()
-        await _both(pair, tasks([10_000]))
-        assert _redis(subject).rewrites == 1
+        await both(pair, tasks([10_000]))
+        assert store(subject).rewrites == 1
         assert [record.levelno for record in caplog.records] == [
             logging.ERROR, logging.WARNING, logging.WARNING,
         ]  # fmt: skip
@@ -268,10 +236,10 @@ class TestCutShort:
             redis_server.restart_from(None if empty else snapshot)
 
         _at_batch(monkeypatch, {4: lose, 20: lose})
-        await _both(pair, ended([3_000]))
+        await both(pair, ended([3_000]))
         redis_server.call("FLUSHALL")
-        await _both(pair, tasks([10_000]))
-        assert _redis(pair[0]).rewrites == 1
+        await both(pair, tasks([10_000]))
+        assert store(pair[0]).rewrites == 1
         await _compare(pair)
 
     async def test_by_the_end_of_the_daemon_it_is_nobodys_store(
@@ -302,8 +270,8 @@ class TestCutShort:
     ) -> None:
         redis_server.call("HDEL", f"{S}:wheel", "last")
         redis_server.call("CLIENT", "KILL", "TYPE", "normal")
-        await _both(pair, tasks([10_000]))
-        assert _redis(pair[0]).rewrites + _redis(pair[0]).replays == 1
+        await both(pair, tasks([10_000]))
+        assert store(pair[0]).rewrites + store(pair[0]).replays == 1
         await _compare(pair)
 
     async def test_by_no_memory_it_waits_for_some(
@@ -314,9 +282,9 @@ class TestCutShort:
         with pytest.raises(CommitRefused):
             await pair[0].commit(ended([1_000]))
         await asyncio.sleep(0.3)  # real time: it tries, and is refused, meanwhile
-        assert _redis(pair[0])._rewriter.active
+        assert store(pair[0])._rewriter.active
         redis_server.call("CONFIG", "SET", "maxmemory", "0")
-        await _both(pair, ended([1_000]))
+        await both(pair, ended([1_000]))
         await _compare(pair)
 
 
@@ -344,10 +312,10 @@ class TestWhatIsLate:
         self, pair: Pair, redis_server: RedisServer
     ) -> None:
         subject = pair[0]
-        writer = _redis(subject)._writer
+        writer = store(subject)._writer
         redis_server.call("FLUSHALL")
         link = writer._sender.link
-        await _both(pair, tasks([10_000]))
+        await both(pair, tasks([10_000]))
         now, writer._sender.link = writer._sender.link, link
         with pytest.raises(StoreLost, match="not as it was left.*stale"):
             await writer._claimant.frame(writer._sender, writer.incarnation, "begin", 0, 9)
@@ -362,7 +330,7 @@ class TestWhatIsLate:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         """A Redis that synced its log a second ago may have lost the last of it."""
-        claimant = _redis(pair[0])._writer._claimant
+        claimant = store(pair[0])._writer._claimant
         frame, losses = claimant.frame, [1]
 
         async def lose(sender: Any, incarnation: str, phase: str, *args: int) -> None:
@@ -372,9 +340,9 @@ class TestWhatIsLate:
 
         monkeypatch.setattr(claimant, "frame", lose)
         redis_server.call("FLUSHALL")
-        await _both(pair, tasks([10_000]))
+        await both(pair, tasks([10_000]))
         assert "not as it was left (behind)" in caplog.text
-        assert _redis(pair[0]).rewrites == 1
+        assert store(pair[0]).rewrites == 1
         await _compare(pair)
 
     async def test_a_script_from_before_changes_nothing(
@@ -382,12 +350,12 @@ class TestWhatIsLate:
     ) -> None:
         """Claims count on over an emptied Redis: an old number fits nothing."""
         subject = pair[0]
-        writer = _redis(subject)._writer
+        writer = store(subject)._writer
         for _ in range(3):
             await subject.store.verify()
         old = int(writer._sender.link)
         redis_server.call("FLUSHALL")
-        await _both(pair, tasks([10_000]))
+        await both(pair, tasks([10_000]))
         assert int(writer._sender.link) > old
 
 
@@ -421,7 +389,7 @@ class TestWhoMayNot:
         await subject.commit(tasks([10_000]))
         redis_server.restart_from(snapshot)
         with pytest.raises(StoreBehind):
-            await _taken(subject, tasks([10_001]))
+            await taken(subject, tasks([10_001]))
 
     async def test_whose_shard_another_laid_out_meanwhile(
         self,
@@ -447,7 +415,7 @@ class TestWhoMayNot:
         with pytest.raises(Fenced, match="laid out anew"):
             await subject.commit(tasks([10_000]))
         assert await other.ids() == [1]
-        assert _redis(subject).rewrites == 0
+        assert store(subject).rewrites == 0
 
     async def test_an_older_daemon_that_wrote_meanwhile_is_overruled(
         self, pair: Pair, redis_server: RedisServer, make: Make
@@ -476,15 +444,15 @@ class TestWhoMayNot:
         await commit(tasks([20_000]))
         await commit(tasks([20_001]))
         redis_server.restart_from(snapshot)
-        await _taken(deposed, tasks([30_000]))
+        await taken(deposed, tasks([30_000]))
         await commit(ended([20_000]))
-        assert _redis(subject).rewrites == 1
+        assert store(subject).rewrites == 1
         with pytest.raises(Fenced):
-            await _taken(deposed, tasks([30_001]))
-        assert await _content(subject) == await _content(reference)
+            await taken(deposed, tasks([30_001]))
+        assert await content(subject) == await content(reference)
         again = make()
         await again.open("again")
-        assert await _content(again) == await _content(reference)
+        assert await content(again) == await content(reference)
 
     async def test_what_nobody_expects_ends_the_daemon(
         self, pair: Pair, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
@@ -508,7 +476,7 @@ class TestQuiet:
     ) -> int:
         """How often anything was sent, or tried to be, while ``work`` was under way."""
         calls = 0
-        for line in (_redis(subject)._writing, _redis(subject)._reading):
+        for line in (store(subject)._writing, store(subject)._reading):
             call = line.call
 
             async def counted(*args: Any, call: Any = call, **options: Any) -> Any:
@@ -537,7 +505,7 @@ class TestQuiet:
         assert 2 <= calls <= 32
         assert caplog.records == []
         redis_server.restart_from(None)
-        await comes(lambda: _redis(subject).rewrites)
+        await comes(lambda: store(subject).rewrites)
         assert await subject.commit(tasks([2])) is True
 
     async def test_a_replay_that_is_refused_for_long_is_logged_once(
@@ -555,7 +523,7 @@ class TestQuiet:
                 await subject.commit(ended([1]))
         assert len(caplog.records) == 1
         redis_server.call("CONFIG", "SET", "maxmemory", "0")
-        await _taken(subject, ended([1]))
+        await taken(subject, ended([1]))
         assert await subject.ids() == [2]
         assert len(caplog.records) == 1
 
@@ -581,7 +549,7 @@ class TestQuiet:
         assert calls <= 20 * max(1.5, time.monotonic() - began_s)
         assert len(caplog.records) == 2
         redis_server.start()
-        await _taken(subject, ended([1]))
+        await taken(subject, ended([1]))
 
     async def test_an_absence_of_a_store_half_loaded_is_an_answer(
         self, pair: Pair, redis_server: RedisServer

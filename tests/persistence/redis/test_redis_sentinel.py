@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from persistence.conftest import QUICK
-from persistence.redis.followed import Make, address, commit, store
+from persistence.redis.subjects import Make, address, commit, refused, store
 from persistence.store_subject import OWNER, Subject
 from support.redis_groups import NAME, SentinelGroup, ask, asked, catch_up
 from support.redis_server import RedisServer
@@ -236,17 +236,12 @@ async def test_silent_and_dead_sentinels_are_done_without(group: SentinelGroup, 
     await subject.store.close(clean=True)
 
 
-async def _refused(url: str, match: str, kind: type[StoreUnusable] = StoreUnusable) -> None:
-    with pytest.raises(kind, match=match):
-        await RedisStore(options_from(url)).open(OWNER, 0)
-
-
 async def test_what_is_wrong_is_said(group: SentinelGroup, shared_redis: RedisServer) -> None:
     wrong = group.url().replace(NAME, "other")
-    await _refused(wrong, "it knows no master 'other' .master=.", StoreUnreachable)
+    await refused(wrong, "it knows no master 'other' .master=.", StoreUnreachable)
     plain = f"redis+sentinel://127.0.0.1:{shared_redis.port}/0?master={NAME}"
-    await _refused(plain, "unknown command .*SENTINEL", StoreUnreachable)
-    await _refused("redis+sentinel://127.0.0.1:1/0?master=m", "127.0.0.1:1: ", StoreUnreachable)
+    await refused(plain, "unknown command .*SENTINEL", StoreUnreachable)
+    await refused("redis+sentinel://127.0.0.1:1/0?master=m", "127.0.0.1:1: ", StoreUnreachable)
 
 
 @pytest.mark.parametrize("driver", ["redis", "asyncio-redis"])
@@ -264,8 +259,8 @@ async def test_sentinels_have_users_of_their_own(
     await subject.open()
     await subject.store.close(clean=True)
     file.write_text("another")
-    await _refused(f"{url}sentinel_password_file={file}", "WRONGPASS", StoreUnreachable)
-    await _refused(f"{url}sentinel_password_file={tmp_path}/gone", "there is no file .*gone")
+    await refused(f"{url}sentinel_password_file={file}", "WRONGPASS", StoreUnreachable)
+    await refused(f"{url}sentinel_password_file={tmp_path}/gone", "there is no file .*gone")
 
 
 class TestUrls:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from persistence.redis.followed import commit, store
+from persistence.redis.subjects import commit, store
 from persistence.store_subject import OWNER, Subject
 from support.redis_groups import Cluster, SentinelGroup, slot_of
 from support.redis_proxy import Proxy

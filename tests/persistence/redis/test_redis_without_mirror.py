@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from persistence.conftest import QUICK
+from persistence.redis.subjects import Make, both, content, store, taken
 from persistence.store_subject import Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
@@ -18,48 +19,20 @@ from support.waiting import comes
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import TaskOptions, TaskRow
 from tickwheel.persistence.contract import (
-    CommitRefused,
-    CommitUnknown,
     StoreError,
     StoreForgot,
     StoreUnusable,
 )
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.redis import RedisStore, options_from
+from tickwheel.persistence.redis import options_from
 from tickwheel.persistence.redis.driver import SCHEMES
 from tickwheel.persistence.redis.opening import lay_out, look
 from tickwheel.persistence.redis.recovery import WHOLE_BYTES
 from tickwheel.persistence.redis.store import RedisElection
 from tickwheel.persistence.redis.writer import APART_BYTES_MIN, Apart, History
 
-Make = Callable[..., Subject]
 PATIENCE_S = 60.0
 BODY = b"a body that is nowhere but in Redis"
-
-
-def _redis(subject: Subject) -> RedisStore:
-    assert isinstance(subject.store, RedisStore)
-    return subject.store
-
-
-async def _taken(subject: Subject, effects: Effects) -> None:
-    """Commit as the committer does: again while Redis is away."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                await subject.commit(effects)
-                return
-            except (CommitUnknown, CommitRefused):
-                await asyncio.sleep(0.01)  # real time: Redis is another process
-
-
-async def _content(subject: Subject) -> Any:
-    store = subject.store
-    return (
-        await store.scan(-1, 1_000_000, None),
-        await store.scan_dead((-1, ""), 1_000_000, None, None),
-        await subject.small(),
-    )
 
 
 @pytest.fixture
@@ -68,18 +41,13 @@ async def pair(make: Make) -> tuple[Subject, Subject]:
     subject, reference = make("mirror=no"), Subject(MemoryStore())
     await subject.open()
     await reference.open()
-    await _both((subject, reference), everything())
-    await _both((subject, reference), tasks(range(1_000, 1_500)))
+    await both((subject, reference), everything())
+    await both((subject, reference), tasks(range(1_000, 1_500)))
     return subject, reference
 
 
-async def _both(pair: tuple[Subject, Subject], effects: Effects) -> None:
-    await pair[1].commit(effects)
-    await _taken(pair[0], effects)
-
-
 async def _compare(pair: tuple[Subject, Subject]) -> None:
-    assert await _content(pair[0]) == await _content(pair[1])
+    assert await content(pair[0]) == await content(pair[1])
 
 
 class TestNothingIsKept:
@@ -88,10 +56,10 @@ class TestNothingIsKept:
     ) -> None:
         subject = pair[0]
         for _ in range(2):
-            store = _redis(subject)
-            assert not store.mirror
-            assert store.resident_bytes == 0
-            assert list(store._mirror.ids()) == []
+            found = store(subject)
+            assert not found.mirror
+            assert found.resident_bytes == 0
+            assert list(found._mirror.ids()) == []
             await _compare(pair)
             for one in pair:
                 await one.reopen()
@@ -112,7 +80,7 @@ class TestNothingIsKept:
         await subject.commit(Effects(enqueued=rows))
         await subject.reopen()
         await subject.small()
-        asker, replies = _redis(subject)._recovering._asker, list[Any]()
+        asker, replies = store(subject)._recovering._asker, list[Any]()
         script = asker.script
 
         async def noted(*args: Any, **options: Any) -> tuple[Any, Any]:
@@ -161,7 +129,7 @@ class TestNothingIsKept:
         self, pair: tuple[Subject, Subject], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject, ids = pair[0], list(range(1_000, 1_500))
-        asker, count = _redis(subject)._reader._asker, 0
+        asker, count = store(subject)._reader._asker, 0
         script = asker.script
 
         async def counted(*args: Any, **options: Any) -> tuple[Any, Any]:
@@ -177,14 +145,14 @@ class TestNothingIsKept:
         self, pair: tuple[Subject, Subject], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject = pair[0]
-        asker = _redis(subject)._reader._asker
+        asker = store(subject)._reader._asker
         pairs = asker.pairs
 
         async def slow(*args: Any, **options: Any) -> AsyncIterator[tuple[bytes, bytes]]:
             async for one in pairs(*args, **options):
                 yield one
             async with asyncio.timeout(PATIENCE_S):
-                await _both(pair, tasks([3_000]))
+                await both(pair, tasks([3_000]))
 
         monkeypatch.setattr(asker, "pairs", slow)
         expected = [*(await pair[1].ids()), 3_000]
@@ -198,13 +166,13 @@ class TestCameBackOlder:
         before = redis_server.snapshot()
         rows = {i: TaskRow(i, i, "t", bytes(200)) for i in range(2_000, 3_000)}
         assert len(rows) * 200 > APART_BYTES_MIN, "kept apart"
-        await _both(pair, Effects(enqueued=rows))
-        await _both(pair, ended(range(1_000, 1_100)))
-        await _both(pair, Effects(progress={(2_000, "g"): in_flight(2_000, "g")}))
+        await both(pair, Effects(enqueued=rows))
+        await both(pair, ended(range(1_000, 1_100)))
+        await both(pair, Effects(progress={(2_000, "g"): in_flight(2_000, "g")}))
         redis_server.restart_from(before)
-        await _both(pair, tasks([3_500]))
+        await both(pair, tasks([3_500]))
         await _compare(pair)
-        assert (_redis(pair[0]).replays, _redis(pair[0]).rewrites) == (1, 0)
+        assert (store(pair[0]).replays, store(pair[0]).rewrites) == (1, 0)
         await pair[0].reopen()
         await pair[1].reopen()
         await _compare(pair)
@@ -214,14 +182,14 @@ class TestCameBackOlder:
     ) -> None:
         log = redis_server.log_tail()
         size_bytes = os.path.getsize(log)
-        await _both(pair, tasks(range(2_000, 2_100)))
+        await both(pair, tasks(range(2_000, 2_100)))
         redis_server.kill()
         assert os.path.getsize(log) > size_bytes
         os.truncate(log, size_bytes + 100)
         redis_server.start()
         await comes(lambda: _verified(pair[0]))
         await _compare(pair)
-        assert _redis(pair[0]).replays == 1
+        assert store(pair[0]).replays == 1
 
     async def test_twice_in_a_row(
         self, make: Make, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
@@ -232,16 +200,16 @@ class TestCameBackOlder:
         await subject.commit(tasks([1]))
         before = redis_server.snapshot()
         await subject.commit(tasks([2]))
-        history = _redis(subject)._writer._history
+        history = store(subject)._writer._history
         history._batches[-1].at_s -= 58.5
         redis_server.restart_from(before)
         await comes(lambda: _verified(subject))
         await asyncio.sleep(1.6)  # real time: the first of the two confirmations is too old now
-        await _taken(subject, tasks([3]))
+        await taken(subject, tasks([3]))
         redis_server.restart_from(before)
         await comes(lambda: _verified(subject))
         assert await subject.ids() == [1, 2, 3]
-        assert _redis(subject).replays == 2
+        assert store(subject).replays == 2
 
     async def test_old_batches_are_let_go_of_only_while_redis_has_them(
         self, make: Make, redis_server: RedisServer
@@ -249,7 +217,7 @@ class TestCameBackOlder:
         """Also without further batches; and an absence makes nothing old."""
         subject = make("mirror=no&keep_ms=1500")
         await subject.open()
-        history = _redis(subject)._writer._history
+        history = store(subject)._writer._history
         before = redis_server.snapshot()
         await subject.commit(tasks([1]))
         redis_server.kill()
@@ -264,7 +232,7 @@ class TestCameBackOlder:
 async def _verified(subject: Subject) -> bool:
     await subject.store.verify()
     try:
-        await _redis(subject)._reader._asker.glance()
+        await store(subject)._reader._asker.glance()
     except StoreForgot:
         raise
     except StoreError:
@@ -311,15 +279,13 @@ class TestCameBackWithoutMore:
     @pytest.mark.parametrize("lost", ["older", "empty"], indirect=True)
     @pytest.mark.parametrize("noticed_by", ["commit", "read", "verify", "scan"])
     async def test_stops_for_good_and_says_what_to_do(self, lost: Subject, noticed_by: str) -> None:
-        store = lost.store
-
         async def notice() -> object:
             if noticed_by == "commit":
-                return await _taken(lost, tasks([1_002]))
+                return await taken(lost, tasks([1_002]))
             if noticed_by == "read":
-                return await store.read([1_000])
+                return await lost.store.read([1_000])
             if noticed_by == "scan":
-                return await store.scan(-1, 10, None)
+                return await lost.store.scan(-1, 10, None)
             return await comes(lambda: _verified(lost))
 
         with pytest.raises(StoreForgot, match="came back (older|empty).*`tickwheel restore`") as e:
@@ -328,15 +294,15 @@ class TestCameBackWithoutMore:
         with pytest.raises(StoreForgot):
             await lost.commit(ended([1_000]))
         with pytest.raises(StoreForgot):
-            await store.verify()
-        assert (_redis(lost).replays, _redis(lost).rewrites) == (0, 0)
+            await lost.store.verify()
+        assert (store(lost).replays, store(lost).rewrites) == (0, 0)
 
     @pytest.mark.parametrize("lost", ["older", "empty"], indirect=True)
     async def test_nobody_goes_on_with_what_is_left(
         self, lost: Subject, make: Make, redis_server: RedisServer
     ) -> None:
         with pytest.raises(StoreForgot):
-            await _taken(lost, tasks([1_002]))
+            await taken(lost, tasks([1_002]))
         tasks_before = redis_server.call("HLEN", "{tw:default:0}:task")
         for query in ("mirror=no", "mirror=yes"):
             with pytest.raises(StoreUnusable, match="lacks what tester had confirmed.*restore"):
@@ -363,7 +329,7 @@ class TestCameBackWithoutMore:
         other = make()
         await other.open()
         with pytest.raises(StoreError):
-            await _taken(lost, tasks([1_002]))
+            await taken(lost, tasks([1_002]))
         await other.commit(tasks([1]))
         assert await other.ids() == [1]
 
