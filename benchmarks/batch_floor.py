@@ -33,8 +33,7 @@ from benchmarks.redis_server import Redis, TickwheelOnRedis, find_redis
 from benchmarks.servers import Echo, Server, Tickwheel
 from benchmarks.wire import Control, FrameCounter, connect
 from tickwheel.api.frames import FrameType
-from tickwheel.model.effects import Effects, keyed
-from tickwheel.model.kinds import SESSION
+from tickwheel.model.kinds import SESSION, Effects, keyed
 from tickwheel.model.records import ID_STEP, SessionRow, TaskRow
 from tickwheel.persistence.redis.connection import connect as connect_driver
 from tickwheel.persistence.redis.driver import options_from, pack

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from support.engine_rig import Rig
 from tickwheel.engine.state import Batch, strip_ended
-from tickwheel.model.effects import Effects
-from tickwheel.model.kinds import SESSION
+from tickwheel.model.kinds import SESSION, Effects
 from tickwheel.model.records import Outcome, TaskRow
 
 KEY = b"k" * 16

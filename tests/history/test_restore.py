@@ -36,8 +36,7 @@ from tickwheel.errors import BadRequest, Conflict, NotFound
 from tickwheel.history import segments
 from tickwheel.history.lines import Kind
 from tickwheel.history.restore import Plan, restore
-from tickwheel.model.effects import keyed
-from tickwheel.model.kinds import PAUSED_KEY, SESSION, PausedKey
+from tickwheel.model.kinds import PAUSED_KEY, SESSION, PausedKey, keyed
 from tickwheel.model.policies import BUILT_IN, RetryPolicy
 from tickwheel.model.records import (
     ID_STEP,

@@ -20,8 +20,7 @@ from support.restore_rig import STARTED, held, make_backup, restored, run, stopp
 from tickwheel.history.daemon import Recorder, schedule_map
 from tickwheel.history.fold import Fold, Owners
 from tickwheel.history.lines import Kind
-from tickwheel.model.effects import keyed
-from tickwheel.model.kinds import SCHEDULE, Run, Schedule, ScheduleRow
+from tickwheel.model.kinds import SCHEDULE, Run, Schedule, ScheduleRow, keyed
 from tickwheel.model.policies import RetryPolicy
 from tickwheel.model.records import TaskOptions
 

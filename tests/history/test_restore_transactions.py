@@ -11,7 +11,6 @@ from history.test_restore_model import lines
 from support.history_rig import NOW_MS, write
 from support.restore_rig import STARTED, held, make_backup, restored, run, stopped, url
 from tickwheel.history.lines import Kind
-from tickwheel.model.effects import keyed
 from tickwheel.model.kinds import (
     TRANSACTION,
     Half,
@@ -19,6 +18,7 @@ from tickwheel.model.kinds import (
     TransactionRow,
     TransactionState,
     key_of,
+    keyed,
 )
 from tickwheel.model.records import TaskOptions
 

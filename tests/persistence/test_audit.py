@@ -9,8 +9,7 @@ import pytest
 
 from persistence.store_subject import Subject
 from support.store_rows import DEAD, PROGRESS, SESSIONS, TASKS, ended, everything, tasks
-from tickwheel.model.effects import Effects, keyed
-from tickwheel.model.kinds import GROUP
+from tickwheel.model.kinds import GROUP, Effects, keyed
 from tickwheel.model.records import (
     ID_STEP,
     GroupRow,

@@ -27,7 +27,6 @@ from support.store_rows import (
     in_flight,
     tasks,
 )
-from tickwheel.model.effects import Effects, keyed
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.kinds import (
     BULK,
@@ -36,9 +35,11 @@ from tickwheel.model.kinds import (
     SESSION,
     TRANSACTION,
     BulkRow,
+    Effects,
     TransactionRow,
     TransactionState,
     key_of,
+    keyed,
 )
 from tickwheel.model.records import (
     ID_STEP,

@@ -10,8 +10,7 @@ import pytest
 from persistence.store_subject import Subject
 from support.redis_server import RedisServer
 from support.store_rows import dropped, everything
-from tickwheel.model.effects import Effects, keyed
-from tickwheel.model.kinds import GROUP, KINDS, Kind
+from tickwheel.model.kinds import GROUP, KINDS, Effects, Kind, keyed
 from tickwheel.model.records import GroupRow
 from tickwheel.persistence import codec, open_url
 from tickwheel.persistence.audit import check

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from persistence.store_subject import Subject
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.model.records import (
     ID_STEP,
     DeadRow,

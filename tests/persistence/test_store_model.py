@@ -19,7 +19,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tickwheel.model.effects import Effects, RecordKey
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.kinds import (
     BULK,
@@ -28,8 +27,10 @@ from tickwheel.model.kinds import (
     TRANSACTION,
     Bulk,
     BulkRow,
+    Effects,
     Half,
     Halves,
+    RecordKey,
     Selection,
     TransactionRow,
     TransactionState,

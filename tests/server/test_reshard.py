@@ -14,7 +14,6 @@ import pytest
 
 from support.shards import key_in
 from tickwheel.errors import BadRequest, Conflict, TickwheelError
-from tickwheel.model.effects import Effects, keyed
 from tickwheel.model.kinds import (
     BULK,
     GROUP,
@@ -27,6 +26,7 @@ from tickwheel.model.kinds import (
     Bulk,
     BulkRow,
     BulkState,
+    Effects,
     Half,
     Halves,
     Kind,
@@ -37,6 +37,7 @@ from tickwheel.model.kinds import (
     TargetRow,
     TransactionRow,
     TransactionState,
+    keyed,
 )
 from tickwheel.model.records import (
     BY_DUE_ALONE,

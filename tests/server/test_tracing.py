@@ -16,7 +16,7 @@ from support.waiting import comes
 from tickwheel.clock import Clock
 from tickwheel.engine.topics import Dispatch, Group, Subscriber, Topic
 from tickwheel.errors import BadRequest
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.model.lateness import Cause
 from tickwheel.model.records import NO_PAST, TaskOptions, TaskRow
 from tickwheel.server import tracing as module

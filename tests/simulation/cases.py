@@ -24,7 +24,7 @@ from simulation.network import Network
 from simulation.store import STORE, Server
 from simulation.world import GENTLE_EACH, World, simulate
 from tickwheel.client.connection import Connection
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.persistence.contract import StoreError
 from tickwheel.server.lease import Leadership
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from simulation.network import APART_S
-from tickwheel.model.effects import Effects, ProgressKey
+from tickwheel.model.kinds import Effects, ProgressKey
 from tickwheel.persistence.contract import (
     CommitRefused,
     CommitUnknown,

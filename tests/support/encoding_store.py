@@ -16,7 +16,7 @@ from tickwheel.persistence.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from tickwheel.history.daemon import Recorder
-    from tickwheel.model.effects import Effects
+    from tickwheel.model.kinds import Effects
 
 ENDINGS_MAX = 10_000
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from tickwheel.model.effects import Effects, ProgressKey
 from tickwheel.model.kinds import (
     BULK,
     GROUP,
@@ -18,9 +17,11 @@ from tickwheel.model.kinds import (
     TARGET,
     TRANSACTION,
     BulkRow,
+    Effects,
     Halves,
     Kind,
     PausedKey,
+    ProgressKey,
     ScheduleRow,
     TargetRow,
     TransactionKey,

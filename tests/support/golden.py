@@ -37,7 +37,6 @@ from support.store_rows import (
     TRANSACTIONS,
     everything,
 )
-from tickwheel.model.effects import Effects, keyed
 from tickwheel.model.kinds import (
     BULK,
     GROUP,
@@ -46,10 +45,12 @@ from tickwheel.model.kinds import (
     SESSION,
     TARGET,
     TRANSACTION,
+    Effects,
     Kind,
     TransactionRow,
     TransactionState,
     key_of,
+    keyed,
 )
 from tickwheel.model.records import ID_STEP, Outcome, Past, TaskOptions, TaskRow
 from tickwheel.persistence import codec

@@ -10,8 +10,7 @@ from typing import Any
 from support.history_rig import HOUR_MS, NOW_MS, Record
 from tickwheel.history.lines import Kind
 from tickwheel.history.restore import Plan, Report, restore
-from tickwheel.model.effects import Effects, RecordKey, keyed
-from tickwheel.model.kinds import GROUP
+from tickwheel.model.kinds import GROUP, Effects, RecordKey, keyed
 from tickwheel.model.records import BY_DUE_ALONE, DeadRow, GroupRow, ProgressRow, TaskRow
 from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import Opened, Small, StoredTask

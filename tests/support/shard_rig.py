@@ -17,7 +17,7 @@ from tickwheel.api.frames import PROTOCOL_VERSION
 from tickwheel.api.frames import FrameType as T
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol import Decoder, Frame, encode
 from tickwheel.server.logins import Logins

@@ -7,19 +7,20 @@ from typing import Any
 
 from support.encodings import LONGEST as ENCODING_LONGEST
 from support.traces import HIGHEST, TRACE
-from tickwheel.model.effects import Effects, RecordKey, keyed
 from tickwheel.model.kinds import (
     GROUP,
     SESSION,
     Bulk,
     BulkRow,
     BulkState,
+    Effects,
     Half,
     Halves,
     Key,
     Kind,
     PausedKey,
     Reach,
+    RecordKey,
     Run,
     Schedule,
     ScheduleRow,
@@ -27,6 +28,7 @@ from tickwheel.model.kinds import (
     TargetRow,
     TransactionRow,
     TransactionState,
+    keyed,
 )
 from tickwheel.model.policies import BUILT_IN, Coalescing, RetryPolicy
 from tickwheel.model.records import (

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tickwheel.wheel import ring, timing
+from tickwheel.wheel import buckets, timing
 from tickwheel.wheel.buckets import Near
 from tickwheel.wheel.timing import AHEAD_MAX, WORK_MAX, TimingWheel
 
@@ -320,7 +320,7 @@ def test_one_advance_moves_a_bounded_number_of_handles(monkeypatch: pytest.Monke
 
 def test_a_rotation_enters_the_ring_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "AHEAD_MAX", 10)
-    monkeypatch.setattr(ring, "CHUNK_ENTRIES", 16)
+    monkeypatch.setattr(buckets, "CHUNK_ENTRIES", 16)
     wheel = small()
     wheel.add_many(range(100), [100 + k % 7 for k in range(100)])
     now_ms, steps = 40, 0

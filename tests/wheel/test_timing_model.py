@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tickwheel.wheel import buckets, ring, timing
+from tickwheel.wheel import buckets, timing
 from tickwheel.wheel.timing import TimingWheel
 
 START_MS = 1_000
@@ -225,9 +225,9 @@ class TinyLimitsMachine(TimingMachine):
     patches: ClassVar[list[tuple[object, str, int]]] = [
         (timing, "WORK_MAX", 5),
         (timing, "AHEAD_MAX", 2),
-        (ring, "TOMBS_MIN", 2),
-        (ring, "DENSE_PER_SLOT", 1),
-        (ring, "CHUNK_ENTRIES", 4),
+        (buckets, "TOMBS_MIN", 2),
+        (buckets, "DENSE_PER_SLOT", 1),
+        (buckets, "CHUNK_ENTRIES", 4),
         (buckets, "SMALL", 2),
         (buckets, "SPENT_MIN", 1),
     ]

@@ -22,7 +22,7 @@ Rules, for what is durable (a group's row, a task's row):
 5. **First.** The first group of a topic begins at 0. While a topic has only one group, that
    group gets everything.
 6. **Filter.** Of what a group is owed by 1 to 5 its filter leaves out what it does not want. Which
-   filter that is, follows from the task's due time and place (``filtering.py``); a task that was
+   filter that is, follows from the task's due time and place (``model.filters``); a task that was
    moved, and that a former filter would wrongly judge, gets a new place. What a group has a record
    of it was owed. A task that every group's filter leaves out ends.
 7. **Again.** A task that stands for another (``TaskOptions.replayed``) is owed to the group that

@@ -50,10 +50,9 @@ from tickwheel.engine.topics import (
     ttl_end_ms,
 )
 from tickwheel.engine.transaction_registry import Transaction, TransactionRegistry
-from tickwheel.model.effects import Effects
 from tickwheel.model.filters import STEPS_PER_TICK
 from tickwheel.model.key_hash import KeyHash
-from tickwheel.model.kinds import TargetRow
+from tickwheel.model.kinds import Effects, TargetRow
 from tickwheel.model.policies import BUILT_IN, DEFAULT, Merging, PolicyRef, RetryPolicy
 from tickwheel.model.records import (
     DEFAULT_GROUP,

@@ -39,8 +39,7 @@ from tickwheel.history import segments
 from tickwheel.history.fold import ENDINGS_MAX, Fold, Owners, Task, is_done
 from tickwheel.history.read import Replay, Replayed
 from tickwheel.history.segments import HOUR_MS, STATE, Event
-from tickwheel.model.effects import Effects, RecordKey, keyed
-from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, TRANSACTION
+from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, TRANSACTION, Effects, RecordKey, keyed
 from tickwheel.model.records import ID_STEP, GroupRow, Outcome, ProgressRow, ProgressState, id_floor
 from tickwheel.persistence import open_election, open_url, parse, without_secrets
 from tickwheel.persistence.codec import in_batches

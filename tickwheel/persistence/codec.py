@@ -47,7 +47,7 @@ from tickwheel.persistence.contract import StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from tickwheel.model.effects import RecordKey
+    from tickwheel.model.kinds import RecordKey
 
 
 VERSION = 1

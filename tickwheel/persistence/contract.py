@@ -25,8 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from tickwheel.errors import TickwheelError
-from tickwheel.model.effects import Effects, ProgressKey, RecordKey
-from tickwheel.model.kinds import Kind
+from tickwheel.model.kinds import Effects, Kind, ProgressKey, RecordKey
 from tickwheel.model.records import (
     NO_BODY,
     DeadRow,

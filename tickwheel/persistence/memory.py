@@ -18,8 +18,8 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from tickwheel import failpoints
-from tickwheel.model.effects import Effects, ProgressKey, RecordKey
 from tickwheel.model.key_hash import SEED_BYTES, KeyHash
+from tickwheel.model.kinds import Effects, ProgressKey, RecordKey
 from tickwheel.model.records import (
     NO_BODY,
     DeadRow,

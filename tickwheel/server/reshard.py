@@ -43,7 +43,6 @@ from tickwheel.engine.ownership import owing
 from tickwheel.errors import BadRequest, Conflict, shown
 from tickwheel.history.restore import Filler
 from tickwheel.limits import SHARDS_MAX
-from tickwheel.model.effects import RecordKey, keyed
 from tickwheel.model.filters import is_before
 from tickwheel.model.kinds import (
     BULK,
@@ -58,9 +57,11 @@ from tickwheel.model.kinds import (
     Halves,
     Kind,
     PausedKey,
+    RecordKey,
     ScheduleRow,
     TargetRow,
     TransactionRow,
+    keyed,
 )
 from tickwheel.model.records import (
     BY_DUE_ALONE,

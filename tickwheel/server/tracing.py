@@ -40,7 +40,7 @@ from tickwheel.version import __version__
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.engine.topics import Dispatch
-    from tickwheel.model.effects import Effects
+    from tickwheel.model.kinds import Effects
     from tickwheel.model.lateness import Causes
     from tickwheel.server.settings import Settings
 

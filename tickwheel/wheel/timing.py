@@ -42,7 +42,7 @@ Invariants:
 * A millisecond fires only when nothing with a lower due_ms is left in any place, and in order
   of arrival.
 * One ``advance`` moves about WORK_MAX handles between places at most, however large a bucket
-  is. What cannot be cut is the compaction of one bucket by ``cancel`` (see ``ring.py``).
+  is. What cannot be cut is the compaction of one bucket by ``cancel`` (see ``Ring``).
 
 ``Windows`` chooses for each task the tick of its due window that has the fewest. What ticks have is
 asked of the wheel, a page of ticks at a time, and kept for ``KEPT_MS`` as a tree of minima, so that
@@ -64,8 +64,7 @@ from collections.abc import Set as AbstractSet
 from functools import cache
 from heapq import heapify, heapreplace
 
-from tickwheel.wheel.buckets import IdQueue, Near
-from tickwheel.wheel.ring import Ring
+from tickwheel.wheel.buckets import IdQueue, Near, Ring
 
 WORK_MAX = 32_768
 """Handles that one ``advance`` moves at most when something is due (about 5 ms)."""

@@ -11,7 +11,7 @@ from persistence.store_subject import OWNER, Subject
 from support.redis_server import RedisServer
 from support.store_rows import tasks
 from support.waiting import comes
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreUnusable
 from tickwheel.persistence.redis import RedisStore, options_from
 

@@ -15,7 +15,7 @@ from support.redis_groups import Cluster, ask, asking, catch_up, slot_of
 from support.redis_server import RedisServer
 from support.store_rows import everything, in_flight, tasks
 from support.waiting import comes
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import (
     CommitRefused,

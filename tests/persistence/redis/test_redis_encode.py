@@ -7,7 +7,7 @@ import msgpack
 import pytest
 
 from support.store_rows import ended, in_flight, tasks
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.model.records import TaskRow
 from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis import layout

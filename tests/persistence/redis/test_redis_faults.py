@@ -18,8 +18,7 @@ from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
 from support.store_rows import ended, in_flight, tasks
 from support.waiting import comes
-from tickwheel.model.effects import Effects, keyed
-from tickwheel.model.kinds import GROUP
+from tickwheel.model.kinds import GROUP, Effects, keyed
 from tickwheel.model.records import GroupRow, TaskRow
 from tickwheel.persistence.contract import (
     CommitRefused,

@@ -10,8 +10,7 @@ from redis.asyncio import Redis
 from persistence.store_subject import Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, tasks
-from tickwheel.model.effects import Effects, keyed
-from tickwheel.model.kinds import GROUP, SESSION, TRANSACTION, Halves
+from tickwheel.model.kinds import GROUP, SESSION, TRANSACTION, Effects, Halves, keyed
 from tickwheel.model.records import (
     DeadRow,
     GroupRow,

@@ -13,8 +13,7 @@ from persistence.redis.subjects import Make, store
 from persistence.store_subject import Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
-from tickwheel.model.effects import Effects, keyed
-from tickwheel.model.kinds import GROUP, SESSION
+from tickwheel.model.kinds import GROUP, SESSION, Effects, keyed
 from tickwheel.model.records import DeadRow, GroupRow, SessionRow, TaskRow
 from tickwheel.persistence import open_url
 from tickwheel.persistence.codec import decode_heads

@@ -16,7 +16,7 @@ from persistence.store_subject import OWNER, Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
 from support.waiting import comes, rest
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.model.records import TaskRow
 from tickwheel.persistence.contract import (
     CommitRefused,

@@ -11,7 +11,7 @@ import pytest
 from persistence.store_subject import OWNER, Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.persistence.contract import Claim, Leader, NodeRecord, StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, opening, options_from
 from tickwheel.persistence.redis.store import RedisElection, RedisNodes

@@ -16,7 +16,7 @@ from persistence.store_subject import Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
 from support.waiting import comes
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.model.records import TaskOptions, TaskRow
 from tickwheel.persistence.contract import (
     StoreError,

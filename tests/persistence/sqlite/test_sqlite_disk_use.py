@@ -11,8 +11,7 @@ from persistence.store_subject import Subject
 from support.stand_in import stand_in
 from support.store_rows import HALVES, dropped, tasks
 from tickwheel import disk
-from tickwheel.model.effects import Effects, keyed
-from tickwheel.model.kinds import TRANSACTION, key_of
+from tickwheel.model.kinds import TRANSACTION, Effects, key_of, keyed
 from tickwheel.model.records import Outcome
 from tickwheel.persistence.contract import CommitRefused, StoreUnusable
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, database, options_from

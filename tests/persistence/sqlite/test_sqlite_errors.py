@@ -13,7 +13,7 @@ import pytest
 
 from persistence.store_subject import OWNER, Subject
 from support.store_rows import ended, tasks
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.model.records import TaskRow
 from tickwheel.persistence.contract import (
     CommitRefused,

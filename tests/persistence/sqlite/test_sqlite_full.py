@@ -17,8 +17,7 @@ import pytest
 
 from persistence.store_subject import Subject
 from support.store_rows import ended, in_flight, tasks
-from tickwheel.model.effects import Effects, RecordKey, keyed
-from tickwheel.model.kinds import SESSION
+from tickwheel.model.kinds import SESSION, Effects, RecordKey, keyed
 from tickwheel.model.records import SessionRow
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore

@@ -11,7 +11,7 @@ import pytest
 from persistence.store_subject import Subject
 from support.store_rows import ended, in_flight, tasks
 from tickwheel import failpoints
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.database import connect_reader
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from persistence.store_subject import Subject
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.model.records import ID_STEP, TaskRow
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite import store as sqlite_recovery

@@ -15,8 +15,7 @@ import tickwheel
 from persistence.store_subject import Subject
 from support.stand_in import stand_in
 from support.store_rows import dropped, ended, in_flight, tasks
-from tickwheel.model.effects import Effects, keyed
-from tickwheel.model.kinds import SESSION
+from tickwheel.model.kinds import SESSION, Effects, keyed
 from tickwheel.model.records import ID_STEP, DeadRow, Outcome, SessionRow, TaskOptions, TaskRow
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, database, packs
 from tickwheel.persistence.sqlite.database import PAGE_BYTES

@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 
 from tickwheel.engine.state import Core, EngineConfig
 from tickwheel.engine.topics import Group
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.logs import configure

@@ -16,7 +16,7 @@ from tickwheel.engine.sessions import StoredAnswer
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
 from tickwheel.history.daemon import History
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.model.records import Outcome
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreBroken
 from tickwheel.persistence.memory import MemoryStore

@@ -13,8 +13,8 @@ from support.in_process import InProcess
 from support.shard_rig import Peer
 from tickwheel.api.frames import FrameType as T
 from tickwheel.limits import Limits
-from tickwheel.model.effects import Effects
 from tickwheel.model.key_hash import KeyHash
+from tickwheel.model.kinds import Effects
 from tickwheel.protocol import encode
 
 FAR_MS = 3_600_000

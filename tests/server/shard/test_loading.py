@@ -10,8 +10,7 @@ import pytest
 from support.waiting import soon
 from tickwheel import Client, Task
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
-from tickwheel.model.effects import Effects, keyed
-from tickwheel.model.kinds import GROUP
+from tickwheel.model.kinds import GROUP, Effects, keyed
 from tickwheel.model.records import ID_STEP, GroupRow, TaskRow, id_floor
 from tickwheel.persistence.contract import Handles
 from tickwheel.persistence.memory import MemoryStore

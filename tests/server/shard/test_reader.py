@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from server.shard.holey_store import HoleyStore
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.state import Batch, EngineConfig, rejoin, strip_ended
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.model.records import NO_BODY, DeadRow, Outcome, ProgressRow, ProgressState, TaskRow
 from tickwheel.persistence.contract import Heads, StoredTask
 from tickwheel.persistence.memory import MemoryStore

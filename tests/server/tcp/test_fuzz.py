@@ -28,8 +28,7 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BY_CODE
 from tickwheel.limits import Limits
 from tickwheel.model import policies as retries
-from tickwheel.model.effects import Effects
-from tickwheel.model.kinds import GROUP
+from tickwheel.model.kinds import GROUP, Effects
 from tickwheel.model.records import ATTEMPT_MAX
 from tickwheel.persistence import codec
 from tickwheel.persistence.audit import check

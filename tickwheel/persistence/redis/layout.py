@@ -70,8 +70,7 @@ from itertools import chain, islice
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.model.effects import RecordKey
-from tickwheel.model.kinds import Kind
+from tickwheel.model.kinds import Kind, RecordKey
 from tickwheel.model.records import ProgressRow, ProgressState
 from tickwheel.persistence.codec import (
     encode_dead,
@@ -87,7 +86,7 @@ from tickwheel.persistence.redis.driver import Packed, joined, pack_args
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from tickwheel.model.effects import Effects
+    from tickwheel.model.kinds import Effects
     from tickwheel.model.records import TaskRow
 
 LAYOUT = 1

@@ -19,7 +19,7 @@ from itertools import accumulate, chain, islice
 from operator import lt
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tickwheel.model.effects import Effects, ProgressKey, RecordKey
+from tickwheel.model.kinds import Effects, ProgressKey, RecordKey
 from tickwheel.persistence.codec import (
     decode_dead,
     decode_endings,

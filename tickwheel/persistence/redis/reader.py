@@ -48,7 +48,7 @@ from tickwheel.persistence.redis.layout import (
 )
 
 if TYPE_CHECKING:
-    from tickwheel.model.effects import Effects, ProgressKey
+    from tickwheel.model.kinds import Effects, ProgressKey
     from tickwheel.persistence.redis.connection import Connection
     from tickwheel.persistence.redis.driver import RedisOptions
     from tickwheel.persistence.redis.mirror import Mirror

@@ -39,8 +39,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tickwheel import failpoints
-from tickwheel.model.effects import Effects
 from tickwheel.model.key_hash import KeyHash
+from tickwheel.model.kinds import Effects
 from tickwheel.model.records import Outcome
 from tickwheel.persistence.codec import (
     Heads,
@@ -72,7 +72,7 @@ from tickwheel.persistence.redis.reader import ReadClient, Reader
 from tickwheel.persistence.redis.writer import Writer
 
 if TYPE_CHECKING:
-    from tickwheel.model.effects import Effects
+    from tickwheel.model.kinds import Effects
     from tickwheel.persistence.redis.mirror import Mirror
     from tickwheel.persistence.redis.reader import ReadClient
     from tickwheel.persistence.redis.writer import Tally, Writer

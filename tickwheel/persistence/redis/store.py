@@ -23,8 +23,8 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from tickwheel.limits import NODES_MAX
-from tickwheel.model.effects import Effects, ProgressKey
 from tickwheel.model.key_hash import SEED_BYTES, KeyHash
+from tickwheel.model.kinds import Effects, ProgressKey
 from tickwheel.model.records import DeadRow
 from tickwheel.persistence.contract import (
     Claim,

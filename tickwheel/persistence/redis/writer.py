@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from mmap import mmap
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tickwheel.model.effects import Effects
+from tickwheel.model.kinds import Effects
 from tickwheel.persistence.codec import decode_task
 from tickwheel.persistence.contract import (
     CommitRefused,
@@ -75,7 +75,7 @@ from tickwheel.persistence.redis.layout import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
-    from tickwheel.model.effects import Effects
+    from tickwheel.model.kinds import Effects
     from tickwheel.persistence.redis.connection import Connection
     from tickwheel.persistence.redis.driver import RedisOptions
     from tickwheel.persistence.redis.layout import Keys

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, chain, compress, islice, pairwise
 from typing import Any
 
-from tickwheel.model.effects import ProgressKey
+from tickwheel.model.kinds import ProgressKey
 from tickwheel.model.records import (
     ID_STEP,
     DeadRow,

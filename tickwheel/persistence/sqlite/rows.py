@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from tickwheel.model.effects import Effects, RecordKey
+    from tickwheel.model.kinds import Effects, RecordKey
     from tickwheel.model.records import TaskRow
 
 ROWS_MAX = 512

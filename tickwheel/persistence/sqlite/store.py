@@ -71,7 +71,7 @@ from tickwheel.persistence.sqlite.writer import Writer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-    from tickwheel.model.effects import Effects, ProgressKey
+    from tickwheel.model.kinds import Effects, ProgressKey
     from tickwheel.model.records import DeadRow
 
 PACKS_AT_ONCE = 1_000

@@ -70,7 +70,7 @@ from tickwheel.persistence.sqlite.rows import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from tickwheel.model.effects import Effects
+    from tickwheel.model.kinds import Effects
     from tickwheel.model.records import Outcome, TaskRow
     from tickwheel.persistence.sqlite.database import SqliteOptions
 

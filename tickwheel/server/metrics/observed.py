@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Item
-    from tickwheel.model.effects import Effects
+    from tickwheel.model.kinds import Effects
 
 COMMIT_BOUNDS_S = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.state import Core
     from tickwheel.engine.timetables import Planned
     from tickwheel.engine.topics import Group, Replay, Topic
-    from tickwheel.model.effects import ProgressKey
+    from tickwheel.model.kinds import ProgressKey
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.parts import Parts
 

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tickwheel.engine.topics import Group
 from tickwheel.errors import Overloaded, RowMissing, TickwheelError
-from tickwheel.model.effects import Effects, ProgressKey
+from tickwheel.model.kinds import Effects, ProgressKey
 from tickwheel.model.lateness import SLOW_MS, Cause
 from tickwheel.model.records import NO_BODY, TaskSnapshot, task_bytes
 from tickwheel.persistence.contract import Heads, Moves, Store, StoreAway, head_row, is_cut
