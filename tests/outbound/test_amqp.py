@@ -18,7 +18,7 @@ from support.waiting import comes
 from tests.outbound.brokers import declare_queue, drained
 from tests.outbound.conftest import in_time, running
 from tickwheel import Retry, Task
-from tickwheel.outbound import amqp, runner
+from tickwheel.outbound import forward, runner
 from tickwheel.outbound.target import target_of
 from tickwheel.testing import TestWheel
 
@@ -159,7 +159,7 @@ async def test_what_keeps_it_from_connecting_is_the_reason(
 async def test_a_broker_that_hangs_is_given_up_and_gets_all_later(
     wheel: TestWheel, server: RabbitServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(amqp, "ANSWER_S", 1.5)
+    monkeypatch.setattr(forward, "ANSWER_S", 1.5)
     monkeypatch.setattr(runner, "CONNECT_S", 3.0)
     await declare_queue(server, "hangs")
     await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=1, retries=100))

@@ -17,7 +17,7 @@ from support.redis_server import RedisServer
 from support.waiting import comes
 from tests.outbound.conftest import PASSWORD, in_time, running
 from tickwheel import Retry
-from tickwheel.outbound import redis_stream, runner
+from tickwheel.outbound import forward, runner
 from tickwheel.outbound.target import target_of
 from tickwheel.testing import TestWheel
 
@@ -190,7 +190,7 @@ async def test_a_server_that_takes_nothing_is_a_target_that_fails(
 async def test_a_server_that_hangs_is_given_up_and_one_that_is_back_gets_all(
     wheel: TestWheel, server: RedisServer, redis: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_stream, "ANSWER_S", 1.0)
+    monkeypatch.setattr(forward, "ANSWER_S", 1.0)
     await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=1, retries=5))
     async with running(wheel.client, to(server, "stream=s")) as made:
         await wheel.client.enqueue("t", b"first")

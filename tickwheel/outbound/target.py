@@ -65,13 +65,11 @@ Factory = Callable[[str, str | None], Target]
 
 ENTRY_POINTS: Final = "tickwheel.targets"
 _OURS: Final = {
-    "redis": "tickwheel.outbound.redis_stream:redis_target",
-    "rediss": "tickwheel.outbound.redis_stream:redis_target",
-    "amqp": "tickwheel.outbound.amqp:amqp_target",
-    "amqps": "tickwheel.outbound.amqp:amqp_target",
-    "kafka": "tickwheel.outbound.kafka:kafka_target",
-    "kafkas": "tickwheel.outbound.kafka:kafka_target",
-}
+    "redis": "redis_target", "rediss": "redis_target",
+    "amqp": "amqp_target", "amqps": "amqp_target",
+    "kafka": "kafka_target", "kafkas": "kafka_target",
+}  # fmt: skip
+"""Scheme → the function of ``forward.py``."""
 
 
 def target_of(url: str, secret: str | None = None) -> Target:
@@ -83,9 +81,8 @@ def target_of(url: str, secret: str | None = None) -> Target:
 
 def _factory(scheme: str) -> Factory:
     if scheme in _OURS:
-        module, _, name = _OURS[scheme].partition(":")
-        found: Factory = getattr(import_module(module), name)
-        return found
+        ours: Factory = getattr(import_module("tickwheel.outbound.forward"), _OURS[scheme])
+        return ours
     theirs = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if scheme in theirs:
         loaded: Factory = theirs[scheme].load()
