@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.api.kinds import PROPERTIES
-from tickwheel.client.new_task import Task
+from tickwheel.client.task_options import Task
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits

@@ -38,8 +38,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CHANGED = {
     "tickwheel/client/keywords.py": "    priority: int\n",
     "tickwheel/client/generated.py": "        topic: str | None = None,\n",
-    "tickwheel/client/new_task.py": "    retry: Retry | None = None\n",
-    "tickwheel/client/delivered.py": "    def tag(self) -> str | None:\n",
+    "tickwheel/client/task_options.py": "    def tag(self) -> str | None:\n",
     "tickwheel/server/generated.py": '        found["tag"] = tag\n',
     "docs/protocol.md": "| 23 | PING | none | nil |\n",
 }

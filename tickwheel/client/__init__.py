@@ -51,10 +51,10 @@ from tickwheel.client.keywords import (
     TaskKeywords,
     TaskSelectionKeywords,
 )
-from tickwheel.client.new_task import Task
 from tickwheel.client.producer import Partly
 from tickwheel.client.status import status_at, statuses
 from tickwheel.client.subscription import Subscription
+from tickwheel.client.task_options import Task
 from tickwheel.client.tasks import Receipt, Receipts
 from tickwheel.client.transactions import Check, Transaction
 

@@ -23,11 +23,11 @@ from tickwheel.client.connection import DEFAULT_URL, Open, Trust, connect, is_se
 from tickwheel.client.delivery import Acks, Delivery, seen
 from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Codec, Compression, body_of
 from tickwheel.client.keywords import GroupKeywords, TaskKeywords
-from tickwheel.client.new_task import Task
 from tickwheel.client.producer import Producer, gather_receipts
 from tickwheel.client.reconnector import HEARTBEAT_S, Reconnector
 from tickwheel.client.requests import Calls, read
 from tickwheel.client.subscription import Subscription, Subscriptions, subscribe_options
+from tickwheel.client.task_options import Task
 from tickwheel.client.tasks import (
     CheckedTask,
     Receipt,

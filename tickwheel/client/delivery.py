@@ -17,10 +17,10 @@ from tickwheel.api.frames import FrameType
 from tickwheel.api.times import Duration, duration_ms, moment, seconds
 from tickwheel.api.words import AckWord, ExtendWord, NackWord, RejectWord, ReleaseWord, SnoozeWord
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
-from tickwheel.client.delivered import DeliveredOptions
 from tickwheel.client.encodings import PLAIN, Codec, key_of
 from tickwheel.client.reconnector import Reconnector
 from tickwheel.client.requests import Outbox, Resendable
+from tickwheel.client.task_options import DeliveredOptions
 from tickwheel.errors import NotActive, SendTimeout, TickwheelError
 from tickwheel.protocol import encode
 

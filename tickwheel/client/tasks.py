@@ -24,7 +24,7 @@ from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
 from tickwheel.api.words import Outcome
 from tickwheel.client.encodings import Codec
 from tickwheel.client.keywords import TaskKeywords
-from tickwheel.client.new_task import Task, checked_options, is_bare
+from tickwheel.client.task_options import Task, checked_options, is_bare
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded, shown
 from tickwheel.limits import Limits, delay_of_level
 from tickwheel.protocol import encode

@@ -23,8 +23,8 @@ from tickwheel.api.times import Duration, moment
 from tickwheel.api.words import CountFrom
 from tickwheel.client.connection import LOGGER, Connection
 from tickwheel.client.keywords import TaskKeywords
-from tickwheel.client.new_task import Task
 from tickwheel.client.requests import read
+from tickwheel.client.task_options import Task
 from tickwheel.client.tasks import (
     Receipt,
     WireTask,

@@ -41,7 +41,7 @@ from tickwheel.client.delivery import Delivery
 from tickwheel.client.encodings import content_of, extra
 from tickwheel.client.jobs import Unfit, check_awaits, check_function
 from tickwheel.client.keywords import TaskKeywords
-from tickwheel.client.new_task import Task
+from tickwheel.client.task_options import Task
 from tickwheel.client.tasks import Receipt, TaskChecker, refuse_unknown
 from tickwheel.errors import BadRequest, shown
 from tickwheel.model.policies import parse_duration
