@@ -36,6 +36,28 @@ def test_a_task_comes_due(tickwheel_sync):
 WITHOUT = {"asyncio": ["anyio"], "anyio": ["pytest_asyncio", "asyncio"], "sync": ["asyncio"]}
 
 
+def run(project: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """pytest over a project, with the package and all that is installed here."""
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:xdist",
+            "-p",
+            "no:cacheprovider",
+            *options,
+        ],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": f"{project}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.mark.parametrize("project", PROJECTS)
 def test_the_fixtures_are_there(project: str, tmp_path: Path) -> None:
     text = "from datetime import timedelta\n\n" + PROJECTS[project]
@@ -43,13 +65,17 @@ def test_the_fixtures_are_there(project: str, tmp_path: Path) -> None:
     if project == "anyio":  # as if pytest-asyncio were not installed
         (tmp_path / "pytest_asyncio.py").write_text("raise ImportError('it is not installed')\n")
     without = [word for name in WITHOUT[project] for word in ("-p", f"no:{name}")]
-    options = ("-q", "-p", "no:xdist", "-p", "no:cacheprovider", *without)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run(tmp_path, *without)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_project_with_the_client_alone_is_tested_as_before(tmp_path: Path) -> None:
+    """pytest loads the plugin wherever the package is installed, also without the extra server."""
+    (tmp_path / "test_project.py").write_text(
+        "import sys\n\nimport tickwheel\n\n\ndef test_the_client():\n"
+        "    assert tickwheel.Client and 'tickwheel.testing.plugin' in sys.modules\n"
     )
+    for missing in ("pydantic", "pydantic_settings", "structlog", "uvloop"):
+        (tmp_path / f"{missing}.py").write_text("raise ImportError('it is not installed')\n")
+    done = run(tmp_path, "-p", "no:asyncio")
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr

@@ -11,8 +11,21 @@ clock that the test moves.
 ``TestWheel`` is for programs with an event loop, ``SyncTestWheel`` for those without. With pytest
 there is nothing to import: the fixtures ``tickwheel`` and ``tickwheel_sync`` are there once the
 package is installed. ``WheelCase`` is for unittest. Needs the extra ``server``.
+
+Each name is imported with its first use: pytest loads the fixtures of whoever has the package, also
+of those who have the client alone.
 """
 
-from tickwheel.testing.wheel import StillBusy, SyncTestWheel, TestWheel, WheelCase
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tickwheel.testing.wheel import StillBusy, SyncTestWheel, TestWheel, WheelCase
 
 __all__ = ["StillBusy", "SyncTestWheel", "TestWheel", "WheelCase"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("tickwheel.testing.wheel"), name)
