@@ -39,8 +39,7 @@ from tickwheel.client import Client as AsyncClient
 from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription
 from tickwheel.client.delivery import Delivered, seen
-from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Compression, body_of
-from tickwheel.client.reconnector import HEARTBEAT_S
+from tickwheel.client.encodings import body_of
 from tickwheel.client.subscription import settle_failed
 from tickwheel.client.tasks import Receipt
 from tickwheel.client.transactions import Check
@@ -56,6 +55,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 H = TypeVar("H", bound=Callable[[Check], str | None])
 
+NAME = f"tickwheel-python-sync/{__version__}"
+"""What a client calls itself, unless it is told."""
 PART = 256
 """How many items of a listing are fetched from the client's thread at once."""
 EXIT_S = 1.0
@@ -261,6 +262,19 @@ def _mirrored(
     verb.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
     verb.__module__, verb.__name__, verb.__qualname__ = __name__, name, f"Client.{name}"
     return verb
+
+
+def _taking(
+    method: Callable[Concatenate[Any, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Says of a function that passes its arguments on to ``method`` which ones it takes."""
+
+    def decorate(function: Any) -> Any:
+        *parameters, name = inspect.signature(method).parameters.values()
+        function.__signature__ = inspect.Signature([*parameters, name.replace(default=NAME)])
+        return function
+
+    return decorate
 
 
 def _wait(
@@ -528,34 +542,10 @@ class Client:
     ClientClosed.
     """
 
-    def __init__(
-        self,
-        url: str | None = None,
-        *,
-        token: str | None = None,
-        send_timeout: float = 3.0,
-        retries: int = 2,
-        connect_timeout: float = 10.0,
-        active_timeout: float = 10.0,
-        heartbeat: float = HEARTBEAT_S,
-        ca: str | None = None,
-        client_cert: str | None = None,
-        client_key: str | None = None,
-        compress: Compression | None = None,
-        compress_over: int | None = None,
-        keys: Mapping[str, bytes] | None = None,
-        keys_file: str | os.PathLike[str] | None = None,
-        encrypt_with: str | None = None,
-        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
-        name: str = f"tickwheel-python-sync/{__version__}",
-    ) -> None:
-        self._make: Callable[[], AsyncClient] = functools.partial(
-            AsyncClient, url, token=token, send_timeout=send_timeout, retries=retries,
-            connect_timeout=connect_timeout, active_timeout=active_timeout, heartbeat=heartbeat,
-            name=name, ca=ca, client_cert=client_cert, client_key=client_key, compress=compress,
-            compress_over=compress_over, keys=keys, keys_file=keys_file,
-            encrypt_with=encrypt_with, unpacked_bytes_max=unpacked_bytes_max,
-        )  # fmt: skip
+    @_taking(AsyncClient.__init__)
+    def __init__(self, *given: Any, **options: Any) -> None:
+        options.setdefault("name", NAME)
+        self._make: Callable[[], AsyncClient] = functools.partial(AsyncClient, *given, **options)
         self._codec = self._make()._codec  # what is wrong with the arguments is said here
         self._handlers: dict[str, Callable[[Check], Coroutine[Any, Any, str | None]]] = {}
         """Producer group → the handler of its checks."""

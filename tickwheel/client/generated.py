@@ -90,21 +90,9 @@ class GeneratedVerbs(Verbs):
         what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
         most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
         Overloaded when too many bulk operations are running."""
-        found = await self._selected(
-            "cancel",
-            TaskSelectionKeywords,
-            None if task_id is None else [task_id],
-            topic,
-            key,
-            filter,
-            {},
-            {"rate": rate, "id": id},
-            timeout,
+        return await self._selected(
+            "cancel", task_id, topic, key, filter, {"rate": rate, "id": id}, timeout
         )
-        answer: CancelWord | list[TaskOutcome] | BulkInfo = (
-            found if task_id is None else found[0].status
-        )
-        return answer
 
     async def cancel_many(
         self, ids: Iterable[int], *, timeout: Duration | None = None
@@ -173,19 +161,15 @@ class GeneratedVerbs(Verbs):
 
         ``delay``: from now, ``at``: or at this time, ``shift``: or each so much later than it is,
         which may be negative."""
-        found = await self._selected(
+        return await self._selected(
             "reschedule",
-            TaskSelectionKeywords,
-            None if task_id is None else [task_id],
+            task_id,
             topic,
             key,
             filter,
-            {"delay": delay, "at": at, "shift": shift},
-            {"rate": rate, "id": id},
+            {"rate": rate, "id": id, "delay": delay, "at": at, "shift": shift},
             timeout,
         )
-        answer: TaskOutcome | list[TaskOutcome] | BulkInfo = found if task_id is None else found[0]
-        return answer
 
     async def reschedule_many(
         self,
@@ -263,19 +247,15 @@ class GeneratedVerbs(Verbs):
 
         ``start``: its first moment; by default each task's own due time. ``within``: its length,
         ``end``: or the first moment behind it."""
-        found = await self._selected(
+        return await self._selected(
             "spread",
-            TaskSelectionKeywords,
-            None if task_id is None else [task_id],
+            task_id,
             topic,
             key,
             filter,
-            {"start": start, "within": within, "end": end},
-            {"rate": rate, "id": id},
+            {"rate": rate, "id": id, "start": start, "within": within, "end": end},
             timeout,
         )
-        answer: TaskOutcome | list[TaskOutcome] | BulkInfo = found if task_id is None else found[0]
-        return answer
 
     async def spread_many(
         self,
@@ -327,19 +307,9 @@ class GeneratedVerbs(Verbs):
         what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
         most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
         Overloaded when too many bulk operations are running."""
-        found = await self._selected(
-            "run_now",
-            TaskSelectionKeywords,
-            None if task_id is None else [task_id],
-            topic,
-            key,
-            filter,
-            {},
-            {"rate": rate, "id": id},
-            timeout,
+        return await self._selected(
+            "run_now", task_id, topic, key, filter, {"rate": rate, "id": id}, timeout
         )
-        answer: TaskOutcome | list[TaskOutcome] | BulkInfo = found if task_id is None else found[0]
-        return answer
 
     async def run_now_many(
         self, ids: Iterable[int], *, timeout: Duration | None = None
@@ -441,18 +411,9 @@ class GeneratedVerbs(Verbs):
         what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
         most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
         Overloaded when too many bulk operations are running."""
-        answer: list[RequeueWord] | BulkInfo = await self._selected(
-            "requeue_dead",
-            DeadSelectionKeywords,
-            pairs,
-            topic,
-            None,
-            filter,
-            {},
-            {"rate": rate, "id": id},
-            timeout,
+        return await self._selected(
+            "requeue_dead", pairs, topic, None, filter, {"rate": rate, "id": id}, timeout
         )
-        return answer
 
     @overload
     async def dead_delete(
@@ -485,18 +446,9 @@ class GeneratedVerbs(Verbs):
         what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
         most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
         Overloaded when too many bulk operations are running."""
-        answer: list[DeleteWord] | BulkInfo = await self._selected(
-            "delete_dead",
-            DeadSelectionKeywords,
-            pairs,
-            topic,
-            None,
-            filter,
-            {},
-            {"rate": rate, "id": id},
-            timeout,
+        return await self._selected(
+            "delete_dead", pairs, topic, None, filter, {"rate": rate, "id": id}, timeout
         )
-        return answer
 
     @spelled_out(NewGroupKeywords)
     async def create_group(
@@ -514,10 +466,9 @@ class GeneratedVerbs(Verbs):
         ``start``: it is owed what comes due from "now" on, from the "first" task that is still
         there, or from a moment. ``settings`` are those of NewGroupKeywords."""
         refuse_unknown(settings, NewGroupKeywords, "Client.create_group")
-        answer: GroupSettings = await self._ask(
+        return await self._ask(
             "create_group", {"topic": topic, "group": group, "start": start, **settings}, timeout
         )
-        return answer
 
     @spelled_out(SettingsKeywords)
     async def configure(
@@ -534,10 +485,7 @@ class GeneratedVerbs(Verbs):
 
         ``settings`` are those of SettingsKeywords."""
         refuse_unknown(settings, SettingsKeywords, "Client.configure")
-        answer: GroupSettings = await self._ask(
-            "configure", {"topic": topic, "group": group, **settings}, timeout
-        )
-        return answer
+        return await self._ask("configure", {"topic": topic, "group": group, **settings}, timeout)
 
     async def delete_group(
         self, topic: str, group: str, *, force: bool = False, timeout: Duration | None = None
@@ -546,10 +494,9 @@ class GeneratedVerbs(Verbs):
         then that is gone for it.
 
         ``force``: though it holds tasks, or has subscribers."""
-        answer: GroupHeld = await self._ask(
+        return await self._ask(
             "delete_group", {"topic": topic, "group": group, "force": force}, timeout
         )
-        return answer
 
     async def delete_topic(
         self, topic: str, *, force: bool = False, timeout: Duration | None = None
@@ -560,10 +507,7 @@ class GeneratedVerbs(Verbs):
         and always when a schedule enqueues to it; NotFound.
 
         ``force``: though it holds tasks, or has subscribers."""
-        answer: TopicHeld = await self._ask(
-            "delete_topic", {"topic": topic, "force": force}, timeout
-        )
-        return answer
+        return await self._ask("delete_topic", {"topic": topic, "force": force}, timeout)
 
     async def reset_group(
         self,
@@ -584,7 +528,7 @@ class GeneratedVerbs(Verbs):
         ``to``: a moment, or "first": all that is known. ``rate``: tasks a second at most. ``id``:
         yours: the same request again is the same bulk operation, and another one with it is a
         Conflict; by default a random one."""
-        answer: BulkInfo = await self._ask(
+        return await self._ask(
             "reset_group",
             {
                 "topic": topic,
@@ -595,7 +539,6 @@ class GeneratedVerbs(Verbs):
             },
             timeout,
         )
-        return answer
 
     async def preview_reset(
         self, topic: str, group: str, *, to: datetime | str, timeout: Duration | None = None
@@ -604,10 +547,7 @@ class GeneratedVerbs(Verbs):
         through. Raises NotFound, Overloaded.
 
         ``to``: a moment, or "first": all that is known."""
-        answer: ResetPreview = await self._ask(
-            "preview_reset", {"topic": topic, "group": group, "to": to}, timeout
-        )
-        return answer
+        return await self._ask("preview_reset", {"topic": topic, "group": group, "to": to}, timeout)
 
     async def held_keys(
         self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
@@ -615,10 +555,9 @@ class GeneratedVerbs(Verbs):
         """Order keys that are held until an operator acts, the oldest first. Raises NotFound.
 
         ``limit``: how many at most."""
-        answer: list[HeldKey] = await self._ask(
+        return await self._ask(
             "held_keys", {"topic": topic, "group": group, "limit": limit}, timeout, "keys"
         )
-        return answer
 
     async def paused_keys(
         self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
@@ -627,10 +566,9 @@ class GeneratedVerbs(Verbs):
         Raises NotFound.
 
         ``limit``: how many at most."""
-        answer: list[PausedKey] = await self._ask(
+        return await self._ask(
             "held_keys", {"topic": topic, "group": group, "limit": limit}, timeout, "paused"
         )
-        return answer
 
     async def key_lines(
         self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
@@ -639,10 +577,9 @@ class GeneratedVerbs(Verbs):
         NotFound.
 
         ``limit``: how many at most."""
-        answer: list[KeyLine] = await self._ask(
+        return await self._ask(
             "key_lines", {"topic": topic, "group": group, "limit": limit}, timeout, "lines"
         )
-        return answer
 
     async def release_key(
         self,
@@ -657,7 +594,7 @@ class GeneratedVerbs(Verbs):
         counted anew: "released", or "not_held". Raises NotFound for a group.
 
         ``key``: or the order key."""
-        answer: ReleaseKeyWord = await self._ask_word(
+        return await self._ask_word(
             "release_key",
             {
                 "topic": topic,
@@ -667,7 +604,6 @@ class GeneratedVerbs(Verbs):
             },
             timeout,
         )
-        return answer
 
     async def skip_key(
         self,
@@ -682,7 +618,7 @@ class GeneratedVerbs(Verbs):
         "not_held". Raises NotFound for a group.
 
         ``key``: or the order key."""
-        answer: SkipKeyWord = await self._ask_word(
+        return await self._ask_word(
             "skip_key",
             {
                 "topic": topic,
@@ -692,7 +628,6 @@ class GeneratedVerbs(Verbs):
             },
             timeout,
         )
-        return answer
 
     async def pause_key(
         self,
@@ -709,10 +644,9 @@ class GeneratedVerbs(Verbs):
         group, Conflict for a value of a group without ``fair_by``, LimitExceeded.
 
         ``key``: the order key, ``value``: or the value of fair_by."""
-        answer: KeyPause = await self._ask(
+        return await self._ask(
             "pause_key", {"topic": topic, "group": group, "key": key, "value": value}, timeout
         )
-        return answer
 
     async def resume_key(
         self,
@@ -727,10 +661,9 @@ class GeneratedVerbs(Verbs):
         Raises as ``pause_key``.
 
         ``key``: the order key, ``value``: or the value of fair_by."""
-        answer: KeyPause = await self._ask(
+        return await self._ask(
             "resume_key", {"topic": topic, "group": group, "key": key, "value": value}, timeout
         )
-        return answer
 
     def list_schedules(
         self, *, limit: int | None = None, timeout: Duration | None = None
@@ -745,25 +678,19 @@ class GeneratedVerbs(Verbs):
         """One, with its next ``planned`` times and its newest runs. Raises NotFound.
 
         ``planned``: how many planned times."""
-        answer: ScheduleInfo = await self._ask(
-            "show_schedule", {"name": name, "planned": planned}, timeout
-        )
-        return answer
+        return await self._ask("show_schedule", {"name": name, "planned": planned}, timeout)
 
     async def pause_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
         """Nothing of it fires until it is resumed. Raises NotFound."""
-        answer: ScheduleInfo = await self._ask("pause_schedule", {"name": name}, timeout)
-        return answer
+        return await self._ask("pause_schedule", {"name": name}, timeout)
 
     async def resume_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
         """What was missed meanwhile is for its catch-up. Raises NotFound."""
-        answer: ScheduleInfo = await self._ask("resume_schedule", {"name": name}, timeout)
-        return answer
+        return await self._ask("resume_schedule", {"name": name}, timeout)
 
     async def delete_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
         """It, as it was; its tasks stay. Raises NotFound."""
-        answer: ScheduleInfo = await self._ask("delete_schedule", {"name": name}, timeout)
-        return answer
+        return await self._ask("delete_schedule", {"name": name}, timeout)
 
     def list_transactions(
         self,
@@ -783,10 +710,7 @@ class GeneratedVerbs(Verbs):
         self, transaction: str, *, timeout: Duration | None = None
     ) -> TransactionInfo:
         """One, with its half tasks. Raises UnknownTransaction."""
-        answer: TransactionInfo = await self._ask(
-            "show_transaction", {"transaction": transaction}, timeout
-        )
-        return answer
+        return await self._ask("show_transaction", {"transaction": transaction}, timeout)
 
     def list_bulk(
         self,
@@ -804,14 +728,12 @@ class GeneratedVerbs(Verbs):
 
     async def show_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
         """One bulk operation, and how far it is. Raises NotFound."""
-        answer: BulkInfo = await self._ask("show_bulk", {"bulk": bulk}, timeout)
-        return answer
+        return await self._ask("show_bulk", {"bulk": bulk}, timeout)
 
     async def cancel_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
         """It changes nothing more; what it has changed stays. Once more is harmless. Raises
         NotFound."""
-        answer: BulkInfo = await self._ask("cancel_bulk", {"bulk": bulk}, timeout)
-        return answer
+        return await self._ask("cancel_bulk", {"bulk": bulk}, timeout)
 
     async def set_push(
         self,
@@ -837,7 +759,7 @@ class GeneratedVerbs(Verbs):
         ``request_timeout``: for a whole request with its answer; by default 30 s.
         ``connect_timeout``: for a connection to the host; by default 5 s. ``callback_lease``: after
         202 the task waits so long for a callback that settles it; without this 202 acks."""
-        answer: TargetInfo = await self._ask(
+        return await self._ask(
             "set_push",
             {
                 "topic": topic,
@@ -852,7 +774,6 @@ class GeneratedVerbs(Verbs):
             },
             timeout,
         )
-        return answer
 
     async def set_forward(
         self,
@@ -870,7 +791,7 @@ class GeneratedVerbs(Verbs):
 
         ``secret``: its password; the user stands in the URL. ``batch``: tasks that are sent
         together, at most. ``concurrency``: batches at a time, at most."""
-        answer: TargetInfo = await self._ask(
+        return await self._ask(
             "set_forward",
             {
                 "topic": topic,
@@ -882,17 +803,13 @@ class GeneratedVerbs(Verbs):
             },
             timeout,
         )
-        return answer
 
     async def remove_target(
         self, topic: str, group: str, *, timeout: Duration | None = None
     ) -> TargetRemoved:
         """Take the target of a group away, and its secrets; the group goes on with what it holds,
         and takes subscribers again. Raises NotFound."""
-        answer: TargetRemoved = await self._ask(
-            "remove_target", {"topic": topic, "group": group}, timeout
-        )
-        return answer
+        return await self._ask("remove_target", {"topic": topic, "group": group}, timeout)
 
     async def targets(
         self, *, topic: str | None = None, timeout: Duration | None = None
@@ -900,8 +817,7 @@ class GeneratedVerbs(Verbs):
         """The targets of all groups, or of those of a topic, and how they go.
 
         ``topic``: of this topic; none: of all."""
-        answer: list[TargetInfo] = await self._ask("targets", {"topic": topic}, timeout, "targets")
-        return answer
+        return await self._ask("targets", {"topic": topic}, timeout, "targets")
 
     async def test_push(
         self,
@@ -915,10 +831,9 @@ class GeneratedVerbs(Verbs):
         an address that may not be asked, Conflict where no process sends.
 
         ``secrets``: what it is signed with; none: it is not signed. ``format``: as of a push."""
-        answer: PushSent = await self._ask(
+        return await self._ask(
             "test_push", {"url": url, "secrets": secrets, "format": format}, timeout
         )
-        return answer
 
     async def push_log(
         self, topic: str, group: str, *, limit: int = 50, timeout: Duration | None = None
@@ -927,26 +842,23 @@ class GeneratedVerbs(Verbs):
         NotFound, Conflict where no process sends.
 
         ``limit``: how many at most."""
-        answer: list[PushSent] = await self._ask(
+        return await self._ask(
             "push_log", {"topic": topic, "group": group, "limit": limit}, timeout, "requests"
         )
-        return answer
 
     async def resend(
         self, topic: str, group: str, number: int, *, timeout: Duration | None = None
     ) -> PushSent:
         """Send one of the last requests of a push once more; nothing becomes of its task. Raises
         NotFound, Conflict."""
-        answer: PushSent = await self._ask(
+        return await self._ask(
             "resend", {"topic": topic, "group": group, "number": number}, timeout
         )
-        return answer
 
     async def nodes(self, *, timeout: Duration | None = None) -> Nodes:
         """All nodes that serve shards of this store, and who leads which shard since when. Raises
         Conflict for a daemon that is no node (``?shards=N``)."""
-        answer: Nodes = await self._ask("nodes", {}, timeout)
-        return answer
+        return await self._ask("nodes", {}, timeout)
 
     async def move_shard(
         self, shard: int, node: str | None = None, *, timeout: Duration | None = None
@@ -955,8 +867,7 @@ class GeneratedVerbs(Verbs):
         answer comes once that is noted; the shard moves as soon as its new node stands by. While
         the node is not there, or drains, the shard is elsewhere. Raises NotFound for a node that is
         not there, Conflict for a daemon that is no node."""
-        answer: ShardPlaced = await self._ask("move_shard", {"shard": shard, "node": node}, timeout)
-        return answer
+        return await self._ask("move_shard", {"shard": shard, "node": node}, timeout)
 
     async def drain_node(
         self, node: str, *, draining: bool = True, timeout: Duration | None = None
@@ -967,21 +878,16 @@ class GeneratedVerbs(Verbs):
         that is no node.
 
         ``draining``: false: it shall have shards again."""
-        answer: NodeDrained = await self._ask(
-            "drain_node", {"node": node, "draining": draining}, timeout
-        )
-        return answer
+        return await self._ask("drain_node", {"node": node, "draining": draining}, timeout)
 
     async def status(self, *, timeout: Duration | None = None) -> Status:
         """How the daemon is: its role and state, and since when. For one that is not active see
         ``status_at``."""
-        answer: Status = await self._ask("status", {}, timeout)
-        return answer
+        return await self._ask("status", {}, timeout)
 
     async def stats(self, *, timeout: Duration | None = None) -> Stats:
         """The daemon's counts at this moment."""
-        answer: Stats = await self._ask("stats", {}, timeout)
-        return answer
+        return await self._ask("stats", {}, timeout)
 
     async def load(
         self,
@@ -996,10 +902,7 @@ class GeneratedVerbs(Verbs):
 
         ``since``: the first moment; default: now. ``step``: how long a span is; default: a minute.
         ``steps``: how many spans; default 60."""
-        answer: Load = await self._ask(
-            "load", {"since": since, "step": step, "steps": steps}, timeout
-        )
-        return answer
+        return await self._ask("load", {"since": since, "step": step, "steps": steps}, timeout)
 
     def list_consumers(
         self,
@@ -1018,5 +921,4 @@ class GeneratedVerbs(Verbs):
 
     async def backup(self, name: str, *, timeout: Duration | None = None) -> Backup:
         """Copy the store to a new file ``name`` in the daemon's backup folder, while it works."""
-        answer: Backup = await self._ask("backup", {"name": name}, timeout)
-        return answer
+        return await self._ask("backup", {"name": name}, timeout)

@@ -17,10 +17,11 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tickwheel.api import shapes
-from tickwheel.api.tasks import MOVES, check_selection
+from tickwheel.api.tasks import MOVES, Selection, check_selection
 from tickwheel.api.times import Duration, seconds
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.connection import Connection, Request, fail
+from tickwheel.client.keywords import DeadSelectionKeywords, TaskSelectionKeywords
 from tickwheel.client.tasks import refuse_unknown
 from tickwheel.errors import (
     BadRequest,
@@ -458,24 +459,25 @@ class Verbs:
     async def _selected(
         self,
         name: str,
-        block: Any,
-        ids: Iterable[Any] | None,
+        named: Any,
         topic: str | None,
         key: str | None,
         matching: Mapping[str, Any] | None,
-        keywords: Mapping[str, Any],
-        own: Mapping[str, Any],
+        keywords: dict[str, Any],
         timeout: Duration | None,
     ) -> Any:
-        """What became of what is named by itself, or of a key's tasks, each; or the bulk operation
-        for all that matches, which alone has keywords of its ``own``. ``block``: the keywords that
-        select. Raises BadRequest unless it is one of the three."""
+        """What became of what is ``named`` by itself (the id of a task, or pairs of dead letters),
+        or of a key's tasks, each; or the bulk operation for all that matches, which alone has a
+        rate and an id among its keywords. Raises BadRequest unless it is one of the three."""
+        verb, own = VERBS[name], {"rate": keywords.pop("rate"), "id": keywords.pop("id")}
+        of_tasks = issubclass(verb.asked, Selection)
+        ids = [named] if of_tasks and named is not None else named
         check_selection(ids, topic, key, matching)
-        verb = VERBS[name]
         if verb.bulk in MOVES:
             move = MOVES[verb.bulk]
             move(**move.of_keywords(keywords)).moved()
         if matching is not None:
+            block = TaskSelectionKeywords if of_tasks else DeadSelectionKeywords
             check_filter(matching, block, verb.methods[0].name)
             asked = {"kind": verb.bulk, "topic": topic, **matching, **keywords, **own}
             asked["id"] = own_name(verb.bulk) if own["id"] is None else own["id"]
@@ -483,7 +485,10 @@ class Verbs:
         if any(value is not None for value in own.values()):
             raise BadRequest(f"{' and '.join(own)} go with a filter")
         if ids is not None:
-            return await self._each(name, ids, timeout, keywords)
+            found = await self._each(name, ids, timeout, keywords)
+            if not of_tasks:
+                return found
+            return found[0].status if verb.methods[0].word else found[0]
         return await self._ask(name, {"topic": topic, "key": key, **keywords}, timeout)
 
     async def _pages(

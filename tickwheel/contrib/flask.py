@@ -55,7 +55,6 @@ class Tickwheel:
     def client(self) -> Client:
         """The application's synchronous client in this process; it connects with its first call.
         Raises RuntimeError for an application without the extension."""
-        app = self._app or current_app
         app = self._served()
         clients: dict[str, Client] | None = app.extensions.get(NAME)
         if clients is None:
