@@ -154,7 +154,7 @@ def test_each_verb_that_all_shards_are_asked_has_a_rule_for_their_answers() -> N
     by_key = {n for n, v in VERBS.items() if v.over is Over.IDS and v.request is not None}
     assert asked | by_key - {"requeue_dead", "delete_dead"} == merging.MERGED.keys()
     lists = {n for n, v in VERBS.items() if v.over is Over.PAGES}
-    assert lists == merging.ORDERS.keys()
+    assert lists == merging.LISTS.keys()
 
 
 # --- tasks ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import heapq
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -128,12 +129,19 @@ def _found(answers: Sequence[tuple[Any, ...]], options: Raw) -> tuple[Any, ...]:
     return tuple((live[:1] if options.get("newest") else live) or every[:1])
 
 
+def _grouped(parts: Iterable[Sequence[Raw]], *names: str) -> dict[Any, list[Raw]]:
+    """The items of all lists, by these fields of them."""
+    found: dict[Any, list[Raw]] = {}
+    place = itemgetter(*names)
+    for item in chain.from_iterable(parts):
+        found.setdefault(place(item), []).append(item)
+    return found
+
+
 def _held_keys(answers: Sequence[Raw], options: Raw) -> Raw:
     limit = options.get("limit", 100)
     keys = sorted((k for a in answers for k in a["keys"]), key=lambda it: it["since_ms"])
-    paused: dict[tuple[Any, Any], list[Raw]] = {}
-    for one in (key for answer in answers for key in answer["paused"]):
-        paused.setdefault((one["kind"], one["value"]), []).append(one)
+    paused = _grouped((answer["paused"] for answer in answers), "kind", "value")
     each = [{**_counts(some), "since_ms": min(one["since_ms"] for one in some)}
             for some in paused.values()]  # fmt: skip
     each.sort(key=lambda it: it["since_ms"])
@@ -141,9 +149,7 @@ def _held_keys(answers: Sequence[Raw], options: Raw) -> Raw:
 
 
 def _key_lines(answers: Sequence[Raw], options: Raw) -> Raw:
-    lines: dict[tuple[Any, Any], list[Raw]] = {}
-    for line in (line for answer in answers for line in answer["lines"]):
-        lines.setdefault((line["kind"], line["value"]), []).append(line)
+    lines = _grouped((answer["lines"] for answer in answers), "kind", "value")
     found = sorted(map(_counts, lines.values()), key=lambda it: -it["waiting"])
     return {**_counts(answers), "lines": found[: options.get("limit", 100)]}
 
@@ -169,9 +175,7 @@ TARGET_STATES = ("ended", "open", "failing", "starting", "stopped", "sending")
 
 
 def _targets(answers: Sequence[Raw], options: Raw) -> Raw:
-    found: dict[tuple[str, str], list[Raw]] = {}
-    for one in (target for answer in answers for target in answer["targets"]):
-        found.setdefault((one["topic"], one["group"]), []).append(one)
+    found = _grouped((answer["targets"] for answer in answers), "topic", "group")
 
     def rank(target: Raw) -> int:
         state = target["state"]
@@ -289,19 +293,13 @@ was asked with."""
 
 # --- lists ---------------------------------------------------------------------------------------
 
-ORDERS: Mapping[str, Callable[[Any], Any]] = {
-    "list_tasks": attrgetter("id"), "list_dead": attrgetter("id", "group"),
-    "list_schedules": attrgetter("name"), "list_transactions": attrgetter("id"),
-    "consumers": attrgetter("since_ms"), "list_bulk": attrgetter("made_ms"),
-    "list_topics": attrgetter("topic"),
+LISTS: Mapping[str, tuple[str, ...]] = {
+    "list_tasks": ("id",), "list_dead": ("id", "group"), "list_schedules": ("name",),
+    "list_transactions": ("id",), "consumers": ("since_ms",), "list_bulk": ("made_ms",),
+    "list_topics": ("topic",),
 }  # fmt: skip
-"""Name of a verb that lists → what its items are sorted by."""
-PLACES: Mapping[str, Callable[[Raw], Any]] = {
-    "list_tasks": itemgetter("id"), "list_dead": itemgetter("id", "group"),
-    "list_schedules": itemgetter("name"), "list_transactions": itemgetter("id"),
-    "list_topics": itemgetter("topic"),
-}  # fmt: skip
-"""Name of such a verb → the place of an item as it came, in the form of ``next``."""
+"""Name of a verb that lists → what its items are sorted by; also their place, in the form of
+``next``, where a page is made of pages of all shards."""
 
 
 def limit_of(verb: Verb, asked: Raw) -> int:
@@ -312,10 +310,8 @@ def limit_of(verb: Verb, asked: Raw) -> int:
 def page_of(verb: Verb, asked: Raw, answers: Sequence[Raw]) -> Raw:
     """One page of the pages of all shards. It ends where the first of them ends that has more: what
     lies behind that place is not known of all."""
-    place, reverse = PLACES[verb.name], bool(asked.get("newest"))
-    found: dict[Any, list[Raw]] = {}
-    for item in (item for answer in answers for item in answer[verb.pages]):
-        found.setdefault(place(item), []).append(item)
+    reverse = bool(asked.get("newest"))
+    found = _grouped((answer[verb.pages] for answer in answers), *LISTS[verb.name])
     ends = [answer["next"] for answer in answers if answer["next"] is not None]
     last = (max if reverse else min)(ends, default=None)
     places = sorted(found, reverse=reverse)
@@ -331,10 +327,11 @@ def page_of(verb: Verb, asked: Raw, answers: Sequence[Raw]) -> Raw:
 
 
 async def in_order(
-    lists: Sequence[AsyncGenerator[Any, None]], key: Callable[[Any], Any], reverse: bool
+    verb: Verb, lists: Sequence[AsyncGenerator[Any, None]], *, reverse: bool
 ) -> AsyncGenerator[Any, None]:
     """The items of sorted lists, sorted; each list is read as far as it has to be."""
     nothing = object()
+    key: Callable[[Any], Any] = attrgetter(*LISTS[verb.name])
 
     async def push(index: int) -> None:
         item = await anext(lists[index], nothing)

@@ -35,7 +35,6 @@ from tickwheel.client.connection import LOGGER, fail, is_secure, parse_url
 from tickwheel.client.leases import Leases
 from tickwheel.client.merging import (
     MERGED,
-    ORDERS,
     Raw,
     bulks_of,
     in_order,
@@ -427,8 +426,10 @@ class Shards:
             self._opened(member)._pages(verb.name, keywords, most, timeout)
             for member in self.members
         ]
-        key, reverse = ORDERS[verb.name], bool(keywords.get("newest_first"))
-        items = bulks_of(lists) if verb.name == "list_bulk" else in_order(lists, key, reverse)
+        if verb.name == "list_bulk":
+            items = bulks_of(lists)
+        else:
+            items = in_order(verb, lists, reverse=bool(keywords.get("newest_first")))
         if verb.name == "list_transactions":
             items = once(items)
         left = limit
