@@ -34,7 +34,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
 from tickwheel.api.times import Duration, seconds
-from tickwheel.api.words import AckWord
+from tickwheel.api.verb import AckWord
 from tickwheel.client import Client as AsyncClient
 from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription

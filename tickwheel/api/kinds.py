@@ -234,7 +234,7 @@ class OwnName(Name):
 
 
 class Choice(Kind):
-    """One of some words. ``python``: the name of the Literal type in ``tickwheel.api.words``."""
+    """One of some words. ``python``: the name of the Literal type in ``tickwheel.api.verb``."""
 
     word, json = "str", str
 

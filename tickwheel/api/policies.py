@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self, cast
 
 from tickwheel.api.times import Duration, duration_ms
-from tickwheel.api.words import Action, DueOf, Replaces, UniqueUntil
+from tickwheel.api.verb import Action, DueOf, Replaces, UniqueUntil
 from tickwheel.errors import BadRequest, shown
 from tickwheel.model.policies import (
     ADD,

@@ -21,7 +21,7 @@ import typer
 
 from tickwheel.api import kinds
 from tickwheel.api.tasks import kept_options
-from tickwheel.api.words import Action
+from tickwheel.api.verb import Action
 from tickwheel.cli.call import Default
 from tickwheel.cli.output import ROWS_SHOWN
 from tickwheel.client import GroupKeywords, IfPending, Retry

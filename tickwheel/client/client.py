@@ -18,7 +18,7 @@ from tickwheel.api.policies import Retry
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
 from tickwheel.api.times import Duration, duration_ms, seconds
-from tickwheel.api.words import AckMode
+from tickwheel.api.verb import AckMode
 from tickwheel.client.connection import DEFAULT_URL, Open, Trust, connect, is_secure, parse_url
 from tickwheel.client.delivery import Acks, Delivery, seen
 from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Codec, Compression, body_of

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from tickwheel.api.frames import FrameType
 from tickwheel.api.times import Duration, duration_ms, moment, seconds
-from tickwheel.api.words import AckWord, ExtendWord, NackWord, RejectWord, ReleaseWord, SnoozeWord
+from tickwheel.api.verb import AckWord, ExtendWord, NackWord, RejectWord, ReleaseWord, SnoozeWord
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
 from tickwheel.client.encodings import PLAIN, Codec, key_of
 from tickwheel.client.reconnector import Reconnector

@@ -28,7 +28,7 @@ from tickwheel.api.targets import PushSent, TargetInfo, TargetRemoved
 from tickwheel.api.tasks import DeadLetter, TaskInfo, TaskOutcome, Value
 from tickwheel.api.times import Duration
 from tickwheel.api.transactions import TransactionInfo
-from tickwheel.api.words import (
+from tickwheel.api.verb import (
     BulkState,
     CancelWord,
     DeleteWord,

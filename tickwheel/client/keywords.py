@@ -16,7 +16,7 @@ from typing import TypedDict
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.tasks import Value
 from tickwheel.api.times import Duration
-from tickwheel.api.words import Action, OrderFailure, TaskState
+from tickwheel.api.verb import Action, OrderFailure, TaskState
 
 
 class ScheduledTaskKeywords(TypedDict, total=False):

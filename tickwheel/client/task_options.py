@@ -13,7 +13,7 @@ from typing import Any
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.tasks import Value, kept_options
 from tickwheel.api.times import Duration
-from tickwheel.api.words import Action
+from tickwheel.api.verb import Action
 from tickwheel.limits import Limits
 
 

@@ -19,14 +19,14 @@ from tickwheel.api.kinds import BODY, IDS
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import LookUp, ScheduledTaskFields, TaskInfo, check_selection
 from tickwheel.api.times import Duration, seconds
-from tickwheel.api.verbs import VERBS
-from tickwheel.api.words import (
+from tickwheel.api.verb import (
     CatchUp,
     CountFrom,
     Fold,
     Gap,
     Overlap,
 )
+from tickwheel.api.verbs import VERBS
 from tickwheel.client.generated import GeneratedVerbs
 from tickwheel.client.keywords import AnyMoveKeywords, AnySelectionKeywords, ScheduledTaskKeywords
 from tickwheel.client.requests import check_filter, list_of, read
