@@ -29,7 +29,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
@@ -277,8 +277,18 @@ def _taking(
     return decorate
 
 
+class Calling(Protocol):
+    """What has verbs: it knows how they are called."""
+
+    def _call(
+        self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
+    ) -> R:
+        """What ``method``, called in the client's thread with what the verb is about, returns."""
+        ...
+
+
 def _wait(
-    own: Client | _Inner[Any],
+    own: Calling,
     method: Callable[..., Coroutine[Any, Any, R]],
     /,
     *arguments: Any,
@@ -287,7 +297,7 @@ def _wait(
     return own._call(method, *arguments, **options)
 
 
-def _waits(
+def waits(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], R]:
     """A verb that returns when it is answered."""
@@ -393,12 +403,12 @@ class Delivery(_Inner[AsyncDelivery], Delivered):
         """Whether ack, nack, reject or release was called; not whether it was answered."""
         return self._inner.settled
 
-    ack = _waits(AsyncDelivery.ack)
-    nack = _waits(AsyncDelivery.nack)
-    reject = _waits(AsyncDelivery.reject)
-    extend = _waits(AsyncDelivery.extend)
-    release = _waits(AsyncDelivery.release)
-    snooze = _waits(AsyncDelivery.snooze)
+    ack = waits(AsyncDelivery.ack)
+    nack = waits(AsyncDelivery.nack)
+    reject = waits(AsyncDelivery.reject)
+    extend = waits(AsyncDelivery.extend)
+    release = waits(AsyncDelivery.release)
+    snooze = waits(AsyncDelivery.snooze)
 
     def ack_nowait(self) -> Future[AckWord]:
         """``ack`` as a future; acks that come together share a frame."""
@@ -430,10 +440,10 @@ class Transaction(_Inner[AsyncTransaction]):
         """The receipts of the tasks, once the transaction is committed."""
         return self._inner.receipts
 
-    enqueue = _waits(AsyncTransaction.enqueue)
-    enqueue_many = _waits(AsyncTransaction.enqueue_many)
-    commit = _waits(AsyncTransaction.commit)
-    rollback = _waits(AsyncTransaction.rollback)
+    enqueue = waits(AsyncTransaction.enqueue)
+    enqueue_many = waits(AsyncTransaction.enqueue_many)
+    commit = waits(AsyncTransaction.commit)
+    rollback = waits(AsyncTransaction.rollback)
 
     def __enter__(self) -> Self:
         self._runtime.call(lambda _: self._inner.__aenter__())
@@ -612,74 +622,74 @@ class Client:
 
     # --- verbs ----------------------------------------------------------------------------------
 
-    enqueue = _waits(AsyncClient.enqueue)
+    enqueue = waits(AsyncClient.enqueue)
     enqueue_nowait = _submits(AsyncClient.enqueue)
-    enqueue_many = _waits(AsyncClient.enqueue_many)
-    enqueue_columns = _waits(AsyncClient.enqueue_columns)
-    oneway = _waits(AsyncClient.oneway)
-    ping = _waits(AsyncClient.ping)
-    lookup = _waits(AsyncClient.lookup)
-    lookup_many = _waits(AsyncClient.lookup_many)
-    find = _waits(AsyncClient.find)
-    pause = _waits(AsyncClient.pause)
-    resume = _waits(AsyncClient.resume)
-    preview_bulk = _waits(AsyncClient.preview_bulk)
-    wait_bulk = _waits(AsyncClient.wait_bulk)
-    put_schedule = _waits(AsyncClient.put_schedule)
-    run_schedule = _waits(AsyncClient.run_schedule)
-    backfill_schedule = _waits(AsyncClient.backfill_schedule)
-    commit_transaction = _waits(AsyncClient.commit_transaction)
-    rollback_transaction = _waits(AsyncClient.rollback_transaction)
-    cancel = _waits(AsyncClient.cancel)
-    cancel_many = _waits(AsyncClient.cancel_many)
-    reschedule = _waits(AsyncClient.reschedule)
-    reschedule_many = _waits(AsyncClient.reschedule_many)
-    spread = _waits(AsyncClient.spread)
-    spread_many = _waits(AsyncClient.spread_many)
-    run_now = _waits(AsyncClient.run_now)
-    run_now_many = _waits(AsyncClient.run_now_many)
+    enqueue_many = waits(AsyncClient.enqueue_many)
+    enqueue_columns = waits(AsyncClient.enqueue_columns)
+    oneway = waits(AsyncClient.oneway)
+    ping = waits(AsyncClient.ping)
+    lookup = waits(AsyncClient.lookup)
+    lookup_many = waits(AsyncClient.lookup_many)
+    find = waits(AsyncClient.find)
+    pause = waits(AsyncClient.pause)
+    resume = waits(AsyncClient.resume)
+    preview_bulk = waits(AsyncClient.preview_bulk)
+    wait_bulk = waits(AsyncClient.wait_bulk)
+    put_schedule = waits(AsyncClient.put_schedule)
+    run_schedule = waits(AsyncClient.run_schedule)
+    backfill_schedule = waits(AsyncClient.backfill_schedule)
+    commit_transaction = waits(AsyncClient.commit_transaction)
+    rollback_transaction = waits(AsyncClient.rollback_transaction)
+    cancel = waits(AsyncClient.cancel)
+    cancel_many = waits(AsyncClient.cancel_many)
+    reschedule = waits(AsyncClient.reschedule)
+    reschedule_many = waits(AsyncClient.reschedule_many)
+    spread = waits(AsyncClient.spread)
+    spread_many = waits(AsyncClient.spread_many)
+    run_now = waits(AsyncClient.run_now)
+    run_now_many = waits(AsyncClient.run_now_many)
     list_tasks = _iterates(AsyncClient.list_tasks)
     dead_list = _iterates(AsyncClient.dead_list)
-    dead_requeue = _waits(AsyncClient.dead_requeue)
-    dead_delete = _waits(AsyncClient.dead_delete)
-    create_group = _waits(AsyncClient.create_group)
-    configure = _waits(AsyncClient.configure)
-    delete_group = _waits(AsyncClient.delete_group)
-    delete_topic = _waits(AsyncClient.delete_topic)
-    reset_group = _waits(AsyncClient.reset_group)
-    preview_reset = _waits(AsyncClient.preview_reset)
-    held_keys = _waits(AsyncClient.held_keys)
-    paused_keys = _waits(AsyncClient.paused_keys)
-    key_lines = _waits(AsyncClient.key_lines)
-    release_key = _waits(AsyncClient.release_key)
-    skip_key = _waits(AsyncClient.skip_key)
-    pause_key = _waits(AsyncClient.pause_key)
-    resume_key = _waits(AsyncClient.resume_key)
+    dead_requeue = waits(AsyncClient.dead_requeue)
+    dead_delete = waits(AsyncClient.dead_delete)
+    create_group = waits(AsyncClient.create_group)
+    configure = waits(AsyncClient.configure)
+    delete_group = waits(AsyncClient.delete_group)
+    delete_topic = waits(AsyncClient.delete_topic)
+    reset_group = waits(AsyncClient.reset_group)
+    preview_reset = waits(AsyncClient.preview_reset)
+    held_keys = waits(AsyncClient.held_keys)
+    paused_keys = waits(AsyncClient.paused_keys)
+    key_lines = waits(AsyncClient.key_lines)
+    release_key = waits(AsyncClient.release_key)
+    skip_key = waits(AsyncClient.skip_key)
+    pause_key = waits(AsyncClient.pause_key)
+    resume_key = waits(AsyncClient.resume_key)
     list_schedules = _iterates(AsyncClient.list_schedules)
-    show_schedule = _waits(AsyncClient.show_schedule)
-    pause_schedule = _waits(AsyncClient.pause_schedule)
-    resume_schedule = _waits(AsyncClient.resume_schedule)
-    delete_schedule = _waits(AsyncClient.delete_schedule)
+    show_schedule = waits(AsyncClient.show_schedule)
+    pause_schedule = waits(AsyncClient.pause_schedule)
+    resume_schedule = waits(AsyncClient.resume_schedule)
+    delete_schedule = waits(AsyncClient.delete_schedule)
     list_transactions = _iterates(AsyncClient.list_transactions)
-    show_transaction = _waits(AsyncClient.show_transaction)
+    show_transaction = waits(AsyncClient.show_transaction)
     list_bulk = _iterates(AsyncClient.list_bulk)
-    show_bulk = _waits(AsyncClient.show_bulk)
-    cancel_bulk = _waits(AsyncClient.cancel_bulk)
-    set_push = _waits(AsyncClient.set_push)
-    set_forward = _waits(AsyncClient.set_forward)
-    remove_target = _waits(AsyncClient.remove_target)
-    targets = _waits(AsyncClient.targets)
-    test_push = _waits(AsyncClient.test_push)
-    push_log = _waits(AsyncClient.push_log)
-    resend = _waits(AsyncClient.resend)
-    nodes = _waits(AsyncClient.nodes)
-    move_shard = _waits(AsyncClient.move_shard)
-    drain_node = _waits(AsyncClient.drain_node)
-    status = _waits(AsyncClient.status)
-    stats = _waits(AsyncClient.stats)
-    load = _waits(AsyncClient.load)
+    show_bulk = waits(AsyncClient.show_bulk)
+    cancel_bulk = waits(AsyncClient.cancel_bulk)
+    set_push = waits(AsyncClient.set_push)
+    set_forward = waits(AsyncClient.set_forward)
+    remove_target = waits(AsyncClient.remove_target)
+    targets = waits(AsyncClient.targets)
+    test_push = waits(AsyncClient.test_push)
+    push_log = waits(AsyncClient.push_log)
+    resend = waits(AsyncClient.resend)
+    nodes = waits(AsyncClient.nodes)
+    move_shard = waits(AsyncClient.move_shard)
+    drain_node = waits(AsyncClient.drain_node)
+    status = waits(AsyncClient.status)
+    stats = waits(AsyncClient.stats)
+    load = waits(AsyncClient.load)
     list_consumers = _iterates(AsyncClient.list_consumers)
-    backup = _waits(AsyncClient.backup)
+    backup = waits(AsyncClient.backup)
     subscribe = _mirrored(AsyncClient.subscribe, _subscribe)
     transaction = _mirrored(AsyncClient.transaction, _transact)
     pull = _mirrored(AsyncClient.pull, _pull)

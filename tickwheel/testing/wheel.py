@@ -24,7 +24,7 @@ from contextlib import (
     suppress,
 )
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from tickwheel import sync
 from tickwheel.api.frames import FrameType
@@ -522,7 +522,7 @@ class SyncTestWheel:
 
     def close(self) -> None:
         """End the daemon and the client."""
-        self._ask(TestWheel.close)
+        self._call(TestWheel.close)
         self.client.close()
 
     @property
@@ -533,27 +533,16 @@ class SyncTestWheel:
     @property
     def due_next(self) -> datetime | None:
         """See ``TestWheel.due_next``."""
-        return self._ask(_due_next)
+        return self._call(_due_next)
 
-    def advance(self, by: Duration | str) -> None:
-        """See ``TestWheel.advance``."""
-        self._ask(TestWheel.advance, by)
-
-    def settle(self) -> None:
-        """See ``TestWheel.settle``."""
-        self._ask(TestWheel.settle)
-
-    def run_until_idle(self, within: Duration | str = "365d") -> None:
-        """See ``TestWheel.run_until_idle``."""
-        self._ask(TestWheel.run_until_idle, within)
-
-    def crash(self) -> None:
-        """See ``TestWheel.crash``."""
-        self._ask(TestWheel.crash)
-
-    def lapse(self, topic: str | None = None, group: str | None = None) -> int:
-        """See ``TestWheel.lapse``."""
-        return self._ask(TestWheel.lapse, topic, group)
+    advance = sync.waits(TestWheel.advance)
+    settle = sync.waits(TestWheel.settle)
+    run_until_idle = sync.waits(TestWheel.run_until_idle)
+    crash = sync.waits(TestWheel.crash)
+    lapse = sync.waits(TestWheel.lapse)
+    enqueued = sync.waits(TestWheel.enqueued)
+    assert_enqueued = sync.waits(TestWheel.assert_enqueued)
+    dead_letters = sync.waits(TestWheel.dead_letters)
 
     def lose_replies(self, count: int = 1) -> None:
         """See ``TestWheel.lose_replies``."""
@@ -567,35 +556,10 @@ class SyncTestWheel:
         """See ``TestWheel.failing_store``."""
         return self._wheel.failing_store()
 
-    def enqueued(self, topic: str | None = None, *, key: str | None = None) -> list[TaskInfo]:
-        """See ``TestWheel.enqueued``."""
-        return self._ask(TestWheel.enqueued, topic, key=key)
-
-    def assert_enqueued(
-        self,
-        topic: str,
-        *,
-        key: str | None = None,
-        body: bytes | None = None,
-        within: Duration | str | None = None,
-    ) -> TaskInfo:
-        """See ``TestWheel.assert_enqueued``."""
-        return self._ask(TestWheel.assert_enqueued, topic, key=key, body=body, within=within)
-
-    def dead_letters(self, topic: str | None = None, group: str | None = None) -> list[DeadLetter]:
-        """See ``TestWheel.dead_letters``."""
-        return self._ask(TestWheel.dead_letters, topic, group)
-
-    def _ask(
-        self,
-        method: Callable[Concatenate[TestWheel, P], Coroutine[Any, Any, R]],
-        *arguments: P.args,
-        **options: P.kwargs,
+    def _call(
+        self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
     ) -> R:
-        async def ask(_client: object) -> R:
-            return await method(self._wheel, *arguments, **options)
-
-        return self.client._call(ask)
+        return self.client._call(lambda _: method(self._wheel, *arguments, **options))
 
 
 class _SyncClient(sync.Client):
