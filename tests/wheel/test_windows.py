@@ -6,7 +6,7 @@ from collections import Counter
 from math import ceil
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tickwheel.wheel import timing
@@ -36,6 +36,9 @@ def made(wheel: TimingWheel) -> Windows:
     st.sampled_from(SHAPES), st.lists(offsets, max_size=30), st.lists(asks, min_size=1, max_size=6),
     st.sampled_from([12, 4]),
 )  # fmt: skip
+@example(
+    (1, 1), [], [(882, 0, 1), (583, 498, 1), (0, 338, 1), (402, 500, 60), (882, 500, 60)], 4
+).via("more pages than are kept at a time")
 def test_each_gets_the_first_of_the_emptiest(
     shape: tuple[int, int], there: list[int], asked: list[tuple[int, int, int]], page_bits: int
 ) -> None:
@@ -46,7 +49,8 @@ def test_each_gets_the_first_of_the_emptiest(
         wheel = TimingWheel(NOW_MS, slots=slots, tick_ms=tick_ms)
         wheel.add_many(list(range(len(there))), [NOW_MS + ms for ms in there])
         counts = Counter((NOW_MS + ms) // tick_ms for ms in there)
-        chooser = made(wheel)
+        chosen: list[int] = []
+        chooser = Chooser(wheel, lambda: chosen)
         for after_ms, within_ms, count in asked:
             low_ms, high_ms = NOW_MS + after_ms, NOW_MS + after_ms + within_ms
             first = low_ms // tick_ms
@@ -61,6 +65,7 @@ def test_each_gets_the_first_of_the_emptiest(
                 expected = min(ticks, key=lambda tick: (counts[tick], tick))
                 assert moment_ms // tick_ms == expected
                 counts[expected] += 1
+                chosen.append(expected)
 
 
 def test_with_nothing_else_there_it_is_the_asked_moment() -> None:
