@@ -24,7 +24,7 @@ from tickwheel.errors import TickwheelError
 from tickwheel.persistence.contract import NodeRecord, NodesSeen, StoreAway
 from tickwheel.server.board import Board, Bulletin, Member, Node, State
 from tickwheel.server.nodes import LOOK, NodeParent
-from tickwheel.server.parent import Kind, Process
+from tickwheel.server.processes import Kind, Process
 from tickwheel.server.registrar import Registrar
 from tickwheel.server.settings import Settings
 

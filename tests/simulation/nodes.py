@@ -35,11 +35,11 @@ from simulation.store import STORE, Line, NodeElection, Server, Unanswered
 from simulation.world import Outcome, Run
 from tickwheel.clock import Clock
 from tickwheel.persistence.contract import Fenced
-from tickwheel.server import parent as parents
+from tickwheel.server import processes as parents
 from tickwheel.server import registrar as registrars
 from tickwheel.server.board import Member, Node, Role
 from tickwheel.server.lease import Deposed, Leadership
-from tickwheel.server.parent import Kind, Process
+from tickwheel.server.processes import Kind, Process
 from tickwheel.server.registrar import place
 
 GAP_S = 0.5

@@ -40,7 +40,7 @@ from tickwheel.server.settings import Settings, split_address
 if TYPE_CHECKING:
     from simulation.network import Listening
     from tickwheel.server.daemon import Daemon
-    from tickwheel.server.parent import Process
+    from tickwheel.server.processes import Process
 
 CALM_S = 10.0
 """So long calm runs have something to do, all wishes being done by then,"""

@@ -1,7 +1,7 @@
 """A node: one machine's daemons for some of the shards of a Redis that several nodes share.
 
 ``run`` is what ``tickwheel serve --store 'redis://…?shards=N'`` does. It is the parent
-(``parent.py``) of a daemon for each shard that the node shall have, and of the *registrar*
+(``processes.py``) of a daemon for each shard that the node shall have, and of the *registrar*
 (``registrar.py``), which decides which ones these are. How they tell each other: ``board.py``.
 
 Invariants: whatever the registrar says or fails to say, two daemons of a shard cannot both write:
@@ -26,7 +26,7 @@ from tickwheel.server import checks, daemon
 from tickwheel.server.board import Board, Bulletin, Member, Node, State
 from tickwheel.server.lease import Life
 from tickwheel.server.logs import configure
-from tickwheel.server.parent import (
+from tickwheel.server.processes import (
     Kind,
     Parent,
     Process,
