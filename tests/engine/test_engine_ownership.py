@@ -138,9 +138,7 @@ def test_tasks_that_may_need_a_place_do_not_move_as_columns(rig: Rig, change: st
     known = rig.find(far)
     assert known is not None
     asked = {far: rig.now_ms + 1_000}
-    moved = rig.engine.control.reschedule_many(
-        "t", {far: known.row.due_ms}, lambda found: asked, rig.now_ms
-    )
+    moved = rig.engine.control.reschedule_many("t", {far: known.row.due_ms}, lambda found: asked)
     assert moved == (asked if change == "none" else {})
 
 

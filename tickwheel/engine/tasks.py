@@ -344,7 +344,7 @@ class Control:
         return far
 
     def reschedule_many(
-        self, name: str, found: Mapping[int, int], dues_of: DuesOf, now_ms: int
+        self, name: str, found: Mapping[int, int], dues_of: DuesOf
     ) -> Mapping[int, int]:
         """Move the tasks of ``found`` that ``cancel_many`` would cancel, and for which ``dues_of``
         has new times. Returns id → due_ms of those that were moved."""
@@ -569,7 +569,7 @@ class Bulks:
         def dues_of(times_ms: Mapping[int, int]) -> dict[int, int]:
             return self._dues(bulk, times_ms, now_ms, delay_ms_max)
 
-        moved = self._control.reschedule_many(topic, plain, dues_of, now_ms)
+        moved = self._control.reschedule_many(topic, plain, dues_of)
         return {task_id: ("scheduled", due_ms) for task_id, due_ms in moved.items()}
 
     def _act_one(self, bulk: Bulk, known: TaskSnapshot, now_ms: int, delay_ms_max: int) -> Done:

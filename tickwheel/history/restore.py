@@ -468,17 +468,15 @@ class _Run:
         if task.row.due_ms > self._now_ms:
             return False
         standing = {row.group: row for row in task.progress}
-        held_back = {row.group for row in task.progress if self._is_held_back(row)}
+        held_back = {
+            row.group
+            for row in task.progress
+            if is_done(row) or (_waits(row) and row.at_ms > self._now_ms)
+        }
         letters = {row.group for row in task.dead}
         held_back |= letters
         owing = self._fold.owners.owing(task.row, standing.keys() | letters)
         return not (task.dead or standing) or any(group not in held_back for group in owing)
-
-    def _is_held_back(self, row: ProgressRow) -> bool:
-        return is_done(row) or (_waits(row) and row.at_ms > self._now_ms)
-
-    def _is_wanted(self, task: StoredTask) -> bool:
-        return self._plan.include_overdue or not self._goes_out_at_once(task)
 
     async def _look(self) -> None:
         """Count everything before anything is written."""
@@ -532,7 +530,7 @@ class _Run:
             await self._begin(filler)
             written = 0
             async for task in self._tasks():
-                if self._is_wanted(task):
+                if self._plan.include_overdue or not self._goes_out_at_once(task):
                     if written % TASKS_AT_ONCE == 0:
                         self._watch("writing", written, report.restored)
                     await filler.put(task)

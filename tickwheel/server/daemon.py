@@ -101,7 +101,7 @@ class Daemon:
             changed=self._role_changed,
             deposed=self._deposed,
             cut_off=self._cut_off,
-            leased=self._leased,
+            leased=lambda held: self.listener.leased(held=held),
             status=lambda: status_map(self),
             sources=sources,
             has_process=not is_inside,
@@ -370,9 +370,6 @@ class Daemon:
         self.listener.abort()
         if self._api is not None:
             self._api.stand_by()
-
-    def _leased(self, held: bool) -> None:
-        self.listener.leased(held=held)
 
     def _present(self) -> list[Principal]:
         """The principals that are connected."""

@@ -305,10 +305,9 @@ class TlsServer:
 
     def _pause(self, wait_s: float) -> None:
         self._loop.remove_reader(self._listener)
-        self._again = self._loop.call_later(wait_s, self._accept_again)
-
-    def _accept_again(self) -> None:
-        self._loop.add_reader(self._listener, self._accept)
+        self._again = self._loop.call_later(
+            wait_s, self._loop.add_reader, self._listener, self._accept
+        )
 
     def _make_room(self) -> None:
         oldest = next(iter(self._waiting))

@@ -281,16 +281,13 @@ def create(
         tokens = read(path) if path.exists() else {}
         if len(tokens) >= TOKENS_MAX:
             raise LimitExceeded(f"{path} has {len(tokens)} tokens; the limit is {TOKENS_MAX}")
-        token_id = next(i for i in iter(_new_id, None) if i not in tokens)
+        while (token_id := secrets.token_hex(ID_BYTES)) in tokens:
+            pass
         token = Token(
             token_id, name, hash_of(secret), grants, now_ms, expires_ms, certificate, quotas
         )
         _write(path, {**tokens, token_id: token})
     return token, f"{PREFIX}_{token_id}_{secret}" if certificate is None else ""
-
-
-def _new_id() -> str:
-    return secrets.token_hex(ID_BYTES)
 
 
 def revoke(path: Path, which: str, *, every: bool = False) -> list[Token]:

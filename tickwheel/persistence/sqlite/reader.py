@@ -17,14 +17,13 @@ import sqlite3
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import accumulate, chain, compress, islice, pairwise
+from itertools import accumulate, chain, compress, islice, pairwise, starmap
 from typing import Any
 
 from tickwheel.model.kinds import ProgressKey
 from tickwheel.model.records import (
     ID_STEP,
     DeadRow,
-    ProgressRow,
     TaskRow,
     is_key_alone,
     task_bytes,
@@ -207,7 +206,8 @@ class Reader:
 
     def rest(self) -> None:
         """Release cached pages: it may be long until the next use."""
-        self._forget_moves()
+        self._moves = {}
+        self._moves_oldest = self._moves_upto = 0
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA shrink_memory")
 
@@ -360,7 +360,7 @@ class Reader:
     ) -> list[DeadRow]:
         """See ``Store.scan_dead``; runs one statement."""
         (rows,) = self._connection.execute(_SCAN_DEAD, (*after, topic, group, limit)).fetchone()
-        return [_dead(values) for values in from_json(rows)]
+        return list(starmap(dead_row, from_json(rows)))
 
     def _all(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """``read`` inside a snapshot."""
@@ -464,10 +464,6 @@ class Reader:
             self._moves_upto = upto
             self._moves |= moves_of(blob_of(data))
         return columns[_MOVES_COLUMNS:]
-
-    def _forget_moves(self) -> None:
-        self._moves = {}
-        self._moves_oldest = self._moves_upto = 0
 
     def _packed(self, columns: Sequence[Any]) -> list[Pack]:
         """The packs in these columns."""
@@ -581,11 +577,11 @@ def _without(
 
 
 def _add_history(found: dict[int, StoredTask], progress_rows: str, dead_rows: str) -> None:
-    for progress in map(_progress, from_json(progress_rows)):
+    for progress in starmap(progress_row, from_json(progress_rows)):
         if progress.id in found:
             task = found[progress.id]
             found[progress.id] = task._replace(progress=(*task.progress, progress))
-    for dead in map(_dead, from_json(dead_rows)):
+    for dead in starmap(dead_row, from_json(dead_rows)):
         if dead.id in found:
             task = found[dead.id]
             found[dead.id] = task._replace(dead=(*task.dead, dead))
@@ -610,11 +606,3 @@ def _ids_in(topic: str | None, first: int, count: int, names: str, mask: int) ->
         return here
     topics = topics_of(names, count)
     return [i for i in here if topics[(i - first) // ID_STEP] == topic]
-
-
-def _progress(values: list[Any]) -> ProgressRow:
-    return progress_row(*values)
-
-
-def _dead(values: list[Any]) -> DeadRow:
-    return dead_row(*values)

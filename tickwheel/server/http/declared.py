@@ -284,7 +284,7 @@ def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
 
         def show(value: Any) -> bytes:
             nonlocal is_new
-            is_new = method != "PUT" or _is_new(value)
+            is_new = method != "PUT" or value.get("created", value.get("outcome") == "created")
             return render(value)
 
         answer = await call.ask(verb.name, await values_of(call), show)
@@ -307,11 +307,6 @@ def handler_of(verb: Verb, left_out: frozenset[str]) -> Handler:
 
     handle.__name__ = verb.name
     return handle
-
-
-def _is_new(value: Mapping[str, Any]) -> bool:
-    """Whether a PUT has made what it answers."""
-    return bool(value.get("created", value.get("outcome") == "created"))
 
 
 def _body_of(said: dict[str, Any], field: str) -> bytes | None:

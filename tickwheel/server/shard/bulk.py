@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.state import Core
     from tickwheel.model.kinds import BulkRow
     from tickwheel.model.records import DeadRow, TaskSnapshot
-    from tickwheel.server.shard.callers import Ask, Caller, Only
+    from tickwheel.server.shard.callers import Ask, Only
     from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.reads import View
     from tickwheel.server.shard.views import ValueBytes
@@ -440,7 +440,7 @@ class Bulks:
         if wanted.kind in OF_DEAD_LETTERS:
             # A place of its own in the order: what dies from now on is behind it.
             until_id = core.ids.take(1, now.now_ms)
-        wanted = wanted._replace(by=_who(ask.caller), until_id=until_id)
+        wanted = wanted._replace(by=ask.caller.principal.name or "anonymous", until_id=until_id)
         checks.storable_bulk(wanted)
 
         def make() -> BulkRow:
@@ -610,10 +610,6 @@ def _not_of(kind: str, name: str) -> str:
     return (
         f"a bulk operation of kind {kind} has no {checks.shown(name)}; it may have: {known}{hint}"
     )
-
-
-def _who(caller: Caller) -> str:
-    return caller.principal.name or "anonymous"
 
 
 def _is_seen(row: BulkRow, only: Only | None) -> bool:

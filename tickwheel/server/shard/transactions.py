@@ -256,7 +256,6 @@ class Transacting:
         request: int,
         groups: object,
         sink: CheckSink,
-        now: Now,
         *,
         only: Only | None = None,
     ) -> None:

@@ -423,7 +423,7 @@ class Transacting:
         shared.arity(frame, 1, "groups")
         request = shared.request_number(frame[1])
         sink = CheckFrames(peer)
-        self._operations.answer_checks(peer.caller, request, frame[2], sink, now)
+        self._operations.answer_checks(peer.caller, request, frame[2], sink)
 
 
 class CheckFrames:
