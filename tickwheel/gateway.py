@@ -165,11 +165,8 @@ class Teller(Client):
         producer = self._producer if shards is None else shards.producer
         if producer.is_full:
             await producer.wait_room()
-        if any(len(task) == 4 and "if_pending" in task[3] for task in tasks):
-            found = await producer.add_ruled(list(tasks), len(tasks), size, None)
-        else:
-            found = await producer.add_many(list(tasks), size)
-        return _stored(found)
+        is_ruled = any(len(task) == 4 and "if_pending" in task[3] for task in tasks)
+        return _stored(await producer.put(list(tasks), len(tasks), size, is_ruled=is_ruled))
 
     def _checked_size(self, tasks: tuple[Any, ...]) -> int:
         """How many bytes the tasks take in a frame, at most. Raises BadRequest, LimitExceeded."""

@@ -355,10 +355,9 @@ class Client(WrittenVerbs):
         (``timeout``, else the client's).
         """
         checked = self._check("Client.enqueue", topic, body, delay, at, options)
-        if options and options.get("if_pending") is not None:
-            return await self._enqueue_ruled(checked, timeout)
-        if timeout is not None:
-            return await self._enqueue_within(checked, seconds(timeout, "timeout"))
+        is_ruled = bool(options) and options.get("if_pending") is not None
+        if is_ruled or timeout is not None:
+            return await self._enqueue_apart(checked, timeout, is_ruled=is_ruled)
         future = self._producer.join(checked)
         if future is None:
             await self._producer.wait_room()
@@ -383,16 +382,18 @@ class Client(WrittenVerbs):
         wrong later is the future's. One that nobody looks at is only logged.
         """
         checked = self._check("Client.enqueue_nowait", topic, body, delay, at, options)
+        is_ruled = bool(options) and options.get("if_pending") is not None
+        if not is_ruled and timeout is None:
+            return self._producer.add(checked)
         task, size = checked
         time_s = None if timeout is None else seconds(timeout, "timeout")
-        if options and options.get("if_pending") is not None:
-            return self._producer.add_ruled([task], 0, size, time_s)
-        if time_s is not None:
-            return self._producer.add_within(time_s, [task], 0, size)
-        return self._producer.add(checked)
+        return self._producer.put([task], 0, size, time_s, is_ruled=is_ruled)
 
-    async def _enqueue_ruled(self, checked: CheckedTask, timeout: Duration | None) -> Receipt:
-        """``enqueue`` for a task with a rule for a pending key."""
+    async def _enqueue_apart(
+        self, checked: CheckedTask, timeout: Duration | None, *, is_ruled: bool
+    ) -> Receipt:
+        """``enqueue`` for a task with a rule for a pending key, or for a caller with a time of its
+        own."""
         time_s = None if timeout is None else seconds(timeout, "timeout")
         if self._producer.is_full:
             began_s = self._reconnector.loop.time()
@@ -400,17 +401,7 @@ class Client(WrittenVerbs):
             if time_s is not None:
                 time_s -= self._reconnector.loop.time() - began_s
         task, size = checked
-        receipt: Receipt = await self._producer.add_ruled([task], 0, size, time_s)
-        return receipt
-
-    async def _enqueue_within(self, checked: CheckedTask, time_s: float) -> Receipt:
-        """``enqueue`` for a caller with a time of its own."""
-        if self._producer.is_full:
-            began_s = self._reconnector.loop.time()
-            await self._producer.wait_room(time_s)
-            time_s -= self._reconnector.loop.time() - began_s
-        task, size = checked
-        receipt: Receipt = await self._producer.add_within(time_s, [task], 0, size)
+        receipt: Receipt = await self._producer.put([task], 0, size, time_s, is_ruled=is_ruled)
         return receipt
 
     async def enqueue_many(
@@ -435,11 +426,7 @@ class Client(WrittenVerbs):
 
         def add(start: int, end: int) -> asyncio.Future[list[Receipt]]:
             part, size, time_s = wires[start:end], sum(sizes[start:end]), self._left_s(until_s)
-            if is_ruled:
-                return self._producer.add_ruled(part, end - start, size, time_s)
-            if time_s is None:
-                return self._producer.add_many(part, size)
-            return self._producer.add_within(time_s, part, end - start, size)
+            return self._producer.put(part, end - start, size, time_s, is_ruled=is_ruled)
 
         frames = (partial(add, a, b) for a, b in slices)
         futures, trouble = await self._send_frames(frames, until_s)

@@ -136,19 +136,42 @@ class Producer:
             future = self.add(checked)
         return future
 
-    def add_many(self, tasks: list[WireTask], size: int) -> asyncio.Future[list[Receipt]]:
-        """Add tasks that fit a frame, all or nothing; returns the future of their Receipts."""
-        batch = self._open
+    def put(
+        self,
+        tasks: list[WireTask],
+        count: int,
+        size: int,
+        time_s: float | None = None,
+        *,
+        is_ruled: bool = False,
+    ) -> asyncio.Future[Any]:
+        """Add tasks of one caller that fit a frame, all or nothing; returns the future of their
+        Receipts, or, where ``count`` is 0, of the Receipt of a single one.
+
+        ``time_s``: how long the caller waits at most. ``is_ruled``: some have ``if_pending``, and
+        get a frame of their own: so there are no more than a daemon decides of at once.
+        """
+        if is_ruled:
+            return self._put_apart(tasks, count, size, time_s)
+        batch, now_s = self._open, self.reconnector.loop.time()
+        if time_s is not None:
+            batch = self._timed
+            if batch is not None and not (
+                now_s + (1 - SHARED_TIME) * time_s <= batch.deadline_s <= now_s + time_s
+            ):
+                batch = None
         if batch is None or not batch.fits(len(tasks), size):
             self._check_room(len(tasks), size)
-            batch = self._new_batch()
-        return batch.put(tasks, len(tasks), size)
+            if time_s is None:
+                batch = self._new_batch()
+            else:
+                batch = self._timed = self._make_batch(time_s)
+                self._time(batch)
+        return batch.put(tasks, count, size)
 
-    def add_ruled(
+    def _put_apart(
         self, tasks: list[WireTask], count: int, size: int, time_s: float | None
     ) -> asyncio.Future[Any]:
-        """Tasks with ``if_pending`` that fit a frame, which is theirs alone: so there are no more
-        than a daemon decides of at once. ``count`` 0: a single one, and its Receipt."""
         self._check_room(len(tasks), size)
         began_s = self.reconnector.loop.time()
         deadline_s = began_s + (self._total_s if time_s is None else time_s)
@@ -159,22 +182,6 @@ class Producer:
             self._time(batch)
         self.reconnector.wake()
         return future
-
-    def add_within(
-        self, time_s: float, tasks: list[WireTask], count: int, size: int
-    ) -> asyncio.Future[Any]:
-        """``add`` (``count`` 0) or ``add_many`` for a caller that waits ``time_s`` at most."""
-        batch, now_s = self._timed, self.reconnector.loop.time()
-        if (
-            batch is None
-            or batch.deadline_s < now_s + (1 - SHARED_TIME) * time_s
-            or batch.deadline_s > now_s + time_s
-            or not batch.fits(len(tasks), size)
-        ):
-            self._check_room(len(tasks), size)
-            batch = self._timed = self._make_batch(time_s)
-            self._time(batch)
-        return batch.put(tasks, count, size)
 
     def add_columns(
         self, columns: Columns, time_s: float | None = None

@@ -645,24 +645,19 @@ class SpreadProducer:
             self._full = producer
         return future
 
-    def add_many(self, tasks: list[WireTask], size: int) -> asyncio.Future[list[Receipt]]:
-        return self._put(tasks, len(tasks), lambda to, some: to.add_many(some, size_of(some)))
-
-    def add_ruled(
-        self, tasks: list[WireTask], count: int, size: int, time_s: float | None
+    def put(
+        self,
+        tasks: list[WireTask],
+        count: int,
+        size: int,
+        time_s: float | None = None,
+        *,
+        is_ruled: bool = False,
     ) -> asyncio.Future[Any]:
-        return self._put(
-            tasks, count, lambda to, some: to.add_ruled(some, count and len(some), size_of(some),
-                                                        time_s),
-        )  # fmt: skip
+        def send(to: Producer, some: list[WireTask]) -> asyncio.Future[Any]:
+            return to.put(some, count and len(some), size_of(some), time_s, is_ruled=is_ruled)
 
-    def add_within(
-        self, time_s: float, tasks: list[WireTask], count: int, size: int
-    ) -> asyncio.Future[Any]:
-        return self._put(
-            tasks, count, lambda to, some: to.add_within(time_s, some, count and len(some),
-                                                         size_of(some)),
-        )  # fmt: skip
+        return self._divide(tasks, count, send)
 
     def add_columns(
         self, columns: Columns, time_s: float | None = None
@@ -684,11 +679,11 @@ class SpreadProducer:
                 _producer(self._shards.any()).adopt(batch)
                 continue
             try:
-                self._put(batch.tasks, batch.counts[0], partial(_adopted, batch), future)
+                self._divide(batch.tasks, batch.counts[0], partial(_adopted, batch), future)
             except TickwheelError as error:
                 fail(future, error)
 
-    def _put(
+    def _divide(
         self,
         tasks: list[WireTask],
         count: int,
