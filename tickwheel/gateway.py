@@ -37,7 +37,7 @@ from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client
 from tickwheel.client.connection import Trust
-from tickwheel.client.merging import raise_first, says
+from tickwheel.client.merging import ask_in_parts
 from tickwheel.client.shards import checked_basis
 from tickwheel.client.subscription import SubscribeOptions
 from tickwheel.client.tasks import FRAME_BYTES, merged_receipts, receipts, size_of
@@ -190,16 +190,12 @@ class Teller(Client):
             basis = checked_basis(task[3]) if shards is not None and len(task) == 4 else None
             shard = shard_of(key.hex() if basis is None else basis, len(members))
             parts.setdefault(shard, []).append(index)
-        found: dict[int, Receipt] = {}
 
-        async def ask(shard: int, indexes: list[int]) -> None:
+        async def ask(shard: int, indexes: Sequence[int]) -> Sequence[Receipt]:
             some = [tasks[index] for index in indexes]
-            kept = await members[shard].put_once_here(key, fingerprint, some)
-            found.update(zip(indexes, kept, strict=True))
+            return await members[shard].put_once_here(key, fingerprint, some)
 
-        asking = (ask(*part) for part in parts.items())
-        raise_first(await asyncio.gather(*asking, return_exceptions=True))
-        return _stored([found[index] for index in range(len(tasks))])
+        return _stored(await ask_in_parts(parts, ask))
 
     async def put_once_here(self, key: bytes, fingerprint: int, tasks: Any) -> list[Receipt]:
         """What became of the tasks for an idempotency key that belong into this client's shard."""
@@ -252,19 +248,12 @@ class Teller(Client):
         for index, item in enumerate(items):
             for shard in (0,) if shards is None else shards.shards_of(item[0]):
                 parts.setdefault(shard, []).append(index)
-        found: dict[int, str | None] = {}
 
-        async def ask(shard: int, indexes: list[int]) -> None:
+        async def ask(shard: int, indexes: Sequence[int]) -> Sequence[str | None]:
             fields = fields_of([items[index] for index in indexes])
-            words = await members[shard].ask(frame, *fields)
-            for index, word in zip(indexes, words or [None] * len(indexes), strict=True):
-                known = found.get(index, "unknown")
-                if word is None or (known is not None and says(word) >= says(known)):
-                    found[index] = word
+            return await members[shard].ask(frame, *fields) or [None] * len(indexes)
 
-        asking = (ask(*part) for part in parts.items())
-        raise_first(await asyncio.gather(*asking, return_exceptions=True))
-        return [found[index] for index in range(len(items))]
+        return await ask_in_parts(parts, ask)
 
     def wish(self, wish: SubscribeOptions, prefetch: int) -> Any:
         """A subscription that is not started."""

@@ -79,8 +79,6 @@ class Once:
         if url is None:
             self._marks = MemoryDedupStore(size, ttl_ms)
         elif url.startswith(_SCHEMES):
-            from tickwheel.client.idempotence import RedisDedupStore
-
             self._marks = RedisDedupStore(url, ttl_ms, claim_ms)
         else:
             raise BadRequest(f"url must be redis://HOST:PORT/DB, not {shown(url)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import chain
 from operator import attrgetter, itemgetter
@@ -34,11 +34,33 @@ def raise_first(ends: Iterable[Any]) -> None:
 
 
 def says(answer: Any) -> int:
-    """How much a shard's answer about one task says: least, that it does not know the task."""
-    word = answer if isinstance(answer, str) else None
-    if word is None:
+    """How much a shard's answer about one task says: least, that it does not know the task; most,
+    nil, which stands for the usual word."""
+    if answer is None:
+        return len(ABSENT) + 1
+    word = answer
+    if not isinstance(answer, str):
         word = answer.get("state") if isinstance(answer, Mapping) else answer[1]
     return ABSENT.index(word) if word in ABSENT else len(ABSENT)
+
+
+async def ask_in_parts(
+    parts: Mapping[int, Sequence[int]],
+    ask: Callable[[int, Sequence[int]], Awaitable[Sequence[Any]]],
+) -> list[Any]:
+    """The answer for each of several items, of which ``parts`` has the places by shard; ``ask``
+    gets a shard and the places of its items, and answers for each. Where several shards are asked
+    about an item, the answer counts that says most. Raises what any of them raises."""
+    found: dict[int, Any] = {}
+
+    async def ask_one(shard: int, places: Sequence[int]) -> None:
+        for place, answer in zip(places, await ask(shard, places), strict=True):
+            if place not in found or says(answer) > says(found[place]):
+                found[place] = answer
+
+    asking = (ask_one(*part) for part in parts.items())
+    raise_first(await asyncio.gather(*asking, return_exceptions=True))
+    return [found[place] for place in range(len(found))]
 
 
 # --- one answer of all ---------------------------------------------------------------------------

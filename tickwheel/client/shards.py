@@ -36,6 +36,7 @@ from tickwheel.client.leases import Leases
 from tickwheel.client.merging import (
     MERGED,
     Raw,
+    ask_in_parts,
     bulks_of,
     in_order,
     limit_of,
@@ -43,7 +44,6 @@ from tickwheel.client.merging import (
     once,
     page_of,
     raise_first,
-    says,
 )
 from tickwheel.client.producer import Batch, ColumnBatch, Producer, failure, outcomes_of
 from tickwheel.client.requests import own_name, retry_pause_s
@@ -313,21 +313,15 @@ class Shards:
             for shard in self.shards_of(item if isinstance(item, int) else item[0]):
                 groups.setdefault(shard, []).append(index)
 
-        async def ask(shard: int, indexes: list[int]) -> None:
+        async def ask(shard: int, indexes: Sequence[int]) -> Sequence[Any]:
             some = [fields[place][index] for index in indexes]
             asked = (*fields[:place], some, *fields[place + 1 :])
             answer = await self._ask(self.members[shard], verb, asked, until_s)
             if not isinstance(answer, tuple) or len(answer) != len(some):
                 raise ProtocolError(f"the daemon's answer is no list of {len(some)}")
-            for index, one in zip(indexes, answer, strict=True):
-                if index not in found or says(one) > says(found[index]):
-                    found[index] = one
+            return answer
 
-        found: dict[int, Any] = {}
-        raise_first(
-            await asyncio.gather(*(ask(*it) for it in groups.items()), return_exceptions=True)
-        )
-        return tuple(found[index] for index in range(len(fields[place])))
+        return tuple(await ask_in_parts(groups, ask))
 
     def shards_of(self, task_id: int) -> Iterable[int]:
         """The shards that may have the task."""
