@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from tickwheel.api import verb as words
+from tickwheel.api import frames as words
 from tickwheel.client.subscription import MANUAL, ON_DELIVERY
 from tickwheel.model import policies
 from tickwheel.model.kinds import BulkState

@@ -1,13 +1,17 @@
-"""The vocabulary of the wire: frame numbers and the version.
+"""The vocabulary of the wire: numbers of frames, the version, and the words that verbs take and
+answer.
 
-Constants. Knows no bytes, no socket and no meaning of a frame: the layout of each one is specified
-in ``docs/protocol.md`` (a test compares the two), bytes are ``codec.py``'s. Invariant: numbers
-never change their meaning; new ones may be added.
+Constants and types. Knows no bytes, no socket and no meaning of a frame: the layout of each one,
+and what each word means, is specified in ``docs/protocol.md`` (tests compare), bytes are
+``protocol.py``'s. Invariant: numbers never change their meaning; new ones may be added. A misspelt
+word is found before the program runs; a daemon that is newer than this client may answer one that
+is not here yet.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Literal
 
 PROTOCOL_VERSION = 1
 DEFAULT_PORT = 7355
@@ -103,3 +107,40 @@ class FrameType(IntEnum):
     TASK_HISTORY = 103
     HISTORY_LIST = 104
     ENQUEUE_ONCE = 105
+
+
+# --- words --------------------------------------------------------------------------------------
+
+# What became of a task that is not there to be settled or changed.
+Ended = Literal["acked", "cancelled", "deleted", "expired", "filtered", "gone", "unknown"]
+
+AckWord = Ended | Literal["done", "dead", "stale"]
+NackWord = Ended | Literal["retrying", "held", "dead", "stale"]
+RejectWord = Ended | Literal["dead", "held", "stale"]
+SnoozeWord = Ended | Literal["snoozed", "too_often", "stale"]
+ExtendWord = Ended | Literal["extended", "stale"]
+ReleaseWord = Ended | Literal["released", "stale"]
+CancelWord = Ended | Literal["already_cancelled", "dead", "in_flight"]
+RunNowWord = Ended | Literal["scheduled", "already_cancelled", "dead", "in_flight"]
+RescheduleWord = RunNowWord | Literal["due_too_far"]
+RequeueWord = Ended | Literal["requeued"]
+DeleteWord = Ended
+ReleaseKeyWord = Literal["released", "not_held"]
+SkipKeyWord = Literal["skipped", "not_held"]
+Outcome = Literal["stored", "kept", "replaced", "rejected"]
+
+Action = Literal["add", "keep", "replace", "reject"]
+UniqueUntil = Literal["started", "finished"]
+Replaces = Literal["both", "body", "due"]
+DueOf = Literal["new", "later", "earlier"]
+AckMode = Literal["manual", "on_delivery"]
+OrderFailure = Literal["dead", "hold", "retry"]
+TaskState = Literal["scheduled", "ready", "in_flight", "waiting", "dead"]
+BulkState = Literal["running", "done", "cancelled", "failed"]
+TransactionState = Literal["open", "parked", "committed", "rolled_back"]
+CountFrom = Literal["enqueue", "commit"]
+CatchUp = Literal["skip", "last", "all"]
+Overlap = Literal["allow", "skip", "queue_one", "cancel_previous"]
+Gap = Literal["after", "skip"]
+Fold = Literal["first", "second", "both"]
+PushFormat = Literal["plain", "cloudevents"]

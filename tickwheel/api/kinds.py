@@ -234,7 +234,7 @@ class OwnName(Name):
 
 
 class Choice(Kind):
-    """One of some words. ``python``: the name of the Literal type in ``tickwheel.api.verb``."""
+    """One of some words. ``python``: the name of the Literal type in ``tickwheel.api.frames``."""
 
     word, json = "str", str
 

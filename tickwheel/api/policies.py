@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self, cast
 
+from tickwheel.api.frames import Action, DueOf, Replaces, UniqueUntil
 from tickwheel.api.times import Duration, duration_ms
-from tickwheel.api.verb import Action, DueOf, Replaces, UniqueUntil
 from tickwheel.errors import BadRequest, shown
 from tickwheel.model.policies import (
     ADD,

@@ -4,17 +4,13 @@ Everything that is the same for all verbs follows from it: the decoding and the 
 rights, the audit log, HTTP routes and the OpenAPI document, the parsing of answers, the methods of
 the clients, the tables of the documents. Knows no verb; the families do (``tasks.py``, …), and
 ``verbs.py`` has them all.
-
-The words that verbs take and answer are types here: a misspelt one is found before the program
-runs. What each of them means: docs/protocol.md, "Words", with which a test compares. A daemon that
-is newer than this client may answer one that is not here yet.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from tickwheel.api.frames import FrameType
@@ -152,40 +148,3 @@ class Verb:
     @property
     def is_by_hand(self) -> bool:
         return self.request is None
-
-
-# --- words --------------------------------------------------------------------------------------
-
-# What became of a task that is not there to be settled or changed.
-Ended = Literal["acked", "cancelled", "deleted", "expired", "filtered", "gone", "unknown"]
-
-AckWord = Ended | Literal["done", "dead", "stale"]
-NackWord = Ended | Literal["retrying", "held", "dead", "stale"]
-RejectWord = Ended | Literal["dead", "held", "stale"]
-SnoozeWord = Ended | Literal["snoozed", "too_often", "stale"]
-ExtendWord = Ended | Literal["extended", "stale"]
-ReleaseWord = Ended | Literal["released", "stale"]
-CancelWord = Ended | Literal["already_cancelled", "dead", "in_flight"]
-RunNowWord = Ended | Literal["scheduled", "already_cancelled", "dead", "in_flight"]
-RescheduleWord = RunNowWord | Literal["due_too_far"]
-RequeueWord = Ended | Literal["requeued"]
-DeleteWord = Ended
-ReleaseKeyWord = Literal["released", "not_held"]
-SkipKeyWord = Literal["skipped", "not_held"]
-Outcome = Literal["stored", "kept", "replaced", "rejected"]
-
-Action = Literal["add", "keep", "replace", "reject"]
-UniqueUntil = Literal["started", "finished"]
-Replaces = Literal["both", "body", "due"]
-DueOf = Literal["new", "later", "earlier"]
-AckMode = Literal["manual", "on_delivery"]
-OrderFailure = Literal["dead", "hold", "retry"]
-TaskState = Literal["scheduled", "ready", "in_flight", "waiting", "dead"]
-BulkState = Literal["running", "done", "cancelled", "failed"]
-TransactionState = Literal["open", "parked", "committed", "rolled_back"]
-CountFrom = Literal["enqueue", "commit"]
-CatchUp = Literal["skip", "last", "all"]
-Overlap = Literal["allow", "skip", "queue_one", "cancel_previous"]
-Gap = Literal["after", "skip"]
-Fold = Literal["first", "second", "both"]
-PushFormat = Literal["plain", "cloudevents"]

@@ -29,10 +29,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar, Unpack, cast
 
+from tickwheel.api.frames import TransactionState
 from tickwheel.api.kinds import Kind, Policy, Properties, Rule, Span, Whole
 from tickwheel.api.tasks import LEVEL_MAX, TaskFields
 from tickwheel.api.transactions import HalfTask
-from tickwheel.api.verb import TransactionState
 from tickwheel.cli.call import Call, given
 from tickwheel.cli.options import (
     AtOption,

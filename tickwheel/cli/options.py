@@ -20,8 +20,8 @@ from typing import Annotated, Any, TypedDict, TypeVar, cast
 import typer
 
 from tickwheel.api import kinds
+from tickwheel.api.frames import Action
 from tickwheel.api.tasks import kept_options
-from tickwheel.api.verb import Action
 from tickwheel.cli.call import Default
 from tickwheel.cli.output import ROWS_SHOWN
 from tickwheel.client import GroupKeywords, IfPending, Retry

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict, Unpack,
 
 import typer
 
-from tickwheel.api.verb import AckWord
+from tickwheel.api.frames import AckWord
 from tickwheel.cli.call import Call, Default
 from tickwheel.cli.options import (
     GroupOption,

@@ -31,9 +31,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack
 
+from tickwheel.api.frames import BulkState
 from tickwheel.api.kinds import Properties, Span, Window
 from tickwheel.api.tasks import check_selection, kept_options, words_of_success
-from tickwheel.api.verb import BulkState
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped

@@ -12,13 +12,12 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from tickwheel.api.frames import SESSION_BYTES, FrameType
+from tickwheel.api.frames import SESSION_BYTES, AckMode, FrameType
 from tickwheel.api.groups import GroupFields
 from tickwheel.api.policies import Retry
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
 from tickwheel.api.times import Duration, duration_ms, seconds
-from tickwheel.api.verb import AckMode
 from tickwheel.client.connection import DEFAULT_URL, Open, Trust, connect, is_secure, parse_url
 from tickwheel.client.delivery import Acks, Delivery, seen
 from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Codec, Compression, body_of

@@ -13,9 +13,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
-from tickwheel.api.frames import FrameType
+from tickwheel.api.frames import (
+    AckWord,
+    ExtendWord,
+    FrameType,
+    NackWord,
+    RejectWord,
+    ReleaseWord,
+    SnoozeWord,
+)
 from tickwheel.api.times import Duration, duration_ms, moment, seconds
-from tickwheel.api.verb import AckWord, ExtendWord, NackWord, RejectWord, ReleaseWord, SnoozeWord
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
 from tickwheel.client.encodings import PLAIN, Codec, key_of
 from tickwheel.client.reconnector import Reconnector

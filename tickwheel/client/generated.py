@@ -12,6 +12,17 @@ from typing import Unpack, overload
 
 from tickwheel.api.bulk import BulkInfo
 from tickwheel.api.daemon import Backup, ConsumerInfo, Load, Stats, Status
+from tickwheel.api.frames import (
+    BulkState,
+    CancelWord,
+    DeleteWord,
+    PushFormat,
+    ReleaseKeyWord,
+    RequeueWord,
+    SkipKeyWord,
+    TaskState,
+    TransactionState,
+)
 from tickwheel.api.groups import (
     GroupHeld,
     GroupSettings,
@@ -28,17 +39,6 @@ from tickwheel.api.targets import PushSent, TargetInfo, TargetRemoved
 from tickwheel.api.tasks import DeadLetter, TaskInfo, TaskOutcome, Value
 from tickwheel.api.times import Duration
 from tickwheel.api.transactions import TransactionInfo
-from tickwheel.api.verb import (
-    BulkState,
-    CancelWord,
-    DeleteWord,
-    PushFormat,
-    ReleaseKeyWord,
-    RequeueWord,
-    SkipKeyWord,
-    TaskState,
-    TransactionState,
-)
 from tickwheel.client.keywords import (
     DeadSelectionKeywords,
     NewGroupKeywords,

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TypedDict
 
+from tickwheel.api.frames import Action, OrderFailure, TaskState
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.tasks import Value
 from tickwheel.api.times import Duration
-from tickwheel.api.verb import Action, OrderFailure, TaskState
 
 
 class ScheduledTaskKeywords(TypedDict, total=False):

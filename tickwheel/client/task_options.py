@@ -10,10 +10,10 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from typing import Any
 
+from tickwheel.api.frames import Action
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.tasks import Value, kept_options
 from tickwheel.api.times import Duration
-from tickwheel.api.verb import Action
 from tickwheel.limits import Limits
 
 

@@ -17,11 +17,11 @@ from itertools import repeat
 from math import isnan
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
+from tickwheel.api.frames import Outcome
 from tickwheel.api.kinds import ENCODING
 from tickwheel.api.policies import task_rule_wire
 from tickwheel.api.tasks import TaskFields
 from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
-from tickwheel.api.verb import Outcome
 from tickwheel.client.encodings import Codec
 from tickwheel.client.keywords import TaskKeywords
 from tickwheel.client.task_options import Task, checked_options, is_bare

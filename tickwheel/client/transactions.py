@@ -18,9 +18,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
-from tickwheel.api.frames import FrameType
+from tickwheel.api.frames import CountFrom, FrameType
 from tickwheel.api.times import Duration, moment
-from tickwheel.api.verb import CountFrom
 from tickwheel.client.connection import LOGGER, Connection
 from tickwheel.client.keywords import TaskKeywords
 from tickwheel.client.requests import read

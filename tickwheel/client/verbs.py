@@ -14,18 +14,12 @@ from functools import reduce
 from typing import Any, TypeVar, Unpack, overload
 
 from tickwheel.api.bulk import BulkInfo, BulkPreview, BulkTrial
+from tickwheel.api.frames import CatchUp, CountFrom, Fold, Gap, Overlap
 from tickwheel.api.groups import GroupSettings
 from tickwheel.api.kinds import BODY, IDS
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import LookUp, ScheduledTaskFields, TaskInfo, check_selection
 from tickwheel.api.times import Duration, seconds
-from tickwheel.api.verb import (
-    CatchUp,
-    CountFrom,
-    Fold,
-    Gap,
-    Overlap,
-)
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.generated import GeneratedVerbs
 from tickwheel.client.keywords import AnyMoveKeywords, AnySelectionKeywords, ScheduledTaskKeywords

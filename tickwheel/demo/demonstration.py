@@ -36,7 +36,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tickwheel.api.verb import AckWord
+from tickwheel.api.frames import AckWord
 from tickwheel.client import Client, Delivery, Receipt, Task
 from tickwheel.errors import NotFound, TickwheelError
 
