@@ -38,9 +38,6 @@ from tickwheel.client.tasks import TaskChecker
 from tickwheel.errors import BadBody, BadRequest, TickwheelError, Undecodable, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tickwheel.client.delivery import Delivery
     from tickwheel.client.leases import Leases
 
 

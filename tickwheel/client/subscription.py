@@ -49,15 +49,7 @@ from tickwheel.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncIterator,
-        Awaitable,
-        Callable,
-        Coroutine,
-        Iterable,
-        Iterator,
-        Sequence,
-    )
+    from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 
     from tickwheel.client.delivery import Acks
     from tickwheel.client.reconnector import Reconnector
