@@ -77,6 +77,13 @@ async def enqueued(client: Client, daemon: FakeDaemon, key: str) -> None:
     await soon(future)
 
 
+async def enqueued_at(peer: Peer, client: Client, key: str) -> None:
+    """The same, by this connection."""
+    future = client.enqueue_nowait("t", b"", key=key)
+    peer.store(await peer.next(T.ENQUEUE))
+    await soon(future)
+
+
 def newest(daemon: FakeDaemon) -> Peer:
     """The connection that is open."""
     [peer] = daemon.open
@@ -190,6 +197,43 @@ async def test_a_standby_of_the_shard_is_waited_for() -> None:
             peer.store(await peer.next(T.ENQUEUE))
             await soon(waiting)
         assert route.asked(new) == [1] * 4
+
+
+@contextlib.asynccontextmanager
+async def moving() -> AsyncIterator[tuple[Route, FakeDaemon, FakeDaemon, FakeDaemon, Client]]:
+    """Shard 1 is with the second of two daemons, and the third one is to have it; the client has
+    the address of the first and a connection to both."""
+    async with daemons(3) as (first, second, new):
+        route = Route(2)
+        route.serve(0, first)
+        route.serve(1, second)
+        async with first.client() as client:
+            await enqueued(client, second, key_in(1, 2))
+            yield route, first, second, new, client
+
+
+async def test_a_connection_that_says_nothing_holds_up_no_other_one_to_the_heir(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its process waited for a processor, or the kernel took it for one that was about to end."""
+    slowly(monkeypatch)
+    async with moving() as (route, _, second, new, client):
+        greet = route.serve(1, new).greet
+        unanswered: list[Peer] = []
+
+        def swallow(peer: Peer, frame: Frame) -> None:
+            unanswered.append(peer)
+            new.greet = greet
+
+        new.greet = swallow
+        await second.deaf()
+        began_s = asyncio.get_running_loop().time()
+        newest(second).close()
+        peer = await new.peer()
+        assert asyncio.get_running_loop().time() - began_s < 2 * module.APART_S
+        await enqueued_at(peer, client, key_in(1, 2))
+        assert len(unanswered) == 1
+        await unanswered[0].gone()
 
 
 async def test_daemons_that_know_no_option_shard_are_greeted_without() -> None:

@@ -619,6 +619,12 @@ NODES = (
 MOVING = "tests/client/test_shards_moving.py::test_"
 BESIDE = (
     Bug(
+        "an-attempt-blocks-its-address",
+        "one connection that says nothing keeps a client from a daemon that would answer another",
+        {"Search._may_repeat": (instead("one.since_s <= silent_s", "False"),)},
+        (MOVING + "a_connection_that_says_nothing_holds_up_no_other_one_to_the_heir",),
+    ),
+    Bug(
         "whoever-says-it-serves-is-the-next-one",
         "a daemon that stood still gets the clients of the one that leads since",
         {"Reconnector._check_newer": (instead("epoch > own", "True"),)},

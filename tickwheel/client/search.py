@@ -7,7 +7,8 @@ attempts. Knows no frame. Invariants:
   "Happy Eyeballs" (RFC 8305) has it: an address that takes connections and says nothing, as a
   stopped process does, holds up nobody. The first daemon that greets as the active one is taken,
   and all other attempts are closed before anything else is written to it. An attempt that is under
-  way outlasts its round; never are there more than ``ATTEMPTS_MAX``.
+  way outlasts its round; never are there more than ``ATTEMPTS_MAX``, and one repetition beside
+  them: another connection to the address that a round begins with.
 * In one round an address is tried once at most, whoever names it. So few hints are followed that
   standbys which name each other, or ever new addresses, end in a pause like all others. Hints add
   to the list and never replace it: a wrong one costs one attempt. An address that was silent comes
@@ -113,7 +114,8 @@ first."""
 ATTEMPT_S_MAX = 2.0
 """How long one of several addresses may take to answer, in seconds."""
 APART_S = 0.25
-"""When an address has not answered for so many seconds, the next one is tried beside it."""
+"""When an address has not answered for so many seconds, the next one is tried beside it, or itself
+again."""
 ATTEMPTS_MAX = 6
 """So many addresses are tried at once."""
 SLOW_ONES = 4
@@ -197,10 +199,13 @@ def _close(attempt: asyncio.Task[Greeted]) -> None:
 
 
 class _Try(NamedTuple):
-    """An attempt at one address that is under way."""
+    """An attempt at an address that is under way."""
 
+    address: Address
     task: asyncio.Task[Greeted]
     since_s: float
+    is_second: bool
+    """Whether it is beside another attempt at this address."""
 
 
 class Search:
@@ -227,7 +232,7 @@ class Search:
         self._seen = Seen()
         self._said: dict[Address, TickwheelError] = {}
         """Why each address has failed since the last connection."""
-        self._tries: dict[Address, _Try] = {}
+        self._tries: list[_Try] = []
         """Attempts that are under way, the newest last."""
         self._tried: set[Address] = set()
         """What this round has tried, and what was under way before it."""
@@ -328,7 +333,9 @@ class Search:
         """Try each address once, and the hints of standbys; the connection to an active daemon.
         Attempts that take long outlast it."""
         waiting = self._list()
-        self._tried, self._is_idle = set(self._tries), True
+        self._tried, self._is_idle = {one.address for one in self._tries}, True
+        if waiting and self._may_repeat(waiting[0]):
+            self._try(waiting.popleft())
         while True:
             self._follow_hints(waiting)
             while waiting and waiting[0] in self._tried:
@@ -338,7 +345,7 @@ class Search:
                 connection = await self._wait(young_s)
             elif not waiting:
                 break
-            elif len(self._tries) < ATTEMPTS_MAX:
+            elif sum(not one.is_second for one in self._tries) < ATTEMPTS_MAX:
                 self._try(waiting.popleft())
                 continue
             else:
@@ -402,40 +409,47 @@ class Search:
 
     def _young_s(self) -> float:
         """For how many seconds the newest attempt is still to be left alone."""
-        if not self._tries:
-            return 0.0
-        newest = next(reversed(self._tries.values()))
-        return newest.since_s + APART_S - self._loop.time()
+        newest = next((one for one in reversed(self._tries) if not one.is_second), None)
+        return 0.0 if newest is None else newest.since_s + APART_S - self._loop.time()
+
+    def _may_repeat(self, address: Address) -> bool:
+        """Whether an attempt at this address has been silent for so long that another connection
+        may be answered sooner. Only one such repetition is under way at a time."""
+        if any(one.is_second for one in self._tries):
+            return False
+        silent_s = self._loop.time() - APART_S
+        return any(one.address == address and one.since_s <= silent_s for one in self._tries)
 
     def _try(self, address: Address) -> None:
         self._tried.add(address)
         self._is_idle = False
-        work = self._attempt(address, self._patience_s(address))
-        self._tries[address] = _Try(self._loop.create_task(work), self._loop.time())
+        is_second = any(one.address == address for one in self._tries)
+        task = self._loop.create_task(self._attempt(address, self._patience_s(address)))
+        self._tries.append(_Try(address, task, self._loop.time(), is_second))
 
     async def _wait(self, timeout_s: float | None) -> Connection | None:
         """Wait until an attempt has ended, so long at most; the connection that it has made."""
         if not self._tries:
             await asyncio.sleep(timeout_s or 0.0)
             return None
-        tasks = [one.task for one in self._tries.values()]
+        tasks = [one.task for one in self._tries]
         await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for address, one in list(self._tries.items()):
+        for one in list(self._tries):
             if one.task.done():
-                del self._tries[address]
+                self._tries.remove(one)
                 try:
                     greeted = one.task.result()
                     self._choose(greeted)
                 except TickwheelError as error:
-                    self._note(address, error)
+                    self._note(one.address, error)
                 else:
-                    self.at = address
+                    self.at = one.address
                     return greeted.connection
         return None
 
     async def _drop_tries(self) -> None:
         """Close all attempts that are under way, and connections that came too late."""
-        tasks = [one.task for one in self._tries.values()]
+        tasks = [one.task for one in self._tries]
         self._tries.clear()
         self._hints.clear()
         for task in tasks:
@@ -544,6 +558,9 @@ class Beside(Search):
     def _try(self, address: Address) -> None:
         self._seen.asked_s[address] = self._loop.time()
         super()._try(address)
+
+    def _may_repeat(self, address: Address) -> bool:
+        return False
 
     def _worth_trying(self, hint: Address) -> bool:
         return hint != self._standing and super()._worth_trying(hint)
