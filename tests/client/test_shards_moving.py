@@ -212,6 +212,44 @@ async def moving() -> AsyncIterator[tuple[Route, FakeDaemon, FakeDaemon, FakeDae
             yield route, first, second, new, client
 
 
+async def test_whom_a_goodbye_names_is_asked_and_nobody_else() -> None:
+    """It stands by for a moment still."""
+    async with moving() as (route, _, second, new, client):
+        route.serve(1, new)
+        route.stands_by[new] = 3
+        asked = len(route.hellos)
+        newest(second).goodbye("draining", new.url)
+        await new.peer()
+        assert [daemon for daemon, _ in route.hellos[asked:]] == [new] * 4
+        await enqueued_at(newest(new), client, key_in(1, 2))
+
+
+@pytest.mark.parametrize("heir", ["tcp://127.0.0.1:1", "tls://127.0.0.1:7356", "", 5])
+async def test_a_goodbye_that_names_nobody_who_is_there_costs_one_attempt(heir: Any) -> None:
+    async with moving() as (route, first, second, new, client):
+        route.serve(1, new)
+        await second.deaf()
+        old = newest(second)
+        old.goodbye("draining", heir)
+        await new.peer()
+        assert route.asked(first)[-1] == 1
+        await enqueued_at(newest(new), client, key_in(1, 2))
+
+
+async def test_an_heir_that_says_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly(monkeypatch)
+    async with moving() as (route, _, second, new, client), FakeDaemon() as silent:
+        silent.greet = lambda peer, frame: None
+        route.serve(1, new)
+        await second.deaf()
+        began_s = asyncio.get_running_loop().time()
+        old = newest(second)
+        old.goodbye("draining", silent.url)
+        await new.peer()
+        assert asyncio.get_running_loop().time() - began_s < 2 * module.APART_S
+        await enqueued_at(newest(new), client, key_in(1, 2))
+
+
 async def test_a_connection_that_says_nothing_holds_up_no_other_one_to_the_heir(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -455,6 +493,49 @@ async def test_what_was_silent_to_one_connection_comes_last_for_all() -> None:
     second.follow(Around("abc", seen))
     await second._round()
     assert daemons.asked == [address(host) for host in "bca"]
+
+
+async def test_an_address_whose_daemon_said_goodbye_comes_last_for_a_while() -> None:
+    daemons = Standbys(lambda: errors.Unreachable("nobody listens"))
+    search = daemons.search("z")
+    search.follow(Around("abc"))
+    search.at = address("a")
+    search.ended(errors.Draining(), silent=False, steady=True)
+    await search._round()
+    assert daemons.asked == [address(host) for host in "bca"]
+    search._given_until_s = 0.0
+    daemons.asked.clear()
+    await search._round()
+    assert daemons.asked == [address(host) for host in "abc"]
+    search.at = address("a")
+    search.ended(errors.ConnectionLost(), silent=False, steady=True)
+    daemons.asked.clear()
+    await search._round()
+    assert daemons.asked == [address(host) for host in "abc"], "it may be back any moment"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda: module.Standby("standby", address("a")),
+        lambda: errors.NotActive("this daemon is the active one now: connect again"),
+    ],
+)
+async def test_an_heir_that_names_the_one_before_it_sends_nobody_back(
+    error: Callable[[], TickwheelError],
+) -> None:
+    """It may also hang up, because it begins to lead at this moment."""
+    daemons = Standbys(error)
+    search = daemons.search("z")
+    search.follow(Around("ac"))
+    search.at = address("a")
+    search.ended(errors.Draining(), silent=False, steady=True, heir=address("b"))
+    for _ in range(3):
+        await search._round()
+    assert daemons.asked == [address("b")] * 3
+    search._given_until_s = 0.0
+    await search._round()
+    assert daemons.asked[3:] == [address("a"), address("c")], "not for ever"
 
 
 async def test_an_address_that_fails_slowly_is_tried_with_growing_pauses(

@@ -208,6 +208,8 @@ def test_a_shard_moves_where_an_operator_wants_it_and_back(pair: Nodes) -> None:
     shard = next(shard for shard, name in before.items() if name == "a")
     with pair["a"].raw(shard) as raw:
         assert raw.call(T.SHARD_MOVE, shard, "b")[2] == {"shard": shard, "node": "b"}
+        goodbye = raw.next()
+        assert (goodbye[:2], goodbye[3:]) == ((T.GOODBYE, "draining"), (pair["b"].url_of(shard),))
     until(lambda: pair.leaders("b")[shard] == "b", 60, pair.log)
     said = pair["b"].nodes()["shards"][shard]
     assert (said["placed"], said["wanted"], said["epoch"]) == ("b", "b", 2)

@@ -510,7 +510,7 @@ ALLOWED = (
     Bug(
         "a-token-goes-where-there-is-no-tls",
         "a client follows a standby's hint to a port without TLS",
-        {"search:_hint": (without("is_secure"),)},
+        {"search:address_named": (without("is_secure"),)},
         ("tests/client/test_client_failover.py::test_a_hint_that_speaks_otherwise_is_none",),
     ),
     Bug(
@@ -618,6 +618,12 @@ NODES = (
 # A client leaves a daemon without a lease for the one that leads now, and troubles nobody else.
 MOVING = "tests/client/test_shards_moving.py::test_"
 BESIDE = (
+    Bug(
+        "an-heir-is-one-of-many",
+        "a client asks around where its shard goes, although it was told",
+        {"Search._heir_alone": (returning("None"),)},
+        (MOVING + "whom_a_goodbye_names_is_asked_and_nobody_else",),
+    ),
     Bug(
         "an-attempt-blocks-its-address",
         "one connection that says nothing keeps a client from a daemon that would answer another",

@@ -25,9 +25,9 @@ SHARDS = 4
 A = NodeRecord(
     "a", "run-1", "tcp://a:7355", "1.0", 1.5, 17, 60_000, life="boot/1/2/3", http="http://a:1",
     claims=(Claim(0, 3, "tcp://a:7356", 18, "http://a:2"), Claim(1, 1, "tcp://a:7357", 19)),
-    standbys=(2, 3),
+    standbys={2: "tcp://a:7358", 3: "tcp://a:7359"},
 )  # fmt: skip
-B = replace(A, name="b", run="run-2", claims=(), standbys=())
+B = replace(A, name="b", run="run-2", claims=(), standbys={})
 
 
 @pytest.fixture

@@ -102,7 +102,8 @@ def test_without_nodes_nobody_has_anything() -> None:
 
 def node(name: str, *claims: tuple[int, int], standbys: tuple[int, ...] = ()) -> NodeRecord:
     return NodeRecord(
-        name, f"run-{name}", f"tcp://{name}:1", "1", 1.0, 0, 3_000, standbys=standbys,
+        name, f"run-{name}", f"tcp://{name}:1", "1", 1.0, 0, 3_000,
+        standbys={shard: f"tcp://{name}:{shard}" for shard in standbys},
         claims=tuple(Claim(shard, epoch, f"tcp://{name}:{shard}", 0) for shard, epoch in claims),
     )  # fmt: skip
 

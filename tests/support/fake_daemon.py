@@ -144,8 +144,9 @@ class Peer(asyncio.Protocol):
         self.ok(frame, {"lease_ms": lease_ms})
         return int(frame[2])
 
-    def goodbye(self, code: str = "draining") -> None:
-        self.send(T.GOODBYE, code, "as the test says")
+    def goodbye(self, code: str = "draining", *heir: str) -> None:
+        """``heir``: who has the shard next, if the daemon says so."""
+        self.send(T.GOODBYE, code, "as the test says", *heir)
 
     def close(self) -> None:
         if self._transport is not None:

@@ -114,7 +114,7 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     T.ALIVE: (0,),
     T.HEARTBEAT: (),
     T.ENDED: (1, "not_found", "group g of topic t was deleted"),
-    T.GOODBYE: ("draining", "the daemon is shutting down"),
+    T.GOODBYE: ("draining", "the daemon is shutting down", "tcp://b:7357"),
 }
 
 

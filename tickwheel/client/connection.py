@@ -299,6 +299,8 @@ class Connection(asyncio.Protocol):
         self.heard_s = self._loop.time()
         self.silent = False
         """Whether the connection was given up because nothing came any more."""
+        self.heir: Any = None
+        """Where the daemon's shard is next, as its GOODBYE names it; None: it has not named it."""
         self.error: TickwheelError | None = None
         self.closed: asyncio.Future[TickwheelError] = self._loop.create_future()
 
@@ -466,6 +468,7 @@ class Connection(asyncio.Protocol):
         elif kind == _ERROR:
             self._take_error(*frame[1:4])
         elif kind == _GOODBYE:
+            self.heir = frame[3] if len(frame) > 3 else None
             self.leave(from_wire(str(frame[1]), str(frame[2])))
         elif kind == _ENDED and self._ended is not None:
             self._ended(frame[1], from_wire(str(frame[2]), str(frame[3])))

@@ -51,6 +51,7 @@ from tickwheel.client.search import (
     Route,
     Search,
     Silent,
+    address_named,
     standby,
 )
 from tickwheel.errors import (
@@ -292,7 +293,8 @@ class Reconnector:
             self.trouble = await asyncio.shield(connection.closed)
             LOGGER.info("connection ended: %s: %s", self.trouble.code, self.trouble.message)
             steady = self.loop.time() - began_s >= STEADY_S
-            self._search.ended(self.trouble, silent=connection.silent, steady=steady)
+            heir = address_named(connection.heir, secure=self._tls is not None)
+            self._search.ended(self.trouble, silent=connection.silent, steady=steady, heir=heir)
             self._fall(connection)
             if not steady and self._newer is None:
                 await self._search.pause()

@@ -9,6 +9,8 @@ attempts. Knows no frame. Invariants:
   and all other attempts are closed before anything else is written to it. An attempt that is under
   way outlasts its round; never are there more than ``ATTEMPTS_MAX``, and one repetition beside
   them: another connection to the address that a round begins with.
+* Whom a daemon that hands its shard over names as its heir is asked alone, as long as it stands by
+  and ``HANDOVER_S`` is not over; the address that was left comes last meanwhile.
 * In one round an address is tried once at most, whoever names it. So few hints are followed that
   standbys which name each other, or ever new addresses, end in a pause like all others. Hints add
   to the list and never replace it: a wrong one costs one attempt. An address that was silent comes
@@ -38,7 +40,14 @@ from tickwheel.client.connection import (
     is_secure,
     parse_url,
 )
-from tickwheel.errors import BadRequest, ClientClosed, NotActive, TickwheelError, Unreachable
+from tickwheel.errors import (
+    BadRequest,
+    ClientClosed,
+    Draining,
+    NotActive,
+    TickwheelError,
+    Unreachable,
+)
 
 
 class Seen:
@@ -176,7 +185,7 @@ def standby(
     role = info.get("role", "active")
     if role == "active":
         return None
-    active = _hint(info.get("active"), secure=secure)
+    active = address_named(info.get("active"), secure=secure)
     if shard is not None and info.get("shard") != shard:
         names = f"it names {address_text(active)}" if active else "it knows nobody who has it"
         return Elsewhere(f"it does not have shard {shard}, {names}", active)
@@ -184,7 +193,9 @@ def standby(
     return Standby(f"{role!s:.20}, {names}", active)
 
 
-def _hint(value: Any, *, secure: bool) -> Address | None:
+def address_named(value: Any, *, secure: bool) -> Address | None:
+    """The address that a daemon names as where another one is; None: it names none that a client
+    can go to. ``secure`` as above."""
     with suppress(BadRequest):
         address = parse_url(value)[0]
         # One that speaks otherwise is none: a token never goes where there is no TLS.
@@ -243,6 +254,12 @@ class Search:
         self.backoff_s = BACKOFF_S_MIN
         """How long the next pause is at most."""
         self._found_once = False
+        self._gone: Address | None = None
+        """The address whose daemon has said that it does not have the shard any more."""
+        self._heir: Address | None = None
+        """Where it has said that the next one is, as long as that one alone is asked."""
+        self._given_until_s = 0.0
+        """How long both count."""
         self._handover_until_s = 0.0
         self._takeover_until_s = self._loop.time() + connect_timeout_s
 
@@ -270,11 +287,21 @@ class Search:
                 raise
         return connection
 
-    def ended(self, error: TickwheelError, *, silent: bool, steady: bool) -> None:
-        """Note that the found connection has ended, so that another address comes first."""
+    def ended(
+        self,
+        error: TickwheelError,
+        *,
+        silent: bool,
+        steady: bool,
+        heir: Address | None = None,
+    ) -> None:
+        """Note that the found connection has ended, so that another address comes first. ``heir``:
+        the one at which its daemon has said that the next one is."""
         at, self.at = self.at, None
         if at is None:
             return
+        self._gone = at if isinstance(error, (Draining, NotActive)) else None
+        self._heir, self._given_until_s = heir, self._loop.time() + HANDOVER_S
         self._said[at] = error
         if silent:
             self._mark_silent(at)
@@ -332,7 +359,8 @@ class Search:
     async def _round(self) -> Connection | None:
         """Try each address once, and the hints of standbys; the connection to an active daemon.
         Attempts that take long outlast it."""
-        waiting = self._list()
+        heir = self._heir_alone()
+        waiting = self._list() if heir is None else deque((heir,))
         self._tried, self._is_idle = {one.address for one in self._tries}, True
         if waiting and self._may_repeat(waiting[0]):
             self._try(waiting.popleft())
@@ -370,6 +398,17 @@ class Search:
             waits = False
         return None
 
+    def _heir_alone(self) -> Address | None:
+        """The heir, while nobody else has to be asked: it has been named just now, and since then
+        has said nothing else than that it stands by."""
+        if self._loop.time() > self._given_until_s:
+            self._heir = self._gone = None
+        said = None if self._heir is None else self._said.get(self._heir)
+        is_asked = any(one.address == self._heir for one in self._tries)
+        if is_asked or not (said is None or isinstance(said, NotActive)):
+            self._heir = None
+        return self._heir
+
     def _list(self) -> deque[Address]:
         """The addresses that a round begins with."""
         if self.route is not None:
@@ -389,7 +428,8 @@ class Search:
             fresh = sum(now_s - told_s < INFORMED_S for told_s in told.values())
             spared = set(knew_nothing[max(INFORMANTS_MAX - fresh, 0) :])
             order = [address for address in order if address not in spared]
-        return deque(sorted(order, key=silent.__contains__))
+        is_gone = self._gone if self.route is not None else None
+        return deque(sorted(order, key=lambda one: (one == is_gone, one in silent)))
 
     def _follow_hints(self, waiting: deque[Address]) -> None:
         for hint in self._hints:
@@ -480,6 +520,8 @@ class Search:
         if isinstance(error, Elsewhere):
             self._seen.told_s[address] = self._loop.time()
         hint = error.active if isinstance(error, Redirect) else None
+        if isinstance(error, Standby) and hint == self._gone:
+            hint = None  # it is about to take over from that one, and does not know it yet
         if hint is not None and self._worth_trying(hint):
             self._hints.append(hint)
         if not error.retryable and (before is None or before.code != error.code):

@@ -500,8 +500,8 @@ class NodeRecord:
     """Marks its process, so that others on its machine see its end; empty: unknown."""
     http: str = ""
     claims: tuple[Claim, ...] = ()
-    standbys: tuple[int, ...] = ()
-    """The shards for which a daemon of it stands by."""
+    standbys: Mapping[int, str] = field(default_factory=dict)
+    """Shard for which a daemon of it stands by → the address of that daemon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,8 +305,9 @@ class Daemon:
             self._server.close()
         if self._api is not None:
             self._api.drain()
+        heir = None if self.member is None else self.member.heir
         for connection in self.listener.connections:
-            connection.say_goodbye("draining", "the daemon is shutting down")
+            connection.say_goodbye("draining", "the daemon is shutting down", heir)
         shard.pause()
         await self._until_closed()
         timeout_s = self.settings.drain_timeout_s

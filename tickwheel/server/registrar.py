@@ -342,17 +342,17 @@ class Registrar:
     def _record(self) -> NodeRecord:
         """What the node says of itself."""
         node = self._node
-        claims, standbys = list[Claim](), list[int]()
+        claims, standbys = list[Claim](), dict[int, str]()
         for one in node.shards:
             part = node.board.read_part(one.shard)
             if part is None or part.role is Role.STARTING:
                 continue
+            address = str(one.advertise)
             if part.role is Role.ACTIVE:
                 http = one.http_for_others(str(one.http_url)) if one.http else ""
-                address = str(one.advertise)
                 claims.append(Claim(one.shard, part.epoch, address, part.since_ms, http))
             elif one.shard in self._wanted:
-                standbys.append(one.shard)
+                standbys[one.shard] = address
         said = node.settings
         return NodeRecord(
             name=said.node,
@@ -366,7 +366,7 @@ class Registrar:
             http=said.http_for_others(str(said.http_url)) if said.http else "",
             life=node.life,
             claims=tuple(claims),
-            standbys=tuple(standbys),
+            standbys=standbys,
         )
 
     def _act(self, seen: NodesSeen) -> float:
@@ -431,6 +431,8 @@ class Registrar:
         claims = {shard: claim for shard, (_, claim) in led_by.items()}
         shards = range(self._count)
         me = self._node.settings.node
+        given = decision.given & target.keys()
+        heirs = {shard: seen.nodes[target[shard]].standbys.get(shard, "") for shard in given}
         before = self._node.bulletin.read().get("wanted")
         measured = {
             **self._measured,
@@ -443,6 +445,7 @@ class Registrar:
             {
                 "wanted": sorted(self._wanted),
                 "expected": sorted(decision.expected),
+                "heirs": [heirs.get(shard, "") for shard in shards],
                 "version": seen.version,
                 "route": [claims[s].address if s in claims else "" for s in shards],
                 "http": [claims[s].http if s in claims else "" for s in shards],

@@ -510,7 +510,8 @@ def _of_text(name: str, text: str) -> NodeRecord | None:
         if said.pop("format") != NODES_FORMAT:
             return None
         claims = tuple(Claim(**one) for one in said.pop("claims"))
-        record = NodeRecord(claims=claims, standbys=tuple(said.pop("standbys")), **said)
+        standbys = {int(shard): address for shard, address in said.pop("standbys").items()}
+        record = NodeRecord(claims=claims, standbys=standbys, **said)
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
     return replace(record, name=name)

@@ -365,8 +365,10 @@ class Connection(asyncio.Protocol):
         if waiting > self._settings.out_bytes_max:
             self._abort(f"{waiting} bytes wait for it; the limit is out_bytes_max")
 
-    def say_goodbye(self, code: str, message: str) -> None:
-        self.send(encode((int(FrameType.GOODBYE), code, message)))
+    def say_goodbye(self, code: str, message: str, heir: str | None = None) -> None:
+        """``heir``: the address of the daemon that has the shard next, if that is known."""
+        more = () if heir is None else (heir,)
+        self.send(encode((int(FrameType.GOODBYE), code, message, *more)))
 
     def say_lease(self) -> None:
         """Say whether the lease of the shard is held, if the peer wants to know it."""
