@@ -372,6 +372,17 @@ def test_a_shard_that_nobody_names_is_looked_for_where_it_was() -> None:
     assert places.around(0) == [("x", 9), address("given"), ("b", 1)]
 
 
+def test_an_address_that_was_silent_is_trusted_again_when_a_newer_route_names_it() -> None:
+    places = Places(2, [], secure=False)
+    places.learn({"shards": ["tcp://a:1", "tcp://b:1"], "route_version": 5})
+    places.seen.silent_until_s = dict.fromkeys((("a", 1), ("c", 1)), 60.0)
+    places.learn({"shards": ["tcp://a:1", "tcp://c:1"], "route_version": 5})
+    assert places.seen.silent_until_s.keys() == {("a", 1), ("c", 1)}
+    places.learn({"shards": ["tcp://a:1", "tcp://b:1"], "route_version": 6})
+    places.learn({"shards": ["tcp://a:1", "tcp://c:1"], "route_version": 7})
+    assert places.seen.silent_until_s.keys() == {("a", 1)}, "it was named all the time"
+
+
 @pytest.mark.parametrize("url", ["tls://b:1", "http://b", "tcp://", 5])
 def test_an_address_that_cannot_be_asked_is_passed_over(url: Any) -> None:
     places = Places(2, [address("given")], secure=False)

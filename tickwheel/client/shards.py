@@ -116,8 +116,10 @@ class Places:
         urls, version = info.get("shards"), info.get("route_version", 0)
         is_route = isinstance(urls, (list, tuple)) and len(urls) == len(self._named)
         if is_route and type(version) is int and version >= self._version:
-            self._version = version
-            self._named = [self._address(url) for url in urls or ()]
+            is_newer, self._version = version > self._version, version
+            before, self._named = self._named, [self._address(url) for url in urls or ()]
+            for address in set(filter(None, self._named)).difference(before) if is_newer else ():
+                self.seen.silent_until_s.pop(address, None)  # it has spoken since
             doors = info.get("doors")
             if isinstance(doors, (list, tuple)):
                 self._doors = [*filter(None, map(self._address, doors[:OTHERS_MAX]))]
