@@ -356,7 +356,7 @@ class Daemon:
             self.outbound.serve(shard, operations)
 
     def _role_changed(self, message: str) -> None:
-        self.listener.end_standby(message)
+        self.listener.leave_standby(message)
 
     def _deposed(self) -> None:
         if self.outbound is not None:

@@ -14,6 +14,8 @@ import pytest
 from support.shard_rig import FakeTransport, Peer, ShardRig
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol import encode
+from tickwheel.server.shard.operations import StandbyOperations
+from tickwheel.server.tcp.listener import Listener
 
 
 class _WithSocket:
@@ -55,6 +57,52 @@ async def test_a_connection_that_begins_when_its_role_is_over_is_cut_off() -> No
     await rig.settle()
     assert peer.transport.aborted
     assert shared is not None and not shared.connections
+    await rig.stop()
+
+
+async def test_who_has_not_greeted_when_a_standby_begins_to_lead_is_served() -> None:
+    """Its client looks for the leader, and would only come again."""
+    rig = await ShardRig().start()
+    standby = StandbyOperations(
+        rig.settings, rig.settings.limits(), rig.shard.clock,
+        active=lambda: None, status=dict, on_event=rig.notice,
+    )  # fmt: skip
+    listener = Listener(standby, rig.logins)
+    greeted, quiet, slow = (Peer(listener()) for _ in range(3))
+    assert (await greeted.hello())[2]["role"] == "standby"
+    hello = encode((int(T.HELLO), 1, {"v": 1, "session": None, "token": None, "client": "slow"}))
+    slow.feed(hello[:9])
+    listener.serve(rig.operations)
+    listener.leave_standby("it leads now")
+    assert [frame[:3] for frame in greeted.frames()] == [(T.GOODBYE, "not_active", "it leads now")]
+    assert greeted.closed
+    assert (await quiet.hello())[2]["role"] == "active"
+    slow.feed(hello[9:])
+    assert (await slow.answer(1))[2]["role"] == "active"
+    for peer in (quiet, slow):
+        assert (await peer.enqueue(("t", b"x", 60_000)))[0] == T.OK
+    assert listener._standby.unread_bytes == 0
+    assert len(listener.connections) == len(rig.shard.callers) == 2
+    for peer in (quiet, slow):
+        peer.lose()
+    assert not listener.connections
+    assert not rig.shard.callers
+    await rig.stop()
+
+
+async def test_where_the_leader_has_no_room_a_standbys_connection_ends() -> None:
+    rig = await ShardRig(connections_max=1).start()
+    rig.stranger()
+    standby = StandbyOperations(
+        rig.settings, rig.settings.limits(), rig.shard.clock,
+        active=lambda: None, status=dict, on_event=rig.notice,
+    )  # fmt: skip
+    listener = Listener(standby, rig.logins)
+    peer = Peer(listener())
+    listener._active = rig.listener._active
+    listener.leave_standby("it leads now")
+    assert [frame[:2] for frame in peer.frames()] == [(T.GOODBYE, "not_active")]
+    assert peer.closed
     await rig.stop()
 
 

@@ -399,6 +399,21 @@ class Connection(asyncio.Protocol):
 
     # --- HELLO ----------------------------------------------------------------------------------
 
+    def change_role(self, shared: Shared[Connection]) -> bool:
+        """Belong to the daemon's new role, if the peer has not been told of the old one. False: it
+        has greeted already, or the new role has no room for it."""
+        limit = shared.operations.limits.connections_max
+        if self._greeted or self._ending or not self.open or len(shared.connections) >= limit:
+            return False
+        self._shared.connections.discard(self)
+        self._shared.unread_bytes -= self._unread_bytes
+        self._shared, self._operations = shared, shared.operations
+        self._table = shared.table_of(NOBODY)
+        shared.connections.add(self)
+        shared.unread_bytes += self._unread_bytes
+        self._operations.opened(self.caller)
+        return True
+
     def _hello(self, frame: Frame, now: Now) -> None:
         transport = self._transport
         peer = None if transport is None else transport.get_extra_info("peercert")

@@ -490,6 +490,14 @@ class Listener:
             for connection in list(self._active.connections):
                 connection.say_lease()
 
+    def leave_standby(self, message: str) -> None:
+        """End the connections of a standby behind ``serve``, but for those that have not greeted
+        yet: they are answered by the daemon that leads."""
+        assert self._active is not None, "it leads"
+        for connection in list(self._standby.connections):
+            connection.change_role(self._active)
+        self.end_standby(message)
+
     def end_standby(self, message: str) -> None:
         """End the connections of a standby: clients connect again and learn who leads now."""
         for connection in list(self._standby.connections):
