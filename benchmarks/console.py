@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 FIRST_SIGHT_MS = 200.0
 """The bound: half of the visits see something by then."""
 HOUR_MS = 3_600_000
@@ -118,7 +118,7 @@ def main() -> int:
     options = parser.parse_args()
     program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
-        print("no chromium: apt-get install chromium", file=sys.stderr)
+        print("no chromium: apt-get install chromium-headless-shell", file=sys.stderr)
         return 2
     folder = Path(tempfile.mkdtemp(prefix="tickwheel-bench-", dir=choose_folder(options.dir)))
     try:

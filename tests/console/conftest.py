@@ -27,7 +27,7 @@ def chromium() -> Iterator[Browser]:
     of Playwright's, in which no other test can run one of its own."""
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     if program is None:
-        reason = "no chromium: apt install chromium"
+        reason = "no chromium: apt install chromium-headless-shell"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)

