@@ -244,14 +244,15 @@ def _mirrored(
     whatever the daemon is doing."""
     signature, name = inspect.signature(method), method.__name__ + suffix
     _, *parameters = signature.parameters.values()
-    needed = sum(p.default is p.empty for p in parameters if p.kind is not p.KEYWORD_ONLY)
-    named = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+    needed = [one for one in parameters if one.default is one.empty]
+    optional = {one.name for one in parameters if one.default is not one.empty}
+    # Binding takes long; what has all that is needed by its place, and the rest by name, fits.
+    places = -1 if any(one.kind is one.KEYWORD_ONLY for one in needed) else len(needed)
     told = str(signature.return_annotation).removeprefix("Async")
 
     @functools.wraps(method)
     def verb(self: Any, /, *arguments: P.args, **options: P.kwargs) -> R:
-        # Most calls certainly fit, and binding takes long.
-        if len(arguments) != needed or not named.issuperset(options):
+        if len(arguments) != places or not optional.issuperset(options):
             try:
                 signature.bind(self, *arguments, **options)
             except TypeError as error:
@@ -301,7 +302,6 @@ def waits(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], R]:
     """A verb that returns when it is answered."""
-
     return _mirrored(method, _wait)
 
 

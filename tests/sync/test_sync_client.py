@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -321,6 +321,26 @@ next(deliveries)
             process.kill()
     assert complaint.rstrip().endswith("KeyboardInterrupt")
     assert process.returncode == -signal.SIGINT
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda it: it.enqueue("t", b"x", kay="k"), "enqueue() got an unexpected keyword"),
+        (lambda it: it.enqueue("t"), "enqueue() missing a required argument: 'body'"),
+        (lambda it: it.enqueue_nowait("t", b"x", 5), "enqueue_nowait() too many positional"),
+        (lambda it: it.list_tasks(kay="k"), "list_tasks() got an unexpected keyword"),
+        (lambda it: it.put_schedule("s", "t"), "put_schedule() too many positional"),
+        (lambda it: it.put_schedule("s", body=b""), "put_schedule() missing a required"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_said_without_a_daemon(
+    call: Callable[[Client], object], message: str
+) -> None:
+    client = Client(NOWHERE)
+    with pytest.raises(TypeError, match=re.escape(f"Client.{message}")):
+        call(client)
+    assert client._made is None
 
 
 # --- the surface ---------------------------------------------------------------------------------
