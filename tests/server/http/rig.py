@@ -157,3 +157,11 @@ class HttpRig(ShardRig):
         response = await self.call("POST", target, body, **headers)
         assert response.status in (200, 201), (response.status, response.body)
         return response.json
+
+
+async def nothing(accept: str) -> tuple[bytes, str]:
+    return b"", "text/plain"
+
+
+async def ready() -> tuple[bool, dict[str, Any]]:
+    return True, {}

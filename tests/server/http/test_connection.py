@@ -9,19 +9,11 @@ from typing import Any
 
 import pytest
 
-from server.http.rig import HttpRig
+from server.http.rig import HttpRig, nothing, ready
 from support.shard_rig import Turns
 from tickwheel.server.http.app import Http
 
 TASK = b'{"topic":"t"}'
-
-
-async def nothing(accept: str) -> tuple[bytes, str]:
-    return b"", "text/plain"
-
-
-async def ready() -> tuple[bool, dict[str, Any]]:
-    return True, {}
 
 
 class Wire(asyncio.Transport):

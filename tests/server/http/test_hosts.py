@@ -5,22 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
+from server.http.rig import nothing, ready
 from tickwheel.cli.top import _link
 from tickwheel.errors import NotFound
 from tickwheel.server.http.app import Http
 from tickwheel.server.settings import load
-
-
-async def nothing(accept: str) -> tuple[bytes, str]:
-    return b"", "text/plain"
-
-
-async def ready() -> tuple[bool, dict[str, Any]]:
-    return True, {}
 
 
 @pytest.fixture

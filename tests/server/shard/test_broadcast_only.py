@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from server.shard.test_topic_deletion import words
 from support.in_process import InProcess
 from support.shard_rig import Peer
 from tickwheel.api.frames import FrameType as T
@@ -21,10 +22,6 @@ async def put(daemon: InProcess, peer: Peer, *delays_ms: int, topic: str = "t") 
     assert answer[0] == T.OK, answer
     await daemon.settle()
     return list(answer[2][1])
-
-
-async def words(peer: Peer, ids: list[int]) -> list[str]:
-    return [task["state"] for task in await peer.do(T.LOOKUP, tuple(ids))]
 
 
 async def topic(peer: Peer) -> dict[str, Any]:

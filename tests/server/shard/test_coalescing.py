@@ -4,36 +4,23 @@ or rejected, and whose id that is, whatever comes between."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from server.shard.test_keys import Collides
 from support.in_process import InProcess
 from support.shard_rig import Peer, ShardRig, started
 from support.store_rows import kept
 from tickwheel.api.frames import FrameType as T
 from tickwheel.clock import Now
 from tickwheel.limits import Limits
-from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.kinds import SESSION
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.protocol import encode
 
 FAR_MS = 3_600_000
-
-
-@pytest.fixture
-async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
-    async with InProcess(tmp_path) as running:
-        yield running
-        running.recount()
-
-
-@pytest.fixture
-async def peer(daemon: InProcess) -> Peer:
-    return daemon.connect()
 
 
 def task(
@@ -371,16 +358,6 @@ async def test_a_plain_task_on_its_way_to_the_store_is_pending(
     ((_, first),) = _pairs(plain[0])
     word = {"keep": "kept", "reject": "rejected", "replace": "replaced"}[rule]
     assert [_pairs(answer[0]) for answer in (ruled, again)] == [[(word, first)]] * 2
-
-
-class Collides(KeyHash):
-    """All keys of all topics have one hash."""
-
-    def __call__(self, topic: str, key: str) -> int:
-        return 7
-
-    def of_many(self, topics: Sequence[str], keys: Sequence[str]) -> list[int]:
-        return [7] * len(keys)
 
 
 async def test_keys_that_collide_never_meet(daemon: InProcess, peer: Peer) -> None:

@@ -3,7 +3,7 @@ whatever comes between, and keys whose hashes collide never meet."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,6 @@ from tickwheel.protocol import encode
 FAR_MS = 3_600_000
 KEY = {"topic": "t", "key": "k"}
 FAR = ("t", b"", FAR_MS, {"key": "k"})
-
-
-@pytest.fixture
-async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
-    async with InProcess(tmp_path) as running:
-        yield running
-        running.recount()
-
-
-@pytest.fixture
-async def peer(daemon: InProcess) -> Peer:
-    return daemon.connect()
 
 
 async def enqueue(daemon: InProcess, peer: Peer, *tasks: Any) -> Sequence[int]:

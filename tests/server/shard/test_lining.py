@@ -6,18 +6,12 @@ from typing import Any
 
 import pytest
 
+from server.shard.test_filters import put
 from support.in_process import InProcess
 from support.shard_rig import Peer
 from tickwheel.api.frames import FrameType as T
 
 HOLD = {"order_failure": "hold", "order_attempts": 1}
-
-
-async def put(daemon: InProcess, peer: Peer, *options: dict[str, Any]) -> list[int]:
-    answer = await peer.enqueue(*(("t", b"x", 0, one or None) for one in options))
-    assert answer[0] == T.OK, answer
-    await daemon.settle()
-    return list(answer[2][1])
 
 
 async def later(daemon: InProcess, ms: int) -> None:

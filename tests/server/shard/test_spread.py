@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,6 @@ from tickwheel.server.shard import bulk as bulks
 HOUR_MS, MINUTE_MS = 3_600_000, 60_000
 START_MS = NOW_MS + HOUR_MS
 KEY = {"topic": "t", "key": "k"}
-
-
-@pytest.fixture
-async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
-    async with InProcess(tmp_path) as running:
-        yield running
-        running.recount()
 
 
 async def dues(peer: Peer, ids: list[int]) -> list[int]:
