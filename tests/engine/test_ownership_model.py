@@ -1,6 +1,6 @@
 """Who is owed what, against duties that are written down as plainly as a user would say them.
 
-The rules of ``wheel/ownership.py`` are not repeated here. What a group was promised when it was
+The rules of ``engine/ownership.py`` are not repeated here. What a group was promised when it was
 made, or when a task was enqueued, is a pair (task, group) that must be acked in the end, whatever
 clocks, restarts, deletions and half-done replays do; what was acked must not come again. Everything
 is committed at once, so a crash loses no promise.
