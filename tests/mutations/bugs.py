@@ -554,7 +554,7 @@ NODES = (
     Bug(
         "handed-over-to-nobody",
         "a shard is given away before its heir stands by",
-        {"placement:decide": (without("standbys"),)},
+        {"registrar:decide": (without("standbys"),)},
         (
             SIMULATED_NODES,
             "tests/server/test_placement.py::test_a_shard_is_given_away_only_to_one_who_stands_by",
