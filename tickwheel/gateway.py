@@ -32,7 +32,6 @@ from starlette.applications import Starlette
 
 from tickwheel.api.bulk import BulkPreview
 from tickwheel.api.frames import FrameType
-from tickwheel.api.tasks import shard_of
 from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client
@@ -53,7 +52,7 @@ from tickwheel.errors import (
     from_wire,
 )
 from tickwheel.model.records import DEFAULT_GROUP
-from tickwheel.model.values import SHARD_BITS
+from tickwheel.model.values import SHARD_BITS, shard_of
 from tickwheel.server import checks
 from tickwheel.server.http.api import Api
 from tickwheel.server.http.app import API_PREFIX

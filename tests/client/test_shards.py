@@ -14,13 +14,12 @@ import pytest
 from support.shards import NOW_MS, Shards, key_in
 from support.waiting import comes, soon
 from tickwheel import Client, Delivery, Task, Worker, errors
-from tickwheel.api.tasks import shard_of
 from tickwheel.client import Check, Partly
 from tickwheel.client import shards as client_shards
 from tickwheel.client.shards import IN_A_ROW
 from tickwheel.client.subscription import PREFETCH, Subscription
 from tickwheel.model import records
-from tickwheel.model.values import SHARD_BITS
+from tickwheel.model.values import SHARD_BITS, shard_of
 
 COUNT = 3
 AT_ONCE_S = 3.0

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from crash.checker import check
 from crash.ordered import judge_order
 from simulation.workload import GROUPS
-from tickwheel.api.tasks import shard_of
 from tickwheel.model.records import ID_STEP
+from tickwheel.model.values import shard_of
 
 if TYPE_CHECKING:
     from crash.clocks import Clocks

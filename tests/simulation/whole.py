@@ -26,8 +26,8 @@ from simulation.machines import Machine, ProcessHost
 from simulation.nodes import FAULTS as NODE_FAULTS
 from simulation.nodes import FAULTS_S, NodesWorld, host_of_process
 from simulation.world import PORT, Log, Outcome, daemon_of, watched
-from tickwheel.api.tasks import shard_of
 from tickwheel.clock import Clock
+from tickwheel.model.values import shard_of
 from tickwheel.persistence.contract import StoreError
 from tickwheel.server import daemon as daemons
 from tickwheel.server import lease as leases

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Final, NamedTuple, Self
-from zlib import crc32
 
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import (
@@ -56,12 +55,6 @@ PROPERTY_LENGTH_MAX: Final = 512
 def basis_of(order_key: str | None, key: str | None) -> str | None:
     """What says in which shard a task with these keys is; None: it may be in any."""
     return order_key if order_key is not None else key
-
-
-def shard_of(basis: str, count: int) -> int:
-    """The shard, of ``count``, in which the tasks with a basis are: for a client that enqueues, and
-    for a change of the number of shards."""
-    return crc32(basis.encode()) % count
 
 
 # --- blocks --------------------------------------------------------------------------------------

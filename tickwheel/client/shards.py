@@ -28,7 +28,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tickwheel.api.schedules import NewSchedule
-from tickwheel.api.tasks import basis_of, shard_of
+from tickwheel.api.tasks import basis_of
 from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.connection import LOGGER, fail, is_secure, parse_url
@@ -57,7 +57,7 @@ from tickwheel.errors import (
     ProtocolError,
     TickwheelError,
 )
-from tickwheel.model.values import SHARD_BITS
+from tickwheel.model.values import SHARD_BITS, shard_of
 
 if TYPE_CHECKING:
     from tickwheel.api.times import Duration

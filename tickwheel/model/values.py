@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
+from zlib import crc32
 
 FILTER_LENGTH_MAX = 2_048
 """Characters that a filter's ``tags``, and its ``where``, may have."""
@@ -17,6 +18,12 @@ SHARD_BITS = 10
 """The lowest bits of a task's id are the number of the shard that has assigned it."""
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
 """The whole numbers that a property may have: those of 64 bits with a sign."""
+
+
+def shard_of(name: str, count: int) -> int:
+    """The shard, of ``count``, that a name belongs to: of the basis of a task, where the task is;
+    of a topic, where its settings and those of its groups have their home."""
+    return crc32(name.encode()) % count
 
 
 class InvalidValue(ValueError):

@@ -77,6 +77,7 @@ from tickwheel.model.records import (
     TaskRow,
     order_of,
 )
+from tickwheel.model.values import shard_of
 from tickwheel.persistence import (
     Layout,
     ShardFolder,
@@ -525,7 +526,7 @@ class _Move:
         return self.moved_id + 1 + shard
 
     def shard_of(self, basis: str) -> int:
-        return api.shard_of(basis, self.count)
+        return shard_of(basis, self.count)
 
     def _stays(self, source: _Source) -> int:
         """The shard of what names none."""
