@@ -18,7 +18,7 @@ from tickwheel.engine.queues import KeyQueue, ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import Group, Topic, ttl_end_ms
 from tickwheel.model.filters import length_of
-from tickwheel.model.kinds import GROUP, HEADER_PART, PAUSED_KEY, TARGET, TransactionState
+from tickwheel.model.kinds import COUNTER, GROUP, HEADER_PART, PAUSED_KEY, TARGET, TransactionState
 from tickwheel.model.records import TaskSnapshot, order_of, task_bytes
 
 
@@ -224,16 +224,18 @@ def _settings(rig: Rig) -> None:
     """What a restart would find of groups, settings and paused keys is what holds now."""
     core = rig.core
     stored, paused = dict(rig.rows.groups), dict(rig.rows.paused_keys)
-    targets = dict(rig.rows.targets)
+    targets, counter = dict(rig.rows.targets), dict(rig.rows.counter)
     sealed = [core.sealed.effects] if core.sealed is not None else []
     for effects in (*sealed, core.open.effects):
         _lay_over(stored, effects.of_kind(GROUP))
         _lay_over(paused, effects.of_kind(PAUSED_KEY))
         _lay_over(targets, effects.of_kind(TARGET))
+        _lay_over(counter, effects.of_kind(COUNTER))
     groups = [group for t in core.topics.values() for group in t.groups.values()]
     keys = [key for group in groups for key in group.paused_keys.values()]
     assert paused == {PAUSED_KEY.key(key): key for key in keys}
     assert targets == core.targets
+    assert sum(row.number for row in counter.values()) == core.versions.counter
     holds = [group.row() for t in core.topics.values() for group in t.groups.values()]
     holds += [row for t in core.topics.values() if (row := t.row()) is not None]
     assert stored == {(row.topic, row.group): row for row in holds}

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from tickwheel.model.kinds import (
     BULK,
+    COUNTER,
     GROUP,
     PAUSED_KEY,
     SCHEDULE,
@@ -34,6 +35,7 @@ from tickwheel.model.records import (
     ProgressRow,
     SessionKey,
     SessionRow,
+    SettingsCounter,
     TaskRow,
     TaskSnapshot,
 )
@@ -56,6 +58,7 @@ class Rows:
         self.bulks: dict[str, BulkRow] = {}
         self.paused_keys: dict[tuple[str, ...], PausedKey] = {}
         self.targets: dict[tuple[str, str], TargetRow] = {}
+        self.counter: dict[str, SettingsCounter] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.id_mark = 0
         self.position_ms = 0
@@ -78,6 +81,7 @@ class Rows:
             BULK: self.bulks,
             PAUSED_KEY: self.paused_keys,
             TARGET: self.targets,
+            COUNTER: self.counter,
         }
 
     def of_kind(self, kind: Kind[Any]) -> list[Any]:

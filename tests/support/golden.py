@@ -22,6 +22,7 @@ from support.redis_dump import dump
 from support.redis_server import RedisServer
 from support.store_rows import (
     BULKS,
+    COUNTER_ROW,
     DEAD,
     FAILURES,
     FULL_EXTRAS,
@@ -39,6 +40,7 @@ from support.store_rows import (
 )
 from tickwheel.model.kinds import (
     BULK,
+    COUNTER,
     GROUP,
     PAUSED_KEY,
     SCHEDULE,
@@ -111,6 +113,7 @@ def records() -> Iterator[tuple[str, Kind[Any], Any]]:
     yield from ((f"bulk-{row.bulk.id}", BULK, row) for row in BULKS)
     yield from ((f"paused-key-{i}", PAUSED_KEY, row) for i, row in enumerate(PAUSED_KEYS))
     yield from ((f"target-{i}", TARGET, row) for i, row in enumerate(TARGETS))
+    yield "counter", COUNTER, COUNTER_ROW
 
 
 # --- what golden stores hold ----------------------------------------------------------------------
@@ -129,6 +132,7 @@ def content() -> Effects:
         | keyed(BULK, BULKS)
         | keyed(PAUSED_KEY, PAUSED_KEYS)
         | keyed(TARGET, TARGETS)
+        | keyed(COUNTER, [COUNTER_ROW])
     )
     return effects
 

@@ -22,7 +22,7 @@ from support.shard_rig import NOW_MS, FakeTransport, Peer, Sources
 from support.store_rows import kept
 from tickwheel.api.frames import FrameType as T
 from tickwheel.clock import Clock
-from tickwheel.model.kinds import GROUP, PAUSED_KEY, TARGET, TRANSACTION
+from tickwheel.model.kinds import COUNTER, GROUP, PAUSED_KEY, TARGET, TRANSACTION
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Heads
 from tickwheel.persistence.memory import MemoryStore
@@ -183,6 +183,7 @@ class InProcess:
             transactions=kept(store, TRANSACTION),
             paused_keys=kept(store, PAUSED_KEY),
             targets=kept(store, TARGET),
+            counter=kept(store, COUNTER),
         )
         return recount(
             cast(Any, SimpleNamespace(engine=self.shard.engine, core=core, rows=rows, known=known))

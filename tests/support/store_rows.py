@@ -42,6 +42,7 @@ from tickwheel.model.records import (
     ProgressState,
     Replayed,
     SessionRow,
+    SettingsCounter,
     TaskOptions,
     TaskRow,
 )
@@ -208,6 +209,8 @@ GROUPS = (
             if_pending=Coalescing("replace", MS_MAX, "started", "due", "later", 1),
         ),
     ),
+    GroupRow("numbered", "g", 5, None, 7, 1),
+    GroupRow("numbered", "", 0, GroupSettings(paused=True), version=2**53),
 )  # fmt: skip
 """Those with an empty name hold the settings of their topic."""
 SCHEDULES = (
@@ -294,6 +297,7 @@ TARGETS = (
         MS_MAX, UNICODE, MS_MAX, UNICODE,
     ),
 )  # fmt: skip
+COUNTER_ROW = SettingsCounter(2**53)
 SESSIONS = (
     SessionRow(b"\x00" * 16, 0, 0, ()),
     SessionRow(

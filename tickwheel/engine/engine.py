@@ -24,7 +24,16 @@ from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, EngineConfig
 from tickwheel.engine.tasks import Bulks, Control, KeyControl
 from tickwheel.engine.topics import DeliveryAttempts, Group, Lease, key_of, priority_of, traits_of
 from tickwheel.engine.transactions import Transactions
-from tickwheel.model.kinds import BULK, GROUP, PAUSED_KEY, SESSION, TARGET, TRANSACTION, Kind
+from tickwheel.model.kinds import (
+    BULK,
+    COUNTER,
+    GROUP,
+    PAUSED_KEY,
+    SESSION,
+    TARGET,
+    TRANSACTION,
+    Kind,
+)
 from tickwheel.model.records import (
     NO_BODY,
     Outcome,
@@ -187,6 +196,8 @@ class Recovery:
         engine, self._ownership.stopped_ms = self._engine, self.stopped_ms
         for row in sorted(of_kind(GROUP), key=lambda r: r.since_ms):
             engine.grouping.restore(row)
+        for counter in of_kind(COUNTER):
+            self._core.versions.counter = counter.number
         engine.key_control.restore(of_kind(PAUSED_KEY))
         self._core.targets.update({(row.topic, row.group): row for row in of_kind(TARGET)})
         self._core.sessions.restore(of_kind(SESSION))

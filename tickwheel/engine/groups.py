@@ -48,7 +48,7 @@ from tickwheel.engine.sessions import Source
 from tickwheel.engine.tasks import RESET, Step
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.model.filters import filters_of, judge_of, length_of
-from tickwheel.model.kinds import GROUP, PAUSED_KEY, TARGET
+from tickwheel.model.kinds import COUNTER, GROUP, PAUSED_KEY, TARGET
 from tickwheel.model.records import (
     TOPIC_ITSELF,
     GroupRow,
@@ -56,6 +56,7 @@ from tickwheel.model.records import (
     Outcome,
     ProgressState,
     Replayed,
+    SettingsCounter,
     TaskOptions,
     TaskRow,
     TaskSnapshot,
@@ -126,6 +127,7 @@ class Grouping:
         wanted = NOTHING_SET._replace(tags=settings.tags, where=settings.where)
         self._filter(made, wanted)
         made.unjudged_id = waits if made.judge is not None else 0
+        made.version = self.changed(topic.name, 0)
         core.group_count += 1
         core.open.effects.put(GROUP, made.row())
         core.recorder.group_created(made)
@@ -150,6 +152,30 @@ class Grouping:
 
     # --- set -------------------------------------------------------------------------------
 
+    def changed(self, topic: str, version: int) -> int:
+        """Take note of a change of a group or of a topic's settings; its version, which stays
+        ``version`` unless it is at home here."""
+        core = self._core
+        if not core.versions.numbers(topic):
+            return version
+        self.count_on(core.versions.counter)
+        return core.versions.counter
+
+    def count_on(self, number: int) -> None:
+        """Go on counting changes behind this number."""
+        self._core.versions.counter = number
+        self._core.open.effects.put(COUNTER, SettingsCounter(number))
+
+    def followed(self, group: Group, version: int) -> None:
+        """Note that the group has the settings of its home, in this version."""
+        group.version = version
+        self._core.open.effects.put(GROUP, group.row())
+
+    def followed_topic(self, topic: Topic, version: int) -> None:
+        """Note that the topic has the settings of its home, in this version."""
+        topic.version = version
+        self._core.open.effects.change(GROUP, {(topic.name, TOPIC_ITSELF): topic.row()})
+
     def with_filter(
         self,
         group: Group,
@@ -171,6 +197,7 @@ class Grouping:
         if filters_of(settings) != filters_of(group.settings):
             self._filter(group, settings)
         former, group.settings = group.settings, settings
+        group.version = self.changed(group.topic.name, group.version)
         self._share(group, former, mono_ms)
         core.ledger.changed[group] = None
         core.open.effects.put(GROUP, group.row())
@@ -205,6 +232,8 @@ class Grouping:
         """Set a topic's settings, durably with the open batch."""
         core = self._core
         self.set_settings(topic, settings)
+        version = self.changed(topic.name, topic.version)
+        topic.version = 0 if settings == NOTHING_SET else version
         core.open.effects.change(GROUP, {(topic.name, TOPIC_ITSELF): topic.row()})
         core.recorder.configured(topic, None)
         core.lost_task(topic)
@@ -281,11 +310,12 @@ class Grouping:
         bucket = self._bucket(None, settings, 0)
         if row.group == TOPIC_ITSELF:
             self.set_settings(topic, settings)
-            topic.bucket = bucket
+            topic.bucket, topic.version = bucket, row.version
             return
         group = topic.groups[row.group] = Group(topic, row.group, row.since_ms)
         self._core.group_count += 1
         group.settings, group.bucket, group.judge = settings, bucket, judge_of(settings)
+        group.version = row.version
         topic.filtering |= group.judge is not None
         topic.known_steps = None
         self._core.filters_length += length_of(settings)
@@ -316,6 +346,7 @@ class Closing:
         """Mark the group as being deleted, and end its subscriptions."""
         core, topic = self._core, group.topic
         self._ownership.end(group)
+        self._grouping.changed(topic.name, group.version)
         core.open.effects.put(GROUP, group.row())
         for paused in group.paused_keys.values():
             core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(paused))

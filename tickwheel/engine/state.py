@@ -44,6 +44,7 @@ from tickwheel.engine.topics import (
     Tallies,
     Tally,
     Topic,
+    Versions,
     has_order,
     key_of,
     priority_of,
@@ -522,9 +523,9 @@ class Core:
         self.faults: list[tuple[str, Exception, str | None]] = []
         """What could not be processed (see ``fault``), for the shard to report."""
         self.policies = {**BUILT_IN, **config.policies, DEFAULT: config.retry}
-        self.totals, self.ledger = Totals(), Ledger(self.throttled, self.targets)
-        self.held_back: dict[Group, None] = {}
-        """Groups that only wait for the commit of at-most-once deliveries."""
+        self.totals, self.versions = Totals(), Versions(config.shard, config.shards)
+        # ``held_back``: groups that only wait for the commit of at-most-once deliveries.
+        self.ledger, self.held_back = Ledger(self.throttled, self.targets), dict[Group, None]()
 
     @property
     def batches(self) -> list[Batch]:

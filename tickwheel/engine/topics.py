@@ -33,6 +33,7 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
 )
+from tickwheel.model.values import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,8 @@ class Group:
     since_id: int = BY_DUE_ALONE
     """The id at which the group begins: see ``ownership.py``."""
     settings: GroupSettings = NOTHING_SET
+    version: int = 0
+    """The version of the settings: see ``Versions``."""
     judge: Judge | None = None
     """What the filters of the group say of a task; None: it wants every task."""
     unjudged_id: int = 0
@@ -141,7 +144,9 @@ class Group:
 
     def row(self) -> GroupRow:
         settings = None if self.settings == NOTHING_SET else self.settings
-        return GroupRow(self.topic.name, self.name, self.since_ms, settings, self.since_id)
+        return GroupRow(
+            self.topic.name, self.name, self.since_ms, settings, self.since_id, self.version
+        )
 
     def unused_ms(self, mono_ms: int) -> int | None:
         """For how long nobody has used it; None unless that is to be reported."""
@@ -252,6 +257,8 @@ class Topic:
 
     name: str
     settings: GroupSettings = NOTHING_SET
+    version: int = 0
+    """The version of the topic's own settings: see ``Versions``."""
     bucket: Bucket | None = None
     """The rate limit for all its groups together."""
     groups: dict[str, Group] = field(default_factory=dict)
@@ -332,7 +339,43 @@ class Topic:
         """The row of the topic's own settings; None: nothing is set."""
         if self.settings == NOTHING_SET:
             return None
-        return GroupRow(self.name, TOPIC_ITSELF, 0, self.settings)
+        return GroupRow(self.name, TOPIC_ITSELF, 0, self.settings, version=self.version)
+
+
+@dataclass(slots=True)
+class Versions:
+    """The versions of the settings of groups and topics, where there are several shards.
+
+    The settings of a topic and of its groups have their home in one shard, which numbers their
+    changes: a row has the number of its last one, and the counter says the newest of all, so that
+    it also rises with a deletion. The other shards follow the home, and note the versions that they
+    have taken over. What is changed elsewhere than at home strays until the home is looked at.
+    """
+
+    shard: int
+    shards: int
+    counter: int = 0
+    """The number of the newest change of those whose home this shard is."""
+    follows: bool = False
+    """Whether what is changed now is so at its home already."""
+    strays: Counter[int] = field(default_factory=Counter)
+    """Home → how often something of its topics was changed here, since the start."""
+
+    def home_of(self, topic: str) -> int:
+        """The shard where the settings of a topic and of its groups have their home."""
+        return shard_of(topic, self.shards)
+
+    def numbers(self, topic: str) -> bool:
+        """Take note of a change here. True: it is at home, and has the number ``counter`` now."""
+        if self.shards == 1:
+            return False
+        home = self.home_of(topic)
+        if home == self.shard:
+            self.counter += 1
+            return True
+        if not self.follows:
+            self.strays[home] += 1
+        return False
 
 
 class Traits(NamedTuple):

@@ -42,6 +42,7 @@ from tickwheel.model.records import (
     ProgressRow,
     Replayed,
     SessionRow,
+    SettingsCounter,
     TaskOptions,
     TaskRow,
     size_of,
@@ -416,6 +417,7 @@ def _options_or_none(fields: Iterable[Any] | None) -> TaskOptions | None:
 
 _RARE_SETTINGS = defaults_from(GroupSettings, "if_pending")
 _USUAL_SETTINGS = len(GroupSettings._fields) - len(_RARE_SETTINGS)
+_RARE_OF_GROUPS = defaults_from(GroupRow, "version")
 
 
 def _group_fields(row: GroupRow) -> Iterable[Any]:
@@ -423,14 +425,14 @@ def _group_fields(row: GroupRow) -> Iterable[Any]:
     if row.settings is not None:
         fields = shortened(row.settings, _RARE_SETTINGS)
         settings = (*fields[:3], stored_fields(row.settings.retry), *fields[4:])
-    return (*row[:3], settings, row.since_id)
+    return shortened((*row[:3], settings, *row[4:]), _RARE_OF_GROUPS)
 
 
 def _group(
-    topic: str, group: str, since_ms: int, settings: Iterable[Any] | None, since_id: int
+    topic: str, group: str, since_ms: int, settings: Iterable[Any] | None, *rest: int
 ) -> GroupRow:
     decoded = None if settings is None else _settings(*settings)
-    return GroupRow(topic, group, since_ms, decoded, since_id)
+    return GroupRow(topic, group, since_ms, decoded, *rest)
 
 
 def _settings(*fields: Any) -> GroupSettings:
@@ -625,8 +627,16 @@ TARGET: Kind[TargetRow] = Kind(
 )
 """The target of a group, by (topic, group)."""
 
+# --- the counter of settings ------------------------------------------------------------------
+
+COUNTER: Kind[SettingsCounter] = Kind(
+    8, "settings", key=lambda row: "counter", fields=lambda row: row, builds=(SettingsCounter,)
+)
+"""How many changes of settings the shard has numbered; there is one at most."""
+
 KINDS: dict[int, Kind[Any]] = {
-    kind.number: kind for kind in (GROUP, SESSION, SCHEDULE, TRANSACTION, BULK, PAUSED_KEY, TARGET)
+    kind.number: kind
+    for kind in (GROUP, SESSION, SCHEDULE, TRANSACTION, BULK, PAUSED_KEY, TARGET, COUNTER)
 }
 """Every kind of record, by its number."""
 

@@ -493,10 +493,25 @@ class GroupRow(NamedTuple):
     """The settings of the group; None: nothing was ever set."""
     since_id: int = BY_DUE_ALONE
     """and what was enqueued after this id."""
+    version: int = 0
+    """The number of the last change of the settings at their home, as far as it is known here; 0:
+    there is only one shard, or their home has not numbered them."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the group, or the topic, is being deleted."""
+        return self.settings is not None and self.settings.closed_ms is not None
 
     @property
     def name(self) -> str:
         return self.group
+
+
+class SettingsCounter(NamedTuple):
+    """How many changes of settings a shard has numbered, of the topics whose home it is: groups
+    made, set and deleted, and settings of topics. Where nothing was numbered there is no row."""
+
+    number: int
 
 
 class TaskSnapshot(NamedTuple):
