@@ -29,7 +29,7 @@ from tickwheel.limits import SHARDS_MAX
 from tickwheel.persistence.contract import Election, Store, StoreUnusable
 
 if TYPE_CHECKING:
-    from tickwheel.persistence.contract import Election, NodeRegistry
+    from tickwheel.persistence.contract import Election, NodeRegistry, Siblings
 
 KNOWN = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db, sqlite:///DIR/ with processes,"
@@ -42,6 +42,7 @@ _FORMAT: Final = 1
 """Of a ``COUNT_FILE`` that says the number of shards alone."""
 _MOVED_FORMAT: Final = 2
 """Of one that says all that ``Layout`` has."""
+_DATABASE = re.compile(r"shard-[0-9]{1,4}\.db")
 _PART = re.compile(r"layout-[1-9][0-9]{0,8}")
 
 
@@ -317,6 +318,22 @@ def open_nodes(url: str, shards: int) -> NodeRegistry:
     from tickwheel.persistence.redis.store import RedisNodes
 
     return RedisNodes(options_from(url), shards)
+
+
+def open_siblings(url: str) -> Siblings | None:
+    """The other shards of the store of which ``url`` names one; None: it has only that one."""
+    parsed = parse(url)
+    if parsed.kind == "redis":
+        from tickwheel.persistence.redis.driver import options_from
+        from tickwheel.persistence.redis.siblings import RedisSiblings
+
+        return RedisSiblings(options_from(url))
+    path, slash, name = parsed.path.rpartition("/")
+    if _DATABASE.fullmatch(name) is None:
+        return None
+    from tickwheel.persistence.sqlite.siblings import SqliteSiblings
+
+    return SqliteSiblings(ShardFolder(f"{path}{slash}"))
 
 
 def open_election(url: str, ttl_ms: int) -> Election | None:

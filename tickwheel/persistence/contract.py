@@ -29,6 +29,7 @@ from tickwheel.model.kinds import Effects, Kind, ProgressKey, RecordKey
 from tickwheel.model.records import (
     NO_BODY,
     DeadRow,
+    GroupRow,
     Outcome,
     ProgressRow,
     TaskOptions,
@@ -421,6 +422,27 @@ class Seen:
         if leader is None or leader.epoch or leader.owner != self.owner:
             return leader
         return replace(leader, epoch=self.epoch)
+
+
+class SiblingSettings(NamedTuple):
+    """What another shard has committed of its groups and of the settings of its topics."""
+
+    counter: int
+    """The number of the newest change of those whose home it is; 0: it has numbered none."""
+    rows: Sequence[GroupRow] | None
+    """All of them as they were at that number, in any order; None: they were not read."""
+
+
+class Siblings(Protocol):
+    """The other shards of a store with several, as one of them reads what they have committed:
+    without being their owner, and whether or not daemons serve them."""
+
+    async def settings(self, shard: int, known: int | None) -> SiblingSettings:
+        """The counter of a shard, and the rows unless it is ``known``: then one small record is
+        all that is read. Raises StoreError, mostly StoreAway."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 class Election(Protocol):

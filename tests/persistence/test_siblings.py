@@ -1,0 +1,174 @@
+"""What every store with several shards must do for a shard that reads another one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from persistence.store_subject import Subject
+from support.redis_groups import Cluster
+from support.redis_server import RedisServer
+from support.store_rows import GROUPS, everything
+from tickwheel.model.effects import Effects, keyed
+from tickwheel.model.kinds import COUNTER, GROUP
+from tickwheel.model.records import GroupRow, SettingsCounter
+from tickwheel.persistence import ShardFolder, open_siblings, open_url, shard_url
+from tickwheel.persistence.contract import Siblings, StoreAway
+from tickwheel.persistence.redis import siblings as redis_siblings
+
+SHARDS = 4
+GROUP_ROW = GroupRow("t", "g", 5, None, 7, 1)
+Request = pytest.FixtureRequest
+Urls = Callable[[int], str]
+"""Shard → the URL of its store."""
+
+
+def _sqlite(folder: Path, request: Request) -> Urls:
+    return ShardFolder(f"{folder}/").url
+
+
+def _redis(folder: Path, request: Request) -> Urls:
+    server: RedisServer = request.getfixturevalue("shared_redis")
+    server.call("FLUSHALL")
+    return lambda shard: shard_url(server.url(), shard)
+
+
+def _cluster(folder: Path, request: Request) -> Urls:
+    cluster: Cluster = request.getfixturevalue("shared_cluster")
+    for node in cluster.nodes:
+        node.call("FLUSHALL")
+    return lambda shard: shard_url(cluster.url(), shard)
+
+
+STORES = {"sqlite": _sqlite, "redis": _redis, "cluster": _cluster}
+
+
+@pytest.fixture(params=sorted(STORES))
+def urls(request: Request, tmp_path: Path) -> Urls:
+    return STORES[request.param](tmp_path, request)
+
+
+@pytest.fixture
+async def siblings(urls: Urls) -> AsyncIterator[Siblings]:
+    """As the first shard sees the others."""
+    found = open_siblings(urls(0))
+    assert found is not None
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+async def subject(urls: Urls) -> AsyncIterator[Subject]:
+    """Another shard, open."""
+    found = Subject(open_url(urls(2)))
+    await found.open()
+    yield found
+    await found.store.close(clean=True)
+
+
+def numbered(number: int, *rows: GroupRow) -> Effects:
+    return Effects(records=keyed(GROUP, rows) | keyed(COUNTER, [SettingsCounter(number)]))
+
+
+async def test_a_shard_that_has_numbered_nothing(subject: Subject, siblings: Siblings) -> None:
+    assert await siblings.settings(2, None) == (0, [])
+    assert await siblings.settings(2, 0) == (0, None)
+
+
+async def test_what_was_committed_is_read_beside_its_owner(
+    subject: Subject, siblings: Siblings
+) -> None:
+    await subject.commit(numbered(1, GROUP_ROW))
+    assert await siblings.settings(2, 0) == (1, [GROUP_ROW])
+    assert await siblings.settings(2, 1) == (1, None), "nothing has changed"
+    changed = GROUP_ROW._replace(version=2)
+    await subject.commit(numbered(2, changed))
+    assert await siblings.settings(2, 1) == (2, [changed])
+
+
+async def test_every_row_is_read_and_nothing_else(subject: Subject, siblings: Siblings) -> None:
+    await subject.commit(everything())
+    counter, rows = await siblings.settings(2, None)
+    assert rows is not None
+    assert (counter, sorted(map(repr, rows))) == (0, sorted(map(repr, GROUPS)))
+
+
+async def test_many_rows(subject: Subject, siblings: Siblings) -> None:
+    many = [GroupRow("t", f"g{n}", 0, None, 0, n) for n in range(1, 3_001)]
+    await subject.commit(numbered(3_000, *many))
+    counter, rows = await siblings.settings(2, None)
+    assert rows is not None and (counter, len(rows), set(rows)) == (3_000, 3_000, set(many))
+
+
+@pytest.mark.parametrize("clean", [False, True])
+async def test_nobody_serves_the_shard(
+    subject: Subject, siblings: Siblings, *, clean: bool
+) -> None:
+    await subject.commit(numbered(1, GROUP_ROW))
+    await subject.store.close(clean)
+    assert await siblings.settings(2, None) == (1, [GROUP_ROW])
+    opened = await subject.open()
+    assert (opened.clean, opened.last_batch) == (clean, 1), "the look has changed nothing"
+
+
+async def test_shards_are_told_apart(urls: Urls, subject: Subject, siblings: Siblings) -> None:
+    other = Subject(open_url(urls(3)))
+    await other.open()
+    await subject.commit(numbered(1, GROUP_ROW))
+    await other.commit(numbered(5, GROUP_ROW._replace(version=5)))
+    assert await siblings.settings(2, None) == (1, [GROUP_ROW])
+    assert await siblings.settings(3, None) == (5, [GROUP_ROW._replace(version=5)])
+    await other.store.close(clean=True)
+
+
+async def test_a_database_that_is_not_there(tmp_path: Path) -> None:
+    siblings = open_siblings(ShardFolder(f"{tmp_path}/").url(0))
+    assert siblings is not None
+    with pytest.raises(StoreAway, match=r"shard-2\.db"):
+        await siblings.settings(2, None)
+    assert not list(tmp_path.iterdir()), "nor was it made"
+    await siblings.close()
+
+
+async def test_a_redis_that_is_away(redis_server: RedisServer) -> None:
+    siblings = open_siblings(shard_url(redis_server.url("connect_ms=100&call_ms=100"), 0))
+    assert siblings is not None
+    redis_server.kill()
+    with pytest.raises(StoreAway):
+        await siblings.settings(2, None)
+    redis_server.start()
+    await siblings.close()
+
+
+async def test_what_changes_during_a_scan_is_read_again(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that goes and comes again meanwhile need not be in what the scan finds."""
+    subject = Subject(open_url(shard_url(redis_server.url(), 2)))
+    await subject.open()
+    siblings = open_siblings(shard_url(redis_server.url(), 0))
+    assert siblings is not None
+    scan, changes = redis_siblings._groups, [2]
+
+    async def busy_scan(*args: object) -> list[GroupRow]:
+        rows = await scan(*args)  # type: ignore[arg-type]
+        if changes:
+            number = changes.pop()
+            await subject.commit(numbered(number, GROUP_ROW._replace(version=number)))
+        return rows
+
+    monkeypatch.setattr(redis_siblings, "_groups", busy_scan)
+    await subject.commit(numbered(1, GROUP_ROW))
+    assert await siblings.settings(2, None) == (2, [GROUP_ROW._replace(version=2)])
+    changes += [9, 8, 7, 6, 5, 4, 3]
+    with pytest.raises(StoreAway, match="change all the time"):
+        await siblings.settings(2, None)
+    await siblings.close()
+    await subject.store.close(clean=True)
+
+
+@pytest.mark.parametrize("url", ["memory:", "sqlite:///store.db", "sqlite:////a/shard-x.db"])
+def test_stores_without_shards_have_no_siblings(url: str) -> None:
+    assert open_siblings(url) is None

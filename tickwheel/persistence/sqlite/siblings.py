@@ -1,0 +1,58 @@
+"""The other shards of a folder: see ``contract.Siblings``.
+
+Each look opens the database of a shard, read-only, and closes it again: who keeps it open would
+keep its log from starting over when its daemon ends, and costs descriptors for each shard. It runs
+on a thread of its own, beside the store's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from tickwheel.model.kinds import COUNTER, GROUP
+from tickwheel.persistence.codec import decode_record
+from tickwheel.persistence.contract import SiblingSettings, StoreAway
+from tickwheel.persistence.sqlite.database import connect_reader, describe, identify, snapshot
+
+if TYPE_CHECKING:
+    from tickwheel.persistence import ShardFolder
+
+CACHE_BYTES = 1 << 20
+BUSY_MS = 500
+_OF_KIND = "SELECT data FROM record WHERE kind = ?"
+
+
+class SqliteSiblings:
+    """The databases of a folder."""
+
+    def __init__(self, folder: ShardFolder) -> None:
+        self._folder = folder
+        self._thread = ThreadPoolExecutor(1, "tickwheel-sqlite-siblings")
+
+    async def settings(self, shard: int, known: int | None) -> SiblingSettings:
+        path = self._folder.database(shard)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, _read, path, known)
+
+    async def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _read(path: str, known: int | None) -> SiblingSettings:
+    try:
+        connection = connect_reader(path, CACHE_BYTES, BUSY_MS, mode="ro")
+        with contextlib.closing(connection), snapshot(connection):
+            if not identify(connection, path):
+                return SiblingSettings(0, ())  # nobody has opened it yet
+            found = connection.execute(_OF_KIND, (COUNTER.number,)).fetchone()
+            counter = 0 if found is None else decode_record(COUNTER, found[0]).number
+            if counter == known:
+                return SiblingSettings(counter, None)
+            rows = connection.execute(_OF_KIND, (GROUP.number,))
+            return SiblingSettings(counter, [decode_record(GROUP, data) for (data,) in rows])
+    except sqlite3.Error as error:
+        raise StoreAway(f"cannot read {path}: {describe(error)}") from error
