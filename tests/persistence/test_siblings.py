@@ -73,33 +73,33 @@ def numbered(number: int, *rows: GroupRow) -> Effects:
 
 
 async def test_a_shard_that_has_numbered_nothing(subject: Subject, siblings: Siblings) -> None:
-    assert await siblings.settings(2, None) == (0, [])
-    assert await siblings.settings(2, 0) == (0, None)
+    assert await siblings.settings(2, None) == (SettingsCounter(), [])
+    assert await siblings.settings(2, 0) == (SettingsCounter(), None)
 
 
 async def test_what_was_committed_is_read_beside_its_owner(
     subject: Subject, siblings: Siblings
 ) -> None:
     await subject.commit(numbered(1, GROUP_ROW))
-    assert await siblings.settings(2, 0) == (1, [GROUP_ROW])
-    assert await siblings.settings(2, 1) == (1, None), "nothing has changed"
+    assert await siblings.settings(2, 0) == (SettingsCounter(1), [GROUP_ROW])
+    assert await siblings.settings(2, 1) == (SettingsCounter(1), None), "nothing has changed"
     changed = GROUP_ROW._replace(version=2)
     await subject.commit(numbered(2, changed))
-    assert await siblings.settings(2, 1) == (2, [changed])
+    assert await siblings.settings(2, 1) == (SettingsCounter(2), [changed])
 
 
 async def test_every_row_is_read_and_nothing_else(subject: Subject, siblings: Siblings) -> None:
     await subject.commit(everything())
     counter, rows = await siblings.settings(2, None)
     assert rows is not None
-    assert (counter, sorted(map(repr, rows))) == (0, sorted(map(repr, GROUPS)))
+    assert (counter.number, sorted(map(repr, rows))) == (0, sorted(map(repr, GROUPS)))
 
 
 async def test_many_rows(subject: Subject, siblings: Siblings) -> None:
     many = [GroupRow("t", f"g{n}", 0, None, 0, n) for n in range(1, 3_001)]
     await subject.commit(numbered(3_000, *many))
     counter, rows = await siblings.settings(2, None)
-    assert rows is not None and (counter, len(rows), set(rows)) == (3_000, 3_000, set(many))
+    assert rows is not None and (counter.number, len(rows), set(rows)) == (3_000, 3_000, set(many))
 
 
 @pytest.mark.parametrize("clean", [False, True])
@@ -108,7 +108,7 @@ async def test_nobody_serves_the_shard(
 ) -> None:
     await subject.commit(numbered(1, GROUP_ROW))
     await subject.store.close(clean)
-    assert await siblings.settings(2, None) == (1, [GROUP_ROW])
+    assert await siblings.settings(2, None) == (SettingsCounter(1), [GROUP_ROW])
     opened = await subject.open()
     assert (opened.clean, opened.last_batch) == (clean, 1), "the look has changed nothing"
 
@@ -118,8 +118,8 @@ async def test_shards_are_told_apart(urls: Urls, subject: Subject, siblings: Sib
     await other.open()
     await subject.commit(numbered(1, GROUP_ROW))
     await other.commit(numbered(5, GROUP_ROW._replace(version=5)))
-    assert await siblings.settings(2, None) == (1, [GROUP_ROW])
-    assert await siblings.settings(3, None) == (5, [GROUP_ROW._replace(version=5)])
+    assert await siblings.settings(2, None) == (SettingsCounter(1), [GROUP_ROW])
+    assert await siblings.settings(3, None) == (SettingsCounter(5), [GROUP_ROW._replace(version=5)])
     await other.store.close(clean=True)
 
 
@@ -161,7 +161,7 @@ async def test_what_changes_during_a_scan_is_read_again(
 
     monkeypatch.setattr(redis_siblings, "_groups", busy_scan)
     await subject.commit(numbered(1, GROUP_ROW))
-    assert await siblings.settings(2, None) == (2, [GROUP_ROW._replace(version=2)])
+    assert await siblings.settings(2, None) == (SettingsCounter(2), [GROUP_ROW._replace(version=2)])
     changes += [9, 8, 7, 6, 5, 4, 3]
     with pytest.raises(StoreAway, match="change all the time"):
         await siblings.settings(2, None)

@@ -20,7 +20,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from simulation.network import APART_S
-from tickwheel.model.kinds import Effects, ProgressKey
+from tickwheel.model.kinds import COUNTER, GROUP, Effects, ProgressKey
+from tickwheel.model.records import SettingsCounter
 from tickwheel.persistence.contract import (
     CommitRefused,
     CommitUnknown,
@@ -31,6 +32,7 @@ from tickwheel.persistence.contract import (
     Leader,
     Opened,
     Seen,
+    SiblingSettings,
     Small,
     Standby,
     StoreAway,
@@ -488,3 +490,34 @@ class NodeStore:
     def _check_open(self) -> None:
         if not self._is_open:
             raise StoreBroken("the store is not open")
+
+
+class NodeSiblings:
+    """The other shards, as one daemon reads them: see ``contract.Siblings``."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        """``lines``: to the server of each shard."""
+        self._lines = lines
+
+    async def settings(self, shard: int, known: int | None) -> SiblingSettings:
+        line = self._lines[shard]
+
+        def look() -> SiblingSettings:
+            counter, rows = settings_in(line.server)
+            return SiblingSettings(counter, None if counter.number == known else rows)
+
+        try:
+            return await line.call("look at settings", look)
+        except Unanswered:
+            raise StoreAway("the store does not answer") from None
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def settings_in(server: Server) -> SiblingSettings:
+    """What a server has of groups and settings of topics."""
+    records = server.data._records
+    rows = [row for (kind, _), row in records.items() if kind is GROUP]
+    counter = next((row for (kind, _), row in records.items() if kind is COUNTER), None)
+    return SiblingSettings(counter or SettingsCounter(), rows)

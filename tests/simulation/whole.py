@@ -25,8 +25,10 @@ from simulation.loop import Host, SimLoop, simulated
 from simulation.machines import Machine, ProcessHost
 from simulation.nodes import FAULTS as NODE_FAULTS
 from simulation.nodes import FAULTS_S, NodesWorld, host_of_process
+from simulation.store import settings_in
 from simulation.world import PORT, Log, Outcome, daemon_of, watched
 from tickwheel.clock import Clock
+from tickwheel.model.records import GroupRow, GroupSettings
 from tickwheel.model.values import shard_of
 from tickwheel.persistence.contract import StoreError
 from tickwheel.server import daemon as daemons
@@ -46,6 +48,8 @@ CALM_S = 10.0
 """So long calm runs have something to do, all wishes being done by then,"""
 CALM_TASKS = 25
 """so many tasks of each producer."""
+FOLLOWED_S = 20
+"""So long after the end of all work every shard has the settings of the homes, at the latest."""
 KEYS = ("c", "d", "e", "f")
 """Order keys beside the usual ones, so that each shard has some."""
 
@@ -98,7 +102,7 @@ class WholeMachine(Machine):
         world, shard = self.world, process.number
         settings = self.node.shards[shard]
         member = SimMember(host, shard)
-        daemon = daemon_of(world, host, settings, world.shards[shard], member)
+        daemon = daemon_of(world, host, settings, world.shards[shard], member, world.shards)
 
         def licence(mono_ms: int) -> bool:
             """What the shard itself asks before it delivers."""
@@ -111,6 +115,13 @@ class WholeMachine(Machine):
 
     def door(self, host: ProcessHost) -> FrontDoor | None:
         return FrontDoor(self.node, cast(Any, Log(self.world, host)))
+
+
+def _said(row: GroupRow | None) -> object:
+    """The settings of a group and their version; None: there is no such group."""
+    if row is None:
+        return None
+    return row.version, (row.settings or GroupSettings())._replace(former=())
 
 
 def _listen(settings: Settings, make: Callable[[], Any]) -> Listening:
@@ -153,6 +164,7 @@ class WholeWorld(NodesWorld):
             self.crowd.start()
             await super().run()
             await (self._all_over or self._until_over())
+            await self._until_followed()
 
     def mend(self) -> None:
         super().mend()
@@ -167,6 +179,29 @@ class WholeWorld(NodesWorld):
             for shard in range(self.count)
         ])  # fmt: skip
         await self.crowd.until_over()
+
+    async def _until_followed(self) -> None:
+        """Wait until every shard has the settings that their homes have."""
+        for _ in range(FOLLOWED_S):
+            if not self._not_followed():
+                return
+            await asyncio.sleep(1)
+        self.problems += self._not_followed()
+
+    def _not_followed(self) -> list[str]:
+        """Groups that are not everywhere what they are at home."""
+        found = [
+            {(row.topic, row.group): row for row in settings_in(server).rows or ()}
+            for server in self.shards
+        ]
+        return [
+            f"group {row.group} of topic {row.topic} is {there} in shard {shard}, and {row} at home"
+            for home, rows in enumerate(found)
+            for row in rows.values()
+            if shard_of(row.topic, self.count) == home and not row.is_closed
+            for shard, others in enumerate(found)
+            if _said(there := others.get((row.topic, row.group))) != _said(row)
+        ]
 
     @contextmanager
     def patched(self) -> Iterator[None]:

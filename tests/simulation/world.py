@@ -22,13 +22,15 @@ from simulation import judge
 from simulation.crowd import Crowd
 from simulation.loop import EPOCH_MS, Host, SimLoop, host_here, passes, simulated
 from simulation.network import Network
-from simulation.store import STORE, Line, NodeElection, NodeStore, Server
+from simulation.store import STORE, Line, NodeElection, NodeSiblings, NodeStore, Server
 from tickwheel.server import roles
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard.shard import Delivering
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tickwheel.engine.topics import Dispatch
     from tickwheel.server.board import Member
 
@@ -144,14 +146,22 @@ class Node:
 
 
 def daemon_of(
-    run: Run, host: Host, settings: Settings, server: Server, member: Member | None = None
+    run: Run,
+    host: Host,
+    settings: Settings,
+    server: Server,
+    member: Member | None = None,
+    shards: Sequence[Server] = (),
 ) -> Daemon:
-    """A daemon, with the store of the simulation where it would open its own."""
+    """A daemon, with the store of the simulation where it would open its own. ``shards``: the
+    servers of all shards, where there are several."""
     store = NodeStore(Line(server, host, run.trace))
+    siblings = NodeSiblings([Line(one, host, run.trace) for one in shards])
     election = NodeElection(Line(server, host, run.trace), int(TTL_S * 1000))
     with (
         mock.patch.object(roles, "open_store", lambda given: (store, given.engine())),
         mock.patch.object(roles, "open_election", return_value=election),
+        mock.patch.object(roles, "open_siblings", return_value=siblings),
     ):
         log = cast(Any, Log(run, host))
         return Daemon(settings, log, is_inside=True, sources=host, member=member)

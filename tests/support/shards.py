@@ -4,6 +4,7 @@
         client = shards.client()                # finds all by the address of one
         shards.pass_time(1_000)
 
+With a folder they are those of a SQLite store, which may stop and start, and follow each other.
 ``Shards(1)`` is a daemon that says nothing of shards. The clock of all stands still.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, Self
 from zlib import crc32
 
@@ -18,7 +20,9 @@ from tickwheel import Client
 from tickwheel.client.connection import Connection
 from tickwheel.clock import StandingSources
 from tickwheel.inside import Inside
+from tickwheel.persistence import ShardFolder
 from tickwheel.server.settings import Settings
+from tickwheel.server.shard.shard import Shard
 
 NOW_MS = 1_800_000_000_000
 
@@ -33,14 +37,21 @@ def key_in(shard: int, count: int, name: str = "k") -> str:
 class Shards:
     """The daemons of all shards. Those that are ``away`` let nobody connect."""
 
-    def __init__(self, count: int, **settings: Any) -> None:
+    def __init__(self, count: int, folder: Path | None = None, **settings: Any) -> None:
         self.count = count
+        self.folder = None if folder is None else ShardFolder(f"{folder}/")
         self.sources = StandingSources(NOW_MS)
         self.urls = [f"tcp://shard-{shard}:7355" for shard in range(count)]
         route = ",".join(self.urls) if count > 1 else ""
         self.insides = [
             Inside(
-                Settings(store="memory:", node=f"n{shard}", shard=shard, route=route, **settings),
+                Settings(
+                    store="memory:" if self.folder is None else self.folder.url(shard),
+                    node=f"n{shard}",
+                    shard=shard,
+                    route=route,
+                    **settings,
+                ),
                 self.sources,
             )
             for shard in range(count)
@@ -76,12 +87,26 @@ class Shards:
         for end in self.insides[shard].ends:
             end.abort()
 
+    async def stop(self, shard: int) -> None:
+        """End the daemon of a shard in order; nobody can connect to it until it starts again."""
+        self.away.add(shard)
+        await self.insides[shard].stop()
+
+    async def start(self, shard: int) -> None:
+        await self.insides[shard].start()
+        self.away.discard(shard)
+
+    def shard(self, number: int) -> Shard:
+        """A shard whose daemon runs."""
+        daemon = self.insides[number].daemon
+        assert daemon is not None and daemon.roles.shard is not None
+        return daemon.roles.shard
+
     def pass_time(self, ms: int) -> None:
         self.sources.now_ms += ms
-        for inside in self.insides:
-            assert inside.daemon is not None
-            assert inside.daemon.roles.shard is not None
-            inside.daemon.roles.shard.wake()
+        for number in range(self.count):
+            if self.insides[number].daemon is not None:
+                self.shard(number).wake()
 
     async def settle(self) -> None:
         """Until the daemons and clients have done what they can at once."""

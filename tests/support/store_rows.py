@@ -297,7 +297,7 @@ TARGETS = (
         MS_MAX, UNICODE, MS_MAX, UNICODE,
     ),
 )  # fmt: skip
-COUNTER_ROW = SettingsCounter(2**53)
+COUNTER_ROW = SettingsCounter(2**53, ID_MAX)
 SESSIONS = (
     SessionRow(b"\x00" * 16, 0, 0, ()),
     SessionRow(

@@ -163,8 +163,9 @@ class Grouping:
 
     def count_on(self, number: int) -> None:
         """Go on counting changes behind this number."""
-        self._core.versions.counter = number
-        self._core.open.effects.put(COUNTER, SettingsCounter(number))
+        versions = self._core.versions
+        versions.counter = number
+        self._core.open.effects.put(COUNTER, SettingsCounter(number, versions.sure))
 
     def followed(self, group: Group, version: int) -> None:
         """Note that the group has the settings of its home, in this version."""

@@ -356,6 +356,8 @@ class Versions:
     shards: int
     counter: int = 0
     """The number of the newest change of those whose home this shard is."""
+    sure: int | None = None
+    """``SettingsCounter.sure`` of this shard."""
     follows: bool = False
     """Whether what is changed now is so at its home already."""
     strays: Counter[int] = field(default_factory=Counter)

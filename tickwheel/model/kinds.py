@@ -630,7 +630,11 @@ TARGET: Kind[TargetRow] = Kind(
 # --- the counter of settings ------------------------------------------------------------------
 
 COUNTER: Kind[SettingsCounter] = Kind(
-    8, "settings", key=lambda row: "counter", fields=lambda row: row, builds=(SettingsCounter,)
+    8,
+    "settings",
+    key=lambda row: "counter",
+    fields=lambda row: shortened(row, (None,)),
+    builds=(SettingsCounter,),
 )
 """How many changes of settings the shard has numbered; there is one at most."""
 

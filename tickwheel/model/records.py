@@ -511,7 +511,10 @@ class SettingsCounter(NamedTuple):
     """How many changes of settings a shard has numbered, of the topics whose home it is: groups
     made, set and deleted, and settings of topics. Where nothing was numbered there is no row."""
 
-    number: int
+    number: int = 0
+    sure: int | None = None
+    """Set by a shard that has not read all others since a start: what it had numbered before. If it
+    was set back to an older state, others know numbers above that, which are given again now."""
 
 
 class TaskSnapshot(NamedTuple):

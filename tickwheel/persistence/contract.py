@@ -32,6 +32,7 @@ from tickwheel.model.records import (
     GroupRow,
     Outcome,
     ProgressRow,
+    SettingsCounter,
     TaskOptions,
     TaskRow,
     task_bytes,
@@ -427,8 +428,8 @@ class Seen:
 class SiblingSettings(NamedTuple):
     """What another shard has committed of its groups and of the settings of its topics."""
 
-    counter: int
-    """The number of the newest change of those whose home it is; 0: it has numbered none."""
+    counter: SettingsCounter
+    """What it has numbered of those whose home it is."""
     rows: Sequence[GroupRow] | None
     """All of them as they were at that number, in any order; None: they were not read."""
 
@@ -438,8 +439,8 @@ class Siblings(Protocol):
     without being their owner, and whether or not daemons serve them."""
 
     async def settings(self, shard: int, known: int | None) -> SiblingSettings:
-        """The counter of a shard, and the rows unless it is ``known``: then one small record is
-        all that is read. Raises StoreError, mostly StoreAway."""
+        """The counter of a shard, and the rows unless its number is ``known``: then one small
+        record is all that is read. Raises StoreError, mostly StoreAway."""
         ...
 
     async def close(self) -> None: ...

@@ -27,7 +27,14 @@ from tickwheel.clock import TEST_CLOCK_ENV, Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.errors import BadRequest
 from tickwheel.history.daemon import History
-from tickwheel.persistence import open_election, open_url, parse, with_setting, without_secrets
+from tickwheel.persistence import (
+    open_election,
+    open_siblings,
+    open_url,
+    parse,
+    with_setting,
+    without_secrets,
+)
 from tickwheel.persistence.contract import (
     Fenced,
     Leader,
@@ -54,6 +61,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Sources
     from tickwheel.engine.state import EngineConfig
+    from tickwheel.persistence.contract import Siblings
     from tickwheel.server.board import Member
     from tickwheel.server.shard.parts import Sender
     from tickwheel.server.tracing import Exports, Tracing
@@ -97,6 +105,10 @@ class Roles:
             log.warning("test_clock", detail=f"{TEST_CLOCK_ENV} is set: a file steers the time")
         self.store, config = open_store(settings)
         self._engine_config = config if member is None else replace(config, shards=member.count)
+        self._siblings: Siblings | None = None
+        """The other shards; None: this is the only one."""
+        if self._engine_config.shards > 1:
+            self._siblings = open_siblings(store_url(settings))
         self.observed = Observed(settings.metrics_lateness_topics_max)
         self.shard: Shard | None = None
         """The shard, while this daemon leads."""
@@ -309,7 +321,10 @@ class Roles:
             observed=self.observed,
             history=self.history,
             tracing=self._tracing,
+            siblings=self._siblings,
         )
+        if shard.following is not None:
+            await shard.following.catch_up()
         self._serving(shard)
         self.shard = shard
         shard.start(self._load_rest(shard, recovering, started_s))
@@ -402,6 +417,8 @@ class Roles:
         try:
             if self._leadership is not None:
                 await self._leadership.close()
+            if self._siblings is not None:
+                await self._siblings.close()
         finally:
             if self.history is not None:
                 await self.history.stop()

@@ -26,7 +26,7 @@ from tickwheel.persistence.redis.layout import Keys, record_field
 
 ROWS_A_SCAN = 1_000
 TRIES = 3
-_COUNTER = record_field((COUNTER, COUNTER.key(SettingsCounter(0))))
+_COUNTER = record_field((COUNTER, COUNTER.key(SettingsCounter())))
 
 
 class RedisSiblings:
@@ -46,7 +46,7 @@ class RedisSiblings:
         try:
             counter = await _counter(line, records)
             for _ in range(TRIES):
-                if counter == known:
+                if counter.number == known:
                     return SiblingSettings(counter, None)
                 rows = await _groups(line, records)
                 # What a scan finds is of one moment only if nothing has changed meanwhile.
@@ -62,9 +62,9 @@ class RedisSiblings:
             await line.close()
 
 
-async def _counter(line: Connection, records: bytes) -> int:
+async def _counter(line: Connection, records: bytes) -> SettingsCounter:
     data = await line.call("HGET", records, _COUNTER)
-    return 0 if data is None else decode_record(COUNTER, data).number
+    return SettingsCounter() if data is None else decode_record(COUNTER, data)
 
 
 async def _groups(line: Connection, records: bytes) -> list[GroupRow]:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from tickwheel.model.kinds import COUNTER, GROUP
+from tickwheel.model.records import SettingsCounter
 from tickwheel.persistence.codec import decode_record
 from tickwheel.persistence.contract import SiblingSettings, StoreAway
 from tickwheel.persistence.sqlite.database import connect_reader, describe, identify, snapshot
@@ -47,10 +48,10 @@ def _read(path: str, known: int | None) -> SiblingSettings:
         connection = connect_reader(path, CACHE_BYTES, BUSY_MS, mode="ro")
         with contextlib.closing(connection), snapshot(connection):
             if not identify(connection, path):
-                return SiblingSettings(0, ())  # nobody has opened it yet
+                return SiblingSettings(SettingsCounter(), ())  # nobody has opened it yet
             found = connection.execute(_OF_KIND, (COUNTER.number,)).fetchone()
-            counter = 0 if found is None else decode_record(COUNTER, found[0]).number
-            if counter == known:
+            counter = SettingsCounter() if found is None else decode_record(COUNTER, found[0])
+            if counter.number == known:
                 return SiblingSettings(counter, None)
             rows = connection.execute(_OF_KIND, (GROUP.number,))
             return SiblingSettings(counter, [decode_record(GROUP, data) for (data,) in rows])

@@ -74,6 +74,8 @@ class Observed:
         known."""
         self.groups_unused = 0
         """How many groups are reported as unused for long."""
+        self.settings_followed = 0
+        """Groups and topics that were made, set or deleted because they are so at their home."""
         self.internal_errors = 0
         """Unexpected exceptions of one request or one task, which the daemon survived."""
         self.login_failures = 0

@@ -328,7 +328,7 @@ class UnusedGroups:
             return False
         unused_ms = mono_ms - group.used_mono_ms
         named = f"group {group.name} of topic {group.topic.name}"
-        if self._end_ms is not None and unused_ms >= self._end_ms:
+        if self._end_ms is not None and unused_ms >= self._end_ms and not self._follows(group):
             self._parts.on_event(
                 "group_ended",
                 f"{named}: nobody used it for {unused_ms / 1000:.0f} s (group_unused_end_s); it"
@@ -347,6 +347,12 @@ class UnusedGroups:
                 f" {group.ready_count} ready; `tickwheel groups delete` if it is not wanted",
             )
         return True
+
+    def _follows(self, group: Group) -> bool:
+        """Whether the group ends when it ends in another shard, where its settings have their
+        home."""
+        versions = self._parts.core.versions
+        return group.version > 0 and versions.home_of(group.topic.name) != versions.shard
 
 
 # --- how far groups were behind ------------------------------------------------------------------

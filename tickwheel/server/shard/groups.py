@@ -82,10 +82,8 @@ class Grouping:
         found, known = find_room(self._parts, topic_name, name)
         created = known is None
         if known is None:
-            check_filter_room(core, found, checks.filter_of(settings.tags, settings.where))
-            known = begin_group(self._grouping, found, name, since_ms, now.now_ms, settings)
-            if settings != known.settings:
-                self._grouping.set(known, settings, now.mono_ms)
+            check_filter(core, found, settings)
+            known = make_group(self._grouping, found, name, since_ms, now, settings)
         answer = {"topic": topic_name, "group": name}
         answer |= settings_map(known.settings, core.policies)
         self._parts.committer.answer(ask, answer | {"created": created})
@@ -174,47 +172,22 @@ class Grouping:
             found_topic, _ = find_room(self._parts, topic_name, None)
             after = checks.settings(settings, found_topic.settings, core.policies)
             checks.storable_settings(after)
-            if after.broadcast_only and found_topic.groups:
-                raise Conflict(
-                    f"topic {topic_name} has {len(found_topic.groups)} groups, which are owed its"
-                    " tasks; delete them before it is for broadcasts only"
-                )
+            check_broadcast_only(found_topic, after)
             if after != found_topic.settings:
-                self._grouping.set_topic(found_topic, after, now.mono_ms)
-                if after.broadcast_only:
-                    self._upkeep.let_go(found_topic)
+                set_topic(self._grouping, self._upkeep, found_topic, after, now)
         else:
             found = found_group(self._core, topic_name, name)
             is_ordered = found.is_ordered
             _check_of_group(settings)
             after = checks.settings(settings, found.settings, core.policies)
             checks.storable_settings(after)
-            after = self._with_filter(found, after, now.now_ms)
+            after = with_filter(self._parts, found, after, now.now_ms)
             if after != found.settings:
                 self._grouping.set(found, after, now.mono_ms)
         answer = {"topic": topic_name, "group": name}
         answer |= settings_map(after, core.policies, is_ordered=is_ordered)
         self._parts.committer.answer(ask, answer)
         self._parts.wake()
-
-    def _with_filter(self, found: Group, after: GroupSettings, now_ms: int) -> GroupSettings:
-        """The settings with former filters for tasks that came due before, if the filter is new."""
-        before = found.settings
-        wanted = checks.filter_of(after.tags, after.where)
-        if wanted == checks.filter_of(before.tags, before.where):
-            return after
-        own_steps = 0 if found.judge is None else found.judge.steps
-        check_filter_room(self._core, found.topic, wanted, own_steps)
-        grouping = self._parts.engine.grouping
-        after = grouping.with_filter(found, after, wanted.tags, wanted.where, now_ms)
-        if len(after.former) > FORMER_FILTERS_MAX:
-            raise LimitExceeded(
-                f"the filter of group {found.name} of topic {found.topic.name} was changed"
-                f" {FORMER_FILTERS_MAX} times since tasks came due that are not over, or are dead"
-                " letters; the limit is"
-                f" {FORMER_FILTERS_MAX} (FORMER_FILTERS_MAX)"
-            )
-        return after
 
 
 def targets_changed(parts: Parts) -> None:
@@ -302,6 +275,64 @@ def check_filter_room(core: Core, topic: Topic, wanted: Filter, own_steps: int =
             f"the filters of all groups would have {length} characters; the limit is"
             f" {FILTERS_LENGTH_MAX} (FILTERS_LENGTH_MAX)"
         )
+
+
+def check_filter(core: Core, topic: Topic, settings: GroupSettings) -> None:
+    """Raises BadRequest or LimitExceeded for the filter of a new group with these settings."""
+    check_filter_room(core, topic, checks.filter_of(settings.tags, settings.where))
+
+
+def with_filter(parts: Parts, group: Group, after: GroupSettings, now_ms: int) -> GroupSettings:
+    """The settings that a group gets, with former filters for tasks that came due before, if the
+    filter is new. Raises LimitExceeded."""
+    before = group.settings
+    wanted = checks.filter_of(after.tags, after.where)
+    if wanted == checks.filter_of(before.tags, before.where):
+        return after
+    own_steps = 0 if group.judge is None else group.judge.steps
+    check_filter_room(parts.core, group.topic, wanted, own_steps)
+    after = parts.engine.grouping.with_filter(group, after, wanted.tags, wanted.where, now_ms)
+    if len(after.former) > FORMER_FILTERS_MAX:
+        raise LimitExceeded(
+            f"the filter of group {group.name} of topic {group.topic.name} was changed"
+            f" {FORMER_FILTERS_MAX} times since tasks came due that are not over, or are dead"
+            " letters; the limit is"
+            f" {FORMER_FILTERS_MAX} (FORMER_FILTERS_MAX)"
+        )
+    return after
+
+
+def check_broadcast_only(topic: Topic, after: GroupSettings) -> None:
+    """Raises Conflict for settings of a topic without groups, when it has some."""
+    if after.broadcast_only and topic.groups:
+        raise Conflict(
+            f"topic {topic.name} has {len(topic.groups)} groups, which are owed its tasks; delete"
+            " them before it is for broadcasts only"
+        )
+
+
+def set_topic(
+    grouping: GroupVerbs, upkeep: Upkeep, topic: Topic, settings: GroupSettings, now: Now
+) -> None:
+    """Give a topic settings of its own."""
+    grouping.set_topic(topic, settings, now.mono_ms)
+    if settings.broadcast_only:
+        upkeep.let_go(topic)
+
+
+def make_group(
+    grouping: GroupVerbs,
+    topic: Topic,
+    name: str,
+    since_ms: int | None,
+    now: Now,
+    settings: GroupSettings,
+) -> Group:
+    """A new group with these settings, which begins as ``begin_group`` says."""
+    made = begin_group(grouping, topic, name, since_ms, now.now_ms, settings)
+    if settings != made.settings:
+        grouping.set(made, settings, now.mono_ms)
+    return made
 
 
 def begin_group(

@@ -40,6 +40,7 @@ from tickwheel.server.shard.bulk import Runner
 from tickwheel.server.shard.callers import Border, OnEvent
 from tickwheel.server.shard.committer import Committer
 from tickwheel.server.shard.enqueue import Coalescing
+from tickwheel.server.shard.following import Following
 from tickwheel.server.shard.groups import forget_topics, make_topic_room
 from tickwheel.server.shard.new_tasks import NewTasks
 from tickwheel.server.shard.overview import Stories
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.topics import DeliverySink, Dispatch, Item
     from tickwheel.history.daemon import History
     from tickwheel.model.lateness import Causes
+    from tickwheel.persistence.contract import Siblings
     from tickwheel.server.metrics.observed import Lateness
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Caller
@@ -98,7 +100,9 @@ class Shard:
         observed: Observed | None = None,
         history: History | None = None,
         tracing: Tracing | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
+        """``siblings``: the other shards, whose settings this one follows; None: there are none."""
         self.settings = settings
         self.limits = settings.limits()
         self.engine = engine
@@ -137,6 +141,9 @@ class Shard:
         )
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
         self._add_features(backup_folder)
+        self.following: Following | None = None
+        if siblings is not None:
+            self.following = Following(self, self.upkeep, siblings)
         self.on_landed: Callable[[], None] = lambda: None
         """Called when answers that had to wait have left: the transport may take more requests."""
         self._woken = self._stopped = self._paused = False
@@ -201,10 +208,13 @@ class Shard:
     # --- life --------------------------------------------------------------------------------
 
     def start(self, load_rest: Coroutine[Any, Any, None]) -> None:
-        """Begin to serve; ``load_rest`` brings the tasks that are not in memory yet."""
+        """Begin to serve, when ``following`` has caught up; ``load_rest`` brings the tasks that are
+        not in memory yet."""
         self._committing = self.spawn(self.committer.run())
         self.spawn(self._load(load_rest))
         self.spawn(self.committer.watch_room())
+        if self.following is not None:
+            self.spawn(self.following.run())
         self.wake()
 
     async def _load(self, load_rest: Coroutine[Any, Any, None]) -> None:
