@@ -11,8 +11,7 @@ from persistence.store_subject import Subject
 from support.redis_groups import Cluster
 from support.redis_server import RedisServer
 from support.store_rows import GROUPS, everything
-from tickwheel.model.effects import Effects, keyed
-from tickwheel.model.kinds import COUNTER, GROUP
+from tickwheel.model.kinds import COUNTER, GROUP, Effects, keyed
 from tickwheel.model.records import GroupRow, SettingsCounter
 from tickwheel.persistence import ShardFolder, open_siblings, open_url, shard_url
 from tickwheel.persistence.contract import Siblings, StoreAway
