@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
 from typing import Any
@@ -505,3 +506,82 @@ async def test_a_worker_works_on_all_shards() -> None:
         worker.stop()
         await soon(running)
         assert sorted(done, key=str) == sorted([*keys, "k3"])
+
+
+# --- settings, which have a home -----------------------------------------------------------------
+
+HOME = 1
+TOPIC = key_in(HOME, COUNT, "t")
+
+
+def having(shards: Shards, group: str) -> list[int]:
+    """The shards that have the group, and are not deleting it."""
+    found = ((n, shards.shard(n).core.find_group(TOPIC, group)) for n in range(COUNT))
+    return [n for n, one in found if one is not None and not one.is_closed]
+
+
+async def test_what_is_made_and_set_needs_its_home_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        await client.create_group(TOPIC, "first")
+        shards.lose(2)
+        with caplog.at_level("INFO"):
+            made = await soon(client.create_group(TOPIC, "g", rate=3))
+        assert (made.created, made.rate) == (True, 3)
+        assert having(shards, "g") == [0, 1]
+        assert f"create_group of topic {TOPIC}: shards 2 were away" in caplog.text
+        assert (await soon(client.configure(TOPIC, group="g", rate=4))).rate == 4
+        assert (await soon(client.configure(TOPIC, rate=5))).rate == 5
+
+
+async def test_without_the_home_nobody_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        await client.create_group(TOPIC, "g")
+        shards.lose(HOME)
+        with pytest.raises((errors.Unreachable, errors.SendTimeout)):
+            await soon(client.create_group(TOPIC, "h", timeout=0.2))
+        with pytest.raises((errors.Unreachable, errors.SendTimeout)):
+            await soon(client.configure(TOPIC, group="g", rate=4, timeout=0.2))
+        assert having(shards, "h") == []
+        assert {shards.shard(n).core.topics[TOPIC].groups["g"].settings.rate for n in (0, 2)} == {
+            None
+        }
+
+
+async def test_what_the_home_objects_to_is_told_nobody_and_what_others_do_is_raised() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        with pytest.raises(errors.NotFound):
+            await client.configure(TOPIC, group="g", rate=4)
+        await client.create_group(TOPIC, "g")
+        core = shards.shard(2).core
+        core.config = replace(core.config, groups_max=0)
+        with pytest.raises(errors.LimitExceeded, match="groups_max"):
+            await client.create_group(TOPIC, "h")
+        assert having(shards, "h") == [0, 1]
+
+
+async def test_a_group_that_one_shard_lacks_is_set_in_the_others() -> None:
+    """It follows the home."""
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        await client.create_group(TOPIC, "g")
+        shards.shard(2).upkeep.end_group(shards.shard(2).core.topics[TOPIC].groups["g"])
+        assert (await client.configure(TOPIC, group="g", rate=4)).rate == 4
+
+
+async def test_what_is_deleted_is_at_its_home_to_the_last() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        await client.create_group(TOPIC, "g")
+        shards.lose(2)
+        with pytest.raises((errors.Unreachable, errors.SendTimeout)):
+            await soon(client.delete_group(TOPIC, "g", timeout=0.2))
+        assert having(shards, "g") == [1, 2]
+        with pytest.raises((errors.Unreachable, errors.SendTimeout)):
+            await soon(client.delete_topic(TOPIC, timeout=0.2))
+        assert having(shards, "g") == [1, 2]
+        shards.away.clear()
+        await client.delete_group(TOPIC, "g")
+        assert having(shards, "g") == []

@@ -149,8 +149,11 @@ async def test_a_verb_says_the_same_of_one_shard_and_of_three(verb: str) -> None
     assert of_three == of_one
 
 
+ASKED_ALL = (Over.ALL, Over.TURN, Over.HOME, Over.HOME_LAST)
+
+
 def test_each_verb_that_all_shards_are_asked_has_a_rule_for_their_answers() -> None:
-    asked = {n for n, v in VERBS.items() if v.over in (Over.ALL, Over.TURN)}
+    asked = {n for n, v in VERBS.items() if v.over in ASKED_ALL}
     by_key = {n for n, v in VERBS.items() if v.over is Over.IDS and v.request is not None}
     assert asked | by_key - {"requeue_dead", "delete_dead"} == merging.MERGED.keys()
     lists = {n for n, v in VERBS.items() if v.over is Over.PAGES}

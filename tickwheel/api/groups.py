@@ -392,7 +392,7 @@ VERBS: Final = (
         FrameType.GROUP_CREATE, path=f"PUT {_GROUP}", tag=_TOPICS, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("create_group"),),
-        over=Over.TURN,
+        over=Over.HOME,
     ),
     Verb(
         "configure", Settings, GroupSettings, _OPERATE,
@@ -402,7 +402,7 @@ VERBS: Final = (
         " Raises NotFound for a group, Conflict for ``broadcast_only`` of a topic with groups.",
         FrameType.CONFIGURE, path=f"PATCH {_GROUP}", tag=_TOPICS, errors=("not_found", "conflict"),
         audit=Audit.ALWAYS, changes=True, methods=(Method("configure"),),
-        over=Over.TURN,
+        over=Over.HOME,
     ),
     Verb(
         "delete_group", GroupDeletion, GroupHeld, _OPERATE, "Delete a group",
@@ -411,7 +411,7 @@ VERBS: Final = (
         FrameType.GROUP_DELETE, path=f"DELETE {_GROUP}", tag=_TOPICS,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True, repeat=False,
         methods=(Method("delete_group"),),
-        over=Over.TURN,
+        over=Over.HOME_LAST,
     ),
     Verb(
         "delete_topic", Deletion, TopicHeld, _OPERATE, "Delete a topic with all that it holds",
@@ -422,7 +422,7 @@ VERBS: Final = (
         FrameType.TOPIC_DELETE, path="DELETE /v1/topics/{topic}", tag=_TOPICS,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True, repeat=False,
         methods=(Method("delete_topic"),),
-        over=Over.TURN,
+        over=Over.HOME_LAST,
     ),
     Verb(
         "reset_group", Reset, BulkInfo, _OPERATE,

@@ -53,9 +53,15 @@ from tickwheel.client.tasks import FRAME_BYTES, size_of
 from tickwheel.errors import (
     BadRequest,
     Conflict,
+    ConnectionLost,
+    Draining,
+    NotActive,
     NotFound,
+    OutcomeUnknown,
     ProtocolError,
+    SendTimeout,
     TickwheelError,
+    Unreachable,
 )
 from tickwheel.model.values import SHARD_BITS, shard_of
 
@@ -78,6 +84,9 @@ OTHERS_MAX = 8
 """Addresses of other shards at which a round looks for one."""
 WAIT_MS = 1_000
 """How long a pull waits at a shard at a time: what comes there when it has ended is given back."""
+
+AWAY = (Unreachable, SendTimeout, ConnectionLost, OutcomeUnknown, NotActive, Draining)
+"""Errors of a shard that is away, or goes."""
 
 
 def checked_basis(options: Mapping[str, Any]) -> str | None:
@@ -215,11 +224,12 @@ class Shards:
     # --- where things go ------------------------------------------------------------------------
 
     def of_basis(self, basis: str) -> Member:
-        """The client of the shard that has the tasks with this basis. Raises BadRequest."""
+        """The client of the shard that has the tasks with this basis, or the settings of the topic
+        with this name. Raises BadRequest."""
         try:
             shard = shard_of(basis, len(self.members))
         except UnicodeEncodeError as error:
-            raise BadRequest(f"a key must be text that UTF-8 can say: {error}") from None
+            raise BadRequest(f"a name must be text that UTF-8 can say: {error}") from None
         return self._opened(self.members[shard])
 
     def home_of(self, wire: WireTask) -> Member:
@@ -289,6 +299,7 @@ class Shards:
         asks: Mapping[Over | None, Callable[..., Any]] = {
             Over.ONE: self._ask_own, Over.IDS: self._ask_ids, Over.NAME: self._ask_name,
             Over.ALL: self._ask_all, Over.TURN: self._ask_in_turn, Over.BASIS: self._put_schedule,
+            Over.HOME: self._ask_home_first, Over.HOME_LAST: self._ask_home_last,
         }  # fmt: skip
         return await asks[verb.over](verb, fields, until_s)
 
@@ -364,7 +375,7 @@ class Shards:
 
     async def _ask_in_turn(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
         """What all shards are told; the first error ends it, and a repeat mends it. What one of
-        them has not is passed over, unless it is to be set."""
+        them has not is passed over."""
         if verb.name in ("reset_group", "make_bulk") and fields[-1].get("id") is None:
             # The same name in each, so that it is shown, and cancelled, as one.
             fields = (*fields[:-1], {**fields[-1], "id": own_name("reset")})
@@ -374,10 +385,57 @@ class Shards:
             try:
                 ends.append(await self._ask(member, verb, asked, until_s))
             except NotFound as error:
-                if verb.name == "configure":
-                    raise
                 ends.append(error)
         return self._merged(verb, ends, fields)
+
+    async def _ask_home_first(
+        self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
+    ) -> Any:
+        """What the home of a topic's settings is told, whose error ends it, and then the others.
+        One of these that is away, or does not know the group yet, follows the home by itself."""
+        home, others = self._home_and_others(fields[0])
+        first = await self._ask(home, verb, fields, until_s)
+        asking = (self._ask_soon(member, verb, fields, until_s) for member in others)
+        ends: list[Any] = await asyncio.gather(*asking, return_exceptions=True)
+        raise_first([end for end in ends if not isinstance(end, (NotFound, *AWAY))])
+        away = [member for member, end in zip(others, ends, strict=True) if isinstance(end, AWAY)]
+        if away:
+            names = ", ".join(str(self.members.index(member)) for member in away)
+            LOGGER.info(
+                "%s of topic %s: shards %s were away, and follow when they are back",
+                verb.name, fields[0], names,
+            )  # fmt: skip
+        answers = [end for end in ends if not isinstance(end, BaseException)]
+        return self._merged(verb, [first, *answers], fields)
+
+    async def _ask_soon(
+        self, member: Member, verb: Verb, fields: tuple[Any, ...], until_s: float | None
+    ) -> Any:
+        """Ask a shard that need not be there: without a connection it is waited for ``JOIN_S``."""
+        if not self._opened(member).connected:
+            soon_s = self._reconnector.loop.time() + JOIN_S
+            until_s = soon_s if until_s is None else min(until_s, soon_s)
+        return await self._ask(member, verb, fields, until_s)
+
+    async def _ask_home_last(
+        self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
+    ) -> Any:
+        """What is deleted in all shards, at its home when it has gone in all others: what one of
+        them refuses is still there, and the others follow the home and have it again."""
+        home, others = self._home_and_others(fields[0])
+        ends: list[Any] = []
+        for member in (*others, home):
+            try:
+                ends.append(await self._ask(member, verb, fields, until_s))
+            except NotFound as error:
+                ends.append(error)
+        return self._merged(verb, ends, fields)
+
+    def _home_and_others(self, topic: Any) -> tuple[Member, list[Member]]:
+        """The client of the shard where the settings of a topic have their home, and those of all
+        others. Raises BadRequest."""
+        home = self.of_basis(topic) if isinstance(topic, str) else self.members[0]
+        return home, [member for member in self.members if member is not home]
 
     def _merged(self, verb: Verb, ends: Sequence[Any], fields: tuple[Any, ...]) -> Any:
         """One answer of those of all shards, of which some may have nothing of it."""
