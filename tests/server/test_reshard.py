@@ -16,6 +16,7 @@ from support.shards import key_in
 from tickwheel.errors import BadRequest, Conflict, TickwheelError
 from tickwheel.model.kinds import (
     BULK,
+    COUNTER,
     GROUP,
     NAME_PROPERTY,
     PAUSED_KEY,
@@ -51,6 +52,7 @@ from tickwheel.model.records import (
     ProgressRow,
     ProgressState,
     SessionRow,
+    SettingsCounter,
     TaskOptions,
     TaskRow,
 )
@@ -420,6 +422,28 @@ def _topic_is_deleted(folder: Folder) -> Iterable[str]:
     return ("topic t is being deleted",)
 
 
+def test_the_settings_of_a_home_count_where_others_have_not_followed_it(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, 2)
+    folder.keep(0, GROUP, GroupRow(TOPIC, "a", 0, GroupSettings(rate=1.0), 0, 3))
+    folder.keep(1, GROUP, GroupRow(TOPIC, "a", 0, GroupSettings(rate=2.0), 0, 7))
+    folder.keep(1, GROUP, GroupRow(TOPIC, "", 0, GroupSettings(paused=True), version=8))
+    folder.everywhere(COUNTER, SettingsCounter(8))
+    folder.write()
+    folder.to(3)
+    for shard in range(3):
+        rows = {row.group: row for row in folder.read(shard).of(GROUP)}
+        assert rows["a"].settings == GroupSettings(rate=2.0)
+        assert [row.version for row in rows.values()] == [0, 0], "homes have changed"
+        assert folder.read(shard).of(COUNTER) == []
+
+
+def _filters_differ(folder: Folder) -> Iterable[str]:
+    """Which tasks a shard has left out rests on its filter."""
+    folder.keep(0, GROUP, GroupRow(TOPIC, "a", 0, GroupSettings(tags="x"), 0, 3))
+    folder.keep(1, GROUP, GroupRow(TOPIC, "a", 0, None, 0, 7))
+    return ("group a of topic t has other settings",)
+
+
 def _settings_differ(folder: Folder) -> Iterable[str]:
     folder.keep(0, GROUP, GroupRow(TOPIC, "a", 0, GroupSettings(rate=1.0), 0))
     folder.keep(1, GROUP, GroupRow(TOPIC, "a", 0, GroupSettings(rate=2.0), 0))
@@ -478,7 +502,8 @@ def _owed_before_alone(folder: Folder) -> Iterable[str]:
 @pytest.mark.parametrize(
     "prepare",
     [
-        _bulk_runs, _group_is_deleted, _topic_is_deleted, _settings_differ, _starts_differ,
+        _bulk_runs, _group_is_deleted, _topic_is_deleted, _settings_differ, _filters_differ,
+        _starts_differ,
         _former_filter, _targets_differ, _transaction_of_two, _schedule_waits, _schedule_twice,
         _owed_before_alone,
     ],

@@ -11,7 +11,8 @@ All records of the databases there are go into new ones beside them. Where a rec
 | a decided transaction; groups, topics, targets, paused keys | all |
 | the answers to a producer session | the one it was in; all, if that is gone |
 
-What was in a shard that is gone goes to the shard of its number mod how many there are.
+What was in a shard that is gone goes to the shard of its number mod how many there are. Versions of
+settings begin anew, because their homes are elsewhere.
 
 Ids stay as they are. What a group is owed rests on the order of ids, and groups begin elsewhere in
 each shard: a merged group begins where the earliest of its parts does, and a task of which it would
@@ -375,7 +376,9 @@ class _Groups:
                 _check_settled(row)
                 found.setdefault((row.topic, row.group), {})[source.number] = row
         if self._is_one:
-            self.rows = [row for rows in found.values() for row in rows.values()]
+            self.rows = [
+                row._replace(version=0) for rows in found.values() for row in rows.values()
+            ]
             return
         topics = [{topic for topic, group in found if number in found[topic, group]
                    and group != TOPIC_ITSELF} for number in range(len(sources))]  # fmt: skip
@@ -387,7 +390,7 @@ class _Groups:
         settings = _same_settings(list(rows.values()))
         one = next(iter(rows.values()))
         if one.group == TOPIC_ITSELF:
-            self.rows.append(one._replace(settings=settings))
+            self.rows.append(one._replace(settings=settings, version=0))
             return
         plain = {
             number: self._begun(self._sources[number], row._replace(settings=settings))
@@ -461,9 +464,15 @@ def _check_settled(row: GroupRow) -> None:
 
 
 def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
-    """The settings that all of these rows of one group have, without former filters."""
-    found = [(row.settings or _NO_SETTINGS)._replace(former=()) for row in rows]
-    if any(one != found[0] for one in found):
+    """The settings that all of these rows of one group have, without former filters; those of its
+    home, where that has numbered them and others have not followed it yet. Raises Conflict."""
+    newest = max(row.version for row in rows)
+    found = [
+        (row.settings or _NO_SETTINGS)._replace(former=()) for row in rows if row.version == newest
+    ]
+    filters = {(settings.tags, settings.where) for row in rows if (settings := row.settings)}
+    filters |= {(None, None) for row in rows if row.settings is None}
+    if len(filters) > 1 or any(one != found[0] for one in found):
         one = rows[0]
         what = f"group {one.group} of topic" if one.group != TOPIC_ITSELF else "topic"
         raise Conflict(f"{what} {one.topic} has other settings in one shard than in another")
