@@ -75,10 +75,14 @@ STORE = Dashboard(
                     "With several daemons on one Redis exactly one is active.",
                 ),
                 Panel(
-                    "Taken over, stepped down",
+                    "Taken over, stepped down, followed",
                     [
                         (f"tickwheel_failovers_total{{{NODE}}}", "{{instance}} took over"),
                         (f"tickwheel_deposed_total{{{NODE}}}", "{{instance}} stepped down"),
+                        (
+                            f"tickwheel_settings_followed_total{{{NODE}}}",
+                            "{{instance}} took settings from a home shard",
+                        ),
                     ],
                 ),
                 Panel(

@@ -24,7 +24,8 @@ from tickwheel.persistence.redis.driver import (
 )
 from tickwheel.persistence.redis.layout import Keys, record_field
 
-ROWS_A_SCAN = 1_000
+ROWS_A_SCAN = 10_000
+"""Fields that one call looks at: sessions and all other records are among them."""
 TRIES = 3
 _COUNTER = record_field((COUNTER, COUNTER.key(SettingsCounter())))
 
