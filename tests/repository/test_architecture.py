@@ -18,7 +18,7 @@ FUNCTION_LINES_MAX = 70
 PURE_STDLIB = {
     "__future__", "abc", "array", "bisect", "collections", "collections.abc", "dataclasses",
     "enum", "functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "struct",
-    "typing",
+    "typing", "zlib",
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from unittest import mock
 from crash.clocks import Clocks
 from simulation import faults, judge
 from simulation.crowd import TASKS, Crowd
-from simulation.loop import Host, SimLoop, simulated
+from simulation.loop import Host, SimLoop, passes, simulated
 from simulation.machines import Machine, ProcessHost
 from simulation.nodes import FAULTS as NODE_FAULTS
 from simulation.nodes import FAULTS_S, NodesWorld, host_of_process
@@ -185,7 +185,7 @@ class WholeWorld(NodesWorld):
         for _ in range(FOLLOWED_S):
             if not self._not_followed():
                 return
-            await asyncio.sleep(1)
+            await passes(1)
         self.problems += self._not_followed()
 
     def _not_followed(self) -> list[str]:

@@ -333,7 +333,7 @@ def open_siblings(url: str) -> Siblings | None:
         return None
     from tickwheel.persistence.sqlite.siblings import SqliteSiblings
 
-    return SqliteSiblings(ShardFolder(f"{path}{slash}"))
+    return SqliteSiblings(ShardFolder(f"{path}{slash}").database)
 
 
 def open_election(url: str, ttl_ms: int) -> Election | None:

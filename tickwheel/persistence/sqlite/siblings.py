@@ -20,7 +20,7 @@ from tickwheel.persistence.contract import SiblingSettings, StoreAway
 from tickwheel.persistence.sqlite.database import connect_reader, describe, identify, snapshot
 
 if TYPE_CHECKING:
-    from tickwheel.persistence import ShardFolder
+    from collections.abc import Callable
 
 CACHE_BYTES = 1 << 20
 BUSY_MS = 500
@@ -30,12 +30,13 @@ _OF_KIND = "SELECT data FROM record WHERE kind = ?"
 class SqliteSiblings:
     """The databases of a folder."""
 
-    def __init__(self, folder: ShardFolder) -> None:
-        self._folder = folder
+    def __init__(self, database: Callable[[int], str]) -> None:
+        """``database``: the path of the database of a shard."""
+        self._database = database
         self._thread = ThreadPoolExecutor(1, "tickwheel-sqlite-siblings")
 
     async def settings(self, shard: int, known: int | None) -> SiblingSettings:
-        path = self._folder.database(shard)
+        path = self._database(shard)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, _read, path, known)
 
