@@ -98,7 +98,7 @@ class Rig(RigBase):
         due_ms = self.now_ms + delay_ms
         for topic, found in self._as_columns(task_id).items():
             moved = self.engine.control.reschedule_many(
-                topic, found, lambda far: dict.fromkeys(far, due_ms), self.now_ms
+                topic, found, lambda far: dict.fromkeys(far, due_ms)
             )
             if moved:
                 assert moved == {task_id: due_ms}
