@@ -82,7 +82,7 @@ settings = st.builds(
     st.none() | ints, st.none() | ints, st.none() | names, st.none() | names, st.none() | ints,
     st.none() | floats,
 )  # fmt: skip
-groups = st.builds(GroupRow, names, names, ints, st.none() | settings, ints)
+groups = st.builds(GroupRow, names, names, ints, st.none() | settings, ints, ints)
 outcomes = st.lists(st.tuples(ints, ints, ints, ints), max_size=5).map(tuple)
 merged = st.lists(
     st.tuples(ints, st.lists(st.tuples(st.integers(1, 4), ints, ints), max_size=3).map(tuple)),

@@ -429,10 +429,15 @@ def _group_fields(row: GroupRow) -> Iterable[Any]:
 
 
 def _group(
-    topic: str, group: str, since_ms: int, settings: Iterable[Any] | None, *rest: int
+    topic: str,
+    group: str,
+    since_ms: int,
+    settings: Iterable[Any] | None,
+    since_id: int,
+    version: int = 0,
 ) -> GroupRow:
     decoded = None if settings is None else _settings(*settings)
-    return GroupRow(topic, group, since_ms, decoded, *rest)
+    return GroupRow(topic, group, since_ms, decoded, since_id, version)
 
 
 def _settings(*fields: Any) -> GroupSettings:
@@ -629,12 +634,17 @@ TARGET: Kind[TargetRow] = Kind(
 
 # --- the counter of settings ------------------------------------------------------------------
 
+
+def _counter(number: int, sure: int | None) -> SettingsCounter:
+    return SettingsCounter(number, sure)
+
+
 COUNTER: Kind[SettingsCounter] = Kind(
     8,
     "settings",
     key=lambda row: "counter",
-    fields=lambda row: shortened(row, (None,)),
-    builds=(SettingsCounter,),
+    fields=lambda row: row,
+    builds=(_counter,),
 )
 """How many changes of settings the shard has numbered; there is one at most."""
 
