@@ -16,6 +16,7 @@ from tickwheel.model.records import GroupRow, SettingsCounter
 from tickwheel.persistence import ShardFolder, open_siblings, open_url, shard_url
 from tickwheel.persistence.contract import Siblings, StoreAway
 from tickwheel.persistence.redis import siblings as redis_siblings
+from tickwheel.persistence.redis.connection import Connection
 
 SHARDS = 4
 GROUP_ROW = GroupRow("t", "g", 5, None, 7, 1)
@@ -151,8 +152,8 @@ async def test_what_changes_during_a_scan_is_read_again(
     assert siblings is not None
     scan, changes = redis_siblings._groups, [2]
 
-    async def busy_scan(*args: object) -> list[GroupRow]:
-        rows = await scan(*args)  # type: ignore[arg-type]
+    async def busy_scan(line: Connection, records: bytes) -> list[GroupRow]:
+        rows = await scan(line, records)
         if changes:
             number = changes.pop()
             await subject.commit(numbered(number, GROUP_ROW._replace(version=number)))
