@@ -15,9 +15,8 @@ import pytest
 from support.shards import NOW_MS, Shards, key_in
 from support.waiting import comes, soon
 from tickwheel import Client, Delivery, Task, Worker, errors
-from tickwheel.client import Check, Partly
-from tickwheel.client import shards as client_shards
-from tickwheel.client.shards import IN_A_ROW
+from tickwheel.client import Check, Partly, spread_subscription
+from tickwheel.client.spread_subscription import IN_A_ROW
 from tickwheel.client.subscription import PREFETCH, Subscription
 from tickwheel.model import records
 from tickwheel.model.values import SHARD_BITS, shard_of
@@ -437,7 +436,7 @@ async def test_what_a_pull_has_found_does_not_wait_for_a_shard_that_is_away(wait
 async def test_a_pull_ends_when_its_wait_is_over_also_without_a_shard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_shards, "JOIN_S", 0.05)
+    monkeypatch.setattr(spread_subscription, "JOIN_S", 0.05)
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         await client.create_group("t", "g")

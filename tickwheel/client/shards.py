@@ -2,14 +2,13 @@
 
 ``Shards`` has a client for each shard, of which one is the outer client's own connection, and asks
 verbs as their declarations say (``Over``); ``SpreadProducer`` and ``SpreadAcks`` stand in the place
-of what enqueues and acks of one connection; ``Parts`` is a subscription on each shard behind one
-front; the rules by which answers become one are in ``merging.py``. Imported by a client that has
-learnt of several shards, and by no other. Invariants:
+of what enqueues and acks of one connection; a subscription on each shard behind one front is in
+``spread_subscription.py``, and the rules by which answers become one are in ``merging.py``.
+Imported by a client that has learnt of several shards, and by no other. Invariants:
 
 * A task with a basis (its order key, else its key) goes to shard crc32(basis) mod the number of
   shards, and nowhere else, also when that shard is away. One without a basis goes to any shard, and
   is sent again to the same one only.
-* What a shard delivered is settled at that shard.
 * An id says the shard of its task, unless it is from before a change of the number of shards
   (``moved_id`` of HELLO): then the task may be in any of them, and all are asked.
 * An answer is made of the answers of all shards that it is about, or is an error.
@@ -32,7 +31,6 @@ from tickwheel.api.tasks import basis_of
 from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.connection import LOGGER, fail, is_secure, parse_url
-from tickwheel.client.leases import Leases
 from tickwheel.client.merging import (
     MERGED,
     Raw,
@@ -46,9 +44,9 @@ from tickwheel.client.merging import (
     raise_first,
 )
 from tickwheel.client.producer import Batch, ColumnBatch, Producer, failure, outcomes_of
-from tickwheel.client.requests import own_name, retry_pause_s
+from tickwheel.client.requests import own_name
 from tickwheel.client.search import Seen
-from tickwheel.client.subscription import Buffer, Subscription
+from tickwheel.client.spread_subscription import JOIN_S, ShardClient, SpreadSubscription
 from tickwheel.client.tasks import FRAME_BYTES, size_of
 from tickwheel.errors import (
     BadRequest,
@@ -70,16 +68,12 @@ if TYPE_CHECKING:
     from tickwheel.api.verb import Verb
     from tickwheel.client.connection import Address
     from tickwheel.client.delivery import Acks, Delivery
-    from tickwheel.client.leases import InHand
     from tickwheel.client.reconnector import Reconnector
     from tickwheel.client.requests import Calls, Verbs
-    from tickwheel.client.subscription import Subscriptions
+    from tickwheel.client.subscription import Subscription
     from tickwheel.client.tasks import CheckedTask, Columns, Receipt, Receipts, WireTask
     from tickwheel.client.transactions import Checks
 
-JOIN_S = 2.0
-"""How long, in seconds, a subscription or a pull waits for shards that are away, when one is
-there."""
 OTHERS_MAX = 8
 """Addresses of other shards at which a round looks for one."""
 WAIT_MS = 1_000
@@ -175,7 +169,7 @@ class Place:
         self._places.stands(self.shard, at)
 
 
-class Member(Protocol):
+class Member(ShardClient, Protocol):
     """The client of one shard."""
 
     _acks: Acks | SpreadAcks
@@ -184,14 +178,9 @@ class Member(Protocol):
     _producer: Producer | SpreadProducer
     _reconnector: Reconnector
     _state: str
-    _subscriptions: Subscriptions
 
     @property
     def connected(self) -> bool: ...
-
-    def _ready(self) -> None: ...
-
-    async def connect(self) -> Any: ...
 
     async def close(self, timeout: float | None = None) -> None: ...
 
@@ -538,9 +527,9 @@ class Shards:
 
     # --- consuming ------------------------------------------------------------------------------
 
-    def parts(self, front: Subscription) -> Parts:
+    def parts(self, front: Subscription) -> SpreadSubscription:
         """A subscription on each shard for this one."""
-        return Parts(self.members, front)
+        return SpreadSubscription(self.members, front)
 
     async def pull(
         self,
@@ -829,214 +818,3 @@ class SpreadAcks:
         """Wait until every ack that was given up to now has its answer."""
         acks = _begun(self._shards, attrgetter("_acks"))
         await asyncio.gather(*(one.wait_answered() for one in acks))
-
-
-# --- consuming -----------------------------------------------------------------------------------
-
-
-IN_A_ROW = 16
-"""Deliveries of one shard before the next one has its turn."""
-
-
-class SpreadBuffer(Buffer):
-    """What has come from all shards, handed out in turn, some of each."""
-
-    def __init__(self, lease_s: float) -> None:
-        super().__init__(lease_s)
-        self.parts: list[Subscription] = []
-        self._turn = self._left = 0
-        self._present = Buffer(lease_s)
-        """That of the shard whose turn it is, for as many deliveries as are left."""
-
-    def __len__(self) -> int:
-        return sum(len(part._buffer) for part in self.parts)
-
-    def take(self, now_s: float) -> Delivery | None:
-        if self._left:
-            delivery = self._present.take(now_s)
-            if delivery is not None:
-                self._left -= 1
-                return delivery
-        parts = self.parts
-        for _ in parts:
-            self._turn = (self._turn + 1) % len(parts)
-            part = parts[self._turn]
-            delivery = part._buffer.take(now_s)
-            if delivery is not None:
-                self._present, self._left = part._buffer, IN_A_ROW - 1
-                return delivery
-            part.refill()
-        self._left = 0
-        return None
-
-
-class Parts:
-    """A subscription on each shard, behind one front that hands out what they get."""
-
-    def __init__(self, members: Sequence[Member], front: Subscription) -> None:
-        self._members = members
-        self._front = front
-        self.buffer = SpreadBuffer(front._buffer.lease_s)
-        self._leases: list[SpreadLeases] = []
-        self._joining: set[asyncio.Task[None]] = set()
-
-    @property
-    def _parts(self) -> list[Subscription]:
-        return self.buffer.parts
-
-    async def start(self) -> None:
-        """Subscribe at all shards that are there. Raises what one of them objects to, and why there
-        is none; those that are away come in later."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + JOIN_S
-        joining = {loop.create_task(self._join(shard)): shard for shard in range(self._count)}
-        try:
-            waiting, errors = set(joining), {}
-            while waiting:
-                left_s = max(0.0, until_s - loop.time()) if self._parts else None
-                done, waiting = await asyncio.wait(
-                    waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
-                )
-                errors.update({t: error for t in done if (error := t.exception()) is not None})
-                for error in errors.values():
-                    if not isinstance(error, TickwheelError) or not error.retryable:
-                        raise error
-                if not done and left_s is not None:
-                    break
-            if not self._parts:
-                raise next(iter(errors.values()))
-        except BaseException:
-            for task in joining:
-                task.cancel()
-            raise
-        for task in waiting:
-            task.cancel()
-        for task in (*errors, *waiting):
-            self._join_later(joining[task])
-
-    @property
-    def _count(self) -> int:
-        return len(self._members)
-
-    def _share(self, prefetch: int, shard: int) -> int:
-        """The part of a prefetch that one shard gets: at least 1, unless it is 0; all of one that
-        nobody has named."""
-        if not self._front._divides:
-            return prefetch
-        each, extra = divmod(prefetch, self._count)
-        return max(each + (shard < extra), min(prefetch, 1))
-
-    async def _join(self, shard: int) -> None:
-        """Subscribe at one shard."""
-        member, front = self._members[shard], self._front
-        member._ready()  # what else waits for the connection must not end with this
-        await member.connect()
-        share = self._share(front._prefetch, shard)
-        part = member._subscriptions.make(front._wish, share)
-        part._front, part._arrived, part._insists = front, front._arrived, front._insists
-        await part.start()
-        if front._closed:
-            await part.close()
-            return
-        part_share = self._share(front._prefetch, shard)
-        self._parts.append(part)
-        part._shard = shard
-        self.buffer.lease_s = min(one.lease_s for one in self._parts)
-        for leases in self._leases:
-            leases.add(part)
-        front._arrived.notify()
-        if part_share != share:
-            try:
-                await part.set_prefetch(part_share)
-            except TickwheelError as error:
-                if not error.retryable:
-                    raise
-                # It subscribes again with this share when it is back: to join twice were too much.
-
-    def _join_later(self, shard: int) -> None:
-        task = self._front._reconnector.spawn(self._keep_joining(shard))
-        self._joining.add(task)
-        task.add_done_callback(self._joining.discard)
-
-    async def _keep_joining(self, shard: int) -> None:
-        front, tries = self._front, 0
-        LOGGER.warning("shard %d is away; the subscription to %s goes on", shard, front.topic)
-        while not front._closed:
-            try:
-                await self._join(shard)
-                return
-            except TickwheelError as error:
-                if not error.retryable:
-                    front.ended(error)
-                    return
-            await asyncio.sleep(retry_pause_s(tries))
-            tries += 1
-
-    async def close(self) -> None:
-        """End the subscriptions of all shards."""
-        for task in self._joining:
-            task.cancel()
-        for part in self._parts:
-            part._end()
-        await asyncio.gather(*(part._leave() for part in self._parts), return_exceptions=True)
-
-    async def set_prefetch(self, prefetch: int) -> None:
-        """Divide another prefetch; a shard that is away is told when it comes."""
-        works = []
-        for part in self._parts:
-            share = self._share(prefetch, part._shard)
-            if part._reconnector.connection is None:
-                part._prefetch = share
-            else:
-                works.append(part.set_prefetch(share))
-        raise_first(await asyncio.gather(*works, return_exceptions=True))
-
-    async def give_back(self) -> None:
-        await asyncio.gather(*(part.give_back() for part in self._parts))
-
-    def keep_leases(self, in_hand: Callable[[], Iterable[InHand]]) -> SpreadLeases:
-        leases = SpreadLeases(self._parts, in_hand)
-        self._leases.append(leases)
-        return leases
-
-
-class SpreadLeases(Leases):
-    """What ``Leases`` is for the deliveries of one shard, for those of several."""
-
-    def __init__(
-        self, parts: Iterable[Subscription], in_hand: Callable[[], Iterable[InHand]]
-    ) -> None:
-        self._in_hand = in_hand
-        self._of: dict[Any, Leases] = {}
-        """The calls of a shard's client → the leases of its deliveries."""
-        self._is_closed = False
-        for part in parts:
-            self.add(part)
-
-    def add(self, part: Subscription) -> None:
-        """Keep up leases of one more shard, too."""
-        if not self._is_closed:
-            calls = part._all.calls
-            leases = part.keep_leases(lambda: self._in_hand_of(calls))
-            self._of[calls] = leases
-
-    def _in_hand_of(self, calls: Any) -> Iterable[InHand]:
-        return (one for one in self._in_hand() if one[0]._batch.calls is calls)
-
-    def hold(self, delivery: Delivery, lost: Callable[[str], None]) -> None:
-        leases = self._of.get(delivery._batch.calls)
-        if leases is not None:  # one that had its end before it was sent has no lease
-            leases.hold(delivery, lost)
-
-    def begin(self) -> None:
-        for leases in self._of.values():
-            leases.begin()
-
-    def drop(self, delivery: Delivery) -> None:
-        leases = self._of.get(delivery._batch.calls)
-        if leases is not None:
-            leases.drop(delivery)
-
-    def close(self) -> list[Delivery]:
-        self._is_closed = True
-        return [delivery for leases in self._of.values() for delivery in leases.close()]

@@ -1,0 +1,245 @@
+"""A subscription over several shards: one on each, behind one front that hands out what they get.
+
+Imported with ``client/shards.py`` by a client that has learnt of several shards. Invariants:
+
+* What a shard delivered is settled at that shard, and its lease is kept up there.
+* A shard that is away holds up nobody: it comes in when it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tickwheel.client.connection import LOGGER
+from tickwheel.client.leases import Leases
+from tickwheel.client.merging import raise_first
+from tickwheel.client.requests import retry_pause_s
+from tickwheel.client.subscription import Buffer, Subscription
+from tickwheel.errors import TickwheelError
+
+if TYPE_CHECKING:
+    from tickwheel.client.delivery import Delivery
+    from tickwheel.client.leases import InHand
+    from tickwheel.client.subscription import Subscriptions
+
+JOIN_S = 2.0
+"""How long, in seconds, a subscription or a pull waits for shards that are away, when one is
+there."""
+IN_A_ROW = 16
+"""Deliveries of one shard before the next one has its turn."""
+
+
+class ShardClient(Protocol):
+    """The client of one shard, as a subscription needs it."""
+
+    _subscriptions: Subscriptions
+
+    def _ready(self) -> None: ...
+
+    async def connect(self) -> Any: ...
+
+
+class SpreadBuffer(Buffer):
+    """What has come from all shards, handed out in turn, some of each."""
+
+    def __init__(self, lease_s: float) -> None:
+        super().__init__(lease_s)
+        self.parts: list[Subscription] = []
+        self._turn = self._left = 0
+        self._present = Buffer(lease_s)
+        """That of the shard whose turn it is, for as many deliveries as are left."""
+
+    def __len__(self) -> int:
+        return sum(len(part._buffer) for part in self.parts)
+
+    def take(self, now_s: float) -> Delivery | None:
+        if self._left:
+            delivery = self._present.take(now_s)
+            if delivery is not None:
+                self._left -= 1
+                return delivery
+        parts = self.parts
+        for _ in parts:
+            self._turn = (self._turn + 1) % len(parts)
+            part = parts[self._turn]
+            delivery = part._buffer.take(now_s)
+            if delivery is not None:
+                self._present, self._left = part._buffer, IN_A_ROW - 1
+                return delivery
+            part.refill()
+        self._left = 0
+        return None
+
+
+class SpreadSubscription:
+    """A subscription on each shard, behind one front that hands out what they get."""
+
+    def __init__(self, members: Sequence[ShardClient], front: Subscription) -> None:
+        self._members = members
+        self._front = front
+        self.buffer = SpreadBuffer(front._buffer.lease_s)
+        self._leases: list[SpreadLeases] = []
+        self._joining: set[asyncio.Task[None]] = set()
+
+    @property
+    def _parts(self) -> list[Subscription]:
+        return self.buffer.parts
+
+    async def start(self) -> None:
+        """Subscribe at all shards that are there. Raises what one of them objects to, and why there
+        is none; those that are away come in later."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + JOIN_S
+        joining = {loop.create_task(self._join(shard)): shard for shard in range(self._count)}
+        try:
+            waiting, errors = set(joining), {}
+            while waiting:
+                left_s = max(0.0, until_s - loop.time()) if self._parts else None
+                done, waiting = await asyncio.wait(
+                    waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                errors.update({t: error for t in done if (error := t.exception()) is not None})
+                for error in errors.values():
+                    if not isinstance(error, TickwheelError) or not error.retryable:
+                        raise error
+                if not done and left_s is not None:
+                    break
+            if not self._parts:
+                raise next(iter(errors.values()))
+        except BaseException:
+            for task in joining:
+                task.cancel()
+            raise
+        for task in waiting:
+            task.cancel()
+        for task in (*errors, *waiting):
+            self._join_later(joining[task])
+
+    @property
+    def _count(self) -> int:
+        return len(self._members)
+
+    def _share(self, prefetch: int, shard: int) -> int:
+        """The part of a prefetch that one shard gets: at least 1, unless it is 0; all of one that
+        nobody has named."""
+        if not self._front._divides:
+            return prefetch
+        each, extra = divmod(prefetch, self._count)
+        return max(each + (shard < extra), min(prefetch, 1))
+
+    async def _join(self, shard: int) -> None:
+        """Subscribe at one shard."""
+        member, front = self._members[shard], self._front
+        member._ready()  # what else waits for the connection must not end with this
+        await member.connect()
+        share = self._share(front._prefetch, shard)
+        part = member._subscriptions.make(front._wish, share)
+        part._front, part._arrived, part._insists = front, front._arrived, front._insists
+        await part.start()
+        if front._closed:
+            await part.close()
+            return
+        part_share = self._share(front._prefetch, shard)
+        self._parts.append(part)
+        part._shard = shard
+        self.buffer.lease_s = min(one.lease_s for one in self._parts)
+        for leases in self._leases:
+            leases.add(part)
+        front._arrived.notify()
+        if part_share != share:
+            try:
+                await part.set_prefetch(part_share)
+            except TickwheelError as error:
+                if not error.retryable:
+                    raise
+                # It subscribes again with this share when it is back: to join twice were too much.
+
+    def _join_later(self, shard: int) -> None:
+        task = self._front._reconnector.spawn(self._keep_joining(shard))
+        self._joining.add(task)
+        task.add_done_callback(self._joining.discard)
+
+    async def _keep_joining(self, shard: int) -> None:
+        front, tries = self._front, 0
+        LOGGER.warning("shard %d is away; the subscription to %s goes on", shard, front.topic)
+        while not front._closed:
+            try:
+                await self._join(shard)
+                return
+            except TickwheelError as error:
+                if not error.retryable:
+                    front.ended(error)
+                    return
+            await asyncio.sleep(retry_pause_s(tries))
+            tries += 1
+
+    async def close(self) -> None:
+        """End the subscriptions of all shards."""
+        for task in self._joining:
+            task.cancel()
+        for part in self._parts:
+            part._end()
+        await asyncio.gather(*(part._leave() for part in self._parts), return_exceptions=True)
+
+    async def set_prefetch(self, prefetch: int) -> None:
+        """Divide another prefetch; a shard that is away is told when it comes."""
+        works = []
+        for part in self._parts:
+            share = self._share(prefetch, part._shard)
+            if part._reconnector.connection is None:
+                part._prefetch = share
+            else:
+                works.append(part.set_prefetch(share))
+        raise_first(await asyncio.gather(*works, return_exceptions=True))
+
+    async def give_back(self) -> None:
+        await asyncio.gather(*(part.give_back() for part in self._parts))
+
+    def keep_leases(self, in_hand: Callable[[], Iterable[InHand]]) -> SpreadLeases:
+        leases = SpreadLeases(self._parts, in_hand)
+        self._leases.append(leases)
+        return leases
+
+
+class SpreadLeases(Leases):
+    """What ``Leases`` is for the deliveries of one shard, for those of several."""
+
+    def __init__(
+        self, parts: Iterable[Subscription], in_hand: Callable[[], Iterable[InHand]]
+    ) -> None:
+        self._in_hand = in_hand
+        self._of: dict[Any, Leases] = {}
+        """The calls of a shard's client → the leases of its deliveries."""
+        self._is_closed = False
+        for part in parts:
+            self.add(part)
+
+    def add(self, part: Subscription) -> None:
+        """Keep up leases of one more shard, too."""
+        if not self._is_closed:
+            calls = part._all.calls
+            leases = part.keep_leases(lambda: self._in_hand_of(calls))
+            self._of[calls] = leases
+
+    def _in_hand_of(self, calls: Any) -> Iterable[InHand]:
+        return (one for one in self._in_hand() if one[0]._batch.calls is calls)
+
+    def hold(self, delivery: Delivery, lost: Callable[[str], None]) -> None:
+        leases = self._of.get(delivery._batch.calls)
+        if leases is not None:  # one that had its end before it was sent has no lease
+            leases.hold(delivery, lost)
+
+    def begin(self) -> None:
+        for leases in self._of.values():
+            leases.begin()
+
+    def drop(self, delivery: Delivery) -> None:
+        leases = self._of.get(delivery._batch.calls)
+        if leases is not None:
+            leases.drop(delivery)
+
+    def close(self) -> list[Delivery]:
+        self._is_closed = True
+        return [delivery for leases in self._of.values() for delivery in leases.close()]
