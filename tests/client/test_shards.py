@@ -360,7 +360,7 @@ async def test_a_shard_that_did_not_hear_its_share_is_not_joined_twice(
     async def start_and_change(part: Subscription) -> Subscription:
         found = await start(part)
         if part is not front:
-            front._prefetch = 5 * COUNT
+            front._parts._shares = [5] * COUNT
         return found
 
     async def gone(part: Subscription, prefetch: int) -> None:

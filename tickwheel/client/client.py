@@ -560,9 +560,9 @@ class Client(WrittenVerbs):
         """Deliveries as they come due, to one of the group's members each.
 
         At most ``prefetch`` of them are unsettled here (default: 256, of each shard where there
-        are several); ``lease``: how long one may take before it is delivered again (default: the
-        daemon's). ``retry``: the policy of a group that has none of its own; where it has another
-        one, the subscription ends with Conflict.
+        are several; one that is named goes to the shards with work). ``lease``: how long one may
+        take before it is delivered again (default: the daemon's). ``retry``: the policy of a group
+        that has none of its own; where it has another one, the subscription ends with Conflict.
 
         ``ack="on_delivery"``: at most once. The task is over before it is sent; a crash here
         loses it, and ``close`` what was not read. ``broadcast``: everything that comes due while

@@ -4,13 +4,16 @@ Imported with ``client/shards.py`` by a client that has learnt of several shards
 
 * What a shard delivered is settled at that shard, and its lease is kept up there.
 * A shard that is away holds up nobody: it comes in when it is there.
+* A prefetch that somebody has named is divided: each shard has at least 1 of it, and the deliveries
+  of all together are never more than it, or than one for each shard if it is smaller than that.
+  Where the work is follows from what the shards say of themselves; credit goes there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tickwheel.client.connection import LOGGER
 from tickwheel.client.leases import Leases
@@ -29,6 +32,42 @@ JOIN_S = 2.0
 there."""
 IN_A_ROW = 16
 """Deliveries of one shard before the next one has its turn."""
+
+
+LOOK_S, LOOK_MAX_S = 0.2, 1.6
+"""How long, in seconds, between two looks at where the work is; twice as long after each look that
+has moved no credit, up to the most."""
+
+
+class Load(NamedTuple):
+    """What a subscription has of one shard, and could have more."""
+
+    share: int
+    """The part of the prefetch."""
+    in_flight: int
+    ready: int
+    """Tasks of the group that are ready there, and wait for credit of anybody."""
+
+    @property
+    def is_short(self) -> bool:
+        """Whether tasks wait because the share is used up."""
+        return self.ready > 0 and self.in_flight >= self.share
+
+
+def divided(prefetch: int, loads: Sequence[Load]) -> list[int]:
+    """The shares of a prefetch: at least 1 for each shard, the rest by max-min fairness of what
+    each has and could have; what nobody could use now is divided equally."""
+    shares = [1] * len(loads)
+    left = prefetch - len(loads)
+    uses = [load.in_flight + load.ready * load.is_short for load in loads]
+    order = sorted(range(len(loads)), key=uses.__getitem__)
+    for most in (uses, [prefetch] * len(loads)):
+        for position, index in enumerate(order):
+            equal = left // (len(order) - position)
+            more = max(0, min(equal, most[index] - shares[index]))
+            shares[index] += more
+            left -= more
+    return shares
 
 
 class ShardClient(Protocol):
@@ -82,6 +121,10 @@ class SpreadSubscription:
         self.buffer = SpreadBuffer(front._buffer.lease_s)
         self._leases: list[SpreadLeases] = []
         self._joining: set[asyncio.Task[None]] = set()
+        self._shares = self._equal_shares(front._prefetch)
+        """The prefetch of each shard."""
+        self._dividing = asyncio.Lock()
+        self._following: asyncio.Task[None] | None = None
 
     @property
     def _parts(self) -> list[Subscription]:
@@ -116,41 +159,40 @@ class SpreadSubscription:
             task.cancel()
         for task in (*errors, *waiting):
             self._join_later(joining[task])
+        self._begin_following()
 
     @property
     def _count(self) -> int:
         return len(self._members)
 
-    def _share(self, prefetch: int, shard: int) -> int:
-        """The part of a prefetch that one shard gets: at least 1, unless it is 0; all of one that
-        nobody has named."""
+    def _equal_shares(self, prefetch: int) -> list[int]:
+        """The part of a prefetch that each shard gets at first: at least 1, unless it is 0; all of
+        one that nobody has named."""
         if not self._front._divides:
-            return prefetch
+            return [prefetch] * self._count
         each, extra = divmod(prefetch, self._count)
-        return max(each + (shard < extra), min(prefetch, 1))
+        return [max(each + (shard < extra), min(prefetch, 1)) for shard in range(self._count)]
 
     async def _join(self, shard: int) -> None:
         """Subscribe at one shard."""
         member, front = self._members[shard], self._front
         member._ready()  # what else waits for the connection must not end with this
         await member.connect()
-        share = self._share(front._prefetch, shard)
-        part = member._subscriptions.make(front._wish, share)
+        part = member._subscriptions.make(front._wish, self._shares[shard])
         part._front, part._arrived, part._insists = front, front._arrived, front._insists
         await part.start()
         if front._closed:
             await part.close()
             return
-        part_share = self._share(front._prefetch, shard)
         self._parts.append(part)
         part._shard = shard
         self.buffer.lease_s = min(one.lease_s for one in self._parts)
         for leases in self._leases:
             leases.add(part)
         front._arrived.notify()
-        if part_share != share:
+        if part._prefetch != self._shares[shard]:
             try:
-                await part.set_prefetch(part_share)
+                await part.set_prefetch(self._shares[shard])
             except TickwheelError as error:
                 if not error.retryable:
                     raise
@@ -177,22 +219,94 @@ class SpreadSubscription:
 
     async def close(self) -> None:
         """End the subscriptions of all shards."""
-        for task in self._joining:
-            task.cancel()
+        for task in (*self._joining, self._following):
+            if task is not None:
+                task.cancel()
         for part in self._parts:
             part._end()
         await asyncio.gather(*(part._leave() for part in self._parts), return_exceptions=True)
 
+    # --- the prefetch ---------------------------------------------------------------------------
+
     async def set_prefetch(self, prefetch: int) -> None:
-        """Divide another prefetch; a shard that is away is told when it comes."""
-        works = []
-        for part in self._parts:
-            share = self._share(prefetch, part._shard)
-            if part._reconnector.connection is None:
-                part._prefetch = share
+        """Divide another prefetch, by what the shards had of the last one; a shard that is away is
+        told when it comes."""
+        async with self._dividing:
+            if 0 in self._shares or prefetch < self._count:
+                self._shares = self._equal_shares(prefetch)
             else:
-                works.append(part.set_prefetch(share))
-        raise_first(await asyncio.gather(*works, return_exceptions=True))
+                self._shares = divided(prefetch, [Load(share, share, 0) for share in self._shares])
+            works = []
+            for part in self._parts:
+                share = self._shares[part._shard]
+                if part._reconnector.connection is None:
+                    part._prefetch = share
+                else:
+                    works.append(part.set_prefetch(share))
+            raise_first(await asyncio.gather(*works, return_exceptions=True))
+        self._begin_following()
+
+    def _begin_following(self) -> None:
+        """From now on credit goes to where the work is, if there is any to divide."""
+        front = self._front
+        if self._following is None and front._divides and front.leased:
+            self._following = front._reconnector.spawn(self._follow())
+
+    async def _follow(self) -> None:
+        """Look again and again where the work is, as long as deliveries come or wait for credit."""
+        pause_s, came, is_short = LOOK_S, 0, False
+        while True:
+            await asyncio.sleep(pause_s)
+            before, came = came, sum(part.came for part in self._parts)
+            has_moved = False
+            if self._front._prefetch > self._count and (is_short or came != before):
+                try:
+                    async with self._dividing:
+                        is_short, has_moved = await self._move_credit()
+                except TickwheelError as error:
+                    # A daemon of an older release does not tell. The shares stay as they are.
+                    LOGGER.info("credit stays where it is: %s: %s", error.code, error.message)
+                    return
+            pause_s = LOOK_S if has_moved else min(2 * pause_s, LOOK_MAX_S)
+
+    async def _move_credit(self) -> tuple[bool, bool]:
+        """Give credit that one shard does not use to another one that has more work than credit;
+        whether there was such a shard, and whether credit has moved. What a shard gets, others have
+        given up before, and it is not in use there any more."""
+        parts = [part for part in self._parts if part.takes_credit]
+        loads = await self._tell_all({part: self._shares[part._shard] for part in parts})
+        if not any(load.is_short for load in loads.values()):
+            return False, False
+        others = sum(self._shares) - sum(load.share for load in loads.values())
+        prefetch = self._front._prefetch - others
+        wanted = dict(zip(loads, divided(prefetch, [*loads.values()]), strict=True))
+        less = {part: share for part, share in wanted.items() if share < loads[part].share}
+        loads |= await self._tell_all(less)
+        free = prefetch - sum(max(load.share, load.in_flight) for load in loads.values())
+        more = {}
+        for part, share in wanted.items():
+            added = min(share - loads[part].share, free)
+            if added > 0:
+                free -= added
+                more[part] = loads[part].share + added
+        await self._tell_all(more)
+        return True, bool(less or more)
+
+    async def _tell_all(self, shares: Mapping[Subscription, int]) -> dict[Subscription, Load]:
+        """Set these shares; what the shards have then that are not away."""
+        said = await asyncio.gather(*(self._tell(part, share) for part, share in shares.items()))
+        return {part: load for part, load in zip(shares, said, strict=True) if load is not None}
+
+    async def _tell(self, part: Subscription, share: int) -> Load | None:
+        """Set the share of one shard; what it has then. None: that shard is away, and gets the
+        share when it is back. Raises what it objects to."""
+        self._shares[part._shard] = share
+        try:
+            return Load(share, *await part.tell_prefetch(share))
+        except TickwheelError as error:
+            if not error.retryable:
+                raise
+            return None
 
     async def give_back(self) -> None:
         await asyncio.gather(*(part.give_back() for part in self._parts))

@@ -266,6 +266,8 @@ class Subscription:
         self._credit = self._prefetch
         """The prefetch that the daemon was asked for; smaller while an old buffer drains."""
         self._streak = 0
+        self.came = 0
+        """How many deliveries have come."""
         self._resuming: asyncio.Task[None] | None = None
         self._parts: Spread | None = None
         """Over several shards: a subscription on each, of which this one is the front."""
@@ -327,6 +329,20 @@ class Subscription:
         elif self._on:
             self._credit = prefetch
             await self._call(FrameType.PREFETCH, self._number, prefetch)
+
+    @property
+    def takes_credit(self) -> bool:
+        """Whether the daemon has been asked for the whole prefetch, on the present connection."""
+        is_asked = self._credit == self._prefetch and not self._subscribing
+        return self._on and is_asked and self._reconnector.connection is not None
+
+    async def tell_prefetch(self, prefetch: int) -> tuple[int, int]:
+        """Set the prefetch; how many deliveries of this subscription are unsettled then, and how
+        many more tasks of the group wait for credit. If the daemon is away it is set when it is
+        back; raised is why."""
+        self._prefetch = self._credit = prefetch
+        told = await self._call(FrameType.PREFETCH, self._number, prefetch, True, repeat=False)
+        return told["in_flight"], told["ready"]
 
     async def give_back(self) -> None:
         """Give back deliveries that were not handed out, without counting a failure."""
@@ -428,8 +444,10 @@ class Subscription:
 
     def deliver(self, batch: DeliveryBatch) -> None:
         """Take deliveries that have come."""
+        count = len(batch.items)
         self._buffer.put(batch, self._reconnector.loop.time())
-        self._arrived.notify(len(batch.items))
+        self.came += count
+        self._arrived.notify(count)
         if not self.leased:
             self._hold_back()
         else:

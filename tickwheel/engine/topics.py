@@ -613,7 +613,12 @@ class Subscriber:
         """How many more deliveries fit, were the connection not kept free for a lone task."""
         if self.blocked or (self.presence.doubted and not self._asked_since):
             return 0
-        return self.prefetch - self.outstanding + min(self.unconfirmed, self.acks_ahead_max)
+        return self.prefetch - self.in_flight
+
+    @property
+    def in_flight(self) -> int:
+        """How many deliveries count against ``prefetch``."""
+        return self.outstanding - min(self.unconfirmed, self.acks_ahead_max)
 
     @property
     def _asked_since(self) -> bool:

@@ -1,4 +1,5 @@
-"""What is written to a consumer bears a time that is not before its due time."""
+"""What is written to a consumer bears a time that is not before its due time, and what a consumer
+is told of its credit."""
 
 from __future__ import annotations
 
@@ -6,12 +7,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from support.engine_rig import Rig
+from support.shard_rig import ShardRig, started
+from tickwheel.api.frames import FrameType as T
 from tickwheel.engine.firing import Broadcaster
 from tickwheel.engine.topics import Dispatch
 from tickwheel.model.lateness import Cause
 from tickwheel.model.records import NO_PAST, TaskRow
 from tickwheel.server.metrics.observed import Lateness
 from tickwheel.server.shard.shard import Delivering
+
+rig = started(ShardRig)
 
 
 def test_a_broadcast_that_was_offered_before_the_clock_went_back_is_not_early() -> None:
@@ -44,3 +49,27 @@ def test_each_late_delivery_is_counted_by_cause() -> None:
     assert {cause: count for cause, count in counts.items() if count} == {
         Cause.RATE: 3, Cause.PAUSED: 1,
     }  # fmt: skip
+
+
+async def test_another_prefetch_tells_what_is_out_and_what_is_ready(rig: ShardRig) -> None:
+    peer = await rig.peer()
+    await peer.do(T.SUBSCRIBE, 1, "t", "g", 2, None)
+    assert (await peer.enqueue(*[("t", b"", 0, None)] * 5))[0] == T.OK
+    await rig.settle()
+    assert await peer.do(T.PREFETCH, 1, 2, True) == {"in_flight": 2, "ready": 3}
+    assert await peer.do(T.PREFETCH, 1, 1, True) == {"in_flight": 2, "ready": 3}
+    assert await peer.do(T.PREFETCH, 1, 4) is None
+    await rig.settle()
+    assert await peer.do(T.PREFETCH, 1, 4, True) == {"in_flight": 4, "ready": 1}
+    assert await peer.do(T.PREFETCH, 1, 4, False) is None
+    said = await peer.refused(T.PREFETCH, 1, 9, "x")
+    assert said == ("bad_request", "tell must be true or false, not 'x'")
+    assert await peer.do(T.PREFETCH, 1, 4, True) == {"in_flight": 4, "ready": 1}
+
+
+async def test_what_waits_behind_an_order_key_does_not_wait_for_credit(rig: ShardRig) -> None:
+    peer = await rig.peer()
+    await peer.do(T.SUBSCRIBE, 1, "t", "g", 3, None)
+    assert (await peer.enqueue(*[("t", b"", 0, {"order_key": "k"})] * 5))[0] == T.OK
+    await rig.settle()
+    assert await peer.do(T.PREFETCH, 1, 3, True) == {"in_flight": 1, "ready": 0}

@@ -84,7 +84,11 @@ class Fuzzer:
             T.ENQUEUE_COLUMNS: lambda: (self.floor(), self.topic(), *self.columns()),
             T.ONEWAY: lambda: (self.tasks(),),
             T.SUBSCRIBE: self.subscribe,
-            T.PREFETCH: lambda: (self.sub(), self.pick((0, 1, 10, 100))),
+            T.PREFETCH: lambda: (
+                self.sub(),
+                self.pick((0, 1, 10, 100)),
+                *self.pick(((), (True,), (False,))),
+            ),
             T.UNSUBSCRIBE: lambda: (self.sub(),),
             T.PULL: self.pull,
             T.ACK: self.acks,

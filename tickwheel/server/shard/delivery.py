@@ -156,13 +156,22 @@ class Consuming:
             check_filter_room(self._core, found_topic, wanted)
         return Broadcaster(sink, found_topic, prefetch, caller.label, wanted)
 
-    def set_prefetch(self, caller: Caller, request: int, number: object, prefetch: int) -> None:
-        """Set how many deliveries a subscription may have at once. Raises NotFound, BadRequest."""
+    def set_prefetch(
+        self, caller: Caller, request: int, number: object, prefetch: int, *, tell: bool = False
+    ) -> None:
+        """Set how many deliveries a subscription may have at once. The answer is None, or, if it is
+        to ``tell``, how many it has (``in_flight``), and how many more its group could hand out at
+        this moment (``ready``). Raises NotFound, BadRequest."""
         subscriber = self._subscriber(caller, number)
         subscriber.prefetch = checks.integer(prefetch, "prefetch", 0, self._limits.prefetch_max)
         self._core.regained(subscriber)
         self._parts.wake()
-        self._parts.committer.reply(caller.replies, request, None)
+        told: dict[str, int] | None = None
+        if tell:
+            group = subscriber.group
+            ready = group.ready_count - group.in_key_queues
+            told = {"in_flight": subscriber.in_flight, "ready": ready}
+        self._parts.committer.reply(caller.replies, request, told)
 
     def unsubscribe(self, caller: Caller, request: int, number: object) -> None:
         """End a subscription; its deliveries in flight may still be settled. Raises NotFound."""

@@ -214,9 +214,7 @@ class Settling:
     def ack(self, peer: Peer, frame: Frame, now: Now) -> None:
         may_gather = False
         if len(frame) == 8:
-            may_gather = frame[7]
-            if type(may_gather) is not bool:
-                checks.wrong("may_gather", "true or false", may_gather)
+            may_gather = shared.flag(frame[7], "may_gather")
         else:
             shared.arity(frame, 5, "topic, group, epoch, ids, attempts")
         _, request, topic, group, epoch, ids, attempts = frame[:7]
@@ -282,9 +280,13 @@ class Consuming:
         )
 
     def prefetch(self, peer: Peer, frame: Frame, now: Now) -> None:
-        shared.arity(frame, 2, "sub, prefetch")
+        tell = False
+        if len(frame) == 5:
+            tell = shared.flag(frame[4], "tell")
+        else:
+            shared.arity(frame, 2, "sub, prefetch")
         request = shared.request_number(frame[1])
-        self._operations.set_prefetch(peer.caller, request, frame[2], frame[3])
+        self._operations.set_prefetch(peer.caller, request, frame[2], frame[3], tell=tell)
 
     def unsubscribe(self, peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, 1, "sub")

@@ -202,5 +202,10 @@ def arity(frame: Sequence[Any], count: int, fields: str) -> None:
         raise BadRequest(f"the frame has {len(frame) - 2} fields, expected {count}: {fields}")
 
 
+def flag(value: object, field: str) -> bool:
+    """Raises BadRequest unless the value is true or false."""
+    return value if isinstance(value, bool) else checks.wrong(field, "true or false", value)
+
+
 def request_number(value: object) -> int:
     return checks.integer(value, "request", 0, REQUEST_MAX)

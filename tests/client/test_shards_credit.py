@@ -1,0 +1,160 @@
+"""A prefetch over several shards: credit goes to where the work is, and all shards together never
+have more deliveries out than it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.shards import Shards, key_in
+from support.waiting import comes, soon
+from tickwheel import Client, Delivery, Task, errors
+from tickwheel.api.frames import FrameType
+from tickwheel.client import spread_subscription
+from tickwheel.client.requests import Calls
+from tickwheel.client.spread_subscription import Load, divided
+from tickwheel.client.subscription import Subscription
+from tickwheel.model.values import SHARD_BITS
+
+COUNT, PREFETCH = 3, 8
+
+loads = st.builds(Load, st.integers(1, 50), st.integers(0, 60), st.integers(0, 1_000))
+
+
+@given(st.lists(loads, min_size=1, max_size=12), st.integers(0, 300))
+def test_shares_are_max_min_fair(found: list[Load], more: int) -> None:
+    prefetch = len(found) + more
+    shares = divided(prefetch, found)
+    assert sum(shares) == prefetch and min(shares) >= 1
+    uses = [one.in_flight + one.ready * one.is_short for one in found]
+    for share, use in zip(shares, uses, strict=True):
+        if share < use:  # it could use more: nobody else has more than this, and uses it
+            others = zip(shares, uses, strict=True)
+            assert all(other <= max(share + 1, 1) for other, _ in others)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread_subscription, "LOOK_S", 0.005)
+    monkeypatch.setattr(spread_subscription, "LOOK_MAX_S", 0.01)
+
+
+@pytest.fixture
+async def client(at_once: None) -> AsyncIterator[Client]:
+    async with Shards(COUNT) as shards:
+        yield await shards.client().connect()
+
+
+async def put(client: Client, shard: int, count: int) -> None:
+    key = key_in(shard, COUNT)
+    await client.enqueue_many([Task("t", b"", key=key)] * count)
+
+
+def by_shard(found: list[Delivery]) -> list[int]:
+    counts = Counter(one.id % (1 << SHARD_BITS) for one in found)
+    return [counts[shard] for shard in range(COUNT)]
+
+
+async def shares(client: Client) -> list[int]:
+    return [one.prefetch async for one in client.list_consumers()]
+
+
+async def take(deliveries: Subscription, count: int) -> list[Delivery]:
+    return [await soon(anext(deliveries)) for _ in range(count)]
+
+
+async def test_credit_goes_to_the_shard_that_has_the_work(client: Client) -> None:
+    async with client.subscribe("t", prefetch=PREFETCH) as deliveries:
+        await put(client, 1, 3 * PREFETCH)
+        most = PREFETCH - (COUNT - 1)
+        found = await take(deliveries, most)
+        assert by_shard(found) == [0, most, 0]
+        assert sorted(await shares(client)) == [1, 1, most]
+
+
+async def test_a_second_shard_with_work_gets_its_part_and_nothing_is_out_beyond_the_prefetch(
+    client: Client,
+) -> None:
+    async with client.subscribe("t", prefetch=PREFETCH) as deliveries:
+        await put(client, 0, 100)
+        held = await take(deliveries, PREFETCH - (COUNT - 1))
+        await put(client, 1, 100)
+        seen: set[tuple[int, int, int]] = set()
+
+        async def is_even() -> bool:
+            delivery = await soon(anext(deliveries))
+            await held.pop(0).ack()
+            held.append(delivery)
+            assert (await client.stats()).in_flight <= PREFETCH
+            one, two, three = await shares(client)
+            seen.add((one, two, three))
+            return sorted((one, two, three)) == [1, 3, 4]
+
+        await comes(is_even)
+        assert all(sum(some) <= PREFETCH for some in seen)
+
+
+async def test_another_prefetch_keeps_to_what_the_shards_had(client: Client) -> None:
+    async with client.subscribe("t", prefetch=PREFETCH) as deliveries:
+        await put(client, 1, 100)
+        await take(deliveries, PREFETCH - (COUNT - 1))
+        await deliveries.set_prefetch(5)
+        assert sorted(await shares(client)) == [1, 1, 3]
+        await deliveries.set_prefetch(0)
+        assert await shares(client) == [0, 0, 0]
+        await deliveries.set_prefetch(6)
+        assert await shares(client) == [2, 2, 2]
+
+
+async def test_nobody_is_asked_while_nothing_comes(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[FrameType] = []
+    call = Calls.call
+
+    async def noted(calls: Calls, kind: FrameType, *fields: object, **options: object) -> object:
+        asked.append(kind)
+        return await call(calls, kind, *fields, **options)
+
+    monkeypatch.setattr(Calls, "call", noted)
+    async with client.subscribe("t", prefetch=PREFETCH) as deliveries:
+        await put(client, 1, 1)
+        await (await soon(anext(deliveries))).ack()
+        await comes(lambda: asked.count(FrameType.PREFETCH) >= COUNT)
+        before = asked.count(FrameType.PREFETCH)
+        await asyncio.sleep(5 * spread_subscription.LOOK_MAX_S)  # real time: some looks, if any
+        assert asked.count(FrameType.PREFETCH) <= before + COUNT
+
+
+async def test_with_a_daemon_that_does_not_tell_the_shares_stay(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(part: Subscription, prefetch: int) -> tuple[int, int]:
+        raise errors.BadRequest("the frame has 3 fields, expected 2: sub, prefetch")
+
+    monkeypatch.setattr(Subscription, "tell_prefetch", refused)
+    async with client.subscribe("t", prefetch=PREFETCH) as deliveries:
+        await put(client, 1, 100)
+        assert deliveries._parts is not None
+        await comes(lambda: deliveries._parts._following.done())
+        assert sorted(await shares(client)) == [2, 3, 3]
+        await take(deliveries, 2)
+
+
+async def test_a_shard_that_is_away_keeps_its_share(at_once: None) -> None:
+    async with Shards(COUNT) as shards_:
+        client = await shards_.client().connect()
+        async with client.subscribe("t", prefetch=9) as deliveries:
+            shards_.lose(2)
+            await put(client, 1, 100)
+            found = await take(deliveries, 5)
+            assert by_shard(found) == [0, 5, 0]
+            shards_.away.clear()
+            await put(client, 2, 3)
+            found = await take(deliveries, 3)
+            assert by_shard(found) == [0, 0, 3]
