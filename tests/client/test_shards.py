@@ -111,11 +111,46 @@ async def _has(client: Client, count: int) -> bool:
         return False
 
 
+async def test_a_task_says_its_shard_whatever_its_keys_are() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        names, keys = ([key_in(n, COUNT, name) for n in range(COUNT)] for name in "bk")
+        tasks = [
+            Task("t", b"", key=key, shard_by=name, delay=HOUR)
+            for name in names
+            for key in keys
+        ]  # fmt: skip
+        receipts = await client.enqueue_many(tasks)
+        assert shards_of(receipts) == [shard for shard in range(COUNT) for _ in keys]
+        for key in keys:
+            found = await client.lookup(topic="t", key=key)
+            assert sorted(shards_of(found)) == list(range(COUNT))
+            assert {one.shard_by for one in found} == set(names)
+        with pytest.raises(errors.BadRequest, match="shard_by and another order_key"):
+            await client.enqueue("t", b"", order_key="a", shard_by="b")
+        same = await client.enqueue("t", b"", order_key=names[1], shard_by=names[1], delay=HOUR)
+        assert shards_of([same]) == [1]
+
+
+async def test_what_is_put_together_says_one_shard() -> None:
+    async with Shards(COUNT) as shards:
+        client = await shards.client().connect()
+        name, keys = key_in(2, COUNT, "b"), [key_in(n, COUNT) for n in range(COUNT)]
+        transaction = client.transaction("p")
+        for key in keys:
+            await transaction.enqueue("t", b"", key=key, shard_by=name, delay=HOUR)
+        assert shards_of(await transaction.commit()) == [2] * COUNT
+        await client.put_schedule("s", topic="t", body=b"", every=HOUR, key=keys[0], shard_by=name)
+        assert await client.run_schedule("s") % (1 << SHARD_BITS) == 2
+
+
 async def test_a_rule_about_a_key_goes_with_that_key_alone() -> None:
     async with Shards(COUNT) as shards:
         client = await shards.client().connect()
         with pytest.raises(errors.BadRequest, match="if_pending"):
             await client.enqueue("t", b"", key="a", order_key="b", if_pending="keep")
+        with pytest.raises(errors.BadRequest, match="shard_by says"):
+            await client.enqueue("t", b"", key="a", shard_by="b", if_pending="keep")
         first = await client.enqueue("t", b"", key="a", if_pending="keep", delay=HOUR)
         again = await client.enqueue("t", b"", key="a", if_pending="keep", delay=HOUR)
         assert (again.id, again.outcome) == (first.id, "kept")

@@ -43,6 +43,7 @@ all_extras = st.builds(
     replayed=st.none() | st.builds(Replayed, st.integers(1, ID_MAX), texts, st.none() | texts),
     trace=st.none() | st.just(TRACE),
     encoding=st.none() | st.sampled_from((ENCODING, LONGEST)),
+    shard_by=st.none() | texts,
 )
 rows = st.builds(
     TaskRow,

@@ -84,6 +84,11 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [{"event": "enqueued", **TASK, "due_ms": T, "encoding": ENCODING}],
     ),
     (
+        [Kind.ENQUEUED, T, "", [5], [T], "t",
+         {0: [None, None, None, 0, *[None] * 9, "customer-7"]}, None],
+        [{"event": "enqueued", **TASK, "due_ms": T, "shard_by": "customer-7"}],
+    ),
+    (
         [Kind.ENQUEUED, T, "", [5], [T], "t", {0: [*[None] * 10, [3, "g", "k"]]}, None],
         [{"event": "enqueued", **TASK, "due_ms": T, "key": "k", "replay_of": "3",
           "replay_to": "g"}],

@@ -192,11 +192,11 @@ def test_tasks_go_to_the_shard_of_their_basis_and_others_stay(tmp_path: Path) ->
             {"key": f"k{number}", "order_key": f"o{number % 7}"},
             {"properties": {NAME_PROPERTY: f"s{number}"}},
             {"tag": "x"},
-        ][number % 5]
+            {"key": f"k{number}", "shard_by": f"b{number % 5}"},
+        ][number % 6]
         row = task(number, shard, **options)
-        basis = options.get("order_key") or options.get("key") or (
-            f"s{number}" if "properties" in options else None
-        )  # fmt: skip
+        names = (options.get(name) for name in ("shard_by", "order_key", "key"))
+        basis = next(filter(None, names), f"s{number}" if "properties" in options else None)
         rows[row.id] = row, shard if basis is None else in_shard(basis, 3)
         folder.add(shard, row)
     folder.write()

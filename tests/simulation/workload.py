@@ -118,7 +118,7 @@ class Records:
                 one.delivered_ms, self.now_ms, NO_CONNECTION, order,
             )
         )  # fmt: skip
-        basis = basis_of(one.order_key, one.key)
+        basis = basis_of(None, one.order_key, one.key)
         if basis is not None:
             self.basis[one.id] = basis
         if one.topic == ORDERED:

@@ -130,6 +130,14 @@ TASKS = (
             Replayed(ID_MAX, UNICODE, UNICODE), HIGHEST, ENCODING_LONGEST,
         ),
     ),
+    TaskRow(191, 9, "t", b"of a customer", TaskOptions(key="k", shard_by="customer-7")),
+    TaskRow(
+        192, MS_MAX, "t", b"",
+        TaskOptions(
+            UNICODE, "t", {"a": 1}, 7, 5, "slow", 53, None, None, None,
+            Replayed(ID_MAX, UNICODE, UNICODE), HIGHEST, ENCODING_LONGEST, UNICODE,
+        ),
+    ),
 )  # fmt: skip
 PROGRESS = (
     ProgressRow(3, "default", ProgressState.IN_FLIGHT, 1, 1_700_000_030_000, 1),

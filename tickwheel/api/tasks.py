@@ -52,8 +52,10 @@ PROPERTY_LENGTH_MAX: Final = 512
 # --- where tasks are, when there are several shards ----------------------------------------------
 
 
-def basis_of(order_key: str | None, key: str | None) -> str | None:
-    """What says in which shard a task with these keys is; None: it may be in any."""
+def basis_of(shard_by: str | None, order_key: str | None, key: str | None) -> str | None:
+    """What says in which shard a task with these options is; None: it may be in any."""
+    if shard_by is not None:
+        return shard_by
     return order_key if order_key is not None else key
 
 
@@ -146,6 +148,13 @@ class ListedOptions:
         " plain bytes. The daemon keeps it, and does not look into the body.",
         Option("What the body is, for consumers, like json;v=2,zlib.", "ENCODING"),
     ] = None
+    shard_by: Annotated[
+        str | None,
+        KEY,
+        "Where there are several shards: tasks that say the same are in one shard, whatever their"
+        " keys are. Beside an ``order_key`` it must be the same.",
+        Option("Tasks that say the same are in one shard.", "NAME", is_delivered=False),
+    ] = None
 
 
 class ScheduledTaskFields(ListedOptions, Request):
@@ -191,6 +200,23 @@ def kept_options(*, delivered: bool = False) -> tuple[tuple[Field, Option], ...]
 def words_of_success(command: str) -> tuple[str, ...]:
     """The words that say of one task that the command's will is done."""
     return ("cancelled", "already_cancelled") if command == "cancel" else ("scheduled",)
+
+
+def check_options(options: Mapping[str, Any], field: str) -> None:
+    """Check what the options of a task say of one another. Raises BadRequest."""
+    order_key = options.get("order_key")
+    if order_key is None:
+        return
+    if options.get("retry") is not None:
+        raise BadRequest(
+            f"{field} has order_key and retry; give one of them: the group's order_retry says when"
+            " a failed task of an order key is tried again"
+        )
+    if options.get("shard_by") not in (None, order_key):
+        raise BadRequest(
+            f"{field} has shard_by and another order_key; they must be the same: the tasks of an"
+            " order key are in one shard"
+        )
 
 
 def check_selection(ids: Any, topic: Any, key: Any, matching: Any = None) -> None:

@@ -55,6 +55,10 @@ class ScheduledTaskKeywords(TypedDict, total=False):
     """What the body is, and what was done to it in that order, such as ``json;v=2,zlib``; None:
     plain bytes. The daemon keeps it, and does not look into the body."""
 
+    shard_by: str | None
+    """Where there are several shards: tasks that say the same are in one shard, whatever their keys
+    are. Beside an ``order_key`` it must be the same."""
+
     retry: Retry | None
     """Its own policy, which wins over its group's and its topic's."""
 

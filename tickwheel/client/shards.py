@@ -6,9 +6,9 @@ of what enqueues and acks of one connection; a subscription on each shard behind
 ``spread_subscription.py``, and the rules by which answers become one are in ``merging.py``.
 Imported by a client that has learnt of several shards, and by no other. Invariants:
 
-* A task with a basis (its order key, else its key) goes to shard crc32(basis) mod the number of
-  shards, and nowhere else, also when that shard is away. One without a basis goes to any shard, and
-  is sent again to the same one only.
+* A task with a basis (its ``shard_by``, order key or key) goes to shard crc32(basis) mod the number
+  of shards, and nowhere else, also when that shard is away. One without a basis goes to any shard,
+  and is sent again to the same one only.
 * An id says the shard of its task, unless it is from before a change of the number of shards
   (``moved_id`` of HELLO): then the task may be in any of them, and all are asked.
 * An answer is made of the answers of all shards that it is about, or is an error.
@@ -86,13 +86,15 @@ AWAY = (Unreachable, SendTimeout, ConnectionLost, OutcomeUnknown, NotActive, Dra
 def checked_basis(options: Mapping[str, Any]) -> str | None:
     """What says where a task with these options belongs; None: it may be anywhere. Raises
     BadRequest for a rule about tasks with its key that may be in other shards."""
-    order_key, key = options.get("order_key"), options.get("key")
-    if order_key is not None and "if_pending" in options and order_key != key:
+    shard_by, key = options.get("shard_by"), options.get("key")
+    basis = basis_of(shard_by, options.get("order_key"), key)
+    if "if_pending" in options and basis != key:
+        name = "order_key" if shard_by is None else "shard_by"
         raise BadRequest(
-            "if_pending is about tasks with the same key, and order_key says in which of several"
+            f"if_pending is about tasks with the same key, and {name} says in which of several"
             " shards a task is: with if_pending they must be the same"
         )
-    return basis_of(order_key, key)
+    return basis
 
 
 class Places:
@@ -254,8 +256,8 @@ class Shards:
         if len(homes | ({known} - {None})) > 1:
             raise BadRequest(
                 f"transaction {name} has tasks in one shard, and their keys are of several:"
-                f" {', '.join(sorted(map(str, bases)))}; a task without a key goes along with the"
-                " others, and the first ones say which shard it is"
+                f" {', '.join(sorted(map(str, bases)))}; give all of them one shard_by. A task"
+                " without a key goes along with the others; the first ones say which shard it is"
             )
         if home is None:
             first = self._opened(self.members[homes.pop()]) if homes else self.of_basis(name)

@@ -39,6 +39,7 @@ class Task:
     order_key: str | None = None
     trace: str | None = None
     encoding: str | None = None
+    shard_by: str | None = None
     retry: Retry | None = None
     delay_level: int | None = None
     if_pending: Action | IfPending | None = None
@@ -58,6 +59,7 @@ def is_bare(task: Task) -> bool:
         or task.order_key is not None
         or task.trace is not None
         or task.encoding is not None
+        or task.shard_by is not None
         or task.retry is not None
         or task.delay_level is not None
         or task.if_pending is not None
@@ -74,6 +76,7 @@ _within_ms = _CHECKS["within_ms"]
 _order_key = _CHECKS["order_key"]
 _trace = _CHECKS["trace"]
 _encoding = _CHECKS["encoding"]
+_shard_by = _CHECKS["shard_by"]
 _retry = _CHECKS["retry"]
 
 
@@ -99,6 +102,8 @@ def checked_options(task: Task, field: str, limits: Limits) -> dict[str, Any]:
         found["trace"] = _trace(task.trace, f"{field}.trace", limits)
     if task.encoding is not None:
         found["encoding"] = _encoding(task.encoding, f"{field}.encoding", limits)
+    if task.shard_by is not None:
+        found["shard_by"] = _shard_by(task.shard_by, f"{field}.shard_by", limits)
     if task.retry is not None:
         found["retry"] = _retry(task.retry, f"{field}.retry", limits)
     return found

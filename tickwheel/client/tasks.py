@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar, cast, overload
 from tickwheel.api.frames import Outcome
 from tickwheel.api.kinds import ENCODING
 from tickwheel.api.policies import task_rule_wire
-from tickwheel.api.tasks import TaskFields
+from tickwheel.api.tasks import TaskFields, check_options
 from tickwheel.api.times import Duration, duration_ms, moment, moment_ms
 from tickwheel.client.encodings import Codec
 from tickwheel.client.keywords import TaskKeywords
@@ -300,11 +300,7 @@ class TaskChecker:
 
 def _check_together(task: Task, options: dict[str, Any], field: str) -> None:
     """Check what options say of one another, and add the rule, which goes with a key."""
-    if "order_key" in options and "retry" in options:
-        raise BadRequest(
-            f"{field}.order_key and retry are given; give one of them: the group's order_retry says"
-            " when a failed task of an order key is tried again"
-        )
+    check_options(options, field)
     if task.if_pending is not None:
         rule = task_rule_wire(task.if_pending, task.key, f"{field}.if_pending")
         options["if_pending"] = rule

@@ -101,7 +101,7 @@ NAMES = {"properties": "props", "trace": "traceparent"}
 """Options of a task that have another name in a line."""
 TASK_OPTIONS = (
     "key", "tag", "props", "priority", "ttl_ms", "retry", "order_id", "within_ms", "asked_ms",
-    "order_key", "replayed", "traceparent", "encoding",
+    "order_key", "replayed", "traceparent", "encoding", "shard_by",
 )  # fmt: skip
 """Names of an enqueued task's options, which come as an array: those of ``TaskOptions``."""
 _APART = ("order_id", "replayed")

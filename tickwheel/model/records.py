@@ -71,6 +71,8 @@ class TaskOptions(NamedTuple):
     """The W3C traceparent of whoever made the task."""
     encoding: str | None = None
     """What the body is, and what was done to it; None: plain bytes."""
+    shard_by: str | None = None
+    """What says in which of several shards the task is, instead of its keys."""
 
 
 class Columns(NamedTuple):
@@ -89,6 +91,7 @@ class Columns(NamedTuple):
     replayed: tuple[Replayed | None, ...]
     trace: tuple[str | None, ...]
     encoding: tuple[str | None, ...]
+    shard_by: tuple[str | None, ...]
 
 
 def columns_of(options: Collection[TaskOptions | None]) -> Columns:
@@ -161,6 +164,8 @@ TRACE_BYTES = 64
 """Bytes of a traceparent, with its name and headers."""
 ENCODING_BYTES = 12
 """Bytes of the name and headers of an encoding."""
+SHARD_BY_BYTES = 12
+"""Bytes of the name and headers of ``shard_by``."""
 REPLAY_BYTES = 48
 """Bytes of the names and numbers of ``Replayed``."""
 NUMBER_BYTES = 9
@@ -188,8 +193,11 @@ def options_bytes(options: TaskOptions) -> int:
     """The bytes that options take in a frame, at least."""
     (
         key, tag, properties, _, _, retry, _, within_ms, _, order_key, replayed, trace, encoding,
+        shard_by,
     ) = options  # fmt: skip
     size = EXTRAS_BYTES
+    if shard_by is not None:
+        size += SHARD_BY_BYTES + text_bytes(shard_by)
     if encoding is not None:
         size += ENCODING_BYTES + len(encoding)
     if trace is not None:
@@ -222,6 +230,7 @@ def columns_bytes(columns: Columns, options: Sequence[TaskOptions]) -> int:
     size += TRACE_BYTES * (len(options) - columns.trace.count(None))
     texts_of = (
         (columns.tag, 0), (columns.order_key, ORDER_KEY_BYTES), (columns.encoding, ENCODING_BYTES),
+        (columns.shard_by, SHARD_BY_BYTES),
     )  # fmt: skip
     for column, head_bytes in texts_of:
         if not is_absent(column):

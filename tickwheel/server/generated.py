@@ -13,7 +13,7 @@ from tickwheel.model.records import TaskOptions
 
 def delivered(options: TaskOptions) -> dict[str, Any]:
     """What a delivery says of a task beside its body; absent options are left out."""
-    key, tag, properties, priority, _, _, _, _, _, order_key, replayed, trace, encoding = options
+    key, tag, properties, priority, _, _, _, _, _, order_key, replayed, trace, encoding, _ = options
     found: dict[str, Any] = {}
     if key is not None:
         found["key"] = key
@@ -61,6 +61,8 @@ def said(given: Any) -> dict[str, Any]:
         found["trace"] = given.trace
     if given.encoding is not None:
         found["encoding"] = given.encoding
+    if given.shard_by is not None:
+        found["shard_by"] = given.shard_by
     if given.retry is not None:
         found["retry"] = given.retry
     if given.if_pending is not None:

@@ -4,7 +4,7 @@ All records of the databases there are go into new ones beside them. Where a rec
 
 | record | the shards that get it |
 |---|---|
-| a task with a basis: its order key, else its key, else its schedule | that of the basis |
+| a task with a basis: its ``shard_by``, order key, key or schedule | that of the basis |
 | another task; how a task ended; a bulk operation that is over | the one it was in, see below |
 | a schedule | that of the basis of its tasks, else of its name |
 | an open transaction | that of the bases of its half tasks, else of its name |
@@ -485,7 +485,7 @@ def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
 def basis_of(options: TaskOptions | None) -> str | None:
     """What names the shard of a task with these options; None: nothing does."""
     options = options or _NO_OPTIONS
-    basis = api.basis_of(options.order_key, options.key)
+    basis = api.basis_of(options.shard_by, options.order_key, options.key)
     if basis is not None:
         return basis
     # Whether a schedule's last task has ended is asked where the schedule is.

@@ -51,6 +51,7 @@ TASKS: list[dict[str, Any]] = [
     {"retry": POLICY},
     {"trace": TRACE},
     {"encoding": ENCODING},
+    {"key": "k", "shard_by": "s"},
 ]
 """Every field, in each of its forms."""
 SAME = [

@@ -282,7 +282,13 @@ class Fuzzer:
                 "within_ms": self.pick((0, 5, 60_000, self.near(self.limits.within_ms_max))),
                 "trace": self.pick((TRACE, LOWEST, HIGHEST)),
                 "encoding": self.pick((ENCODING, LONGEST)),
-                **self.pick(({"retry": self.policy()}, {"order_key": self.name()})),
+                **self.pick(
+                    (
+                        {"retry": self.policy()},
+                        {"order_key": self.name()},
+                        {"shard_by": self.name()},
+                    )
+                ),
             }
         )
         return self.topic(), body, delay_ms, options

@@ -10,7 +10,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.api.tasks import TaskFields, kept_options
+from tickwheel.api.tasks import TaskFields, check_options, kept_options
 from tickwheel.errors import (
     BacklogFull,
     BadRequest,
@@ -65,7 +65,7 @@ _KEPT = {
 }
 """The options that are kept with a task, by name: the place of each in ``TaskOptions``, its check,
 and whether None says nothing."""
-_RETRY, _ORDER_KEY = _KEPT["retry"][0], _KEPT["order_key"][0]
+_RETRY = _KEPT["retry"][0]
 _OPTIONS = ("due_ms", "delay_level", *_KEPT)
 _RULE = "if_pending"
 _OPTIONS_AND_RULE = (*_OPTIONS, _RULE)
@@ -340,11 +340,7 @@ class NewTasks:
         if values[_RETRY] is not None:  # it may be a name, which the daemon knows
             policy = checks.policy(values[_RETRY], f"{field}.retry", self._core.policies)
             values[_RETRY] = policy
-            if values[_ORDER_KEY] is not None:
-                raise BadRequest(
-                    f"{field} has order_key and retry; give one of them: the group's order_retry"
-                    " says when a failed task of an order key is tried again"
-                )
+        check_options(given, field)
         task_options = _new_options(TaskOptions, values)
         checks.storable_options(task_options, field)
         return None if task_options == _NOTHING else task_options
