@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -569,6 +570,49 @@ async def test_several_folders_are_one_history(tmp_path: Path) -> None:
     report = await run(tmp_path, backup, history=(str(right), str(left)))
     assert set((await held(url(tmp_path))).rows) == {B}
     assert report.events == 5 and report.exact
+
+
+MOVED = [
+    ("host-a", 1, [[STARTED, group()], [enqueued([B, C, D], DUE, bodies=BODIES)]]),
+    ("host-b", 2, [[STARTED], [delivered([A, B])], [acked([A, B])]]),
+    ("host-a", 3, [[STARTED], [delivered([C]), acked([C])], [stopped()]]),
+]
+"""A shard on host-a, on host-b, and on host-a again: node, epoch, batches."""
+
+
+def moved(folder: Path) -> list[str]:
+    """The history of each machine, with what no writer has taken up yet in the last epoch."""
+    for node, epoch, batches in MOVED:
+        if epoch == 3:
+            fill(folder / node, batches, epoch, node=node)
+        else:
+            write(folder / node, batches, epoch, node=node)
+    return [str(folder / "host-b"), str(folder / "host-a")]
+
+
+async def test_a_shard_that_has_moved_comes_back_from_the_folders_of_its_machines(
+    tmp_path: Path,
+) -> None:
+    """Named one by one, also where one is a copy of another, or copied into one folder."""
+    backup = await make_backup(tmp_path, [OLD])
+    folders = moved(tmp_path)
+    whole = tmp_path / "whole"
+    for folder in folders:
+        shutil.copytree(folder, whole, dirs_exist_ok=True)
+    for named in (folders, [str(whole)], [*folders, str(whole)]):
+        report, found = await restored(tmp_path, backup, history=tuple(named))
+        assert set(found.rows) == {D}
+        assert (report.exact, report.gaps, report.events) == (True, [], 14)
+        (tmp_path / "new.db").unlink()
+
+
+async def test_a_machine_whose_folder_is_not_named_is_a_gap(tmp_path: Path) -> None:
+    """What it had acked comes again, so the store is not as it was."""
+    backup = await make_backup(tmp_path, [OLD])
+    report, found = await restored(tmp_path, backup, history=(moved(tmp_path)[1],))
+    assert set(found.rows) == {A, B, D}
+    assert (report.exact, report.missing_epochs) == (False, 1)
+    assert ["no event of 1 epochs" in gap for gap in report.gaps] == [True]
 
 
 # --- what cannot be done -----------------------------------------------------------------------

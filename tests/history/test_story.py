@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.history_rig import NOW_MS, make_id
+from support import history_rig
+from support.history_rig import NOW_MS, acked, delivered, enqueued, make_id
 from tickwheel.history import read
 from tickwheel.history.read import answer_of, lookup_command, serve, story, story_question
 from tickwheel.history.segments import SegmentName, hour_folder, hour_of
@@ -35,6 +37,22 @@ def test_it_is_whole_and_in_order(tmp_path: Path) -> None:
     write(tmp_path, 20)
     events, is_whole = story(tmp_path, TASK, NOW_MS)
     assert is_whole and [event["seq"] for event in events] == list(range(1, 41, 2))
+
+
+def test_of_a_shard_that_has_moved_it_is_whole_where_all_folders_were_copied(
+    tmp_path: Path,
+) -> None:
+    """The folder of one machine has what was written there."""
+    history_rig.write(tmp_path / "a", [[enqueued([TASK])]], 1, node="host-a")
+    history_rig.write(tmp_path / "b", [[delivered([TASK]), acked([TASK])]], 2, node="host-b")
+    for folder in "ba":
+        shutil.copytree(tmp_path / folder, tmp_path / "all", dirs_exist_ok=True)
+
+    def told(folder: str) -> list[tuple[str, str]]:
+        return [(e["node"], e["event"]) for e in story(tmp_path / folder, TASK, NOW_MS).found]
+
+    of_a, of_b = [("host-a", "enqueued")], [("host-b", "delivered"), ("host-b", "acked")]
+    assert (told("a"), told("b"), told("all")) == (of_a, of_b, of_a + of_b)
 
 
 def test_what_its_id_says_nothing_of_is_found_all_the_same(tmp_path: Path) -> None:

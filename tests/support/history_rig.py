@@ -61,13 +61,17 @@ def acked(
             [delivered_ms] * count, ended]  # fmt: skip
 
 
-def spool_of(folder: Path, epoch: int = 1, *, shard: int = 0, bytes_max: int = 64 << 20) -> Spool:
-    return Spool(state_folder(folder, NODE, shard), epoch, bytes_max)
+def spool_of(
+    folder: Path, epoch: int = 1, *, shard: int = 0, bytes_max: int = 64 << 20, node: str = NODE
+) -> Spool:
+    return Spool(state_folder(folder, node, shard), epoch, bytes_max)
 
 
-def fill(folder: Path, batches: Iterable[Sequence[Record]], epoch: int = 1) -> None:
+def fill(
+    folder: Path, batches: Iterable[Sequence[Record]], epoch: int = 1, *, node: str = NODE
+) -> None:
     """Batches into a spool that is closed afterwards."""
-    spool = spool_of(folder, epoch)
+    spool = spool_of(folder, epoch, node=node)
     for n, records in enumerate(batches, 1):
         assert spool.append(n, records)
     spool.close()
@@ -86,14 +90,14 @@ class Clock:
 def writer_of(
     folder: Path, *, segment_bytes: int = 64 << 20, limits: Limits | None = None,
     clock: Clock | None = None, log: list[str] | None = None, clean_hour: int = 4,
-    disk: Callable[[Path], Use] = measure,
+    disk: Callable[[Path], Use] = measure, node: str = NODE,
 ) -> Writer:  # fmt: skip
     """A writer in this process."""
-    state_folder(folder, NODE, 0).mkdir(parents=True, exist_ok=True)
+    state_folder(folder, node, 0).mkdir(parents=True, exist_ok=True)
     lines = log if log is not None else []
     limits = limits or Limits(None, None)
     options = WriterOptions(
-        str(folder), NODE, segment_bytes=segment_bytes, clean_hour=clean_hour,
+        str(folder), node, segment_bytes=segment_bytes, clean_hour=clean_hour,
         retention_s=None if limits.retention_ms is None else limits.retention_ms / 1000,
         bytes_max=limits.bytes_max, disk_warn=limits.disk_warn, disk_clean=limits.disk_clean,
     )  # fmt: skip
@@ -109,10 +113,12 @@ def drain(folder: Path, **options: Any) -> list[str]:
     return log
 
 
-def write(folder: Path, batches: Iterable[Sequence[Record]], epoch: int = 1) -> None:
+def write(
+    folder: Path, batches: Iterable[Sequence[Record]], epoch: int = 1, *, node: str = NODE
+) -> None:
     """Batches as sealed segments."""
-    fill(folder, batches, epoch)
-    drain(folder)
+    fill(folder, batches, epoch, node=node)
+    drain(folder, node=node)
 
 
 def start_writer(folder: Path, **options: Any) -> subprocess.Popen[bytes]:

@@ -37,7 +37,7 @@ from tickwheel import disk
 from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
 from tickwheel.history import segments
 from tickwheel.history.fold import ENDINGS_MAX, Fold, Owners, Task, is_done
-from tickwheel.history.read import Replay, Replayed
+from tickwheel.history.read import Replay, Replayed, missing_between
 from tickwheel.history.segments import HOUR_MS, STATE, Event
 from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, TRANSACTION, Effects, RecordKey, keyed
 from tickwheel.model.records import ID_STEP, GroupRow, Outcome, ProgressRow, ProgressState, id_floor
@@ -421,12 +421,15 @@ class _Run:
 
     async def _take_events(self) -> None:
         fold, since_epoch = self._fold, self._backup.since_epoch
+        epochs: set[int] = set()
         for found in _some(self._replay.events()):
             some = [event for event in found if event.get("epoch", since_epoch) >= since_epoch]
+            epochs.update(event["epoch"] for event in some if "epoch" in event)
             self._watch("events", self._replay.seen.events, None)
             await self._bring(some)
             for event in some:
                 fold.apply(event, is_old=event["time_ms"] <= self._backup.position_ms)
+        self._report.missing_epochs = missing_between(epochs)
         self._report_events()
 
     async def _bring(self, events: list[Event]) -> None:
@@ -633,6 +636,8 @@ class Report(Replayed):
     """Whether the history begins before the backup was made."""
     torn_lines: int = 0
     unusable_events: int = 0
+    missing_epochs: int = 0
+    """Epochs without any event, between two that have some."""
     tail_ms: int | None = None
     """The time from the newest event to the last append to a spool, in ms."""
     # the tasks
@@ -678,6 +683,11 @@ class Report(Replayed):
             found.append("it begins after the backup was made")
         if self.missing_events:
             found.append(f"{self.missing_events:,} events are in no file")
+        if self.missing_epochs:
+            found.append(
+                f"no event of {self.missing_epochs:,} epochs between others is in any folder (of a"
+                " start that failed, or of a machine whose folder was not named)"
+            )
         if self.drops:
             found.append(f"the daemon dropped {self.dropped_events:,} events or more")
         if self.crashes:
