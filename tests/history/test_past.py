@@ -10,11 +10,21 @@ from typing import Any
 
 import pytest
 
-from support.history_rig import NOW_MS, Record, acked, delivered, enqueued, fill, make_id
+from support.history_rig import (
+    HOUR_MS,
+    NOW_MS,
+    Record,
+    acked,
+    delivered,
+    enqueued,
+    fill,
+    make_id,
+    write,
+)
 from tickwheel.history.lines import Kind
 from tickwheel.history.past import Count, Plan, Wanted, beginning, command, request
 from tickwheel.history.past import fill as fill_plan
-from tickwheel.history.segments import SegmentName, hour_folder, hour_of
+from tickwheel.history.segments import SegmentName, hour_folder, hour_of, write_last_backup
 from tickwheel.model.records import TaskOptions, TaskRow
 
 A, B, C, D = (make_id(i) for i in range(4))
@@ -212,6 +222,20 @@ def test_a_gap_behind_the_mark_is_none_of_its_business(tmp_path: Path) -> None:
     reset: Record = [Kind.GROUP, DUE + 9, "t", "g", "reset", {"bulk": "j"}]
     with plan_of(tmp_path, put(A), reset, dropped(DUE + 10), wanted=wanted) as plan:
         assert plan.count().incomplete == 0
+
+
+@pytest.mark.parametrize(("after_ms", "gaps"), [(-HOUR_MS, 0), (0, 2), (HOUR_MS, 0)])
+def test_epochs_of_which_nothing_is_there_are_gaps(
+    tmp_path: Path, after_ms: int, gaps: int
+) -> None:
+    """Another machine had the shard, before the last epoch that is there, and wrote elsewhere."""
+    late: Record = [Kind.DAEMON, NOW_MS + after_ms, "started", {"clean": True}]
+    write(tmp_path, [[put(A)], [ack(A)]], epoch=1)
+    write(tmp_path, [[late]], epoch=4)
+    write_last_backup(tmp_path, 0, NOW_MS, "copy.db")
+    wanted = replace(WANTED, from_ms=NOW_MS)
+    with plan_of(tmp_path, wanted=wanted) as plan:
+        assert (plan.count().tasks, plan.count().incomplete) == (1, gaps)
 
 
 @pytest.mark.parametrize("first_seq", [1, 2])

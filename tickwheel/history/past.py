@@ -18,7 +18,8 @@ crash, however much happened since.
 What the group's filter does not want is left out. ``Plan`` is the file; the daemon adds to it what
 only its store still knows. What the history does not have may be missing in it, and nobody can say
 what that is: the plan counts the *gaps* of the time (events that were dropped; a history that
-begins later, because its beginning was removed or it was not kept).
+begins later, because its beginning was removed or it was not kept; an epoch without any event,
+whose history lies on another machine).
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import IntFlag
-from itertools import islice
+from itertools import islice, pairwise
 from json import dumps
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from tickwheel.history import spool
 from tickwheel.history.fold import body_of, options_of
 from tickwheel.history.read import Replay, spellings, task_id
-from tickwheel.history.segments import Event, Tally, find
+from tickwheel.history.segments import HOUR_MS, STATE, Event, Tally, find, hour_of
 from tickwheel.history.segments import events as segment_events
 from tickwheel.model.filters import known_filter
 from tickwheel.model.records import TaskOptions, TaskRow
@@ -383,12 +385,13 @@ class _Fold:
 
 
 def fill(
-    plan: Plan, events: Callable[[], Iterator[Event]], wanted: Wanted, begins_ms: int | None = None
-) -> None:
+    plan: Plan, events: Callable[[], Iterator[Event]], wanted: Wanted,
+    begins_ms: int | None = None, missing_epochs: int = 0,
+) -> None:  # fmt: skip
     """Fill an empty plan with all that the history says; it may be read twice. ``begins_ms``: see
-    ``beginning``."""
+    ``beginning``; ``missing_epochs``: see there."""
     fold = _Fold(plan, wanted)
-    gaps = int(begins_ms is not None and 0 < wanted.from_ms < begins_ms)
+    gaps = int(begins_ms is not None and 0 < wanted.from_ms < begins_ms) + missing_epochs
     for event in _until_mark(events(), wanted):
         if event["event"] == "dropped":
             gaps += event["time_ms"] >= wanted.from_ms
@@ -429,6 +432,25 @@ def beginning(folder: Path, shard: int) -> int | None:
     if not oldest or (epoch, min(oldest)[0]) == (FIRST_EPOCH, 1):
         return None
     return int(min(oldest)[1])
+
+
+def missing_epochs(folder: Path, shard: int, wanted: Wanted) -> int:
+    """How many epochs between others the history has nothing of, that may have been in the time:
+    their daemons wrote elsewhere, or failed to start."""
+    hours_ms: dict[int, int] = {}
+    """Epoch → the hour in which the history has it first."""
+    for segment in find(folder):
+        if segment.name.shard == shard:
+            hours_ms.setdefault(segment.name.epoch, segment.hour_ms)
+    for state in (folder / STATE).glob(f"*-s{shard}"):
+        if state.is_dir():  # not the mark of the last backup
+            for name in spool.files(state):
+                hours_ms.setdefault(name.epoch, hour_of(wanted.until_ms))
+    return sum(
+        later - earlier - 1
+        for earlier, later in pairwise(sorted(hours_ms))
+        if wanted.from_ms < hours_ms[later] + HOUR_MS and hours_ms[later] <= wanted.until_ms
+    )
 
 
 def _until_mark(events: Iterator[Event], wanted: Wanted) -> Iterator[Event]:
@@ -478,7 +500,8 @@ def main() -> int:
     with Plan(path, given.pop("bytes_max")) as plan:
         wanted = Wanted(**given)
         begins_ms = beginning(Path(folder), shard)
-        fill(plan, lambda: events_of(Path(folder), shard, wanted.topic), wanted, begins_ms)
+        missing = missing_epochs(Path(folder), shard, wanted)
+        fill(plan, lambda: events_of(Path(folder), shard, wanted.topic), wanted, begins_ms, missing)
     sys.stdout.write("done\n")
     return 0
 
