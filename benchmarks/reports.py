@@ -46,7 +46,7 @@ began = time.monotonic()
 from tickwheel.reports import ReportSettings
 from tickwheel.reports.job import run
 from tickwheel.reports.session import little_to_do, started
-settings = ReportSettings(sys.argv[1], sys.argv[2])
+settings = ReportSettings((sys.argv[1],), sys.argv[2])
 peak = lambda pid: next(int(line.split()[1]) / 1024
     for line in open(f"/proc/{pid}/status") if line.startswith("VmHWM"))
 with started(sys.argv[3], memory=sys.argv[4], quiet=True, little=little_to_do(settings)) as spark:

@@ -74,7 +74,7 @@ def whole_story(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
     events = story().events
     events[1]["synthetic"] = True
     write(folder / "history", events, tail='{"v":1,"reason":"</script><b>')
-    return run(spark, ReportSettings(str(folder / "history"), str(folder / "out"), **CHOSEN))
+    return run(spark, ReportSettings((str(folder / "history"),), str(folder / "out"), **CHOSEN))
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def load(spark: SparkSession, history: Path, tmp_path: Path) -> Callable[..., Ou
     from tickwheel.reports.table import Loader
 
     def run(**options: object) -> Outcome:
-        settings = ReportSettings(str(history), str(tmp_path / "out"), **options)  # type: ignore[arg-type]  # what a test names
+        settings = ReportSettings((str(history),), str(tmp_path / "out"), **options)  # type: ignore[arg-type]  # what a test names
         loader = Loader(spark, settings, lambda stage, done, of: None)
         with loader.lock() as lock:
             return loader.load(lock)
@@ -97,7 +97,7 @@ def report(spark: SparkSession, history: Path, tmp_path: Path) -> Callable[..., 
     from tickwheel.reports.job import run
 
     def make(**options: object) -> Report:
-        settings = ReportSettings(str(history), str(tmp_path / "out"), **options)  # type: ignore[arg-type]  # what a test names
+        settings = ReportSettings((str(history),), str(tmp_path / "out"), **options)  # type: ignore[arg-type]  # what a test names
         return run(spark, settings)
 
     return make

@@ -14,7 +14,7 @@ DAY_MS = 24 * HOUR_MS
 
 def of(span_ms: int, rows: int = 1_000, **more: int) -> Grain:
     manifest = Manifest(rows=rows, first_ms=T0, last_ms=T0 + span_ms)
-    return grain(manifest, ReportSettings("history", "out", **more))  # type: ignore[arg-type]  # times only
+    return grain(manifest, ReportSettings(("history",), "out", **more))  # type: ignore[arg-type]  # times only
 
 
 @pytest.mark.parametrize(

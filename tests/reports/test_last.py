@@ -36,7 +36,7 @@ def kept(whole_story: Report) -> Report:
 def settings(kept: Report, tmp_path: Path) -> ReportSettings:
     """A copy of it and of its history: what a test changes is its own."""
     shutil.copytree(Path(kept.settings.out).parent, tmp_path, dirs_exist_ok=True)
-    return ReportSettings(str(tmp_path / "history"), str(tmp_path / "out"), **CHOSEN)
+    return ReportSettings((str(tmp_path / "history"),), str(tmp_path / "out"), **CHOSEN)
 
 
 def test_without_news_the_last_report_holds(kept: Report, settings: ReportSettings) -> None:
@@ -50,16 +50,16 @@ def test_without_news_the_last_report_holds(kept: Report, settings: ReportSettin
 
 
 def grow(settings: ReportSettings) -> None:
-    write(Path(settings.history), LATER, number=2)
+    write(Path(settings.history[0]), LATER, number=2)
 
 
 def grow_an_open_one(settings: ReportSettings) -> None:
-    write(Path(settings.history), LATER, number=2, sealed=False)
+    write(Path(settings.history[0]), LATER, number=2, sealed=False)
 
 
 def seal_again(settings: ReportSettings) -> None:
     """A segment of another size under the same name."""
-    path = next(Path(settings.history).rglob("*.gz"))
+    path = next(Path(settings.history[0]).rglob("*.gz"))
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + b"\n" * 40, 1))
 
 
@@ -169,11 +169,14 @@ def test_a_run_that_fails_while_it_writes_leaves_no_report_that_holds(
 
 
 def test_what_lies_elsewhere_is_left_to_spark(settings: ReportSettings) -> None:
-    assert still_holds(ReportSettings(f"file://{settings.history}", settings.out, **CHOSEN)) is None
+    assert (
+        still_holds(ReportSettings((f"file://{settings.history[0]}",), settings.out, **CHOSEN))
+        is None
+    )
 
 
 def test_the_command_answers_without_spark(
-    settings: ReportSettings, monkeypatch: pytest.MonkeyPatch
+    kept: Report, settings: ReportSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And says the same as with it; a change starts Spark."""
     monkeypatch.setattr(session, "missing_part", lambda: None)
@@ -182,7 +185,7 @@ def test_the_command_answers_without_spark(
         raise session.ReportError("Spark was started")
 
     monkeypatch.setattr(session, "started", refused)
-    command = ["report", "--history", settings.history, "--out", settings.out, "--timezone",
+    command = ["report", "--history", settings.history[0], "--out", settings.out, "--timezone",
                "Europe/Berlin", "--slo", "orders.*=100ms@99%"]  # fmt: skip
 
     def run(*more: str) -> tuple[int, str, str]:
@@ -193,7 +196,14 @@ def test_the_command_answers_without_spark(
     assert code == 0
     assert "0 new events, " in said and "orders" in said
     assert "starting Spark" not in remarks
+    # The history was loaded from another folder; named beside this one it is not left out.
+    (loaded,) = kept.settings.history
+    assert f"left out: {loaded} was loaded by the last report" in remarks
+    code, said, remarks = run("--history", loaded)
+    assert (code, "0 new events, " in said, "left out" in remarks) == (0, True, False)
+    assert json.loads(run("--history", loaded, "--json")[1])["left_out"] == []
     found = json.loads(run("--json")[1])
+    assert found["left_out"] == [loaded]
     assert (found["new_events"], found["load_s"], found["figures_s"]) == (0, 0, 0)
     assert found["all"]["enqueued"] > 0
     code, _, remarks = run("--top", "3")

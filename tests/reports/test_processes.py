@@ -42,7 +42,7 @@ from tickwheel.reports import ReportSettings
 from tickwheel.reports.job import run
 from tickwheel.reports.session import started
 with started("local[2]", quiet=True) as spark:
-    run(spark, ReportSettings(sys.argv[1], sys.argv[2]))
+    run(spark, ReportSettings((sys.argv[1],), sys.argv[2]))
 """
 
 
@@ -242,8 +242,8 @@ def test_how_java_compiles_depends_on_what_there_is_to_do(
             file.truncate(length)  # no block of the disk is taken
     manifest = Manifest(run=2, rows=rows, segments={held: Loaded(size, True, 2, 1)})
     (manifests / "00000002.json").write_text(manifest.to_text())
-    assert little_to_do(ReportSettings(str(tmp_path / "h"), str(tmp_path / "out"))) is little
-    assert not little_to_do(ReportSettings("s3a://h", str(tmp_path / "out")))
+    assert little_to_do(ReportSettings((str(tmp_path / "h"),), str(tmp_path / "out"))) is little
+    assert not little_to_do(ReportSettings(("s3a://h",), str(tmp_path / "out")))
 
 
 def test_the_summary_names_what_was_missed() -> None:

@@ -36,7 +36,7 @@ def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Repor
     write(history, morning_of_orders())
     write(history, morning_of_transactions().events)
     write(history, morning_of_schedules(wrong=True).events)
-    return run(spark, ReportSettings(str(history), str(folder / "out")))
+    return run(spark, ReportSettings((str(history),), str(folder / "out")))
 
 
 # --- transactions ---------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_left_out_by_filters_and_held_up_by_keys(
     assert ">4.45 s</td>" in shown and ">4 s</td>" in shown
     shutil.copytree(Path(made.settings.out).parent, tmp_path, dirs_exist_ok=True)
     write(tmp_path / "history", next_day(), 2)
-    made = run(spark, ReportSettings(str(tmp_path / "history"), str(tmp_path / "out")))
+    made = run(spark, ReportSettings((str(tmp_path / "history"),), str(tmp_path / "out")))
     longest = LATER - DUE
     held = (0, 8, 5, 3 * HELD[0] + HELD[1] + longest, longest)
     assert figures(made.rows["by_topic"]) == MORNING | {"billing": held}

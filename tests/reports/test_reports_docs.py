@@ -72,7 +72,7 @@ def test_what_spark_submit_is_shown_is_understood() -> None:
         at = words.index("job/tickwheel/reports/submit.py")
         settings, master = job.parse(words[at + 1 :])
         assert master is None
-        assert settings.history.startswith(("hdfs://", "s3a://"))
+        assert settings.history[0].startswith(("hdfs://", "s3a://"))
         assert settings.batch_bytes == 4096 << 20
 
 

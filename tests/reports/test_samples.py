@@ -41,7 +41,7 @@ def loaded(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Loa
 
     folder = tmp_path_factory.mktemp("samples")
     lines = [copied(n, sample / "history", folder / "history") for n, sample in enumerate(SAMPLES)]
-    settings = ReportSettings(str(folder / "history"), str(folder / "out"))
+    settings = ReportSettings((str(folder / "history"),), str(folder / "out"))
     loader = Loader(spark, settings, lambda stage, done, of: None)
     with loader.lock() as lock:
         found = loader.load(lock)

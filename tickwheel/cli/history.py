@@ -589,7 +589,12 @@ class ReportOptions(TypedDict, total=False):
 @offline()
 def report(
     call: Call,
-    history: Annotated[str, option("The daemon's history_dir, or a URL that Spark knows.", "DIR")],
+    history: Annotated[
+        list[str],
+        option(
+            "A daemon's history_dir, or a URL that Spark knows; repeat it for each node.", "DIR"
+        ),
+    ],
     out: Annotated[str, option("Where table, figures and page are kept.", "DIR")],
     **options: Unpack[ReportOptions],
 ) -> int:
@@ -617,7 +622,7 @@ def report(
     return 0
 
 
-def _report_settings(history: str, out: str, options: ReportOptions) -> ReportSettings:
+def _report_settings(history: list[str], out: str, options: ReportOptions) -> ReportSettings:
     from tickwheel.reports import ReportSettings
 
     try:
@@ -688,6 +693,7 @@ def show_report(output: Output, found: Summary, settings: ReportSettings, took_s
                 **{n: getattr(found, n) for n in ("page", "new_events", "events", "duplicates")},
                 "quarantined": sum(row["lines"] for row in found.quarantine),
                 "synthetic": bool(found.synthetic),
+                "left_out": found.left_out,
                 "stuck": found.stuck,
                 "slo_missed": sum(row["met"] is False for row in found.slo),
                 "load_s": round(found.load_s, 3),
@@ -698,6 +704,7 @@ def show_report(output: Output, found: Summary, settings: ReportSettings, took_s
         )
         return
     from tickwheel.reports.page import whole
+    from tickwheel.reports.state import left_out_remark
 
     output.grid(report_grid(whole(found.topics), found.slo))
     new, every = found.new_events, found.events
@@ -705,6 +712,8 @@ def show_report(output: Output, found: Summary, settings: ReportSettings, took_s
     output.line(f"{new:,} new events, {every:,} in all, {format_duration(took_s)}: {found.page}")
     if found.synthetic:
         output.remark("synthetic data: no figure here was measured")
+    for place in found.left_out:
+        output.remark(left_out_remark(place))
     for row in found.quarantine:
         output.remark(f"quarantine: {row['lines']:,} lines {row['reason']}")
     if found.stuck:

@@ -83,7 +83,8 @@ class Slo:
 class ReportSettings:
     """One report. Paths are anything that Hadoop's file systems know; plain ones are local."""
 
-    history: str
+    history: tuple[str, ...]
+    """The folders of one store's history. What lies in several of them counts once."""
     out: str
     since_ms: int | None = None
     until_ms: int | None = None
@@ -115,7 +116,9 @@ class ReportSettings:
         except (ZoneInfoNotFoundError, ValueError, OSError):
             raise ReportError(f"{self.timezone!r} is no time zone; write for example "
                               "Europe/Berlin") from None  # fmt: skip
-        for place in (self.history, self.out):
+        if not self.history:
+            raise ReportError("history: name at least 1 folder; none was named")
+        for place in (*self.history, self.out):
             if _GLOB & set(place):
                 raise ReportError(f"{place}: Spark takes * ? [ ] {{ }} and \\ in a path for a "
                                   "pattern; name a folder without them")  # fmt: skip
@@ -127,13 +130,18 @@ class ReportSettings:
         """The settings of a command line's options, by name."""
         timezone = options["timezone"]
         return cls(
-            history=options["history"], out=options["out"],
+            history=tuple(options["history"]), out=options["out"],
             since_ms=at_ms(options["since"], timezone), until_ms=at_ms(options["until"], timezone),
             topics=tuple(options["topic"] or ()), timezone=timezone,
             slos=tuple(map(Slo.parse, options["slo"] or ())), stuck_after_ms=stuck_after_ms,
             open_segments=not options["sealed_only"], batch_bytes=options["batch_mb"] << 20,
             top=options["top"],
         )  # fmt: skip
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of the history, each once, without a slash at the end."""
+        return tuple(dict.fromkeys(place.rstrip("/") for place in self.history))
 
     @property
     def table(self) -> str:

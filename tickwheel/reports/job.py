@@ -70,6 +70,7 @@ class Report:
         manifest, rows = self.loaded.manifest, self.rows
         return state.Summary(
             page=self.page,
+            left_out=self.loaded.left_out,
             new_events=self.loaded.rows,
             events=manifest.rows,
             duplicates=manifest.duplicates,
@@ -131,6 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"report: {error}", file=sys.stderr)  # noqa: T201  # a program's own output
         return 1
     manifest = report.loaded.manifest
+    for place in report.loaded.left_out:
+        print(f"report: {state.left_out_remark(place)}", file=sys.stderr)  # noqa: T201
     print(  # noqa: T201
         f"report: {report.loaded.rows} new rows, {manifest.rows} in all, "
         f"load {report.load_s:.1f} s, figures {report.figures_s:.1f} s: {report.page}"
@@ -141,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str] | None) -> tuple[ReportSettings, str | None]:
     """Settings and master from a command line."""
     parser = argparse.ArgumentParser(prog="submit.py", description=__doc__)
-    parser.add_argument("--history", required=True)
+    parser.add_argument("--history", required=True, action="append", help="repeatable")
     parser.add_argument("--out", required=True)
     parser.add_argument("--since", help="ISO-8601, or a date")
     parser.add_argument("--until", help="ISO-8601, or a date")

@@ -312,7 +312,7 @@ def started(
 
 def little_to_do(settings: ReportSettings) -> bool:
     """Whether a run has little to do, guessed from local files; False where that is unknown."""
-    if not is_local(settings.history, settings.out):
+    if not is_local(*settings.history, settings.out):
         return False
     try:
         held, new = news(settings)

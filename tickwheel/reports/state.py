@@ -5,6 +5,12 @@ Which runs make up the table: one small JSON file a commit, the newest whole one
 around it is in :mod:`~tickwheel.reports.table`). Which segments are new follows from names and
 sizes only; no segment is opened.
 
+The name of a segment (node, shard, epoch, number) and its hour are its own among all nodes of a
+store, because each epoch of a shard has one leader. So files of one name are the same segment, in
+whichever folder of the history they lie, and the best one stands for all: a sealed one has more
+than an open one, a longer one more than a shorter one. Folders may be moved, copied into one
+another and named in any order without anything being loaded again.
+
 A report is kept with what it was made of: the run of the table, the options, the program, the
 files it wrote. When all of these are as they were, and the history has nothing new, another report
 would say the same: it is not made, and Spark is not started. What cannot be known for certain from
@@ -110,6 +116,8 @@ class Manifest:
     run: int = 0
     segments: Mapping[str, Loaded] = field(default_factory=dict)
     """Segments by name without ``.gz``, relative to the history's root."""
+    histories: tuple[str, ...] = ()
+    """The folders of history that the last load read."""
     events: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Date → the runs that hold rows of it."""
     rollups: tuple[int, ...] = ()
@@ -152,8 +160,8 @@ class Manifest:
             )
         fields["segments"] = {k: Loaded(**v) for k, v in fields["segments"].items()}
         fields["events"] = {date: tuple(runs) for date, runs in fields["events"].items()}
-        for name in ("rollups", "journeys", "quarantine"):
-            fields[name] = tuple(fields[name])
+        for name in ("histories", "rollups", "journeys", "quarantine"):
+            fields[name] = tuple(fields.get(name, ()))
         return replace(cls(), **fields)
 
 
@@ -184,13 +192,14 @@ def manifest_names(files: Readable, table: str) -> list[str]:
 
 
 _SEGMENT = re.compile(r"(dt=(\d{4}-\d\d-\d\d)/hour=\d\d/([^/._][^/]*)\.jsonl)(\.gz)?$")
+_LEADER = re.compile(r"/([^/]+)-s(\d+)-e(\d+)-\d+\.jsonl$")
 SEGMENT_SQL = r"(dt=[^/]+/hour=[^/]+/[^/]+\.jsonl)(\.gz)?$"
 """The pattern of a segment's name for Spark, which finds it in the path of a line's file."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One file of history."""
+    """One segment of history, and the file that stands for it."""
 
     path: str
     name: str
@@ -198,24 +207,46 @@ class Segment:
     date: str
     bytes: int
     sealed: bool
+    copies: tuple[str, ...] = ()
+    """Other sealed files of this segment, the longest first."""
+
+    @property
+    def extent(self) -> tuple[bool, int]:
+        """Of two files of one segment the one with the greater extent has all of the other."""
+        return self.sealed, self.bytes
 
 
 def listed(files: Readable, settings: ReportSettings) -> list[Segment]:
-    """All segments, oldest first; of one that is open and sealed at once the sealed one."""
-    root = settings.history.rstrip("/")
-    if not files.exists(root):
-        raise ReportError(f"{root}: there is no such folder; is it the daemon's history_dir?")
-    found: dict[str, Segment] = {}
-    for file in files.matching(root, "dt=*/hour=*/*.jsonl*"):
-        match = _SEGMENT.search(file.path)
-        if match is None:
-            continue
-        name, date, _, gz = match.groups()
-        sealed = gz is not None
-        if not sealed and (not settings.open_segments or (name in found and found[name].sealed)):
-            continue
-        found[name] = Segment(file.path, name, date, file.bytes, sealed)
-    return sorted(found.values(), key=lambda segment: segment.name)
+    """All segments of all folders, oldest first, each once: as the file with the most in it. Of one
+    hour those of a shard are in the order of its epochs.
+
+    Raises ReportError when a folder is missing.
+    """
+    found: dict[str, list[Segment]] = {}
+    for root in settings.folders:
+        if not files.exists(root):
+            raise ReportError(f"{root}: there is no such folder; is it the daemon's history_dir?")
+        for file in files.matching(root, "dt=*/hour=*/*.jsonl*"):
+            match = _SEGMENT.search(file.path)
+            if match is None:
+                continue
+            name, date, _, gz = match.groups()
+            if gz is not None or settings.open_segments:
+                segment = Segment(file.path, name, date, file.bytes, gz is not None)
+                found.setdefault(name, []).append(segment)
+    return [_best(found[name]) for name in sorted(found, key=_in_order)]
+
+
+def _in_order(name: str) -> tuple[str, int, int, str]:
+    """A key by which segments sort by hour, and then as their shard wrote them."""
+    found = _LEADER.search(name)
+    shard, epoch = (int(found[2]), int(found[3])) if found is not None else (-1, -1)
+    return name.rpartition("/")[0], shard, epoch, name
+
+
+def _best(same: Sequence[Segment]) -> Segment:
+    best, *others = sorted(same, key=lambda segment: segment.extent, reverse=True)
+    return replace(best, copies=tuple(other.path for other in others if other.sealed))
 
 
 def new_segments(
@@ -223,14 +254,48 @@ def new_segments(
 ) -> list[Segment]:
     """What the table does not hold yet: unknown, grown, or sealed since; and what ``again`` names.
 
-    (The table knows events that it has read before, so to read a segment again is no risk.)
+    (The table knows events that it has read before, so to read a segment again is no risk. A
+    smaller file than the one that was read is an older copy, and says nothing new.) Raises
+    ReportError when these segments are of another store than the table, or of several.
     """
-    known = {name: (held.bytes, held.sealed) for name, held in manifest.segments.items()}
+    _check_one_store({*manifest.segments, *(segment.name for segment in segments)})
+    known = {name: (held.sealed, held.bytes) for name, held in manifest.segments.items()}
     return [
         segment
         for segment in segments
-        if segment.name in again or known.get(segment.name) != (segment.bytes, segment.sealed)
+        if segment.name in again or segment.extent > known.get(segment.name, (False, -1))
     ]
+
+
+def _check_one_store(names: Collection[str]) -> None:
+    """In one store an epoch of a shard has one leader; with two, events of the one would be taken
+    for events of the other. Raises ReportError."""
+    first: dict[tuple[str, str], tuple[str, str]] = {}
+    for name in sorted(names):
+        found = _LEADER.search(name)
+        if found is None:
+            continue
+        node, shard, epoch = found.groups()
+        leader, other = first.setdefault((shard, epoch), (node, name))
+        if leader != node:
+            raise ReportError(
+                f"history: {other} and {name} are of 2 stores, because both have epoch {epoch} of"
+                f" shard {shard}, the limit is 1; make a report of each store, with an --out of"
+                " its own"
+            )
+
+
+def left_out(manifest: Manifest, settings: ReportSettings) -> list[str]:
+    """The folders that the last load read and that this report does not."""
+    return [place for place in manifest.histories if place not in settings.folders]
+
+
+def left_out_remark(place: str) -> str:
+    """What is said of a folder that was left out."""
+    return (
+        f"left out: {place} was loaded by the last report and is not named now;"
+        " what was written there since is in no figure"
+    )
 
 
 def news(settings: ReportSettings) -> tuple[Manifest, list[Segment]]:
@@ -269,6 +334,8 @@ class Summary:
     """A report in short, as the command line shows it. Times in seconds."""
 
     page: str
+    left_out: list[str]
+    """Folders of history that the last load read and this report did not."""
     new_events: int
     events: int
     duplicates: int
@@ -284,7 +351,7 @@ class Summary:
 
 def still_holds(settings: ReportSettings) -> Summary | None:
     """What the last report said, when another one would say the same; None when in doubt."""
-    if not is_local(settings.history, settings.out) or _at(settings, LOCK).exists():
+    if not is_local(*settings.history, settings.out) or _at(settings, LOCK).exists():
         return None
     try:
         kept = json.loads(_at(settings, REPORT).read_text("utf-8"))
@@ -296,7 +363,10 @@ def still_holds(settings: ReportSettings) -> Summary | None:
         said = Summary(**kept["summary"])
     except (OSError, ValueError, KeyError, TypeError, ReportError):
         return None
-    return replace(said, page=page_path(settings), new_events=0, load_s=0.0, figures_s=0.0)
+    return replace(
+        said, page=page_path(settings), left_out=left_out(held, settings), new_events=0,
+        load_s=0.0, figures_s=0.0,
+    )  # fmt: skip
 
 
 def forget_last(settings: ReportSettings) -> None:
@@ -307,7 +377,7 @@ def forget_last(settings: ReportSettings) -> None:
 
 def keep_last(settings: ReportSettings, run: int, said: Summary) -> None:
     """Keep the summary at the end; ``run`` is that of the table which the figures are made of."""
-    if not is_local(settings.history, settings.out):
+    if not is_local(*settings.history, settings.out):
         return
     text = json.dumps(
         {"run": run, "made_of": _made_of(settings, run), "summary": asdict(said)}, indent=1

@@ -14,7 +14,7 @@ Layout below ``OUT/table/`` (``run=N``: what run N added)::
     journeys/run=7/closed=true|false/              one row a task and group
     quarantine/run=7/                              lines that are no events
 
-Which segments are new follows from names and sizes only. A batch of segments becomes one run:
+Which segments are new: :mod:`~tickwheel.reports.state`. A batch of segments becomes one run:
 parse, drop what the table holds already, write the rows, add their rollups and journeys, and last
 of all commit the manifest. Killed anywhere before that a run leaves nothing but folders that the
 next one sweeps away. Many small runs are made into fewer files by a commit like any other
@@ -51,6 +51,7 @@ from tickwheel.reports.state import (
     Manifest,
     Segment,
     batches,
+    left_out,
     listed,
     manifest_folder,
     manifest_names,
@@ -204,6 +205,8 @@ class Outcome:
     segments: int
     rows: int
     duplicates: int
+    left_out: list[str]
+    """See :func:`~tickwheel.reports.state.left_out`."""
 
 
 class Loader:
@@ -242,6 +245,7 @@ class Loader:
             len(segments),
             manifest.rows - before.rows,
             manifest.duplicates - before.duplicates,
+            left_out(before, self._settings),
         )
 
     def _not_understood(self, manifest: Manifest) -> set[str]:
@@ -263,17 +267,27 @@ class Loader:
         except FAILED:
             # Sealed or removed since they were listed: the next run sees what became of them.
             there = [segment for segment in batch if self._files.exists(segment.path)]
-            damaged = [segment for segment in there if not self._readable(segment)]
+            damaged = [segment for segment in there if not self._readable(segment.path)]
             if not damaged and len(there) == len(batch):
                 raise
-        whole = [segment for segment in there if segment not in damaged]
         if not there:
             return manifest
+        whole = [segment for segment in there if segment not in damaged]
+        mended = {segment.name: self._from_copy(segment) for segment in damaged}
+        whole += [copy for copy in mended.values() if copy is not None]
+        damaged = [segment for segment in damaged if mended[segment.name] is None]
         return self._commit(whole, damaged, manifest)
 
-    def _readable(self, segment: Segment) -> bool:
+    def _from_copy(self, segment: Segment) -> Segment | None:
+        """The segment read from another folder's file of it; None: no whole one is there."""
+        for path in segment.copies:
+            if self._files.exists(path) and self._readable(path):
+                return replace(segment, path=path)
+        return None
+
+    def _readable(self, path: str) -> bool:
         try:
-            self._spark.read.text(segment.path).write.format("noop").mode("overwrite").save()
+            self._spark.read.text(path).write.format("noop").mode("overwrite").save()
         except FAILED:
             return False
         return True
@@ -304,6 +318,7 @@ class Loader:
             manifest,
             run=run,
             segments={**manifest.segments, **loaded},
+            histories=self._settings.folders,
             events={
                 **manifest.events,
                 **{day: (*manifest.events.get(day, ()), run) for day in written},
