@@ -11,19 +11,22 @@ import pytest
 from support.daemon import Daemon
 from support.redis_server import RedisServer
 
-OTHER_DRIVER = pytest.param("asyncio-redis", marks=pytest.mark.slow)
-"""What a driver does is the same for every feature: ``tests/persistence`` asks each of them all,
-and ``test_transactions.py`` kills a daemon on each."""
-
 
 def nothing(store: str, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def killed_on(*stores: Any, settings: Callable[[str, Path], dict[str, Any]] = nothing) -> Any:
+def stores(first: str, *others: str) -> list[Any]:
+    """Parameters: ``make test`` has the first store, ``make test-full`` all of them. Whatever a
+    feature keeps comes back alike from each: the conformance suite and the models of
+    ``tests/persistence`` ask every store and driver all that a daemon does."""
+    return [first, *(pytest.param(one, marks=pytest.mark.slow) for one in others)]
+
+
+def killed_on(*wanted: str, settings: Callable[[str, Path], dict[str, Any]] = nothing) -> Any:
     """A fixture: the daemon, not started yet. A store is ``sqlite``, or a driver of Redis."""
 
-    @pytest.fixture(params=stores)
+    @pytest.fixture(params=stores(*wanted))
     def killed(
         request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
     ) -> Iterator[Daemon]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from e2e.cli_runner import Cli
-from e2e.stores import OTHER_DRIVER, killed_on
+from e2e.stores import killed_on
 from support.daemon import Daemon
 from support.redis_server import RedisServer
 from support.waiting import rest
@@ -38,7 +38,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         yield daemon
 
 
-killed = killed_on("sqlite", "redis", OTHER_DRIVER)
+killed = killed_on("sqlite", "redis", "asyncio-redis")
 
 
 async def test_every_verb_of_the_client(client: Client, topic: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.stores import OTHER_DRIVER
+from e2e.stores import stores
 from support.daemon import Daemon
 from support.redis_server import RedisServer
 from support.waiting import soon
@@ -16,7 +16,7 @@ from tickwheel import Client, IfPending, Task
 HOUR = 3600
 
 
-@pytest.fixture(params=["sqlite", "redis", OTHER_DRIVER])
+@pytest.fixture(params=stores("redis", "sqlite", "asyncio-redis"))
 def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
     if request.param == "sqlite":
         with Daemon(tmp_path / "daemon", log_format="json") as made:

@@ -1,5 +1,5 @@
-"""Groups, policies, dead letters and the like over a real daemon, on both stores, each with a
-``kill -9`` in the middle."""
+"""Groups, policies, dead letters and the like over a real daemon, each with a ``kill -9`` in the
+middle."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from e2e.groups_rig import SOON_S, Peer, daemon_on
+from e2e.stores import stores
 from support.daemon import Daemon
 from support.waiting import until
 from tickwheel.api.frames import FrameType as T
 from tickwheel.model.records import CONSUMER_DIED
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=stores("sqlite", "redis"))
 def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
     with daemon_on(request.param, tmp_path) as made:
         yield made
@@ -339,7 +340,7 @@ def test_dead_letters_are_filtered_requeued_and_deleted_across_a_kill(daemon: Da
         assert peer.words(ids[1]) == ["deleted"]
 
 
-@pytest.mark.parametrize("store", ["sqlite", "redis"])
+@pytest.mark.parametrize("store", stores("sqlite", "redis"))
 def test_dead_letters_are_kept_for_their_retention(store: str, tmp_path: Path) -> None:
     with daemon_on(store, tmp_path, dead_retention_s=5) as daemon:
         with Peer(daemon.port) as peer:

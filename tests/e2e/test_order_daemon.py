@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from e2e.cli_runner import Cli
-from e2e.stores import OTHER_DRIVER, killed_on
+from e2e.stores import killed_on
 from support.daemon import Daemon
 from tickwheel import Client, Conflict, Delivery
 from tickwheel.client import HeldKey
@@ -15,7 +15,7 @@ from tickwheel.client import HeldKey
 GROUP = {"order_failure": "hold", "order_attempts": 1, "fair_by": "tenant", "limit_each": 5}
 
 
-killed = killed_on("sqlite", "redis", OTHER_DRIVER)
+killed = killed_on("redis", "sqlite", "asyncio-redis")
 
 
 async def test_held_keys_and_lines_outlast_kills(killed: Daemon) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from e2e.cli_runner import Cli
-from e2e.stores import OTHER_DRIVER, killed_on
+from e2e.stores import killed_on
 from support.daemon import Daemon
 from support.waiting import comes
 from tickwheel import BadRequest, Client, Conflict, Delivery, NotFound
@@ -38,7 +38,7 @@ def with_history(store: str, folder: Path) -> dict[str, Any]:
 
 
 killed = killed_on(
-    "sqlite", "redis", OTHER_DRIVER, "redis without a history", settings=with_history
+    "redis without a history", "sqlite", "redis", "asyncio-redis", settings=with_history
 )
 
 

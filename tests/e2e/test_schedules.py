@@ -36,7 +36,7 @@ start = 2030-01-01T00:00:00Z
 """
 
 
-killed = killed_on("sqlite", "redis")
+killed = killed_on("redis", "sqlite")
 
 
 async def test_no_occurrence_is_missed_or_doubled_by_kills(killed: Daemon) -> None:

@@ -22,7 +22,7 @@ from tickwheel.cli.app import run
 HOUR_S = 3_600
 BODIES = {b"one": TRACE, b"half": HIGHEST, b"run": LOWEST, b"keyed": OTHER, b"none": None}
 
-killed = killed_on("sqlite", "redis")
+killed = killed_on("redis", "sqlite")
 
 
 async def test_it_comes_with_each_attempt_over_kills(killed: Daemon) -> None:
