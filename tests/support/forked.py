@@ -39,6 +39,7 @@ PRELOADED = (
     "tickwheel.server.daemon",
     "tickwheel.server.http.api",
     "tickwheel.server.http.app",
+    "uvicorn.lifespan.off",
     "tickwheel.server.metrics.exposition",
     "tickwheel.persistence.sqlite.store",
     "tickwheel.persistence.redis.store",
@@ -294,13 +295,18 @@ def _end(code: int) -> None:
 
 def _make_once() -> None:
     """What every process of the program makes of its own declarations, and makes alike: the parser
-    of the command line, and the types of the HTTP API. It is half of what a start costs."""
+    of the command line, the types of the HTTP API and its document. It is half of what a start
+    costs."""
     import typer.main
 
     from tickwheel.cli.app import app
+    from tickwheel.server.http.pages import as_sent
+    from tickwheel.server.settings import load
 
     parser = typer.main.get_command(app)
+    parser.make_context("tickwheel", ["status"], resilient_parsing=True)
     typer.main.get_command = lambda asked: parser
+    as_sent(int(load().http_wait_max_s * 1_000))
 
 
 def _main() -> None:

@@ -5,6 +5,7 @@ Every number has its unit in its name and a default that a mature system would c
 
 from __future__ import annotations
 
+import os
 import socket
 import tomllib
 from difflib import get_close_matches
@@ -33,6 +34,7 @@ from tickwheel.model.policies import InvalidPolicy, RetryPolicy, named_policies
 from tickwheel.model.records import TRACE_LENGTH_MAX
 from tickwheel.server.shard.callers import TOKEN_TEXT
 
+ENV_PREFIX = "TICKWHEEL_"
 TASK_EXTRAS_BYTES = 64 * 1024
 """What a task may have beside the largest body, unless ``task_bytes_max`` says otherwise."""
 FRAME_BYTES = 1024 * 1024
@@ -48,7 +50,7 @@ REDIS_RESIDENT_BYTES_MAX = 2 * 1024 * 1024 * 1024
 class Settings(BaseSettings):
     """What can be set of ``tickwheel serve``."""
 
-    model_config = SettingsConfigDict(env_prefix="TICKWHEEL_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
 
     # where
     store: str = "sqlite:///tickwheel.db"
@@ -506,7 +508,13 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        sources = [init_settings]
+        # Looking each setting up is most of what it costs to make them.
+        if any(name.upper().startswith(ENV_PREFIX) for name in os.environ):
+            sources.append(env_settings)
+        if settings_cls.model_config.get("toml_file") is not None:
+            sources.append(TomlConfigSettingsSource(settings_cls))
+        return tuple(sources)
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
@@ -677,11 +685,15 @@ def load(config_path: str | None = None, overrides: dict[str, Any] | None = None
     if config_path is not None and not Path(config_path).is_file():
         raise BadRequest(f"config {config_path}: no such file")
 
-    class Loaded(Settings):
-        model_config = SettingsConfigDict(toml_file=config_path)
+    loaded = Settings
+    if config_path is not None:  # another class, which is dear to make
 
+        class Loaded(Settings):
+            model_config = SettingsConfigDict(toml_file=config_path)
+
+        loaded = Loaded
     try:
-        return Loaded(**{k: v for k, v in (overrides or {}).items() if v is not None})
+        return loaded(**{k: v for k, v in (overrides or {}).items() if v is not None})
     except ValidationError as error:
         raise BadRequest(_explain(error)) from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -93,8 +93,7 @@ _KINDS = {
 
 def pages(*, wait_ms_max: int) -> list[PageRoute]:
     """``/openapi.json`` and ``/docs/``, which are public: they say nothing of any task."""
-    said = as_json(document(ROUTES, wait_ms_max=wait_ms_max))
-    packed = gzip.compress(said)
+    said, packed = as_sent(wait_ms_max)
 
     async def openapi(request: Request) -> Response:
         headers = {"content-type": JSON_TYPE.decode(), "vary": "accept-encoding"}
@@ -111,6 +110,13 @@ def pages(*, wait_ms_max: int) -> list[PageRoute]:
         *(PageRoute(f"/docs/{name}", _swagger_ui(*where)) for name, where in SWAGGER_UI.items()),
         *_console(),
     ]
+
+
+@cache
+def as_sent(wait_ms_max: int) -> tuple[bytes, bytes]:
+    """The document as JSON, plain and packed. It is made before anybody asks: it holds the loop."""
+    said = as_json(document(ROUTES, wait_ms_max=wait_ms_max))
+    return said, gzip.compress(said)
 
 
 def _always(path: str, response: Response) -> PageRoute:
