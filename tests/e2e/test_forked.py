@@ -20,7 +20,11 @@ from tickwheel import Client
 pytestmark = pytest.mark.usefixtures("way")
 
 
-@pytest.fixture(params=["1", "0"], ids=["forked", "command"])
+# What a forked one does is written down here; that the command does the same takes long to show.
+COMMAND = pytest.param("0", id="command", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=[pytest.param("1", id="forked"), COMMAND])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORKED", request.param)
 

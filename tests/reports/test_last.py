@@ -160,7 +160,12 @@ def test_a_run_that_fails_while_it_writes_leaves_no_report_that_holds(
     def failing(*arguments: object) -> None:
         raise OSError("no space left on the device")
 
+    def one(*arguments: object) -> tuple[dict[str, job.Figure], list[str]]:
+        """Which figures there are decides nothing, and one is soon made."""
+        return {"by_topic": job.Figure([{"topic": "t"}], "topic string")}, ["t"]
+
     assert still_holds(settings)
+    monkeypatch.setattr(job, "figures", one)
     monkeypatch.setattr(job, "csv_text", failing)
     with pytest.raises(session.ReportError, match="no space"):
         job.run(spark, settings)
