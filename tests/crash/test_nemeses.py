@@ -42,8 +42,7 @@ def long(*nemeses: str, **more: Any) -> Any:
 @pytest.mark.parametrize(
     "how",
     [
-        short(GROUPS_),
-        short(NETWORK),
+        short(GROUPS_, NETWORK),
         # Clocks: test_everything.py. What runs out: test_disk.py, e2e/test_limits.py.
         short(CLOCK, marks=pytest.mark.slow),
         short(RESOURCES, marks=pytest.mark.slow),
