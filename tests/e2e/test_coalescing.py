@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 
-from e2e.stores import stores
+from e2e.stores import killed_on
 from support.daemon import Daemon
-from support.redis_server import RedisServer
 from support.waiting import soon
 from tickwheel import Client, IfPending, Task
 
 HOUR = 3600
 
 
-@pytest.fixture(params=stores("redis", "sqlite", "asyncio-redis"))
-def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
-    if request.param == "sqlite":
-        with Daemon(tmp_path / "daemon", log_format="json") as made:
-            yield made
-        return
-    server = RedisServer(tmp_path / "redis").start()
-    url = f"{server.url()}?driver={request.param}"
-    with Daemon(tmp_path / "daemon", store=url) as made:
-        yield made
-    server.kill()
+killed = killed_on("redis", "sqlite", "asyncio-redis")
+
+
+@pytest.fixture
+def daemon(killed: Daemon) -> Daemon:
+    return killed.start()
 
 
 @pytest.fixture
