@@ -42,6 +42,15 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(
     assert (settings.lease_default_s, settings.retry_max, settings.node) == (1, 3, "flag")
 
 
+@pytest.mark.parametrize("name", ["TICKWHEEL_RETRY_MAX", "tickwheel_retry_max"])
+def test_the_environment_alone_is_enough_in_any_letters(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load().retry_max != 3
+    monkeypatch.setenv(name, "3")
+    assert load().retry_max == 3
+
+
 DAEMONS_OWN_FILES = {"TICKWHEEL_HISTORY_DIR", "TICKWHEEL_TOKENS_FILE"}
 """Commands that need no daemon work on its files: they find them by the daemon's own setting."""
 
