@@ -8,7 +8,6 @@ answers become one. Invariants:
 
 * This process has no rights of its own. It asks with the token of whoever asks it, and the daemons
   decide. Tokens are in its memory only, and go with it.
-* What one shard alone can answer is refused with a conflict that says where to ask.
 * A stream has a client of its own, whose connections end with it: the daemons see its consumer go.
 """
 
@@ -42,7 +41,6 @@ from tickwheel.client.subscription import SubscribeOptions
 from tickwheel.client.tasks import FRAME_BYTES, merged_receipts, receipts, size_of
 from tickwheel.errors import (
     BadRequest,
-    Conflict,
     Forbidden,
     LimitExceeded,
     NotFound,
@@ -281,19 +279,13 @@ class OverShards(StandbyOperations):
         for name, verb in VERBS.items():
             if name in _BY_COLUMNS or name in ("nack", "reject", "snooze"):
                 setattr(self, name, partial(self._settle, verb))
-            elif name not in vars(OverShards):
-                is_asked = verb.frame is not None and not verb.is_by_hand
-                setattr(self, name, partial(self._tell if is_asked else self._refuse, verb))
+            elif name not in vars(OverShards) and verb.frame is not None and not verb.is_by_hand:
+                setattr(self, name, partial(self._tell, verb))
 
     # --- declared verbs --------------------------------------------------------------------------
 
     def _tell(self, verb: Verb, ask: Ask[Any]) -> None:
         self._begin(ask.caller, ask.number, lambda client: client.tell(verb, ask.request))
-
-    @staticmethod
-    def _refuse(verb: Verb, *args: Any) -> None:
-        what = verb.summary[:1].lower() + verb.summary[1:]
-        raise Conflict(f"this is of one shard ({what}): {ASK_IT}")
 
     def report(self, ask: Ask[Any]) -> None:
         """Answer the page of the last report, which is a file of this machine, to whoever may read

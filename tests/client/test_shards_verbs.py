@@ -584,6 +584,22 @@ async def backed_up(room: Room) -> Any:
     return type(refused.value)
 
 
+@work("restore", "list_restores", "show_restore", "cancel_restore")
+async def restores(room: Room) -> Any:
+    found = [await asked(room, "list_restores")]
+    for name, values in (
+        ("restore", {"into": "new.db", "backup": "none.db"}),
+        ("restore", {"into": "new.db", "ids": ()}),
+        ("restore", {"into": ".."}),
+        ("show_restore", {"id": 7}),
+        ("cancel_restore", {"id": 7}),
+    ):
+        with pytest.raises(errors.TickwheelError) as refused:
+            await asked(room, name, **values)
+        found.append(refused.value.code)
+    return found
+
+
 # --- deliveries ----------------------------------------------------------------------------------
 
 

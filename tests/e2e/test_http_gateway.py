@@ -114,6 +114,56 @@ def test_a_shard_that_stands_still_holds_up_nobody_else(
     until(lambda: machine.ask("GET", f"/v1/tasks/{ids[1]}").status == 200)
 
 
+def test_all_shards_are_restored_as_one_and_serve_what_they_had(
+    make_daemon: MakeDaemon, tmp_path: Path
+) -> None:
+    folder = tmp_path / "backups"
+    settings = {"history_dir": str(tmp_path / "history"), "history_bodies": "true"}
+    machine = Machine(make_daemon, tmp_path, backup_dir=str(folder), **settings)
+
+    def fill(name: str) -> list[str]:
+        tasks = [
+            {"topic": "t", "key": key_in(n, COUNT, name), "delay_ms": HOUR_MS} for n in range(COUNT)
+        ]
+        return [machine.ask("POST", "/v1/tasks", task).json["id"] for task in tasks]
+
+    def ended(**wanted: Any) -> Any:
+        made = machine.ask("POST", "/v1/restores", {"backup": "a.db", **wanted})
+        assert made.status == 202, made.body
+        path = f"/v1/restores/{made.json['id']}"
+
+        def over() -> Any:
+            found = machine.ask("GET", path).json
+            return found if found["state"] != "running" else None
+
+        return until(over)
+
+    before = fill("before")
+    assert machine.ask("POST", "/v1/backups", {"name": "a.db"}).status == 201
+    since = fill("since")
+    assert machine.ask("DELETE", f"/v1/tasks/{before[2]}").status == 200
+    found = ended(into="new.db")
+    assert (found["state"], found["error"]) == ("done", None), found
+    assert found["report"]["restored"] == 5
+    assert [one["report"]["restored"] for one in found["shards"]] == [2, 2, 1]
+    files = [folder / f"shard-{n}" / f"new-shard-{n}.db" for n in range(COUNT)]
+    assert all(file.is_file() for file in files)
+    one = ended(into="one.db", ids=[since[1]])
+    assert (one["state"], one["into"], one["report"]["restored"]) == ("done", "one-shard-1.db", 1)
+    again = machine.ask("POST", "/v1/restores", {"into": "new.db", "backup": "a.db"})
+    assert (again.status, again.json["code"]) == (409, "conflict")
+    assert "shard 0: new-shard-0.db exists already" in again.json["detail"]
+    assert "no shard has begun it" in again.json["detail"]
+    assert len(machine.ask("GET", "/v1/restores").json["restores"]) == 2
+    assert machine.parent.terminate() == 0
+    for shard, file in enumerate(files):
+        file.replace(tmp_path / "shards" / f"shard-{shard}.db")
+    restored = Machine(make_daemon, tmp_path)
+    listed = restored.ask("GET", "/v1/tasks?topic=t").json["tasks"]
+    assert [task["id"] for task in listed] == sorted([*before[:2], *since], key=int)
+    assert "Traceback" not in machine.parent.log_text()
+
+
 @pytest.mark.parametrize("scheme", ["", "https://"])
 def test_tokens_are_passed_on_also_over_tls_without_more_settings(
     make_daemon: MakeDaemon, tmp_path: Path, scheme: str

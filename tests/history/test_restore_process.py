@@ -13,8 +13,9 @@ import pytest
 
 from support.history_rig import NOW_MS, enqueued, make_id, write
 from support.restore_rig import LATER_MS, STARTED, group, make_backup, stopped
+from tickwheel.api.daemon import RESTORE_STEPS
 from tickwheel.history import restore as module
-from tickwheel.history.restore import STEPS, Plan, restore
+from tickwheel.history.restore import Plan, restore
 from tickwheel.model.records import TaskRow
 from tickwheel.persistence import sqlite_url
 
@@ -35,7 +36,7 @@ class Enough(Exception):
     pass
 
 
-@pytest.mark.parametrize("last", STEPS)
+@pytest.mark.parametrize("last", RESTORE_STEPS)
 async def test_one_that_is_stopped_leaves_nothing(tmp_path: Path, last: str) -> None:
     plan, seen = await sources(tmp_path / "x"), list[str]()
 
@@ -46,7 +47,7 @@ async def test_one_that_is_stopped_leaves_nothing(tmp_path: Path, last: str) -> 
 
     with pytest.raises(Enough):
         await restore(plan, LATER_MS, watch)
-    assert seen == list(STEPS[: STEPS.index(last) + 1])
+    assert seen == list(RESTORE_STEPS[: RESTORE_STEPS.index(last) + 1])
     assert list((tmp_path / "x" / "target").iterdir()) == []
 
 
@@ -70,7 +71,7 @@ async def test_the_process_says_how_far_it_is_and_how_it_ended(tmp_path: Path) -
         assert process.stdout is not None
         said = [json.loads(line) for line in process.stdout]
         assert process.wait() == 0
-    assert list(dict.fromkeys(one["step"] for one in said[:-1])) == list(STEPS)
+    assert list(dict.fromkeys(one["step"] for one in said[:-1])) == list(RESTORE_STEPS)
     assert said[-1]["report"]["restored"] == 2
     assert said[-1]["report"]["transactions_lost"] == {"count": 0, "names": []}
     with begin(plan) as again:

@@ -27,13 +27,15 @@ from tickwheel.api.schedules import NamesPage
 from tickwheel.api.shapes import Answer, Request, called, when
 from tickwheel.api.tasks import PAGE, ListedOptions
 from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
-from tickwheel.limits import ID_MAX
+from tickwheel.limits import ID_MAX, SHARDS_MAX
 
 LOAD_STEPS_MAX: Final = 1_440
 """Spans of one answer of ``load``: a day of minutes."""
 FILE_NAME: Final = Text()
 UNKNOWN: Final = "unknown"
 """The state of a daemon that is too old to be asked."""
+RESTORE_STEPS: Final = ("backup", "events", "tasks", "writing")
+"""The steps of a restore, in their order."""
 
 # --- requests ------------------------------------------------------------------------------------
 
@@ -94,6 +96,15 @@ class NewRestore(Request):
     include_overdue: Annotated[bool, FLAG, "Also tasks that are due already."] = True
     allow_missing_bodies: Annotated[bool, FLAG, "Though tasks have no body."] = False
     dry_run: Annotated[bool, FLAG, "Only say what would be restored."] = False
+    id: Annotated[int | None, ID, "Its id, which no restore has yet; default: one of its own."] = (
+        None
+    )
+    of_shards: Annotated[
+        int,
+        Whole(1, SHARDS_MAX),
+        "How many shards restore under this id, each a file of its own; said by a client of several"
+        " shards.",
+    ] = 1
 
 
 class RestoreId(Request):
@@ -328,7 +339,7 @@ class Backup(Answer):
 class RestoreProgress(Answer):
     """How far a restore is."""
 
-    step: Annotated[str, "backup, events, tasks, writing."]
+    step: Annotated[str, f"{', '.join(RESTORE_STEPS)}."]
     done: int
     total: int | None
 
@@ -340,10 +351,9 @@ class RestoreError(Answer):
     message: str
 
 
-class Restore(Answer):
-    """One restore, as the daemon remembers it."""
+class RestoreState(Answer):
+    """How far a restore is, or how it ended."""
 
-    id: Annotated[int, ID]
     state: Annotated[
         str,
         Choice("str", "running", "done", "refused", "failed", "cancelled"),
@@ -351,12 +361,29 @@ class Restore(Answer):
     ]
     into: str
     backup: str | None
-    dry_run: bool
-    began_ms: Annotated[int, Moment()]
     ended_ms: Annotated[int | None, Moment()]
     progress: RestoreProgress
     report: Annotated[dict[str, Any] | None, "As ``tickwheel restore --json`` has it."]
     error: RestoreError | None
+
+
+class RestorePart(RestoreState):
+    """What one of several shards restores."""
+
+    shard: int
+
+
+class Restore(RestoreState):
+    """One restore, as the daemon remembers it; of several shards, made of what each of them does:
+    ``state`` is ``running`` while one runs, and then the worst of all."""
+
+    id: Annotated[int, ID]
+    dry_run: bool
+    began_ms: Annotated[int, Moment()]
+    of_shards: Annotated[int, "How many shards restore under this id."] = 1
+    shards: Annotated[
+        tuple[RestorePart, ...], "What each of these does; empty: a daemon has answered for itself."
+    ] = ()
 
 
 class RestoreList(Answer):
@@ -458,6 +485,8 @@ _NAMED, _ADMIN = Need(Right.READ, Of.NAMED), Need(Right.ADMIN, Of.ANY)
 _DAEMON, _CONSOLE, _TOPICS, _UNKNOWN = "daemon", "console", "topics", ("not_found",)
 BACKUP_S: Final = 600.0
 """How much longer than other answers that of a backup may take, in seconds."""
+RESTORE_STOP_S: Final = 10.0
+"""A restore that shall stop is killed after this many seconds."""
 
 VERBS: Final = (
     Verb("ping", Nothing, None, None, "Is the daemon there", frame=FrameType.PING, standby=True,
@@ -506,12 +535,16 @@ VERBS: Final = (
          errors=("conflict",), audit=Audit.ALWAYS, prompt=False, repeat=False, extra_s=BACKUP_S,
          methods=(Method("backup"),), over=Over.TURN),
     Verb("restore", NewRestore, Restore, _ADMIN,
-         "Restore a backup and the history since into a new file", path="POST /v1/restores",
-         tag=_DAEMON, status=202, errors=("not_found", "conflict"), audit=Audit.ALWAYS),
+         "Restore a backup and the history since into a new file", frame=FrameType.RESTORE,
+         path="POST /v1/restores", tag=_DAEMON, status=202, errors=("not_found", "conflict"),
+         audit=Audit.ALWAYS, prompt=False, repeat=False, over=Over.TOGETHER),
     Verb("list_restores", Nothing, RestoreList, _ANY, "The newest restores",
-         path="GET /v1/restores", tag=_DAEMON),
+         frame=FrameType.RESTORE_LIST, path="GET /v1/restores", tag=_DAEMON, over=Over.ALL),
     Verb("show_restore", RestoreId, Restore, _ANY, "How far a restore is",
-         path="GET /v1/restores/{id}", tag=_DAEMON, errors=_UNKNOWN),
+         frame=FrameType.RESTORE_SHOW, path="GET /v1/restores/{id}", tag=_DAEMON, errors=_UNKNOWN,
+         over=Over.ALL),
     Verb("cancel_restore", RestoreId, Restore, _ADMIN, "Cancel a restore: nothing of it stays",
-         path="DELETE /v1/restores/{id}", tag=_DAEMON, errors=_UNKNOWN, audit=Audit.ALWAYS),
+         frame=FrameType.RESTORE_CANCEL, path="DELETE /v1/restores/{id}", tag=_DAEMON,
+         errors=_UNKNOWN, audit=Audit.ALWAYS, prompt=False, extra_s=RESTORE_STOP_S,
+         over=Over.ALL),
 )  # fmt: skip

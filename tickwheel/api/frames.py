@@ -107,6 +107,10 @@ class FrameType(IntEnum):
     TASK_HISTORY = 103
     HISTORY_LIST = 104
     ENQUEUE_ONCE = 105
+    RESTORE = 106
+    RESTORE_LIST = 107
+    RESTORE_SHOW = 108
+    RESTORE_CANCEL = 109
 
 
 # --- words --------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ class Over(StrEnum):
     NAME = "all: the one that has what is named answers"
     ALL = "all at once; their answers are made one"
     TURN = "all, one after the other, up to the first error; their answers are made one"
+    TOGETHER = "all, one after the other; where one refuses, what has begun is cancelled"
     HOME = "the home of the topic's settings, which decides, then all others that are there"
     HOME_LAST = (
         "all, one after the other, the home of the topic's settings last; up to the first error"

@@ -15,6 +15,7 @@ from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.api.daemon import RESTORE_STEPS
 from tickwheel.protocol import encode
 
 if TYPE_CHECKING:
@@ -295,6 +296,112 @@ def _push_log(answers: Sequence[Raw], options: Raw) -> Raw:
     return {**answers[0], "requests": every[: options.get("limit", 50)]}
 
 
+# --- restores ------------------------------------------------------------------------------------
+
+RESTORE_STATES = ("running", "failed", "refused", "cancelled", "done")
+"""States of a restore: the first one that it has in any shard is that of the whole."""
+NAMED_MAX = 100
+"""Tasks and names of a kind that a report names, as many as one daemon does."""
+OF_ALL = frozenset(("exact", "clean_stop", "reaches_back", "history"))
+"""What is true of the report of a restore when it is true in each shard."""
+EARLIEST = frozenset(("backup_ms", "first_event_ms"))
+LATEST = frozenset(("last_event_ms", "tail_ms", "groups"))
+"""A group is in every shard."""
+OF_A_STORE = ("shard", "epoch", "id_mark")
+"""What a report says of the new store of one shard."""
+
+
+def _restore(parts: Sequence[Raw | None], options: Raw) -> Raw:
+    """A restore made of what each shard does, None for one that has none of this id."""
+    found = {shard: part for shard, part in enumerate(parts) if part is not None}
+    some = [*found.values()]
+    errors = [
+        (part["error"]["code"], f"shard {shard}: {part['error']['message']}")
+        for shard, part in found.items()
+        if part["error"]
+    ]
+    states = {part["state"] for part in some}
+    lost = max(part["of_shards"] for part in some) - len(some)
+    if lost > 0:
+        states.add("failed")
+        without = [str(shard) for shard, part in enumerate(parts) if part is None]
+        some_of = f"{lost} of " if lost < len(without) else ""
+        why = (
+            f"{some_of}shards {', '.join(without)}: no restore of this id: not begun, or forgotten"
+        )
+        errors.append(("not_found", why))
+    state = next(one for one in RESTORE_STATES if one in states)
+    is_over = state != "running"
+    reports = {shard: part["report"] for shard, part in found.items() if part["report"]}
+    backups = [part["backup"] for part in some if part["backup"] is not None]
+    names = ("state", "into", "backup", "ended_ms", "progress", "report", "error")
+    return {
+        **some[0],
+        "state": state,
+        "into": ", ".join(part["into"] for part in some),
+        "backup": ", ".join(backups) or None,
+        "began_ms": min(part["began_ms"] for part in some),
+        "ended_ms": max(part["ended_ms"] for part in some) if is_over else None,
+        "progress": _progress(some),
+        "report": _reports(reports) if is_over and reports else None,
+        "error": {"code": errors[0][0], "message": "; ".join(e[1] for e in errors)}
+        if is_over and errors else None,
+        "shards": [
+            {"shard": shard, **{name: part[name] for name in names}}
+            for shard, part in found.items()
+        ],
+    }  # fmt: skip
+
+
+def _progress(parts: Sequence[Raw]) -> Raw:
+    """How far a restore is: the first step that a shard is at, and the sums of those at it."""
+    working = [part["progress"] for part in parts if part["state"] == "running"]
+    every = working or [part["progress"] for part in parts]
+    step = min((one["step"] for one in every), key=RESTORE_STEPS.index)
+    at_it = [one for one in every if one["step"] == step]
+    totals = [one["total"] for one in at_it]
+    total = None if None in totals else sum(totals)
+    return {"step": step, "done": sum(one["done"] for one in at_it), "total": total}
+
+
+def _reports(reports: Mapping[int, Raw]) -> Raw:
+    """One report of those of some shards: counts are added, gaps say their shard."""
+    every = [*reports.values()]
+    found: dict[str, Any] = {}
+    for name in every[0]:
+        values = [report[name] for report in every if report[name] is not None]
+        if name in OF_A_STORE:
+            continue
+        if not values:
+            found[name] = None
+        elif name == "gaps":
+            found[name] = [f"shard {n}: {gap}" for n, one in reports.items() for gap in one[name]]
+        elif name == "backup":
+            found[name] = ", ".join(values)
+        elif isinstance(values[0], Mapping):  # how many, and ids or names of the first ones
+            found[name] = {
+                key: sum(one[key] for one in values) if key == "count"
+                else [*chain.from_iterable(one[key] for one in values)][:NAMED_MAX]
+                for key in values[0]
+            }  # fmt: skip
+        elif isinstance(values[0], bool):
+            found[name] = (all if name in OF_ALL else any)(values)
+        else:
+            add = min if name in EARLIEST else max if name in LATEST else sum
+            found[name] = add(values)
+    return found
+
+
+def _restores(answers: Sequence[Raw], options: Raw) -> Raw:
+    """All restores, the newest first, each made of its parts in all shards."""
+    found: dict[int, list[Raw | None]] = {}
+    for shard, answer in enumerate(answers):
+        for one in answer["restores"]:
+            found.setdefault(one["id"], [None] * len(answers))[shard] = one
+    every = [_restore(parts, options) for parts in found.values()]
+    return {"restores": sorted(every, key=lambda one: -one["began_ms"])}
+
+
 MERGED: Mapping[str, Callable[[Sequence[Any], Raw], Any]] = {
     **dict.fromkeys(("stats", "delete_group", "preview_reset", "set_push", "set_forward"), _counts),
     **dict.fromkeys(("configure", "create_group"), _counts),
@@ -307,10 +414,13 @@ MERGED: Mapping[str, Callable[[Sequence[Any], Raw], Any]] = {
     "look_up": _found, "load": _load, "held_keys": _held_keys, "key_lines": _key_lines,
     "pause_key": _key_pause, "resume_key": _key_pause, "remove_target": _first,
     "targets": _targets, "push_log": _push_log, "backup": _backup, "show_topic": _counts,
+    "list_restores": _restores, **dict.fromkeys(("show_restore", "cancel_restore"), _restore),
     "overview": _overview, "group_lag": _lag, "task_history": _events, "history_tasks": _outlines,
 }  # fmt: skip
 """Name of a verb that all shards are asked → how their answers become one, with the options that it
 was asked with."""
+BY_SHARD = frozenset(("show_restore", "cancel_restore"))
+"""Those of them whose rule is given something of each shard: None, where it has not found it."""
 
 
 # --- lists ---------------------------------------------------------------------------------------

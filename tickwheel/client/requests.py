@@ -352,6 +352,11 @@ def own_name(kind: str) -> str:
     return f"{kind}-{os.urandom(6).hex()}"
 
 
+def own_number() -> int:
+    """A number that nobody else has, for the same purpose."""
+    return int.from_bytes(os.urandom(6))
+
+
 class Routes(Protocol):
     """All shards of a client, as its verbs see them."""
 

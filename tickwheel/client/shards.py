@@ -32,6 +32,7 @@ from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.connection import LOGGER, fail, is_secure, parse_url
 from tickwheel.client.merging import (
+    BY_SHARD,
     MERGED,
     Raw,
     ask_in_parts,
@@ -44,7 +45,7 @@ from tickwheel.client.merging import (
     raise_first,
 )
 from tickwheel.client.producer import Batch, ColumnBatch, Producer, failure, outcomes_of
-from tickwheel.client.requests import own_name
+from tickwheel.client.requests import own_name, own_number
 from tickwheel.client.search import Seen
 from tickwheel.client.spread_subscription import JOIN_S, ShardClient, SpreadSubscription
 from tickwheel.client.tasks import FRAME_BYTES, size_of
@@ -81,6 +82,8 @@ WAIT_MS = 1_000
 
 AWAY = (Unreachable, SendTimeout, ConnectionLost, OutcomeUnknown, NotActive, Draining)
 """Errors of a shard that is away, or goes."""
+UNSURE = (SendTimeout, ConnectionLost, OutcomeUnknown)
+"""Those of them after which it may have done what it was asked."""
 
 
 def checked_basis(options: Mapping[str, Any]) -> str | None:
@@ -290,7 +293,8 @@ class Shards:
         asks: Mapping[Over | None, Callable[..., Any]] = {
             Over.ONE: self._ask_own, Over.IDS: self._ask_ids, Over.NAME: self._ask_name,
             Over.ALL: self._ask_all, Over.TURN: self._ask_in_turn, Over.BASIS: self._put_schedule,
-            Over.HOME: self._ask_home_first, Over.HOME_LAST: self._ask_home_last,
+            Over.TOGETHER: self._ask_together, Over.HOME: self._ask_home_first,
+            Over.HOME_LAST: self._ask_home_last,
         }  # fmt: skip
         return await asks[verb.over](verb, fields, until_s)
 
@@ -379,6 +383,62 @@ class Shards:
                 ends.append(error)
         return self._merged(verb, ends, fields)
 
+    async def _ask_together(
+        self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
+    ) -> Any:
+        """A restore that all shards begin under one id, or none: each from its own backup into its
+        own file; of tasks that are named, the shards that may have them. Those that may be away are
+        asked first, so that none begins in vain."""
+        into, options = fields
+        options = {"id": own_number(), **options}
+        parts = self._restored(options)
+        answers: list[Raw | None] = [None] * len(self.members)
+        for shard in sorted(parts, key=lambda n: (self._opened(self.members[n]).connected, n)):
+            asked = {**options, "of_shards": len(parts), **parts[shard]}
+            if options.get("backup") is not None:
+                asked["backup"] = _file_of(options["backup"], shard)
+            try:
+                answers[shard] = await self._ask(
+                    self.members[shard], verb, (_file_of(into, shard), asked), until_s
+                )
+            except TickwheelError as error:
+                begun = [n for n, answer in enumerate(answers) if answer is not None]
+                raise await self._begun_in_vain(error, shard, begun, options["id"]) from error
+        return MERGED["show_restore"](answers, options)
+
+    def _restored(self, options: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
+        """The shards that restore something, and the ids that each one is asked for."""
+        ids = options.get("ids")
+        if not ids:
+            return {shard: {} for shard in range(len(self.members))}
+        found: dict[int, list[int]] = {}
+        for one in ids:
+            for shard in self.shards_of(one):
+                found.setdefault(shard, []).append(one)
+        return {shard: {"ids": some} for shard, some in found.items()}
+
+    async def _begun_in_vain(
+        self, error: TickwheelError, shard: int, begun: Sequence[int], restore: int
+    ) -> TickwheelError:
+        """Cancel a restore in the shards that have begun it, since ``shard`` has not; the error
+        that says so."""
+        maybe = [*begun, *([shard] if isinstance(error, UNSURE) else [])]
+        verb = VERBS["cancel_restore"]
+        asking = (self._ask_soon(self.members[n], verb, (restore,), None) for n in maybe)
+        ends = await asyncio.gather(*asking, return_exceptions=True)
+        left = [
+            n for n, end in zip(maybe, ends, strict=True)
+            if isinstance(end, BaseException) and not isinstance(end, NotFound)
+        ]  # fmt: skip
+        over = ", ".join(str(n) for n in begun if n not in left)
+        said = [f"shard {shard}: {error.message}"]
+        if over:
+            said.append(f"restore {restore} had begun in shards {over}, and was cancelled there")
+        if left:
+            names = ", ".join(map(str, left))
+            said.append(f"restore {restore} may go on in shards {names}: cancel it once more")
+        return type(error)("; ".join(said if over or left else [*said, "no shard has begun it"]))
+
     async def _ask_home_first(
         self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
     ) -> Any:
@@ -434,6 +494,8 @@ class Shards:
         answers = [end for end in ends if not isinstance(end, NotFound)]
         if not answers:
             raise ends[0]
+        if verb.name in BY_SHARD:
+            answers = [None if isinstance(end, NotFound) else end for end in ends]
         if verb.name == "push_log":
             answers = [numbered(end, n, len(ends)) for n, end in enumerate(ends)
                        if not isinstance(end, NotFound)]  # fmt: skip
@@ -630,8 +692,10 @@ def _producer(member: Member) -> Producer:
 
 
 def _file_of(name: str, shard: int) -> str:
-    """The name of the file that one shard's backup goes to."""
+    """The name of one shard's own file; a name that no file may have stays as it is."""
     path = PurePosixPath(name)
+    if path.name != name or name == "..":
+        return name
     return f"{path.stem}-shard-{shard}{path.suffix}"
 
 

@@ -344,9 +344,8 @@ NOT_AS_THEY_WERE = (GROUP, SCHEDULE, TRANSACTION, BULK)
 have changed the first three, and no bulk operation goes on in the new store."""
 
 Watch = Callable[[str, int, int | None], None]
-"""Called again and again with the step (``STEPS``), how much of it is done, and of how much, if
-that is known. An error that it raises ends the restore."""
-STEPS = ("backup", "events", "tasks", "writing")
+"""Called again and again with the step (``RESTORE_STEPS`` of ``api/daemon.py``), how much of it is
+done, and of how much, if that is known. An error that it raises ends the restore."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from server.http.rig import Request, Response
@@ -16,15 +18,20 @@ from support.shard_rig import NOW_MS
 from support.shards import Shards, key_in
 from support.waiting import comes, soon
 from tickwheel import gateway as gateways
+from tickwheel.api.daemon import NewRestore, Restore
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client
+from tickwheel.client import shards as client_shards
 from tickwheel.clock import Clock
+from tickwheel.errors import Conflict, SendTimeout
 from tickwheel.gateway import Gateway, Teller
 from tickwheel.model.values import SHARD_BITS
 from tickwheel.server import tokens
+from tickwheel.server.http.declared import answer_type
 from tickwheel.server.logins import Logins
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import Settings
+from tickwheel.server.shard import backups
 from tickwheel.webhooks import Callback, callback_token
 
 COUNT = 3
@@ -123,6 +130,14 @@ class Hall:
 
 def shard_of(task_id: str) -> int:
     return int(task_id) & ((1 << SHARD_BITS) - 1)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that try a shard which is away for a short time only."""
+    assert Client.__init__.__kwdefaults__ is not None
+    for name, value in (("send_timeout", 0.3), ("retries", 0)):
+        monkeypatch.setitem(Client.__init__.__kwdefaults__, name, value)
 
 
 @pytest.fixture
@@ -479,22 +494,235 @@ async def test_a_stream_of_lines_and_one_that_is_refused(hall: Hall) -> None:
     assert stream.response.lines[-1]["error"]["code"] == "not_found"
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- restores ------------------------------------------------------------------------------------
+
+RESTORES = """
+import json, sys
+plan = json.loads(sys.stdin.readline())
+shard = int(plan["into"].rpartition("-shard-")[2][:-3])
+if plan["into"].endswith("/half-shard-1.db"):
+    print(json.dumps({"error": {"code": "store_error", "message": "no room"}}), flush=True)
+elif "/half-" in plan["into"] or "/all-" in plan["into"]:
+    some = {"count": shard, "ids": [str(shard)] * shard}
+    report = {"refused": False, "restored": 10 + shard, "groups": 2, "shard": shard,
+              "exact": shard > 0, "gaps": ["a gap"] * (shard == 2), "skipped_overdue": some,
+              "backup_ms": 5 + shard}
+    print(json.dumps({"report": report}), flush=True)
+else:
+    print(json.dumps({"step": "writing" if shard else "tasks", "done": 5, "of": 9}), flush=True)
+    sys.stdin.read()
+"""
+"""In the place of the process of a restore: into ``all-…`` and ``half-…`` it ends by itself; into
+``half-…`` it fails in shard 1. All others work until they shall end."""
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("GET", "/v1/restores", None),
-        ("POST", "/v1/restores", {"into": "x.db"}),
-    ],
-)
-async def test_what_is_of_one_shard_says_where_to_ask(
-    hall: Hall, method: str, path: str, body: Any
+class Files:
+    """The folders for backups of all shards, each with a backup of the name ``a.db``."""
+
+    def __init__(self, hall: Hall, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.hall, self.folder = hall, folder
+        patch.setattr(backups, "COMMAND", (sys.executable, "-S", "-c", RESTORES))
+        for shard in range(COUNT):
+            (folder / str(shard)).mkdir()
+            self.of(shard, "a").write_bytes(b"a backup")
+            self.known(shard)._folder = folder / str(shard)
+
+    def of(self, shard: int, stem: str) -> Path:
+        return self.folder / str(shard) / f"{stem}-shard-{shard}.db"
+
+    def known(self, shard: int) -> backups.Restores:
+        return self.hall.shards.shard(shard).restores
+
+    async def begin(self, into: str = "new.db", **more: Any) -> Any:
+        said = {"into": into, "backup": "a.db", **more}
+        answer = await self.hall.call("POST", "/v1/restores", said)
+        assert answer.status == 202, answer.body
+        return right(answer.json)
+
+    async def refused(self, into: str = "new.db", **more: Any) -> Response:
+        return await self.hall.refused("POST", "/v1/restores", {"into": into, **more})
+
+    async def show(self, restore: str) -> Any:
+        return right(await self.hall.get(f"/v1/restores/{restore}"))
+
+    async def ended(self, restore: str) -> Any:
+        for shard in range(COUNT):
+            await self.known(shard).find(int(restore)).ended.wait()
+        return await self.show(restore)
+
+    def states(self) -> list[list[str]]:
+        """The states of the restores of each shard, the newest first."""
+        return [[one.state for one in self.known(shard).all()] for shard in range(COUNT)]
+
+
+def right(found: Any) -> Any:
+    """An answer that has the form of the document."""
+    msgspec.json.decode(json.dumps(found), type=answer_type(Restore))
+    return found
+
+
+@pytest.fixture
+async def files(hall: Hall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    await hall.get("/v1/stats")  # all are connected, and are asked in their order
+    return Files(hall, tmp_path, monkeypatch)
+
+
+async def test_a_restore_is_one_of_all_shards_each_with_its_own_files(files: Files) -> None:
+    made = await files.begin()
+    assert (made["state"], made["of_shards"], made["report"]) == ("running", COUNT, None)
+    for shard in range(COUNT):
+        one = files.known(shard).find(int(made["id"]))
+        assert (one.wanted.into, one.wanted.backup) == (
+            f"new-shard-{shard}.db",
+            f"a-shard-{shard}.db",
+        )
+        await comes(lambda one=one: one.step in ("tasks", "writing"))
+    assert made["into"] == "new-shard-0.db, new-shard-1.db, new-shard-2.db"
+    assert made["backup"] == "a-shard-0.db, a-shard-1.db, a-shard-2.db"
+    shown = await files.show(made["id"])
+    assert [one["progress"]["step"] for one in shown["shards"]] == ["tasks", "writing", "writing"]
+    assert shown["progress"] == {"step": "tasks", "done": 5, "total": 9}, "where the last one is"
+    files.known(0).find(int(made["id"])).step = "writing"
+    assert (await files.show(made["id"]))["progress"] == {
+        "step": "writing",
+        "done": 15,
+        "total": 27,
+    }
+    ended = right((await files.hall.call("DELETE", f"/v1/restores/{made['id']}")).json)
+    assert (ended["state"], ended["error"]) == ("cancelled", None) and ended["ended_ms"]
+    assert files.states() == [["cancelled"]] * COUNT
+    files.hall.shards.pass_time(5)
+    again = await files.begin()
+    listed = (await files.hall.get("/v1/restores"))["restores"]
+    assert [right(one)["id"] for one in listed] == [again["id"], made["id"]]
+    assert [one["state"] for one in listed] == ["running", "cancelled"]
+    none = await files.hall.refused("GET", "/v1/restores/7")
+    assert (none.status, none.json["code"]) == (404, "not_found")
+
+
+async def test_its_report_is_of_all_shards(files: Files) -> None:
+    made = await files.begin("all.db")
+    found = await files.ended(made["id"])
+    assert (found["state"], found["error"]) == ("done", None)
+    assert found["report"] == {
+        "refused": False, "restored": 33, "groups": 2, "exact": False, "gaps": ["shard 2: a gap"],
+        "skipped_overdue": {"count": 3, "ids": ["1", "2", "2"]}, "backup_ms": 5,
+        "backup": "a-shard-0.db, a-shard-1.db, a-shard-2.db",
+    }  # fmt: skip
+    assert [one["report"]["restored"] for one in found["shards"]] == [10, 11, 12]
+    assert [one["shard"] for one in found["shards"]] == [0, 1, 2]
+
+
+async def test_one_that_fails_in_one_shard_has_failed_there(files: Files) -> None:
+    made = await files.begin("half.db")
+    found = await files.ended(made["id"])
+    assert found["state"] == "failed"
+    assert found["error"] == {"code": "store_error", "message": "shard 1: no room"}
+    assert [one["state"] for one in found["shards"]] == ["done", "failed", "done"]
+    assert found["report"]["restored"] == 22, "what the others have restored"
+
+
+async def test_where_one_shard_refuses_the_others_are_cancelled_and_it_is_said(
+    files: Files,
 ) -> None:
-    answer = await hall.refused(method, path, body)
-    assert (answer.status, answer.json["code"]) == (409, "conflict"), answer.body
-    assert "/v1/shards" in answer.json["detail"]
+    files.of(2, "new").write_bytes(b"it is there")
+    answer = await files.refused(backup="a.db", id="77")
+    assert (answer.status, answer.json["code"]) == (409, "conflict")
+    assert answer.json["detail"] == (
+        "shard 2: new-shard-2.db exists already; a restore goes into a new file;"
+        " restore 77 had begun in shards 0, 1, and was cancelled there"
+    )
+    assert files.states() == [["cancelled"], ["cancelled"], []]
+    shown = await files.show("77")
+    assert shown["state"] == "failed" and shown["error"]["message"] == (
+        "shards 2: no restore of this id: not begun, or forgotten"
+    )
+    files.of(0, "b").write_bytes(b"a backup")
+    answer = await files.refused(backup="b.db")
+    assert (answer.status, answer.json["code"]) == (404, "not_found")
+    assert answer.json["detail"].startswith("shard 1: there is no backup b-shard-1.db; restore ")
+    first = await files.refused("../new.db", backup="a.db")
+    assert first.json["code"] == "bad_request" and first.json["detail"] == (
+        "shard 0: into must be a file name without a folder, not '../new.db'; no shard has begun it"
+    )
+    assert files.states()[2] == []
+    for name in ("../new.db", "..", "a/"):
+        answer = await files.hall.refused("POST", "/v1/backups", {"name": name})
+        assert (answer.status, answer.json["code"]) == (400, "bad_request"), name
+
+
+async def test_where_one_shard_is_away_none_begins(impatient: None, files: Files) -> None:
+    files.hall.shards.lose(2)
+    await files.hall.shards.settle()
+    answer = await files.refused(backup="a.db")
+    assert (answer.status, answer.json["code"]) == (503, "unreachable")
+    detail = answer.json["detail"]
+    assert detail.startswith("shard 2: ") and detail.endswith("; no shard has begun it")
+    assert files.states() == [[]] * COUNT
+
+
+async def test_what_may_have_begun_is_cancelled_or_it_is_said_where_it_goes_on(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, cancel = client_shards.Shards._ask, backups.Restores.cancel
+
+    async def unsure(shards: client_shards.Shards, member: Any, verb: Any, *more: Any) -> Any:
+        answer = await ask(shards, member, verb, *more)
+        if verb.name == "restore" and member is shards.members[1]:
+            raise SendTimeout("the answer was lost")
+        return answer
+
+    async def busy(restores: backups.Restores, restore: backups.Restore) -> None:
+        if restores is files.known(1):
+            raise Conflict("not now")
+        await cancel(restores, restore)
+
+    monkeypatch.setattr(client_shards.Shards, "_ask", unsure)
+    answer = await files.refused(backup="a.db")
+    assert (answer.status, answer.json["code"]) == (504, "send_timeout")
+    assert files.states() == [["cancelled"], ["cancelled"], []]
+    with monkeypatch.context() as patch:
+        patch.setattr(backups.Restores, "cancel", busy)
+        answer = await files.refused(backup="a.db", id="9")
+    assert answer.json["detail"] == (
+        "shard 1: the answer was lost; restore 9 had begun in shards 0, and was cancelled there;"
+        " restore 9 may go on in shards 1: cancel it once more"
+    )
+    assert [some[:1] for some in files.states()] == [["cancelled"], ["running"], []]
+    assert (await files.hall.call("DELETE", "/v1/restores/9")).json["state"] == "failed"
+    assert files.states()[1][0] == "cancelled"
+
+
+async def test_what_one_shard_has_begun_at_its_own_port_is_its_own(files: Files) -> None:
+    wanted = NewRestore(into="x-shard-1.db", backup="a-shard-1.db", history=False)
+    one = await files.known(1).begin(wanted)
+    [listed] = (await files.hall.get("/v1/restores"))["restores"]
+    assert (listed["state"], listed["of_shards"]) == ("running", 1)
+    assert [part["shard"] for part in listed["shards"]] == [1]
+    busy = await files.refused(backup="a.db")
+    assert f"shard 1: restore {one.id} is under way" in busy.json["detail"]
+    assert (await files.hall.call("DELETE", f"/v1/restores/{one.id}")).json["state"] == "cancelled"
+
+
+async def test_tasks_that_are_named_are_restored_by_their_shards(files: Files) -> None:
+    made = await files.begin(ids=["1026", "2048", "3074"])  # of shards 2, 0 and 2
+    assert (made["of_shards"], made["into"]) == (2, "new-shard-0.db, new-shard-2.db")
+    assert [one["shard"] for one in made["shards"]] == [0, 2]
+    assert files.known(2).find(int(made["id"])).wanted.ids == (1026, 3074)
+    assert files.states()[1] == []
+
+
+async def test_what_a_shard_has_forgotten_is_no_success(files: Files) -> None:
+    made = await files.begin("all.db")
+    await files.ended(made["id"])
+    files.known(1)._known.clear()  # as after a restart
+    found = await files.show(made["id"])
+    assert (found["state"], found["error"]["code"]) == ("failed", "not_found")
+    assert "shards 1: no restore" in found["error"]["message"]
+    assert (await files.hall.get("/v1/restores"))["restores"] == [found]
+
+
+# --- what is not there ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("said", [b"12 no", b"{}", b""])
@@ -527,12 +755,8 @@ async def test_a_callback_goes_to_the_shard_of_its_token_or_it_is_said_why_not(
 
 
 async def test_one_shard_that_is_away_is_named_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch,
+    impatient: None, hall: Hall
 ) -> None:
-    assert Client.__init__.__kwdefaults__ is not None
-    for name, value in (("send_timeout", 0.3), ("retries", 0)):
-        monkeypatch.setitem(Client.__init__.__kwdefaults__, name, value)
-    hall = await Hall(monkeypatch).start()
     ids = await hall.fill()
     hall.shards.lose(1)
     for method, path, body in (
@@ -549,7 +773,6 @@ async def test_one_shard_that_is_away_is_named_and_the_others_go_on(
     assert (await hall.post("/v1/tasks", {"topic": "t"}))["id"]
     hall.shards.away.clear()
     assert (await hall.get(f"/v1/tasks/{ids[1]}"))["id"] == ids[1]
-    await hall.stop()
 
 
 # --- tokens --------------------------------------------------------------------------------------
@@ -717,9 +940,7 @@ async def test_no_more_clients_are_kept_than_the_limit(
     await soon(waiting.task)
 
 
-def test_every_verb_is_answered_or_refused() -> None:
-    """What has no frame is refused, unless it is answered here."""
-    refused = {name for name, verb in VERBS.items() if verb.frame is None}
-    assert refused - {"report", "enqueue_plain", "settle_callback"} == {
-        "restore", "list_restores", "show_restore", "cancel_restore",
-    }  # fmt: skip
+def test_every_verb_is_answered() -> None:
+    """What has no frame is answered here, or nobody asks it over HTTP."""
+    unframed = {name for name, verb in VERBS.items() if verb.frame is None}
+    assert unframed == {"report", "enqueue_plain", "settle_callback"}

@@ -112,6 +112,9 @@ async def test_one_at_a_time_and_a_cancelled_one_makes_room(
     assert ended["progress"] == {"step": "writing", "done": 5, "total": 9}
     again = is_right(await rig.call("DELETE", f"/v1/restores/{first['id']}"))
     assert again == ended, "one that has ended stays as it is"
+    taken = rig.begin("POST", "/v1/restores", {"into": "b.db", "backup": "a.db", "id": first["id"]})
+    await taken.task
+    assert taken.response.status == 409 and first["id"] in taken.response.json["detail"]
     third = await begun(rig)
     assert int(third["id"]) > int(first["id"])
     listed = (await rig.call("GET", "/v1/restores")).json["restores"]
@@ -122,7 +125,7 @@ async def test_one_that_does_not_stop_is_killed_and_leaves_nothing(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     by(monkeypatch, DEAF)
-    monkeypatch.setattr(backups, "STOP_S", 0.01)
+    monkeypatch.setattr(backups, "RESTORE_STOP_S", 0.01)
     made = await begun(rig)
     known = rig.shard.restores.find(int(made["id"]))
     await comes(lambda: known.step == "events")

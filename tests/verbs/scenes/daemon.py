@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 from support.shard_rig import NOW_MS
@@ -117,11 +118,17 @@ def no_name(stage: Stage) -> Values:
     return {"name": "../copy.db"}
 
 
+RESTORE_IDS = count(1 << 50)
+"""Ids of restores, large enough to be told from other numbers."""
+
+
 @contextmanager
 def restoring(stage: Stage) -> Iterator[Values]:
     """While a restore is under way, of which there is one at a time; its id as a value."""
     stage.ask("backup", name=stage.name("copy.db"))
-    wanted = NewRestore(into=stage.name("new.db"), backup=stage.name("copy.db"), history=False)
+    wanted = NewRestore(
+        into=stage.name("new.db"), backup=stage.name("copy.db"), history=False, id=next(RESTORE_IDS)
+    )
     restores = stage.house.running.shard.restores
     made = stage.house.do(restores.begin(wanted))
     try:
@@ -134,8 +141,9 @@ def restoring(stage: Stage) -> Iterator[Values]:
 def restore(stage: Stage) -> Any:
     stage.ask("backup", name=stage.name("copy.db"))
     said = {"into": stage.name("new.db"), "backup": stage.name("copy.db"), "history": False}
+    found = {"state": "running", "into": "new.db", "backup": "copy.db", "dry_run": False}
     try:
-        yield said, {"state": "running", "into": "new.db", "backup": "copy.db", "dry_run": False}
+        yield said | {"id": next(RESTORE_IDS), "of_shards": 3}, found | {"of_shards": 3}
     finally:
         restores = stage.house.running.shard.restores
         stage.house.do(restores.cancel(restores.all()[0]))

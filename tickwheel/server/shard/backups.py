@@ -27,10 +27,11 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tickwheel.api.daemon import BackupName, NewRestore, Nothing, RestoreId
+from tickwheel.api.daemon import RESTORE_STOP_S, BackupName, NewRestore, Nothing, RestoreId
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Overloaded, shown
 from tickwheel.history.daemon import kill
 from tickwheel.history.restore import Plan, remove_leftovers
@@ -47,8 +48,6 @@ BACKUP_NAME_BYTES_MAX: Final = 200
 RESTORES_AT_A_TIME: Final = 1
 RESTORES_KEPT_MAX: Final = 16
 """How many of the newest restores are remembered."""
-STOP_S: Final = 10.0
-"""A restore that shall stop is killed after this many seconds."""
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 COMMAND: Final = (sys.executable, "-m", "tickwheel.history.restore")
 LOOK_S = 60.0
@@ -210,6 +209,7 @@ class Restore:
             "into": self.wanted.into,
             "backup": self.wanted.backup,
             "dry_run": self.wanted.dry_run,
+            "of_shards": self.wanted.of_shards,
             "began_ms": self.began_ms,
             "ended_ms": self.ended_ms,
             "progress": {"step": self.step, "done": self.done, "total": self.of},
@@ -245,7 +245,8 @@ class Restores:
         return found
 
     async def begin(self, wanted: NewRestore) -> Restore:
-        """Begin a restore. Raises Conflict (one runs, the file is there), NotFound (no backup)."""
+        """Begin a restore. Raises Conflict (one runs, the file or the id is there), NotFound (no
+        backup)."""
         await asyncio.to_thread(self._check_files, wanted)
         running = [one for one in self.all() if one.state == "running"]
         if len(running) >= RESTORES_AT_A_TIME:
@@ -253,12 +254,21 @@ class Restores:
                 f"restore {running[0].id} is under way; there is {RESTORES_AT_A_TIME} at a time"
             )
         now_ms = self._clock.read().now_ms
-        made = Restore(max([now_ms, *(number + 1 for number in self._known)]), wanted, now_ms)
+        made = Restore(self._new_id(wanted, now_ms), wanted, now_ms)
         self._known[made.id] = made
         while len(self._known) > RESTORES_KEPT_MAX:
             del self._known[next(iter(self._known))]
         self._parts.spawn(self._see_through(made))
         return made
+
+    def _new_id(self, wanted: NewRestore, now_ms: int) -> int:
+        """The id that is asked for, or else the next one from ``now_ms`` on that no restore has.
+        Raises Conflict."""
+        if wanted.id is None:
+            return next(number for number in count(now_ms) if number not in self._known)
+        if wanted.id in self._known:
+            raise Conflict(f"there is a restore {wanted.id} already; id must be one that none has")
+        return wanted.id
 
     def _check_files(self, wanted: NewRestore) -> None:
         into = self._folder / wanted.into
@@ -276,7 +286,7 @@ class Restores:
         if process is not None and process.stdin is not None:
             process.stdin.close()
         try:
-            async with asyncio.timeout(STOP_S):
+            async with asyncio.timeout(RESTORE_STOP_S):
                 await restore.ended.wait()
         except TimeoutError:
             kill(process)
