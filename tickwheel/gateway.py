@@ -35,8 +35,8 @@ from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client
 from tickwheel.client.connection import Trust
-from tickwheel.client.merging import ask_in_parts
-from tickwheel.client.shards import checked_basis
+from tickwheel.client.merging import ask_in_parts, raise_first, status_of
+from tickwheel.client.shards import AWAY, checked_basis
 from tickwheel.client.subscription import SubscribeOptions
 from tickwheel.client.tasks import FRAME_BYTES, merged_receipts, receipts, size_of
 from tickwheel.errors import (
@@ -68,6 +68,7 @@ from tickwheel.webhooks import read_token
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+    from tickwheel.api.daemon import Nothing
     from tickwheel.api.shapes import Request
     from tickwheel.api.targets import SettleCallback
     from tickwheel.api.verb import Verb
@@ -90,6 +91,8 @@ IDLE_S: Final = 60.0
 LOOK_S: Final = 5.0
 ANSWER_S: Final = 5.0
 """How long, in seconds, the HTTP of a shard may take to answer."""
+STATUS_S: Final = 2.0
+"""How long, in seconds, a shard may take to say how it is."""
 ANSWER_BYTES_MAX: Final = 64 * 1024
 NAME: Final = "http of all shards"
 ASK_IT: Final = "ask one at its own address: /v1/shards says where they are"
@@ -135,6 +138,19 @@ class Teller(Client):
         if shards is not None and verb.over is Over.PAGES:
             return await shards.page(verb, fields[0], None)
         return await self._call(verb, fields, None)
+
+    async def look(self) -> Any:
+        """The status of all shards as one. Raises Unreachable when there is none."""
+        shards, verb = await self._know_shards(), VERBS["status"]
+        until_s = _now_s() + STATUS_S
+        asking = (member._call(verb, (), until_s) for member in self._members(shards))
+        ends: list[Any] = await asyncio.gather(*asking, return_exceptions=True)
+        raise_first([end for end in ends if not isinstance(end, AWAY)])
+        answers = [end for end in ends if not isinstance(end, BaseException)]
+        if not answers or shards is None:
+            raise_first(ends)
+            return answers[0]
+        return status_of(ends, answers[0]["shards"])
 
     def _members(self, shards: Shards | None) -> Sequence[Teller]:
         """A client for each shard, which asks that one alone."""
@@ -286,6 +302,10 @@ class OverShards(StandbyOperations):
 
     def _tell(self, verb: Verb, ask: Ask[Any]) -> None:
         self._begin(ask.caller, ask.number, lambda client: client.tell(verb, ask.request))
+
+    def status(self, ask: Ask[Nothing]) -> None:
+        """Answer how all shards are; those that are away are said to be."""
+        self._begin(ask.caller, ask.number, Teller.look)
 
     def report(self, ask: Ask[Any]) -> None:
         """Answer the page of the last report, which is a file of this machine, to whoever may read

@@ -69,8 +69,21 @@ def test_every_view_shows_what_all_shards_have(console_on: Open, hall: Any, topi
     ):
         page = console.open(view)
         expect(page.locator("main")).to_contain_text(text)
-    for view in ("dead", "transactions", "consumers", "nodes"):
+    for view in ("dead", "transactions", "consumers"):
         console.open(view)
+
+
+def test_each_shard_is_among_the_nodes_with_its_own_console(console_on: Open, hall: Any) -> None:
+    page = console_on(hall).open("nodes")
+    table = page.get_by_role("table", name="All shards", exact=True)
+    for one in get(hall, "/v1/status")["statuses"]:
+        row = table.locator(f'tr[data-key="{one["shard"]}"]')
+        expect(row).to_contain_text("ready")
+        expect(row).to_contain_text(one["url"])
+        there = f"{one['http']}/console/#/nodes"
+        expect(row.get_by_role("link")).to_have_attribute("href", there)
+    expect(page.locator("main")).to_contain_text("All shards together")
+    expect(page.get_by_role("heading", name="All nodes on this store")).to_have_count(0)
 
 
 def test_what_is_chosen_is_cancelled_in_every_shard(

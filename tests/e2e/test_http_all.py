@@ -188,10 +188,15 @@ def test_a_shard_that_is_killed_is_named_and_the_other_one_goes_on(
     until(lambda: whole.metric("tickwheel_serving") == {"0": 1})
     (away,) = [one for one in whole.get("/v1/shards").json["shards"] if one["shard"] == 1]
     assert away["restarts"] > 0
+    status = whole.get("/v1/status").json
+    assert (status["state"], status["shard"]) == ("unreachable", 0)
+    assert [one["state"] for one in status["statuses"]] == ["ready", "unreachable"]
+    assert status["statuses"][1]["message"] in status["detail"]
     database.rmdir()
     database.with_suffix(".away").rename(database)
     until(lambda: whole.get("/readyz").status == 200, log=lambda: whole.shards.log)
     assert whole.metric("tickwheel_shard_up") == {"0": 1, "1": 1}
+    until(lambda: whole.get("/v1/status").json["state"] == "ready")
     restarts = whole.metric("tickwheel_shard_restarts_total")
     assert restarts["0"] == 0 < restarts["1"]
 

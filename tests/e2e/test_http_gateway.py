@@ -108,6 +108,9 @@ def test_a_shard_that_stands_still_holds_up_nobody_else(
             assert machine.ask("POST", "/v1/tasks", tasks[shard]).status == 201
         away = machine.ask("GET", f"/v1/tasks/{ids[1]}")
         assert away.status in (502, 503, 504) and away.json["retryable"], away.body
+        status = machine.ask("GET", "/v1/status").json
+        assert status["state"] == "unreachable" and status["detail"].startswith("shard 1: ")
+        assert [one["reachable"] for one in status["statuses"]] == [True, False, True]
         assert machine.ask("GET", "/healthz").status == 200
     finally:
         os.kill(frozen, signal.SIGCONT)
@@ -198,6 +201,10 @@ def test_a_node_answers_for_tasks_of_the_other_node(server: RedisServer, tmp_pat
             found = ask(nodes[name].http, "GET", f"/v1/tasks/{made.json['id']}")
             assert (found.status, found.json["body"]) == (200, "x")
             assert ask(nodes[name].http, "GET", "/v1/stats").json["pending"] == 1
+            status = ask(nodes[name].http, "GET", "/v1/status").json
+            assert status["state"] == "ready", status
+            nodes_of = {one["shard"]: one["node"] for one in status["statuses"]}
+            assert nodes_of == led_by
         assert len(ask(nodes["a"].http, "GET", "/v1/nodes").json["nodes"]) == 2
 
 

@@ -34,6 +34,8 @@ LOAD_STEPS_MAX: Final = 1_440
 FILE_NAME: Final = Text()
 UNKNOWN: Final = "unknown"
 """The state of a daemon that is too old to be asked."""
+UNREACHABLE: Final = "unreachable"
+"""The state of a shard that gives no answer, where all are asked."""
 RESTORE_STEPS: Final = ("backup", "events", "tasks", "writing")
 """The steps of a restore, in their order."""
 
@@ -288,6 +290,14 @@ class Status(Answer):
     uptime_s: float
     loaded: Annotated[int, "Tasks in memory again after a start."] = 0
     to_load: Annotated[int | None, "How many there are; None: that is not known yet."] = None
+    statuses: Annotated[
+        Sequence[dict[str, Any]],
+        "Over the HTTP of all shards: the status of each, with ``shard``, ``url`` and"
+        " ``reachable``; of one that is away its ``state`` is unreachable, and ``error`` and"
+        " ``message`` say why. What stands beside this list is of all then: ``state`` is the worst"
+        " of them, ``detail`` says of which; sizes, and tasks that are loaded, are added. The rest"
+        " is of the worst shard that answers, ``shard``.",
+    ] = ()
     http: Annotated[str | None, "The URL of its HTTP API."] = None
     pid: Annotated[int | None, "Its process, on its machine."] = None
     memory_bytes: int | None = None

@@ -15,7 +15,8 @@ from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.api.daemon import RESTORE_STEPS
+from tickwheel.api.daemon import RESTORE_STEPS, UNKNOWN, UNREACHABLE
+from tickwheel.errors import TickwheelError
 from tickwheel.protocol import encode
 
 if TYPE_CHECKING:
@@ -400,6 +401,56 @@ def _restores(answers: Sequence[Raw], options: Raw) -> Raw:
             found.setdefault(one["id"], [None] * len(answers))[shard] = one
     every = [_restore(parts, options) for parts in found.values()]
     return {"restores": sorted(every, key=lambda one: -one["began_ms"])}
+
+
+# --- status --------------------------------------------------------------------------------------
+
+STATES = (
+    "store_trouble", "rows_missing", "store_full", "clock_held", "draining", "recovering",
+    "standby", UNKNOWN, "loading", "ready",
+)  # fmt: skip
+"""States of daemons that answer, the worst first."""
+
+
+def status_of(ends: Sequence[Raw | TickwheelError], urls: Sequence[str]) -> Raw:
+    """One status of those of all shards, of which one at least has answered."""
+    answers = [end for end in ends if not isinstance(end, TickwheelError)]
+    worst = min(
+        answers, key=lambda one: STATES.index(one["state"]) if one["state"] in STATES else 0
+    )
+    each: list[dict[str, Any]] = []
+    for shard, (end, url) in enumerate(zip(ends, urls, strict=True)):
+        said = {"shard": shard, "url": url, "reachable": not isinstance(end, TickwheelError)}
+        if isinstance(end, TickwheelError):
+            said |= {"state": UNREACHABLE, "error": end.code, "message": end.message}
+        else:
+            said = {**end, **said}
+        each.append(said)
+    troubles = [_trouble(one) for one in each if one["state"] != "ready"]
+
+    def of_all(name: str, add: Callable[[Any], Any]) -> Any:
+        values = [one[name] for one in answers if one.get(name) is not None]
+        return add(values) if values else None
+
+    standbys = [
+        {**one, "shard": answer["shard"]} for answer in answers for one in answer["standbys"]
+    ]
+    return {
+        **worst,
+        "state": worst["state"] if len(answers) == len(ends) else UNREACHABLE,
+        "detail": "; ".join(troubles) or None, "standbys": standbys,
+        "store_ok": all(one["store_ok"] for one in answers),
+        "uptime_s": min(one["uptime_s"] for one in answers),
+        "loaded": of_all("loaded", sum), "memory_bytes": of_all("memory_bytes", sum),
+        "disk_used": of_all("disk_used", max), "disk_free_bytes": of_all("disk_free_bytes", min),
+        "statuses": each,
+    }  # fmt: skip
+
+
+def _trouble(one: Raw) -> str:
+    """What there is to say of a shard that is not ready."""
+    why = one.get("message") or one.get("detail")
+    return f"shard {one['shard']}: {one['state']}" + (f" ({why})" if why else "")
 
 
 MERGED: Mapping[str, Callable[[Sequence[Any], Raw], Any]] = {

@@ -18,7 +18,7 @@ from support.shard_rig import NOW_MS
 from support.shards import Shards, key_in
 from support.waiting import comes, soon
 from tickwheel import gateway as gateways
-from tickwheel.api.daemon import NewRestore, Restore
+from tickwheel.api.daemon import NewRestore, Restore, Status
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client
 from tickwheel.client import shards as client_shards
@@ -720,6 +720,43 @@ async def test_what_a_shard_has_forgotten_is_no_success(files: Files) -> None:
     assert (found["state"], found["error"]["code"]) == ("failed", "not_found")
     assert "shards 1: no restore" in found["error"]["message"]
     assert (await files.hall.get("/v1/restores"))["restores"] == [found]
+
+
+# --- how all are ---------------------------------------------------------------------------------
+
+
+async def test_the_status_is_of_all_shards(hall: Hall) -> None:
+    found = await hall.get("/v1/status")
+    msgspec.json.decode(json.dumps(found), type=answer_type(Status))
+    assert (found["state"], found["detail"], found["role"]) == ("ready", None, "active")
+    assert [one["shard"] for one in found["statuses"]] == [0, 1, 2]
+    assert [one["node"] for one in found["statuses"]] == ["n0", "n1", "n2"]
+    assert [one["url"] for one in found["statuses"]] == hall.shards.urls == found["shards"]
+    assert all(one["reachable"] for one in found["statuses"])
+    hall.shards.shard(2).loaded.clear()
+    found = await hall.get("/v1/status")
+    assert (found["state"], found["shard"], found["node"]) == ("loading", 2, "n2")
+    assert found["detail"] == "shard 2: loading"
+    assert [one["state"] for one in found["statuses"]] == ["ready", "ready", "loading"]
+
+
+async def test_a_shard_that_is_away_is_in_the_status_with_its_reason(
+    hall: Hall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateways, "STATUS_S", 0.2)
+    await hall.get("/v1/stats")
+    hall.shards.lose(1)
+    found = await hall.get("/v1/status")
+    msgspec.json.decode(json.dumps(found), type=answer_type(Status))
+    away = found["statuses"][1]
+    assert away.keys() == {"shard", "url", "reachable", "state", "error", "message"}
+    assert (away["shard"], away["url"]) == (1, hall.shards.urls[1])
+    assert (away["reachable"], away["state"], away["error"]) == (
+        False, "unreachable", "unreachable",
+    )  # fmt: skip
+    assert found["state"] == "unreachable" and found["shard"] != 1
+    assert found["detail"] == f"shard 1: unreachable ({away['message']})"
+    assert [one["state"] for one in found["statuses"]] == ["ready", "unreachable", "ready"]
 
 
 # --- what is not there ---------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 // This daemon and the others on its store: role, epoch, store, disk, memory, version, limits. Where
-// nodes share the shards of a store: all nodes and shards.
+// nodes share the shards of a store: all nodes and shards. At the HTTP of all shards: each of them.
 
 import { get } from "./api.js";
 import { bytes, count, duration, facts, fill, h, head, link, section, state, time } from "./dom.js";
@@ -24,6 +24,22 @@ export async function open(main, query, signal) {
   });
   others.element.classList.add("short");
   const onStore = section("All nodes on this store", said, others.element), shared = h("div");
+  const shards = new Table({
+    label: "All shards", key: (one) => String(one.shard),
+    columns: [
+      { name: "Shard", class: "number", cell: (one) => String(one.shard) },
+      { name: "State", class: "word", cell: (one) => state(one.state) },
+      { name: "Why", class: "body", cell: (one) => one.message ?? one.detail ?? "–" },
+      { name: "Console", class: "name", cell: (one) => (consoleOf(one) ? link(`${consoleOf(one)}#/nodes`, one.http) : h("span", { class: "dim" }, "not known")) },
+      { name: "Address", class: "name wide", cell: (one) => one.url },
+      { name: "Epoch", class: "number wide", cell: (one) => count(one.epoch) },
+      { name: "Memory", class: "number wide", cell: (one) => bytes(one.memory_bytes) },
+      { name: "Since", class: "when wide", cell: (one) => (one.since_ms ? time(one.since_ms) : "–") },
+    ],
+  });
+  shards.element.classList.add("short");
+  const onAll = section("All shards", shards.element);
+  onAll.hidden = true;
   let isNode = true, balance = null;
 
   // A daemon alone, or of a folder, is no node: that does not change while it runs.
@@ -42,12 +58,15 @@ export async function open(main, query, signal) {
       fill(shared, balance.elements);
       onStore.hidden = true;
     }
-    balance.set(found, status);
+    balance.set(found, status.statuses ? {} : status);
   }
 
   async function refresh() {
     const status = await get("/v1/status", {}, signal);
     await showShared(status);
+    const each = status.statuses ?? [];
+    onAll.hidden = !each.length || isNode;
+    if (each.length) { shards.set(each); onStore.hidden = true; }
     const isThis = (one) => one.node === status.node && one.address === status.address;
     const all = [...(status.active ? [{ ...status.active, role: "active" }] : []), ...status.standbys.map((one) => ({ ...one, role: "standby" }))];
     if (!all.some(isThis)) all.push({ node: status.node, address: status.address, http: status.http, role: status.role, since_ms: status.since_ms, epoch: status.epoch || null });
@@ -55,7 +74,7 @@ export async function open(main, query, signal) {
     const isShared = (status.store ?? "").startsWith("redis");
     said.textContent = !isShared ? "This daemon has its store for itself; no other one can take over."
       : `${status.active ? "" : "Nobody is known to lead at the moment. "}Daemons that stand by say so in the store: one that cannot reach it, or was stopped, is not listed a few seconds later.`;
-    fill(node, section(`Node ${status.node}${status.shards ? `, shard ${status.shard}` : ""}`, facts([
+    fill(node, section(each.length ? `All shards together; what is of one, of shard ${status.shard}` : `Node ${status.node}${status.shards ? `, shard ${status.shard}` : ""}`, facts([
       ["Role", state(status.role)], ["State", h("span", null, state(status.state), status.detail ? ` ${status.detail}` : "")],
       ["Version", status.version], ["Epoch", status.epoch ? count(status.epoch) : "–"], ["Address", status.address ?? "–"], ["In this role since", time(status.since_ms)], ["Up for", duration(status.uptime_s * 1000)],
       ["Store", h("span", { class: "mono" }, status.store ?? "–")], ["Its server now", status.store_at ?? "–"], ["Durability", status.durability ?? "–"], ["All of it in memory too", status.mirror === true ? "yes" : status.mirror === false ? "no (mirror=no)" : "–"], ["Store works", status.store_ok ? "yes" : h("b", { class: "bad" }, "no")],
@@ -63,7 +82,7 @@ export async function open(main, query, signal) {
       ["Loaded at the start", count(status.loaded)],
     ])));
   }
-  fill(main, head("Nodes"), shared, node, onStore, limits);
+  fill(main, head("Nodes"), shared, onAll, node, onStore, limits);
   get("/v1/limits", {}, signal).then((found) => fill(limits, section("What it accepts", facts(Object.entries(found).map(([name, value]) => [name.replaceAll("_", " "), count(value)])))), () => {});
   return { refresh, every: 3_000 };
 }
