@@ -24,17 +24,13 @@ hypothesis.settings.register_profile(
     phases=[one for one in hypothesis.Phase if one is not hypothesis.Phase.shrink],
 )
 # `make test`: a part of the examples; the rest of them is for `make test-full`.
-EXAMPLES_MAX = 30
 hypothesis.settings.register_profile(
-    "quick", parent=hypothesis.settings.get_profile("tickwheel"), max_examples=EXAMPLES_MAX
+    "quick", parent=hypothesis.settings.get_profile("tickwheel"), max_examples=30
 )
 hypothesis.settings.load_profile(os.environ.get("EXAMPLES", "tickwheel"))
 IS_QUICK = os.environ.get("EXAMPLES") == "quick"
 MACHINE_EXAMPLES_MAX = 20
-"""So many lives of a state machine are tried by `make test`, whatever it asks for; of another test
-with a number of its own, ``EXAMPLES_MAX``."""
-SETTINGS_OF_A_TEST = "_hypothesis_internal_use_settings"
-"""Where Hypothesis keeps them; of a machine they are public."""
+"""So many lives of a state machine are tried by `make test`, whatever it asks for."""
 
 for _name in [name for name in os.environ if name.startswith("TICKWHEEL_")]:
     del os.environ[_name]
@@ -69,14 +65,11 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    tests = [item for item in items if isinstance(item, pytest.Function)] if IS_QUICK else []
-    for place, name, most in (
-        *((machine, "settings", MACHINE_EXAMPLES_MAX) for machine in {test.cls for test in tests}),
-        *((test, SETTINGS_OF_A_TEST, EXAMPLES_MAX) for test in {test.function for test in tests}),
-    ):
-        wanted = getattr(place, name, None)
-        if isinstance(wanted, hypothesis.settings) and wanted.max_examples > most:
-            setattr(place, name, hypothesis.settings(wanted, max_examples=most))
+    for machine in {item.cls for item in items if isinstance(item, pytest.Function)}:
+        of_machine = getattr(machine, "settings", None)
+        if IS_QUICK and isinstance(of_machine, hypothesis.settings):
+            most = min(of_machine.max_examples, MACHINE_EXAMPLES_MAX)
+            machine.settings = hypothesis.settings(of_machine, max_examples=most)
     ranks = {place: rank for rank, place in enumerate(LONG)}
     items.sort(key=lambda item: ranks.get(_place(item.nodeid), len(LONG)))
 
