@@ -16,17 +16,20 @@ def nothing(store: str, folder: Path) -> dict[str, Any]:
     return {}
 
 
-def stores(first: str, *others: str) -> list[Any]:
-    """Parameters: ``make test`` has the first store, ``make test-full`` all of them. Whatever a
-    feature keeps comes back alike from each: the conformance suite and the models of
+def stores(*wanted: str, usual: int = 1) -> list[Any]:
+    """Parameters: ``make test`` has the first store, or ``usual`` of them, ``make test-full`` all.
+    Whatever a feature keeps comes back alike from each: the conformance suite and the models of
     ``tests/persistence`` ask every store and driver all that a daemon does."""
-    return [first, *(pytest.param(one, marks=pytest.mark.slow) for one in others)]
+    others = (pytest.param(one, marks=pytest.mark.slow) for one in wanted[usual:])
+    return [*wanted[:usual], *others]
 
 
-def killed_on(*wanted: str, settings: Callable[[str, Path], dict[str, Any]] = nothing) -> Any:
+def killed_on(
+    *wanted: str, usual: int = 1, settings: Callable[[str, Path], dict[str, Any]] = nothing
+) -> Any:
     """A fixture: the daemon, not started yet. A store is ``sqlite``, or a driver of Redis."""
 
-    @pytest.fixture(params=stores(*wanted))
+    @pytest.fixture(params=stores(*wanted, usual=usual))
     def killed(
         request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
     ) -> Iterator[Daemon]:

@@ -38,7 +38,7 @@ def with_history(store: str, folder: Path) -> dict[str, Any]:
 
 
 killed = killed_on(
-    "redis without a history", "sqlite", "redis", "asyncio-redis", settings=with_history
+    "sqlite", "redis without a history", "redis", "asyncio-redis", usual=2, settings=with_history
 )
 
 
