@@ -100,7 +100,7 @@ def test_histories_of_two_stores_are_not_mixed(tmp_path: Path) -> None:
     put(a, NAME.replace("e5", "e6"), 9)
     put(b, other, 9)
     put(b, other.replace("e5", "e7"), 9)
-    said = "b-s3-e5-000001.jsonl are of 2 stores, because both have epoch 5 of shard 3"
+    said = "b-s3-e5-000001.jsonl are of different stores, because both have epoch 5 of shard 3"
     with pytest.raises(ReportError, match=said):
         new_segments(listed(LocalFiles(), settings_of(a, b)), Manifest())
     held = Manifest(segments={NAME: Loaded(9, False, 1, 1)})

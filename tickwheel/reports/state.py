@@ -279,9 +279,8 @@ def _check_one_store(names: Collection[str]) -> None:
         leader, other = first.setdefault((shard, epoch), (node, name))
         if leader != node:
             raise ReportError(
-                f"history: {other} and {name} are of 2 stores, because both have epoch {epoch} of"
-                f" shard {shard}, the limit is 1; make a report of each store, with an --out of"
-                " its own"
+                f"history: {other} and {name} are of different stores, because both have epoch"
+                f" {epoch} of shard {shard}; make a report of each store, with an --out of its own"
             )
 
 
