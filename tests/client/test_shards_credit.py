@@ -17,17 +17,17 @@ from tickwheel import Client, Delivery, Task, errors
 from tickwheel.api.frames import FrameType
 from tickwheel.client import spread_subscription
 from tickwheel.client.requests import Calls
-from tickwheel.client.spread_subscription import Load, divided
+from tickwheel.client.spread_subscription import ShareUse, divided
 from tickwheel.client.subscription import Subscription
 from tickwheel.model.values import SHARD_BITS
 
 COUNT, PREFETCH = 3, 8
 
-loads = st.builds(Load, st.integers(1, 50), st.integers(0, 60), st.integers(0, 1_000))
+loads = st.builds(ShareUse, st.integers(1, 50), st.integers(0, 60), st.integers(0, 1_000))
 
 
 @given(st.lists(loads, min_size=1, max_size=12), st.integers(0, 300))
-def test_shares_are_max_min_fair(found: list[Load], more: int) -> None:
+def test_shares_are_max_min_fair(found: list[ShareUse], more: int) -> None:
     prefetch = len(found) + more
     shares = divided(prefetch, found)
     assert sum(shares) == prefetch and min(shares) >= 1
@@ -144,6 +144,28 @@ async def test_with_a_daemon_that_does_not_tell_the_shares_stay(
         await comes(lambda: deliveries._parts._following.done())
         assert sorted(await shares(client)) == [2, 3, 3]
         await take(deliveries, 2)
+
+
+async def test_credit_that_a_shard_may_still_have_goes_to_nobody(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shard 0 does not say whether it has given any up."""
+    share = -(-PREFETCH // COUNT)
+    tell, asked = Subscription.tell_prefetch, Counter[int]()
+
+    async def silent(part: Subscription, prefetch: int) -> tuple[int, int]:
+        asked[part._shard] += 1
+        if part._shard == 0 and prefetch < share:
+            part._prefetch = part._credit = prefetch
+            raise errors.SendTimeout("PREFETCH was sent and not answered")
+        return await tell(part, prefetch)
+
+    monkeypatch.setattr(Subscription, "tell_prefetch", silent)
+    async with client.subscribe("t", prefetch=PREFETCH) as deliveries:
+        await put(client, 1, 100)
+        await take(deliveries, 4)
+        await comes(lambda: asked[1] > 10)
+        assert sum(await shares(client)) == PREFETCH
 
 
 async def test_a_shard_that_is_away_keeps_its_share(at_once: None) -> None:

@@ -378,7 +378,7 @@ class RestoreState(Answer):
 
 
 class RestorePart(RestoreState):
-    """What one of several shards restores."""
+    """The part of a restore that one of several shards does."""
 
     shard: int
 

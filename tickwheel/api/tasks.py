@@ -53,7 +53,7 @@ PROPERTY_LENGTH_MAX: Final = 512
 
 
 def basis_of(shard_by: str | None, order_key: str | None, key: str | None) -> str | None:
-    """What says in which shard a task with these options is; None: it may be in any."""
+    """The basis of a task with these options, which names its shard; None: it may be in any."""
     if shard_by is not None:
         return shard_by
     return order_key if order_key is not None else key

@@ -32,15 +32,13 @@ JOIN_S = 2.0
 there."""
 IN_A_ROW = 16
 """Deliveries of one shard before the next one has its turn."""
-
-
 LOOK_S, LOOK_MAX_S = 0.2, 1.6
 """How long, in seconds, between two looks at where the work is; twice as long after each look that
 has moved no credit, up to the most."""
 
 
-class Load(NamedTuple):
-    """What a subscription has of one shard, and could have more."""
+class ShareUse(NamedTuple):
+    """How much one shard uses of its share of a prefetch, and whether more would help."""
 
     share: int
     """The part of the prefetch."""
@@ -54,7 +52,7 @@ class Load(NamedTuple):
         return self.ready > 0 and self.in_flight >= self.share
 
 
-def divided(prefetch: int, loads: Sequence[Load]) -> list[int]:
+def divided(prefetch: int, loads: Sequence[ShareUse]) -> list[int]:
     """The shares of a prefetch: at least 1 for each shard, the rest by max-min fairness of what
     each has and could have; what nobody could use now is divided equally."""
     shares = [1] * len(loads)
@@ -122,7 +120,7 @@ class SpreadSubscription:
         self._leases: list[SpreadLeases] = []
         self._joining: set[asyncio.Task[None]] = set()
         self._shares = self._equal_shares(front._prefetch)
-        """The prefetch of each shard."""
+        """The prefetch of each shard: never less than what its daemon may have been told."""
         self._dividing = asyncio.Lock()
         self._following: asyncio.Task[None] | None = None
 
@@ -235,7 +233,9 @@ class SpreadSubscription:
             if 0 in self._shares or prefetch < self._count:
                 self._shares = self._equal_shares(prefetch)
             else:
-                self._shares = divided(prefetch, [Load(share, share, 0) for share in self._shares])
+                self._shares = divided(
+                    prefetch, [ShareUse(share, share, 0) for share in self._shares]
+                )
             works = []
             for part in self._parts:
                 share = self._shares[part._shard]
@@ -292,21 +292,24 @@ class SpreadSubscription:
         await self._tell_all(more)
         return True, bool(less or more)
 
-    async def _tell_all(self, shares: Mapping[Subscription, int]) -> dict[Subscription, Load]:
+    async def _tell_all(self, shares: Mapping[Subscription, int]) -> dict[Subscription, ShareUse]:
         """Set these shares; what the shards have then that are not away."""
         said = await asyncio.gather(*(self._tell(part, share) for part, share in shares.items()))
         return {part: load for part, load in zip(shares, said, strict=True) if load is not None}
 
-    async def _tell(self, part: Subscription, share: int) -> Load | None:
+    async def _tell(self, part: Subscription, share: int) -> ShareUse | None:
         """Set the share of one shard; what it has then. None: that shard is away, and gets the
-        share when it is back. Raises what it objects to."""
-        self._shares[part._shard] = share
+        share when it is back; until it has answered, the greater one counts as its own, because
+        the daemon may have either. Raises what it objects to."""
+        self._shares[part._shard] = max(share, self._shares[part._shard])
         try:
-            return Load(share, *await part.tell_prefetch(share))
+            found = ShareUse(share, *await part.tell_prefetch(share))
         except TickwheelError as error:
             if not error.retryable:
                 raise
             return None
+        self._shares[part._shard] = share
+        return found
 
     async def give_back(self) -> None:
         await asyncio.gather(*(part.give_back() for part in self._parts))
