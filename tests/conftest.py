@@ -63,6 +63,9 @@ LONG = (
 )  # fmt: skip
 """Begun first, so that no process is left with one of them at the end."""
 
+LAST_WORDS_MAX = 3_000
+"""So many characters of each failure."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for machine in {item.cls for item in items if isinstance(item, pytest.Function)}:
@@ -106,6 +109,33 @@ def _place(nodeid: str) -> str:
     path = nodeid.partition("::")[0].removeprefix("tests/")
     folder = path.partition("/")[0]
     return folder if folder in TOGETHER else path
+
+
+class _LastWords:
+    """After an internal error, of pytest or of one of its processes, pytest says nothing of what has
+    failed until then. This says both, in the end, where who reads a part of the output sees it."""
+
+    def __init__(self) -> None:
+        self._failed: list[str] = []
+        self._errors: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.append(f"{report.nodeid} ({report.when})\n{report.longreprtext}")
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self._errors.append(str(excrepr))
+
+    def pytest_unconfigure(self) -> None:
+        if self._errors:
+            said = [f"FAILED {text}" for text in self._failed]
+            said += [f"INTERNAL ERROR\n{text}" for text in self._errors]
+            print("\n".join(text[-LAST_WORDS_MAX:] for text in said), flush=True)  # noqa: T201  # its output
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # it is not one of several processes
+        config.pluginmanager.register(_LastWords())
 
 
 @pytest.fixture(scope="session")
