@@ -112,7 +112,7 @@ def _place(nodeid: str) -> str:
 
 
 class _LastWords:
-    """After an internal error, of pytest or of one of its processes, pytest says nothing of what has
+    """After an internal error, of pytest or of one of its processes, pytest does not say what has
     failed until then. This says both, in the end, where who reads a part of the output sees it."""
 
     def __init__(self) -> None:
