@@ -14,9 +14,11 @@ import pytest
 
 from support.fake_daemon import FakeDaemon, Peer, turns
 from support.ports import free_port
-from support.waiting import slowly, soon
+from support.waiting import comes, slowly, soon
 from tickwheel import Client, Task, errors
 from tickwheel.api.frames import FrameType as T
+from tickwheel.client.connection import Connection, connect
+from tickwheel.client.reconnector import Reconnector
 from tickwheel.protocol import Frame
 
 
@@ -289,6 +291,33 @@ async def test_a_call_survives_the_connection_it_was_sent_on() -> None:
         peer = await daemon.peer()
         peer.ok(await peer.next(T.CANCEL), [(5, "cancelled")])
         assert await soon(call) == "cancelled"
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_a_first_connection_that_ends_at_any_moment_is_no_error(steps: int) -> None:
+    """So many steps of the event loop behind the greeting: a daemon that is restarted."""
+    opened: list[Connection] = []
+
+    async def open_to(connection: Connection, *where: Any) -> None:
+        opened.append(connection)
+        await connect(connection, *where)
+
+    def end(steps: int) -> None:
+        if steps:
+            asyncio.get_running_loop().call_soon(end, steps - 1)
+        elif len(opened) == 1:
+            opened[0].abort(errors.Draining("as the test says"))
+
+    async with FakeDaemon() as daemon:
+        kept = Reconnector(
+            [("127.0.0.1", daemon.port)], {"session": b"s" * 16}, send_timeout_s=30.0,
+            connect_timeout_s=30.0, active_timeout_s=30.0, heartbeat_s=1.0, open_to=open_to,
+            deliver=lambda *_: None, ended=lambda *_: None, greeted=lambda _: end(steps),
+        )  # fmt: skip
+        await soon(kept.start())
+        assert (await soon(kept.wait_up(30.0))) is kept.connection
+        await comes(lambda: len(opened) == 2 and kept.connection is opened[1])
+        await kept.stop(errors.ClientClosed())
 
 
 async def test_a_daemon_that_hangs_up_on_everybody_is_not_hammered() -> None:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
@@ -172,28 +171,32 @@ class Reconnector:
         """Wait until the first connection stands. Raises Unreachable, NotActive, or what the daemon
         objects to."""
         self._runner = self.loop.create_task(self._run())
-        up = self.loop.create_task(self._first_stands())
-        ends, waited_s = (self._runner, up), self._connect_timeout_s
-        try:
-            done, _ = await asyncio.wait(
-                ends, timeout=waited_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done and self._search.any_standby:
-                # Daemons are there: one of them is about to lead.
-                rest_s, waited_s = self._active_timeout_s - waited_s, self._active_timeout_s
-                await asyncio.wait(ends, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            up.cancel()
+        waited_s = self._connect_timeout_s
+        await self._stands(waited_s)
+        if self.connection is None and not self._runner.done() and self._search.any_standby:
+            # Daemons are there: one of them is about to lead.
+            rest_s, waited_s = self._active_timeout_s - waited_s, self._active_timeout_s
+            await self._stands(rest_s)
         if self._runner.done():
             self._runner.result()
         if self.connection is None:
             raise self.unreachable(waited_s)
         self._watch.start()
 
-    async def _first_stands(self) -> None:
-        """Wait until there is a connection; one that ended at once does not count."""
-        while self.connection is None:
-            await self._up.wait()
+    async def _stands(self, timeout_s: float) -> None:
+        """Wait until there is a connection, or looking for one has ended, or the time is over. A
+        connection that ends before this goes on does not count."""
+        until_s = self.loop.time() + timeout_s
+        ends = () if self._runner is None else (self._runner,)
+        while self.connection is None and not any(task.done() for task in ends):
+            rest_s = until_s - self.loop.time()
+            if rest_s <= 0:
+                return
+            up = self.loop.create_task(self._up.wait())
+            try:
+                await asyncio.wait((*ends, up), timeout=rest_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                up.cancel()
 
     async def stop(self, error: TickwheelError) -> None:
         """Close the connection; whatever still waits fails with ``error``."""
@@ -275,9 +278,7 @@ class Reconnector:
 
     async def wait_up(self, timeout_s: float) -> Connection:
         """The connection, once there is one. Raises Unreachable or NotActive."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._up.wait()
+        await self._stands(timeout_s)
         if self.connection is None:
             raise self.unreachable(timeout_s)
         return self.connection
