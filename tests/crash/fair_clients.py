@@ -74,7 +74,7 @@ class FairProducer:
                 large = self._plan.large and self._rnd.random() < LARGE_SHARE
                 if self._plan.is_making:
                     await self._try(self._large if large else self._rnd.choice(verbs), client)
-                await self._plan.rest(PAUSE_S * self._rnd.random())
+                await rest(PAUSE_S * self._rnd.random())
             while self._repeat:
                 await self._try(self._undo_again, client)
 

@@ -64,7 +64,7 @@ class KeyedProducer:
                 here = [task for task in tasks if self._plan.shard_of(task[3]["key"]) == shard]
                 if here:
                     await self._settle(here, shard)
-            await self._plan.rest(PAUSE_S * self._rnd.random())
+            await rest(PAUSE_S * self._rnd.random())
         for key in list(self.own):
             await self._caller.get(FrameType.RUN_NOW, None, {"topic": KEYED, "key": key})
 

@@ -26,6 +26,7 @@ from crash.records import Delivered, Journal
 from crash.rough_consumers import RoughConsumer, RoughPuller
 from crash.settle import Receipt, Settler
 from crash.workload import Workload
+from support.waiting import rest
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client import Client, Task
 from tickwheel.errors import TickwheelError
@@ -111,7 +112,7 @@ class Ordering(Workload):
         """Tasks of one key, one request after the other."""
         rnd, count = self.plan.rnd(f"orderer-{key}"), 0
         while self.plan.producing:
-            await self.plan.rest(PAUSE_S * rnd.random())
+            await rest(PAUSE_S * rnd.random())
             if not self.plan.is_making:
                 continue
             tasks = []

@@ -65,8 +65,6 @@ class Plan:
     """Of the only daemon, when clients go over HTTP too."""
     answer_timeout_s: float = 10.0
     """A daemon that is silent for longer, on a connection that stands, has failed."""
-    pace: float = 1.0
-    """How many times as long producers rest."""
     large: bool = False
     """Some batches hold thousands of tasks."""
     may_be_full: bool = False
@@ -106,10 +104,6 @@ class Plan:
             if not self.quiet:
                 return
             await rest(TRY_AGAIN_S)
-
-    async def rest(self, seconds: float) -> None:
-        """A producer's, between two things that it does."""
-        await rest(seconds * self.pace)
 
     def named(self, name: str, shard: int) -> str:
         """The name of a client that there is once for each shard."""

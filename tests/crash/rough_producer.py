@@ -95,7 +95,7 @@ class RoughProducer:
             frame = await link.wait(waiting.pop(number))
             if not self._settle(self._open[number], frame):
                 waiting[number] = self._send(link, self._open[number])
-            await self._plan.rest(PAUSE_S * rnd.random())
+            await rest(PAUSE_S * rnd.random())
 
     def _make(self) -> Request:
         rnd, number = self._rnd, self._numbers.next()

@@ -6,7 +6,7 @@
     python -m tests.crash.torture --store redis --mirror no [--faults redis | --daemons 2]
     python -m tests.crash.torture --store sentinel|cluster --faults redis [--kills 60]
     python -m tests.crash.torture --nodes 4 --shards 16 --faults 100 [--store redis-cluster|redis]
-        [--judge-gaps] [--pace 4] [--gap-killed-s 5] [--gap-drained-s 0.5]
+        [--judge-gaps] [--gap-killed-s 5] [--gap-drained-s 0.5]
     python -m tests.crash.torture --nemesis groups,clock,network,resources [--store redis]
     python -m tests.crash.torture --nemesis watch,groups --minutes 5
     python -m tests.crash.torture --nemesis everything [--minutes 1]
@@ -103,7 +103,7 @@ def _nodes(seed: int, given: argparse.Namespace) -> int:
         options = Options(
             int(faults), seed, store, driver=given.driver, mirror=given.mirror == "yes",
             nodes=given.nodes, shards=given.shards, judge_gaps=given.judge_gaps,
-            gap_killed_s=given.gap_killed_s, gap_drained_s=given.gap_drained_s, pace=given.pace,
+            gap_killed_s=given.gap_killed_s, gap_drained_s=given.gap_drained_s,
         )  # fmt: skip
     except ValueError as error:
         _say(f"torture: {error}")
@@ -163,9 +163,6 @@ def _parser() -> argparse.ArgumentParser:
     for what, bound_s in (("killed", GAP_KILLED_S), ("drained", GAP_DRAINED_S)):
         text = f"seconds without deliveries of a shard whose node was {what} (%(default)s)"
         parser.add_argument(f"--gap-{what}-s", type=float, default=bound_s, help=text)
-    parser.add_argument(
-        "--pace", type=float, default=1.0, help="of nodes: producers rest so many times as long"
-    )
     parser.add_argument("--daemons", type=int, choices=[1, 2], default=1, help="on one Redis")
     parser.add_argument("--processes", type=int, default=1, help="shards of serve --processes")
     parser.add_argument(

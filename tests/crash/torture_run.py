@@ -133,8 +133,6 @@ class Options:
     """and one that is handed over, before that."""
     judge_gaps: bool = False
     """Whether that is a promise of this run: a busy machine is slow by itself."""
-    pace: float = 1.0
-    """How many times as long producers rest: what is judged is then less the machine."""
     driver: str = "redis"
     mirror: bool = True
     """Whether the daemon keeps all records of Redis in memory."""
@@ -239,7 +237,6 @@ class Run:
             options.seed,
             large=options.store in REDIS and not options.nodes,
             shards=max(options.processes, options.shards),
-            pace=options.pace,
         )
         self.plan.may_break = WATCH not in options.nemeses
         self.plan.may_be_full = RESOURCES in options.nemeses

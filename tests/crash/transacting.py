@@ -119,7 +119,7 @@ class Transacting(Workload):
                     await self._trade(*how)
             except Lost:
                 self.deaths += 1  # like one that has no second connection
-            await self.plan.rest(AGAIN_S * rnd.random())
+            await rest(AGAIN_S * rnd.random())
 
     async def _trade(
         self, deal: Deal, parts: list[int], death: str, decision: str, delay_ms: int
