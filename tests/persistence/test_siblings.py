@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from persistence.store_subject import Subject
-from support.redis_groups import Cluster
+from support.redis_groups import Cluster, ask, slot_of
 from support.redis_server import RedisServer
 from support.store_rows import GROUPS, everything
+from support.waiting import comes, until
 from tickwheel.model.kinds import COUNTER, GROUP, Effects, keyed
 from tickwheel.model.records import GroupRow, SettingsCounter
 from tickwheel.persistence import ShardFolder, open_siblings, open_url, shard_url
@@ -140,6 +144,62 @@ async def test_a_redis_that_is_away(redis_server: RedisServer) -> None:
         await siblings.settings(2, None)
     redis_server.start()
     await siblings.close()
+
+
+def named_lines(cluster: Cluster) -> int:
+    """How many connections of daemons there are to all nodes."""
+    return sum(ask(node, "CLIENT", "LIST").count(b"name=tickwheel") for node in cluster.nodes)
+
+
+async def test_a_cluster_has_a_line_to_each_master_however_many_shards_there_are(
+    shared_cluster: Cluster,
+) -> None:
+    siblings = open_siblings(shard_url(shared_cluster.url(), 0))
+    assert siblings is not None
+    before = named_lines(shared_cluster)
+    await asyncio.gather(*(siblings.settings(shard, 0) for shard in range(1, 64)))
+    await comes(lambda: named_lines(shared_cluster) <= before + 1 + len(shared_cluster.nodes))
+    await siblings.close()
+
+
+async def test_a_shard_on_its_way_to_another_master_is_waited_for_and_found_there(
+    shared_cluster: Cluster,
+) -> None:
+    url, slot = shard_url(shared_cluster.url(), 2), slot_of("tw:default:2")
+    subject = Subject(open_url(url))
+    await subject.open()
+    await subject.commit(numbered(1, GROUP_ROW))
+    siblings = open_siblings(shard_url(shared_cluster.url("call_ms=30000"), 0))
+    assert siblings is not None
+    assert await siblings.settings(2, None) == (SettingsCounter(1), [GROUP_ROW])
+    source = shared_cluster.owner_of(slot)
+    assert source is not None
+    (to, *_) = (node for node in shared_cluster.masters() if node is not source)
+    gone = threading.Event()
+
+    def asked() -> int:
+        found = re.search(rb"errorstat_ASK:count=(\d+)", source.call("INFO", "errorstats"))
+        return int(found[1]) if found else 0
+
+    def between(step: str) -> None:
+        if step == "all":
+            before = asked()
+            gone.set()
+            until(lambda: asked() > before)
+
+    try:
+        moving = asyncio.create_task(
+            asyncio.to_thread(shared_cluster.migrate, slot, to, between=between)
+        )
+        await comes(gone.is_set)
+        assert await siblings.settings(2, None) == (SettingsCounter(1), [GROUP_ROW])
+        await moving
+        assert await siblings.settings(2, 0) == (SettingsCounter(1), [GROUP_ROW])
+    finally:
+        await asyncio.to_thread(shared_cluster.migrate, slot, source)
+    assert await siblings.settings(2, 0) == (SettingsCounter(1), [GROUP_ROW])
+    await siblings.close()
+    await subject.store.close(clean=True)
 
 
 async def test_what_changes_during_a_scan_is_read_again(

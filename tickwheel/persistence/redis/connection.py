@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.redis.driver import (
@@ -220,7 +220,7 @@ class Nodes(_Asked):
 
     def __init__(self, options: RedisOptions) -> None:
         super().__init__(options)
-        self._slot = crc_hqx(options.tag.encode(), 0) % SLOTS
+        self._slot = slot_of(options)
         self._known: tuple[Address, ...] = ()
         self._hint: Address | None = None
 
@@ -244,22 +244,40 @@ class Nodes(_Asked):
             self._hint = Address(host if host not in ("", "?") else known, int(port))
 
     async def _ask_on(self, wire: Driver, one: Address) -> Address | str:
-        ranges: list[list[Any]] = await wire.call("CLUSTER", "SLOTS")
-        found: Address | str = f"slot {self._slot} is served by no node"
-        named = []
-        for first, last, *nodes in ranges:
-            addresses = [_node(node, one) for node in nodes]
-            named += addresses
-            if first <= self._slot <= last:
-                found = addresses[0]
-        self._known = tuple(named)
-        return found
+        ranges = slot_ranges(await wire.call("CLUSTER", "SLOTS"), one)
+        self._known = tuple(node for some in ranges for node in some.nodes)
+        master = master_of(self._slot, ranges)
+        return f"slot {self._slot} is served by no node" if master is None else master
 
 
-def _node(node: Sequence[Any], one: Address) -> Address:
-    """A node's address; one that does not know its own host is where it was asked."""
-    host = node[0].decode() if node[0] else ""
-    return Address(host if host not in ("", "?") else one.host, node[1])
+class SlotRange(NamedTuple):
+    """Slots of a Cluster that are on the same nodes."""
+
+    first: int
+    last: int
+    nodes: Sequence[Address]
+    """The master, then its replicas."""
+
+
+def slot_of(options: RedisOptions) -> int:
+    """The slot of a Cluster that a shard is in."""
+    return crc_hqx(options.tag.encode(), 0) % SLOTS
+
+
+def slot_ranges(answer: Sequence[Sequence[Any]], one: Address) -> list[SlotRange]:
+    """What CLUSTER SLOTS answers. A node that does not know its own host is where it was asked,
+    ``one``."""
+
+    def address(node: Sequence[Any]) -> Address:
+        host = node[0].decode() if node[0] else ""
+        return Address(host if host not in ("", "?") else one.host, node[1])
+
+    return [SlotRange(first, last, tuple(map(address, nodes))) for first, last, *nodes in answer]
+
+
+def master_of(slot: int, ranges: Sequence[SlotRange]) -> Address | None:
+    """The master that has this slot; None: no node serves it."""
+    return next((some.nodes[0] for some in ranges if some.first <= slot <= some.last), None)
 
 
 def _reasons(reasons: dict[Address, str]) -> str:
@@ -300,12 +318,17 @@ class Connection:
         self._why = ""
         self.connections = 0
         """How many connections there have been: a shard has to be claimed on each new one."""
-        self.at = ""
-        """The server of the last connection; empty: there was none."""
+        self.address: Address | None = None
+        """The server of the last connection; None: there was none."""
         self._since_s = 0.0
         self.moves = 0
         """How often a connection was to another server than the one before."""
         self._patience = _Patience()
+
+    @property
+    def at(self) -> str:
+        """The server of the last connection, ``HOST:PORT``; empty: there was none."""
+        return "" if self.address is None else str(self.address)
 
     @property
     def connected(self) -> bool:
@@ -412,16 +435,16 @@ class Connection:
         else:
             self.connections += 1
             self._since_s = loop.time()
-            self._note(str(address))
+            self._note(address)
             return self._wire
         self._failed_s = loop.time()
         raise NotConnected(f"{options.name}: {self._why}")
 
-    def _note(self, at: str) -> None:
-        before, self.at = self.at, at
-        if before and before != at:
+    def _note(self, address: Address) -> None:
+        before, self.address = self.address, address
+        if before is not None and before != address:
             self.moves += 1
-            log.warning("store %s: moved from %s to %s", self._options.name, before, at)
+            log.warning("store %s: moved from %s to %s", self._options.name, before, address)
 
     async def _drop(self, why: str) -> None:
         wire, self._wire = self._wire, None

@@ -1,12 +1,15 @@
 """The other shards of a Redis: see ``contract.Siblings``.
 
 Reads are plain commands on lines beside the store's. At one address, and behind Sentinels, all
-shards are on the same master, and one line reads them all; in a Cluster each shard has its own.
+shards are on the same master, and one line reads them all. In a Cluster there is a line to each
+master, however many shards it has: with one for each shard, shards would have as many connections
+as there are pairs of them. Which master has a shard is asked once, and again after one has refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +17,20 @@ from tickwheel.model.kinds import COUNTER, GROUP
 from tickwheel.model.records import GroupRow, SettingsCounter
 from tickwheel.persistence.codec import decode_record
 from tickwheel.persistence.contract import SiblingSettings, StoreAway
-from tickwheel.persistence.redis.connection import Connection
+from tickwheel.persistence.redis.connection import (
+    NOT_NOW,
+    NOT_NOW_RETRY_S,
+    NOT_THE_ONE,
+    Connection,
+    SlotRange,
+    master_of,
+    slot_of,
+    slot_ranges,
+)
 from tickwheel.persistence.redis.driver import (
     CLUSTER,
+    SINGLE,
+    Address,
     NoReply,
     NotConnected,
     RedisOptions,
@@ -35,32 +49,101 @@ class RedisSiblings:
 
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
-        self._lines: dict[int, Connection] = {}
+        self._line = Connection(options)
+        """To the master of the own shard."""
+        self._masters = _Masters(options, self._line) if options.kind == CLUSTER else None
 
     async def settings(self, shard: int, known: int | None) -> SiblingSettings:
-        options = self._options
+        options = replace(self._options, shard=shard)
         keys = Keys(options.prefix, options.namespace, shard)
-        place = shard if options.kind == CLUSTER else options.shard
-        if place not in self._lines:
-            self._lines[place] = Connection(replace(options, shard=place))
-        line, records = self._lines[place], keys.named["records"]
         try:
-            counter = await _counter(line, records)
-            for _ in range(TRIES):
-                if counter.number == known:
-                    return SiblingSettings(counter, None)
-                rows = await _groups(line, records)
-                # What a scan finds is of one moment only if nothing has changed meanwhile.
-                before, counter = counter, await _counter(line, records)
-                if counter == before:
-                    return SiblingSettings(counter, rows)
+            if self._masters is None:
+                return await _settings(self._line, keys, known)
+            return await self._of_master(self._masters, slot_of(options), keys, known)
         except (NotConnected, NoReply, ServerError) as error:
             raise StoreAway(f"{keys.shard} of {options.name}: {error.message}") from error
-        raise StoreAway(f"{keys.shard} of {options.name}: its groups change all the time")
+
+    async def _of_master(
+        self, masters: _Masters, slot: int, keys: Keys, known: int | None
+    ) -> SiblingSettings:
+        """The same in a Cluster. A slot on its way is waited for, as long as a call may take."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._options.call_ms / 1000
+        while True:
+            try:
+                return await _settings(await masters.line(slot), keys, known)
+            except (NotConnected, NoReply):
+                masters.forget()
+                raise
+            except ServerError as error:
+                if error.kind in NOT_THE_ONE:
+                    masters.forget()
+                elif error.kind not in NOT_NOW:
+                    raise
+                if loop.time() >= until_s:
+                    raise
+            await asyncio.sleep(NOT_NOW_RETRY_S)
+
+    async def close(self) -> None:
+        if self._masters is not None:
+            await self._masters.close()
+        await self._line.close()
+
+
+class _Masters:
+    """Lines to the masters of a Cluster."""
+
+    def __init__(self, options: RedisOptions, asked: Connection) -> None:
+        """``asked`` is asked where all slots are."""
+        self._options = options
+        self._asked = asked
+        self._asking = asyncio.Lock()
+        self._ranges: Sequence[SlotRange] = ()
+        """Empty: not known."""
+        self._lines: dict[Address, Connection] = {}
+
+    async def line(self, slot: int) -> Connection:
+        """The one to the master of a slot. Raises NotConnected, NoReply, ServerError."""
+        async with self._asking:
+            if not self._ranges:
+                await self._ask()
+        address = master_of(slot, self._ranges)
+        if address is None:
+            raise NotConnected(f"slot {slot} is served by no node")
+        if address not in self._lines:
+            host, port = address
+            options = replace(self._options, kind=SINGLE, host=host, port=port)
+            self._lines[address] = Connection(options)
+        return self._lines[address]
+
+    async def _ask(self) -> None:
+        answer = await self._asked.call("CLUSTER", "SLOTS")
+        assert self._asked.address is not None, "it has answered"
+        self._ranges = slot_ranges(answer, self._asked.address)
+        for address in self._lines.keys() - {some.nodes[0] for some in self._ranges}:
+            await self._lines.pop(address).close()
+
+    def forget(self) -> None:
+        """Ask anew where slots are."""
+        self._ranges = ()
 
     async def close(self) -> None:
         for line in self._lines.values():
             await line.close()
+
+
+async def _settings(line: Connection, keys: Keys, known: int | None) -> SiblingSettings:
+    records = keys.named["records"]
+    counter = await _counter(line, records)
+    for _ in range(TRIES):
+        if counter.number == known:
+            return SiblingSettings(counter, None)
+        rows = await _groups(line, records)
+        # What a scan finds is of one moment only if nothing has changed meanwhile.
+        before, counter = counter, await _counter(line, records)
+        if counter == before:
+            return SiblingSettings(counter, rows)
+    raise StoreAway(f"the groups of {keys.shard} change all the time")
 
 
 async def _counter(line: Connection, records: bytes) -> SettingsCounter:
