@@ -90,6 +90,14 @@ def versions(shards: Shards, name: str = "g") -> list[int | None]:
 # --- a shard that serves -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("others", "pause_s"), [(1, 2.0), (128, 2.0), (256, 4.0), (1_023, 1_023 / 64)]
+)
+def test_many_shards_look_at_each_other_less_often(others: int, pause_s: float) -> None:
+    assert following.look_pause_s(others) == pytest.approx(pause_s)
+    assert others / following.look_pause_s(others) <= 64
+
+
 async def test_a_group_that_home_has_is_made_in_the_others(shards: Shards) -> None:
     await create(shards, HOME, tags="eu", rate=30, order_attempts=5)
     await look(shards)
