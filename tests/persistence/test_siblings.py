@@ -202,6 +202,29 @@ async def test_a_shard_on_its_way_to_another_master_is_waited_for_and_found_ther
     await subject.store.close(clean=True)
 
 
+async def test_a_redis_that_stands_still_is_waited_for_once(redis_server: RedisServer) -> None:
+    """Not by each shard in its turn."""
+    siblings = open_siblings(shard_url(redis_server.url("connect_ms=400&call_ms=400"), 0))
+    assert siblings is not None
+    assert await siblings.settings(1, 0) == (SettingsCounter(), None)
+    redis_server.pause()
+    found = await asyncio.gather(
+        *(siblings.settings(shard, 0) for shard in range(1, 64)), return_exceptions=True
+    )
+    assert all(isinstance(one, StoreAway) for one in found)
+    assert sum("another shard" in str(one) for one in found) >= 32
+    redis_server.go_on()
+
+    async def answers() -> bool:
+        try:
+            return await siblings.settings(1, 0) == (SettingsCounter(), None)
+        except StoreAway:
+            return False
+
+    await comes(answers)
+    await siblings.close()
+
+
 async def test_what_changes_during_a_scan_is_read_again(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,9 @@ from tickwheel.persistence.redis.layout import Keys, record_field
 ROWS_A_SCAN = 10_000
 """Fields that one call looks at: sessions and all other records are among them."""
 TRIES = 3
+AWAY_S = 1.0
+"""For so many seconds a server that has not answered is not asked about other shards either, each
+of which would wait for it in its turn."""
 _COUNTER = record_field((COUNTER, COUNTER.key(SettingsCounter())))
 
 
@@ -49,7 +52,7 @@ class RedisSiblings:
 
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
-        self._line = Connection(options)
+        self._line = _Line(options)
         """To the master of the own shard."""
         self._masters = _Masters(options, self._line) if options.kind == CLUSTER else None
 
@@ -58,7 +61,7 @@ class RedisSiblings:
         keys = Keys(options.prefix, options.namespace, shard)
         try:
             if self._masters is None:
-                return await _settings(self._line, keys, known)
+                return await self._line.settings(keys, known)
             return await self._of_master(self._masters, slot_of(options), keys, known)
         except (NotConnected, NoReply, ServerError) as error:
             raise StoreAway(f"{keys.shard} of {options.name}: {error.message}") from error
@@ -71,7 +74,7 @@ class RedisSiblings:
         until_s = loop.time() + self._options.call_ms / 1000
         while True:
             try:
-                return await _settings(await masters.line(slot), keys, known)
+                return await (await masters.line(slot)).settings(keys, known)
             except (NotConnected, NoReply):
                 masters.forget()
                 raise
@@ -87,22 +90,43 @@ class RedisSiblings:
     async def close(self) -> None:
         if self._masters is not None:
             await self._masters.close()
-        await self._line.close()
+        await self._line.connection.close()
+
+
+class _Line:
+    """A connection by which one shard after the other is asked about."""
+
+    def __init__(self, options: RedisOptions) -> None:
+        self.connection = Connection(options)
+        self._lock = asyncio.Lock()
+        self._away_until_s = 0.0
+
+    async def settings(self, keys: Keys, known: int | None) -> SiblingSettings:
+        """See ``Siblings.settings``. Raises NotConnected, NoReply, ServerError."""
+        loop = asyncio.get_running_loop()
+        async with self._lock:
+            if loop.time() < self._away_until_s:
+                raise NotConnected("the server has just not answered about another shard")
+            try:
+                return await _settings(self.connection, keys, known)
+            except (NotConnected, NoReply):
+                self._away_until_s = loop.time() + AWAY_S
+                raise
 
 
 class _Masters:
     """Lines to the masters of a Cluster."""
 
-    def __init__(self, options: RedisOptions, asked: Connection) -> None:
+    def __init__(self, options: RedisOptions, asked: _Line) -> None:
         """``asked`` is asked where all slots are."""
         self._options = options
-        self._asked = asked
+        self._asked = asked.connection
         self._asking = asyncio.Lock()
         self._ranges: Sequence[SlotRange] = ()
         """Empty: not known."""
-        self._lines: dict[Address, Connection] = {}
+        self._lines: dict[Address, _Line] = {}
 
-    async def line(self, slot: int) -> Connection:
+    async def line(self, slot: int) -> _Line:
         """The one to the master of a slot. Raises NotConnected, NoReply, ServerError."""
         async with self._asking:
             if not self._ranges:
@@ -112,8 +136,7 @@ class _Masters:
             raise NotConnected(f"slot {slot} is served by no node")
         if address not in self._lines:
             host, port = address
-            options = replace(self._options, kind=SINGLE, host=host, port=port)
-            self._lines[address] = Connection(options)
+            self._lines[address] = _Line(replace(self._options, kind=SINGLE, host=host, port=port))
         return self._lines[address]
 
     async def _ask(self) -> None:
@@ -121,7 +144,7 @@ class _Masters:
         assert self._asked.address is not None, "it has answered"
         self._ranges = slot_ranges(answer, self._asked.address)
         for address in self._lines.keys() - {some.nodes[0] for some in self._ranges}:
-            await self._lines.pop(address).close()
+            await self._lines.pop(address).connection.close()
 
     def forget(self) -> None:
         """Ask anew where slots are."""
@@ -129,7 +152,7 @@ class _Masters:
 
     async def close(self) -> None:
         for line in self._lines.values():
-            await line.close()
+            await line.connection.close()
 
 
 async def _settings(line: Connection, keys: Keys, known: int | None) -> SiblingSettings:
