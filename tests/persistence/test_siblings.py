@@ -99,7 +99,11 @@ async def test_every_row_is_read_and_nothing_else(subject: Subject, siblings: Si
     assert (counter.number, sorted(map(repr, rows))) == (0, sorted(map(repr, GROUPS)))
 
 
-async def test_many_rows(subject: Subject, siblings: Siblings) -> None:
+@pytest.mark.parametrize("at_once", [100, 10_000])
+async def test_many_rows(
+    subject: Subject, siblings: Siblings, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(redis_siblings, "ROWS_A_SCAN", at_once)
     many = [GroupRow("t", f"g{n}", 0, None, 0, n) for n in range(1, 3_001)]
     await subject.commit(numbered(3_000, *many))
     counter, rows = await siblings.settings(2, None)
@@ -233,7 +237,8 @@ async def test_what_changes_during_a_scan_is_read_again(
     await subject.open()
     siblings = open_siblings(shard_url(redis_server.url(), 0))
     assert siblings is not None
-    scan, changes = redis_siblings._groups, [2]
+    monkeypatch.setattr(redis_siblings, "ROWS_A_SCAN", 1)  # there are more records than that
+    scan, changes = redis_siblings._scan, [2]
 
     async def busy_scan(line: Connection, records: bytes) -> list[GroupRow]:
         rows = await scan(line, records)
@@ -242,7 +247,7 @@ async def test_what_changes_during_a_scan_is_read_again(
             await subject.commit(numbered(number, GROUP_ROW._replace(version=number)))
         return rows
 
-    monkeypatch.setattr(redis_siblings, "_groups", busy_scan)
+    monkeypatch.setattr(redis_siblings, "_scan", busy_scan)
     await subject.commit(numbered(1, GROUP_ROW))
     assert await siblings.settings(2, None) == (SettingsCounter(2), [GROUP_ROW._replace(version=2)])
     changes += [9, 8, 7, 6, 5, 4, 3]

@@ -193,6 +193,7 @@ CLAIM = _script("keys", "claim")
 CLOSE = _script("keys", "fence", "close")
 REWRITE = _script("keys", "rewrite")
 RIGHTS = _script("keys", "rights")
+GROUPS = _script("groups")
 
 READ = _script("keys", "sees", "read")
 DEAD_PAGE = _script("keys", "sees", "dead_page")

@@ -9,7 +9,7 @@ as there are pairs of them. Which master has a shard is asked once, and again af
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +36,7 @@ from tickwheel.persistence.redis.driver import (
     RedisOptions,
     ServerError,
 )
-from tickwheel.persistence.redis.layout import Keys, record_field
+from tickwheel.persistence.redis.layout import GROUPS, Keys, record_field
 
 ROWS_A_SCAN = 10_000
 """Fields that one call looks at: sessions and all other records are among them."""
@@ -45,6 +45,8 @@ AWAY_S = 1.0
 """For so many seconds a server that has not answered is not asked about other shards either, each
 of which would wait for it in its turn."""
 _COUNTER = record_field((COUNTER, COUNTER.key(SettingsCounter())))
+_GROUP = f"{GROUP.name} *"
+"""The pattern of the fields of groups."""
 
 
 class RedisSiblings:
@@ -157,11 +159,16 @@ class _Masters:
 
 async def _settings(line: Connection, keys: Keys, known: int | None) -> SiblingSettings:
     records = keys.named["records"]
-    counter = await _counter(line, records)
-    for _ in range(TRIES):
+    if known is not None:
+        counter = await _counter(line, records)
         if counter.number == known:
             return SiblingSettings(counter, None)
-        rows = await _groups(line, records)
+    data, *groups = await line.run(GROUPS, (records,), (_COUNTER, _GROUP, ROWS_A_SCAN))
+    counter = _counter_of(data or None)
+    if groups:
+        return SiblingSettings(counter, _rows(_pairs(groups[0])))
+    for _ in range(TRIES):
+        rows = await _scan(line, records)
         # What a scan finds is of one moment only if nothing has changed meanwhile.
         before, counter = counter, await _counter(line, records)
         if counter == before:
@@ -170,21 +177,27 @@ async def _settings(line: Connection, keys: Keys, known: int | None) -> SiblingS
 
 
 async def _counter(line: Connection, records: bytes) -> SettingsCounter:
-    data = await line.call("HGET", records, _COUNTER)
+    return _counter_of(await line.call("HGET", records, _COUNTER))
+
+
+def _counter_of(data: bytes | None) -> SettingsCounter:
     return SettingsCounter() if data is None else decode_record(COUNTER, data)
 
 
-async def _groups(line: Connection, records: bytes) -> list[GroupRow]:
+async def _scan(line: Connection, records: bytes) -> list[GroupRow]:
     found: dict[bytes, bytes] = {}  # a scan may show one twice
     cursor: Any = b"0"
-    match = f"{GROUP.name} *"
     while True:
         cursor, items = await line.call(
-            "HSCAN", records, cursor, "MATCH", match, "COUNT", ROWS_A_SCAN
+            "HSCAN", records, cursor, "MATCH", _GROUP, "COUNT", ROWS_A_SCAN
         )
         found.update(_pairs(items))
         if cursor == b"0":
-            return [decode_record(GROUP, data) for data in found.values()]
+            return _rows(found.items())
+
+
+def _rows(fields: Iterable[tuple[bytes, bytes]]) -> list[GroupRow]:
+    return [decode_record(GROUP, data) for data in dict(fields).values()]
 
 
 def _pairs(flat: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
