@@ -120,7 +120,8 @@ class Daemon:
         ports = ("listen", "http")
         self._entrance = Entrance(settings, roles.clock, roles.on_event, roles.observed, ports)
         self._logins = self._entrance.logins
-        self.listener = Listener(self._standby, self._logins)
+        hurries = None if member is None else member.hurries
+        self.listener = Listener(self._standby, self._logins, hurries)
         self.outbound: Outbound | None = None
         if not is_inside:
             self.outbound = Outbound(

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from support.shard_rig import FakeTransport, Peer, ShardRig
+from support.waiting import comes
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol import encode
 from tickwheel.server.shard.operations import StandbyOperations
+from tickwheel.server.tcp import connection as connections
 from tickwheel.server.tcp.listener import Listener
 
 
@@ -60,13 +62,17 @@ async def test_a_connection_that_begins_when_its_role_is_over_is_cut_off() -> No
     await rig.stop()
 
 
-async def test_who_has_not_greeted_when_a_standby_begins_to_lead_is_served() -> None:
-    """Its client looks for the leader, and would only come again."""
-    rig = await ShardRig().start()
-    standby = StandbyOperations(
+def standby_of(rig: ShardRig) -> StandbyOperations:
+    return StandbyOperations(
         rig.settings, rig.settings.limits(), rig.shard.clock,
         active=lambda: None, status=dict, on_event=rig.notice,
     )  # fmt: skip
+
+
+async def test_who_has_not_greeted_when_a_standby_begins_to_lead_is_served() -> None:
+    """Its client looks for the leader, and would only come again."""
+    rig = await ShardRig().start()
+    standby = standby_of(rig)
     listener = Listener(standby, rig.logins)
     greeted, quiet, slow = (Peer(listener()) for _ in range(3))
     assert (await greeted.hello())[2]["role"] == "standby"
@@ -90,13 +96,56 @@ async def test_who_has_not_greeted_when_a_standby_begins_to_lead_is_served() -> 
     await rig.stop()
 
 
+async def test_the_hello_to_a_standby_that_is_about_to_lead_waits_for_that() -> None:
+    """Its client was sent here, and would come again and again."""
+    rig = await ShardRig().start()
+    standby = standby_of(rig)
+    listener = Listener(standby, rig.logins, lambda: True)
+    waiting, hurried, gone, stranger = (Peer(listener()) for _ in range(4))
+    session = b"s" * 16
+    waiting.say_hello(session=session, shard=0)
+    hurried.feed(
+        encode((int(T.HELLO), 1, {"v": 1, "session": b"h" * 16, "shard": 0}))
+        + encode((int(T.ENQUEUE), 2, 2, (("t", b"x", 60_000),)))
+    )
+    gone.say_hello(session=b"g" * 16, shard=0)
+    assert (await stranger.hello())[2]["role"] == "standby", "it looks for no shard of several"
+    await rig.settle()
+    assert not waiting.frames() and not hurried.frames() and not gone.frames()
+    gone.lose()
+    listener.serve(rig.operations)
+    listener.leave_standby("it leads now")
+    assert (await waiting.answer(1))[2]["role"] == "active"
+    assert (await hurried.answer(1))[2]["role"] == "active"
+    assert (await hurried.answer(2))[0] == T.OK
+    assert (await waiting.enqueue(("t", b"x", 60_000)))[0] == T.OK
+    assert stranger.closed
+    assert len(listener.connections) == len(rig.shard.callers) == 2
+    for peer in (waiting, hurried):
+        peer.lose()
+    assert not listener.connections and not rig.shard.callers
+    await rig.stop()
+
+
+async def test_a_hello_does_not_wait_for_ever_for_a_standby_to_lead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "LEAD_WAIT_S", 0.01)
+    rig = await ShardRig().start()
+    standby = standby_of(rig)
+    listener = Listener(standby, rig.logins, lambda: True)
+    peer = Peer(listener())
+    request = peer.say_hello(session=b"s" * 16, shard=0)
+    await comes(lambda: [frame for frame in peer.frames() if frame[1] == request])
+    assert peer.kept[0][2]["role"] == "standby"
+    assert (await peer.call(T.PING))[0] == T.OK, "the conversation goes on"
+    await rig.stop()
+
+
 async def test_where_the_leader_has_no_room_a_standbys_connection_ends() -> None:
     rig = await ShardRig(connections_max=1).start()
     rig.stranger()
-    standby = StandbyOperations(
-        rig.settings, rig.settings.limits(), rig.shard.clock,
-        active=lambda: None, status=dict, on_event=rig.notice,
-    )  # fmt: skip
+    standby = standby_of(rig)
     listener = Listener(standby, rig.logins)
     peer = Peer(listener())
     listener._active = rig.listener._active

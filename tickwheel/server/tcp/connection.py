@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 BEFORE_HELLO_BYTES_MAX = 64 * 1024
 """Bytes that are buffered before HELLO: strangers may not make the daemon keep more."""
+LEAD_WAIT_S = 1.0
+"""How long, in seconds, the HELLO to a standby that is about to lead waits for that."""
 _ERROR, _OK = int(FrameType.ERROR), int(FrameType.OK)
 _FLAT = frozenset(
     int(kind)
@@ -103,7 +105,7 @@ class Connection(asyncio.Protocol):
         self._encoded: list[bytes] = []
         """Such answers in encoded form: they may have had to wait, and were encoded at once."""
         self._decoder = Decoder(min(BEFORE_HELLO_BYTES_MAX, self._operations.frame_bytes_max))
-        self._greeted = False
+        self._greeted = self._has_waited = False
         self._ending = self._is_ended_here = self._is_silent = False
         self._held: list[Frame] = []
         """Requests that have come and were not looked at yet."""
@@ -219,6 +221,9 @@ class Connection(asyncio.Protocol):
             known = table.handlers.get(frame[0], table.otherwise)
             self._handle(known if self._greeted else Connection._hello, frame, now)
             if self._ending:
+                break
+            if not self._greeted:  # the HELLO waits
+                self._held += frames[index:]
                 break
         self._operations.handled()
         if not self._held:
@@ -418,9 +423,13 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         peer = None if transport is None else transport.get_extra_info("peercert")
         hello = read_hello(frame, self._shared.logins, peer)
+        elsewhere = _elsewhere(self._settings, self._operations.directory, hello.shard)
+        is_ours = hello.shard is not None and elsewhere is None
+        if is_ours and not self._has_waited and self._shared.is_about_to_lead():
+            self._wait_for_lead(frame)
+            return
         self.caller.principal = hello.principal
         self._shared.logins.quotas.enter(self.caller)
-        elsewhere = _elsewhere(self._settings, self._operations.directory, hello.shard)
         if hello.session is not None and elsewhere is None:
             self._operations.join(self.caller, hello.session, now.now_ms)
         self.caller.name, self.caller.process = hello.name, hello.process
@@ -442,6 +451,16 @@ class Connection(asyncio.Protocol):
         self.wants_lease = hello.wants_lease and elsewhere is None
         if not self._shared.is_leased:
             self.say_lease()
+
+    def _wait_for_lead(self, hello: Frame) -> None:
+        """Answer a HELLO when this daemon leads: told that it does not yet, the client would come
+        again and again."""
+        self._has_waited = True
+        self._held = [hello]
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(LEAD_WAIT_S, self.go_on)
+        if self._transport is not None:
+            self._transport.pause_reading()
 
     def _promised_heartbeats(self, promised: bool) -> None:
         self.answers_heartbeats = promised

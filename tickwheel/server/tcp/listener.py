@@ -446,11 +446,19 @@ GOODBYE_WAIT_S = 1.0
 class Listener:
     """Makes connections, and ends them when the daemon's role changes."""
 
-    def __init__(self, standby: StandbyOperations, logins: Logins) -> None:
+    def __init__(
+        self,
+        standby: StandbyOperations,
+        logins: Logins,
+        is_about_to_lead: Callable[[], bool] | None = None,
+    ) -> None:
+        """``is_about_to_lead``: whether the shard is on its way to this daemon, which stands by."""
         table = standby_table(standby)
         self._logins = logins
         self._elsewhere = table
         self._standby = Shared[Connection](standby, lambda _: table, logins)
+        if is_about_to_lead is not None:
+            self._standby.is_about_to_lead = is_about_to_lead
         self._active: Shared[Connection] | None = None
         self._is_leased = True
 
@@ -497,7 +505,8 @@ class Listener:
         yet: they are answered by the daemon that leads."""
         assert self._active is not None, "it leads"
         for connection in list(self._standby.connections):
-            connection.change_role(self._active)
+            if connection.change_role(self._active):
+                connection.go_on()
         self.end_standby(message)
 
     def end_standby(self, message: str) -> None:

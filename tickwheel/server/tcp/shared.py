@@ -163,6 +163,10 @@ class Table(NamedTuple):
     enqueue_plain: RunHandler
 
 
+def _never() -> bool:
+    return False
+
+
 class Shared(Generic[M]):
     """What all connections of one role of the daemon share."""
 
@@ -182,6 +186,8 @@ class Shared(Generic[M]):
         """Whether the role has ended, so that nobody answers a connection that begins now."""
         self.is_leased = True
         """Whether the lease is held, as far as this daemon can know."""
+        self.is_about_to_lead: Callable[[], bool] = _never
+        """Whether the daemon stands by, and gets its shard in a moment."""
         self.elsewhere: Table | None = None
         """The handlers for a peer that looks for another shard; None: the same as for all."""
         self.unread_bytes = 0
