@@ -55,8 +55,9 @@ if TYPE_CHECKING:
 
 BEFORE_HELLO_BYTES_MAX = 64 * 1024
 """Bytes that are buffered before HELLO: strangers may not make the daemon keep more."""
-LEAD_WAIT_S = 1.0
-"""How long, in seconds, the HELLO to a standby that is about to lead waits for that."""
+LEAD_WAIT_S = 0.5
+"""How long, in seconds, the HELLO to a standby that is about to lead waits for that: as a hand-over
+takes on a busy machine, and not as long as a client waits for an answer."""
 _ERROR, _OK = int(FrameType.ERROR), int(FrameType.OK)
 _FLAT = frozenset(
     int(kind)
