@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from persistence.store_subject import Subject
+from support.ports import free_port
 from support.redis_groups import Cluster, ask, slot_of
 from support.redis_server import RedisServer
 from support.store_rows import GROUPS, everything
@@ -110,6 +111,13 @@ async def test_many_rows(
     assert rows is not None and (counter.number, len(rows), set(rows)) == (3_000, 3_000, set(many))
 
 
+async def test_a_look_behind_preparations(subject: Subject, siblings: Siblings) -> None:
+    siblings.prepare()
+    siblings.prepare()
+    await subject.commit(numbered(1, GROUP_ROW))
+    assert await siblings.settings(2, None) == (SettingsCounter(1), [GROUP_ROW])
+
+
 @pytest.mark.parametrize("clean", [False, True])
 async def test_nobody_serves_the_shard(
     subject: Subject, siblings: Siblings, *, clean: bool
@@ -163,6 +171,33 @@ async def test_a_cluster_has_a_line_to_each_master_however_many_shards_there_are
     before = named_lines(shared_cluster)
     await asyncio.gather(*(siblings.settings(shard, 0) for shard in range(1, 64)))
     await comes(lambda: named_lines(shared_cluster) <= before + 1 + len(shared_cluster.nodes))
+    await siblings.close()
+
+
+async def test_preparations_connect_to_all_masters_and_end_with_the_rest(
+    shared_cluster: Cluster,
+) -> None:
+    before, all_of_them = named_lines(shared_cluster), 1 + len(shared_cluster.nodes)
+    siblings = open_siblings(shard_url(shared_cluster.url(), 0))
+    assert siblings is not None
+    siblings.prepare()
+    await comes(lambda: named_lines(shared_cluster) == before + all_of_them)
+    await siblings.close()
+    await comes(lambda: named_lines(shared_cluster) <= before)
+    siblings = open_siblings(shard_url(shared_cluster.url(), 0))
+    assert siblings is not None
+    siblings.prepare()
+    await asyncio.sleep(0)
+    await siblings.close()
+    await comes(lambda: named_lines(shared_cluster) <= before)
+
+
+async def test_preparations_without_a_redis_are_no_error() -> None:
+    siblings = open_siblings(shard_url(f"redis://127.0.0.1:{free_port()}/0", 0))
+    assert siblings is not None
+    siblings.prepare()
+    with pytest.raises(StoreAway):
+        await siblings.settings(1, None)
     await siblings.close()
 
 

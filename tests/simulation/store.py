@@ -499,6 +499,9 @@ class NodeSiblings:
         """``lines``: to the server of each shard."""
         self._lines = lines
 
+    def prepare(self) -> None:
+        """Do nothing: lines are always there."""
+
     async def settings(self, shard: int, known: int | None) -> SiblingSettings:
         line = self._lines[shard]
 

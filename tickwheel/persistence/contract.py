@@ -438,6 +438,11 @@ class Siblings(Protocol):
     """The other shards of a store with several, as one of them reads what they have committed:
     without being their owner, and whether or not daemons serve them."""
 
+    def prepare(self) -> None:
+        """Begin with what the first look needs, beside other work. What goes wrong with it, that
+        look says."""
+        ...
+
     async def settings(self, shard: int, known: int | None) -> SiblingSettings:
         """The counter of a shard, and the rows unless its number is ``known``: then one small
         record is all that is read. Raises StoreError, mostly StoreAway."""

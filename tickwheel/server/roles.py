@@ -287,6 +287,8 @@ class Roles:
         self._enter("starting")
         failpoints.hit("takeover.elected")
         settings, started_s = self.settings, time.monotonic()
+        if self._siblings is not None:
+            self._siblings.prepare()
         now = self.clock.read()
         owner, opened = await self._open_store(now.now_ms)
         self._opened = True

@@ -22,6 +22,7 @@ way on the connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from binascii import crc_hqx
 from collections import Counter
@@ -359,6 +360,13 @@ class Connection:
             if error.kind != "NOSCRIPT":
                 raise
         return await self.call("EVAL", script.text, *rest, timeout_ms=timeout_ms)
+
+    async def ready(self) -> None:
+        """Connect, unless it is connected. What goes wrong with it, the next call says."""
+        async with self._lock:
+            if self._wire is None:
+                with contextlib.suppress(NotConnected, ServerError):
+                    await self._connect()
 
     async def call(self, *args: Argument, timeout_ms: int = 0) -> Any:
         """Run one command, connecting first if need be. Raises Away, Lost, Answer."""

@@ -9,6 +9,7 @@ as there are pairs of them. Which master has a shard is asked once, and again af
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -57,6 +58,17 @@ class RedisSiblings:
         self._line = _Line(options)
         """To the master of the own shard."""
         self._masters = _Masters(options, self._line) if options.kind == CLUSTER else None
+        self._preparing: asyncio.Task[None] | None = None
+
+    def prepare(self) -> None:
+        if self._preparing is None or self._preparing.done():
+            self._preparing = asyncio.get_running_loop().create_task(self._prepare())
+
+    async def _prepare(self) -> None:
+        await self._line.connection.ready()
+        if self._masters is not None:
+            with contextlib.suppress(NotConnected, NoReply, ServerError):
+                await self._masters.ready()
 
     async def settings(self, shard: int, known: int | None) -> SiblingSettings:
         options = replace(self._options, shard=shard)
@@ -90,6 +102,9 @@ class RedisSiblings:
             await asyncio.sleep(NOT_NOW_RETRY_S)
 
     async def close(self) -> None:
+        if self._preparing is not None:
+            self._preparing.cancel()
+            await asyncio.wait((self._preparing,))
         if self._masters is not None:
             await self._masters.close()
         await self._line.connection.close()
@@ -130,23 +145,33 @@ class _Masters:
 
     async def line(self, slot: int) -> _Line:
         """The one to the master of a slot. Raises NotConnected, NoReply, ServerError."""
-        async with self._asking:
-            if not self._ranges:
-                await self._ask()
+        await self._know()
         address = master_of(slot, self._ranges)
         if address is None:
             raise NotConnected(f"slot {slot} is served by no node")
+        return self._line_to(address)
+
+    def _line_to(self, address: Address) -> _Line:
         if address not in self._lines:
             host, port = address
             self._lines[address] = _Line(replace(self._options, kind=SINGLE, host=host, port=port))
         return self._lines[address]
 
-    async def _ask(self) -> None:
-        answer = await self._asked.call("CLUSTER", "SLOTS")
-        assert self._asked.address is not None, "it has answered"
-        self._ranges = slot_ranges(answer, self._asked.address)
-        for address in self._lines.keys() - {some.nodes[0] for some in self._ranges}:
-            await self._lines.pop(address).connection.close()
+    async def ready(self) -> None:
+        """Connect to all. Raises as ``line``."""
+        await self._know()
+        lines = [self._line_to(some.nodes[0]) for some in self._ranges]
+        await asyncio.gather(*(line.connection.ready() for line in lines))
+
+    async def _know(self) -> None:
+        async with self._asking:
+            if self._ranges:
+                return
+            answer = await self._asked.call("CLUSTER", "SLOTS")
+            assert self._asked.address is not None, "it has answered"
+            self._ranges = slot_ranges(answer, self._asked.address)
+            for address in self._lines.keys() - {some.nodes[0] for some in self._ranges}:
+                await self._lines.pop(address).connection.close()
 
     def forget(self) -> None:
         """Ask anew where slots are."""

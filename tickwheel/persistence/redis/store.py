@@ -14,6 +14,7 @@ with a harmless removal and extends by PEXPIRE: Redis lets both pass when it has
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -154,6 +155,33 @@ class RedisStore:
         has seen data here must not lay out an empty shard while its owner may live)."""
         check(self.options)
         self._renew()
+        # The line that reads connects meanwhile.
+        reading = asyncio.get_running_loop().create_task(self._reading.ready())
+        try:
+            opened = await self._open(owner, now_ms, epoch_min, may_create)
+            await reading
+        except BaseException:
+            reading.cancel()
+            await asyncio.wait((reading,))
+            await self._reading.close()
+            raise
+        # Another one each time: no hash is stored, because a start sees every key anyway.
+        opened.key_seed = self._key_seed
+        self._is_open = True
+        self._watch.start()
+        if not self._mirror.has_room:
+            opened.has_room = False
+            opened.no_room = (
+                f"its tasks take about {self._mirror.bytes_held} bytes of memory; the limit is"
+                f" {self.options.resident_bytes_max} (resident_bytes_max)"
+            )
+            log.warning(
+                "store %s: %s; all are loaded, and new ones are refused", self.name, opened.no_room
+            )
+        return opened
+
+    async def _open(self, owner: str, now_ms: int, epoch_min: int, may_create: bool) -> Opened:
+        """Begin an epoch, and become its writer."""
         line = self._writing
         try:
             await opening.inspect(line, self.options)
@@ -175,19 +203,6 @@ class RedisStore:
         except BaseException:
             await line.close()
             raise
-        # Another one each time: no hash is stored, because a start sees every key anyway.
-        opened.key_seed = self._key_seed
-        self._is_open = True
-        self._watch.start()
-        if not self._mirror.has_room:
-            opened.has_room = False
-            opened.no_room = (
-                f"its tasks take about {self._mirror.bytes_held} bytes of memory; the limit is"
-                f" {self.options.resident_bytes_max} (resident_bytes_max)"
-            )
-            log.warning(
-                "store %s: %s; all are loaded, and new ones are refused", self.name, opened.no_room
-            )
         return opened
 
     async def recover_small(self) -> Small:

@@ -35,6 +35,9 @@ class SqliteSiblings:
         self._database = database
         self._thread = ThreadPoolExecutor(1, "tickwheel-sqlite-siblings")
 
+    def prepare(self) -> None:
+        """Do nothing: a file is opened for each look."""
+
     async def settings(self, shard: int, known: int | None) -> SiblingSettings:
         path = self._database(shard)
         loop = asyncio.get_running_loop()
