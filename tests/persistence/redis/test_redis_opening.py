@@ -14,6 +14,7 @@ from persistence.store_subject import Subject
 from support.redis_dump import dump
 from support.redis_server import RedisServer
 from support.store_rows import tasks
+from support.waiting import comes
 from tickwheel.persistence import open_url, without_secrets
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
@@ -63,6 +64,7 @@ class TestAServerThatWouldLoseTasks:
         server, name = volatile
         await _refused(_store(server, f"driver={driver}"), f"set `{name} (yes|noeviction)`")
         assert server.call("EXISTS", f"{S}:wheel") == b":0\r\n"
+        await comes(lambda: b"name=tickwheel" not in server.call("CLIENT", "LIST"))
 
     async def test_may_be_insisted_on(self, volatile: tuple[RedisServer, str]) -> None:
         store = _store(volatile[0], "allow_volatile_store=1")
