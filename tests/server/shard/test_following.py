@@ -328,6 +328,9 @@ async def test_a_shard_that_cannot_be_read_holds_up_nobody(
     read = shards.insides[THIRD].daemon
 
     class Silent:
+        def prepare(self) -> None:
+            """Do nothing."""
+
         async def settings(self, shard: int, known: int | None) -> SiblingSettings:
             if shard == THIRD:
                 raise StoreAway("it is broken")
@@ -399,6 +402,9 @@ async def test_nobody_ends_a_group_while_home_counts_below_it(
     await set_back(shards, HOME, change)
 
     class Deaf:
+        def prepare(self) -> None:
+            """Do nothing."""
+
         async def settings(self, shard: int, known: int | None) -> SiblingSettings:
             raise StoreAway("it is cut off")
 
