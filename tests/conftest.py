@@ -121,16 +121,15 @@ class _LastWords:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self._failed.append(f"{report.nodeid} ({report.when})\n{report.longreprtext}")
+            text = report.longreprtext[-LAST_WORDS_MAX:]
+            self._failed.append(f"FAILED {report.nodeid} ({report.when})\n{text}")
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        self._errors.append(str(excrepr))
+        self._errors.append(f"INTERNAL ERROR\n{str(excrepr)[-LAST_WORDS_MAX:]}")
 
     def pytest_unconfigure(self) -> None:
         if self._errors:
-            said = [f"FAILED {text}" for text in self._failed]
-            said += [f"INTERNAL ERROR\n{text}" for text in self._errors]
-            print("\n".join(text[-LAST_WORDS_MAX:] for text in said), flush=True)  # noqa: T201  # its output
+            print("\n".join(self._failed + self._errors), flush=True)  # noqa: T201  # its output
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -87,7 +87,7 @@ class Source(Protocol):
         """Fail waiting requests whose deadline is over."""
 
     def stop(self, error: TickwheelError) -> None:
-        """Fail all waiting requests."""
+        """Fail all requests that wait: the client was closed, or could not connect."""
 
 
 class _Hello(Request):
@@ -172,18 +172,18 @@ class Reconnector:
         objects to."""
         self._runner = self.loop.create_task(self._run())
         waited_s = self._connect_timeout_s
-        await self._stands(waited_s)
+        await self._wait_connected(waited_s)
         if self.connection is None and not self._runner.done() and self._search.any_standby:
             # Daemons are there: one of them is about to lead.
             rest_s, waited_s = self._active_timeout_s - waited_s, self._active_timeout_s
-            await self._stands(rest_s)
+            await self._wait_connected(rest_s)
         if self._runner.done():
             self._runner.result()
         if self.connection is None:
             raise self.unreachable(waited_s)
         self._watch.start()
 
-    async def _stands(self, timeout_s: float) -> None:
+    async def _wait_connected(self, timeout_s: float) -> None:
         """Wait until there is a connection, or looking for one has ended, or the time is over. A
         connection that ends before this goes on does not count."""
         until_s = self.loop.time() + timeout_s
@@ -278,7 +278,7 @@ class Reconnector:
 
     async def wait_up(self, timeout_s: float) -> Connection:
         """The connection, once there is one. Raises Unreachable or NotActive."""
-        await self._stands(timeout_s)
+        await self._wait_connected(timeout_s)
         if self.connection is None:
             raise self.unreachable(timeout_s)
         return self.connection
