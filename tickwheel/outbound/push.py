@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from urllib.parse import quote, urlsplit
 from weakref import WeakValueDictionary
 
+from tickwheel.api import cloudevents
 from tickwheel.client.delivery import Delivery
 from tickwheel.errors import NotFound, TickwheelError
 from tickwheel.outbound.target import (
@@ -152,7 +153,6 @@ KEEP_ALIVE_S: Final = 30.0
 HELD: Final = Outcome("held")
 """The task waits for a callback, with a lease of its own: nothing is settled now."""
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")
-_EXTENSION = re.compile(r"[a-z0-9]{1,20}")
 _EVENT = "ce-"
 """How properties begin that hold the attributes of a CloudEvent that was enqueued."""
 
@@ -512,8 +512,8 @@ _SAFE: Final = "".join(chr(one) for one in range(0x21, 0x7F) if chr(one) != "%")
 
 
 def event(delivery: Delivery, told: Message, message_id: str) -> bytes:
-    """The task as a CloudEvent in JSON. One that was enqueued as a CloudEvent has its attributes
-    again."""
+    """Return the task as a CloudEvent in JSON. One that was enqueued as a CloudEvent has its
+    attributes again, and no type of its data that it did not have."""
     own = {
         name.removeprefix(_EVENT): value
         for name, value in delivery.properties.items()
@@ -526,21 +526,23 @@ def event(delivery: Delivery, told: Message, message_id: str) -> bytes:
         "type": "tickwheel.task",
         "time": due.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "subject": delivery.key,
-        "datacontenttype": told.headers.get("content-type"),
+        "datacontenttype": None if "specversion" in own else told.headers.get("content-type"),
         "traceparent": delivery.trace,
         "tickwheelid": str(delivery.id),
         "tickwheelgroup": delivery.group,
         "tickwheelattempt": delivery.attempt,
     }
-    for name, value in delivery.properties.items():
-        if _EXTENSION.fullmatch(name) and name not in (*attributes, *own, "specversion"):
-            attributes[name] = as_text(value) if isinstance(value, float) else value
-    attributes |= own | {"specversion": "1.0"}
-    found = {
-        name: value
-        for name, value in attributes.items()
-        if value is not None and name not in ("data", "data_base64")
-    }
+    properties = delivery.properties.items()
+    others = {name: value for name, value in properties if name not in attributes}
+    found: dict[str, Any] = {"specversion": cloudevents.VERSION}
+    # Any producer may set properties of any name, and integers of 64 bits: those that cannot be
+    # attributes are left out, and numbers that cannot be are written as text.
+    for name, value in (*attributes.items(), *others.items(), *own.items()):
+        forms = (value,) if isinstance(value, str) or value is None else (value, as_text(value))
+        for form in forms:
+            if cloudevents.wrong_with(name, form) is None:
+                found[name] = form
+                break
     kind = str(found.get("datacontenttype") or "").partition(";")[0].lower()
     body = told.body
     if kind.endswith("json") and _is_json(body):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from server.http.rig import HttpRig, nothing, ready
 from support.shard_rig import Turns
 from tickwheel.server.http.app import Http
+from tickwheel.server.http.call import single_headers
+from tickwheel.server.http.routes import ROUTES
 
 TASK = b'{"topic":"t"}'
 
@@ -135,13 +138,53 @@ async def test_who_asks_for_one_answer_only_is_left_behind_it(
 
 
 async def test_a_head_that_is_asked_for_has_no_body(talk: Talk) -> None:
-    for path, status in (("/v1/nowhere", 404), ("/v1/tasks", 405)):
+    for path, status in (("/v1/nowhere", 404), ("/v1/acks", 405), ("/v1/tasks", 200)):
         talk.wire.written.clear()
         talk.say("HEAD", path)
         await talk.idle()
         found, headers, body = parted(b"".join(talk.wire.written))
         assert (found, body) == (status, b"") and int(headers["content-length"]) > 0
     talk.lose()
+
+
+async def test_a_stream_that_is_asked_for_by_head_leases_nothing(talk: Talk, rig: HttpRig) -> None:
+    talk.say("POST", "/v1/tasks", TASK)
+    await talk.answers()
+    streams = [route for route in ROUTES if route.method == "GET" and route.streams]
+    assert len(streams) >= 3
+    for route in streams:
+        talk.wire.written.clear()
+        query = "?group=g&credit=5" if route.path.endswith("deliveries") else ""
+        talk.say("HEAD", re.sub(r"{\w+}", "orders", route.path) + query)
+        await talk.idle()
+        found, headers, body = parted(b"".join(talk.wire.written))
+        assert (found, headers["content-type"], body) == (200, route.streams[0], b"")
+    assert not rig.core.topics["orders"].groups
+    talk.lose()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ce-id", "Idempotency-Key", "Tickwheel-Delay-Ms", "Tickwheel-Property-A", "Content-Type",
+        "Authorization", "Content-Encoding", "Origin",
+    ],
+)  # fmt: skip
+async def test_a_header_of_one_value_that_comes_twice_is_refused(
+    talk: Talk, rig: HttpRig, name: str
+) -> None:
+    """Also with the same value: which lines a proxy adds or drops is not known."""
+    talk.say("POST", "/v1/topics/t/tasks", b"x", **{name: f"1\r\n{name}: 2"})
+    status, _, body = parted((await talk.answers())[0])
+    assert status == 400 and f"header {name.lower()} was sent more than once" in body.decode()
+    assert rig.core.tasks == 0
+    talk.lose()
+
+
+def test_a_header_that_is_a_list_may_have_several_lines() -> None:
+    pairs = [(b"accept", b"a"), (b"cookie", b"x=1"), (b"accept", b"b"), (b"cookie", b"y=2")]
+    assert single_headers(pairs) == {b"accept": b"a, b", b"cookie": b"x=1; y=2"}
+    assert single_headers([(b"forwarded", b"a"), (b"forwarded", b"b")])  # not read here
 
 
 async def test_an_answer_waits_for_who_does_not_read(talk: Talk) -> None:

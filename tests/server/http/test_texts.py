@@ -18,14 +18,21 @@ RIGHT = [
     *((way, "trace", text) for way in OF_TRACES for text in traces.RIGHT),
     *((way, "encoding", text) for way in WAYS for text in encodings.RIGHT),
 ]
+EVENTS = ("binary event", "structured event")
 WRONG = [
-    *((way, "trace", text) for way in OF_TRACES for text in traces.WRONG_TEXTS),
+    *((way, "trace", text) for way in WAYS if way not in EVENTS for text in traces.WRONG_TEXTS),
     *(
         (way, "encoding", text)
         for way in WAYS
         if way not in ("header", "binary event")
         for text in (*encodings.WRONG_TEXTS, "")
     ),
+]
+IGNORED = [
+    (way, "trace", text)
+    for way in EVENTS
+    for text in traces.WRONG_TEXTS
+    if text.isascii() and text.isprintable()  # else it is not a text of an event
 ]
 MUST_BE = {"trace": traces.MUST_BE, "encoding": encodings.MUST_BE}
 
@@ -79,6 +86,16 @@ async def test_what_is_none_is_refused(rig: HttpRig, way: str, name: str, text: 
         problem = problem["error"]
     assert problem["code"] == "bad_request" and MUST_BE[name] in problem["detail"], problem
     assert rig.core.tasks == 0
+
+
+@pytest.mark.parametrize(("way", "name", "text"), IGNORED, ids=repr)
+async def test_an_event_with_an_invalid_traceparent_is_taken_without_it(
+    rig: HttpRig, way: str, name: str, text: str
+) -> None:
+    """W3C Trace Context, 3.2.2: a receiver that cannot parse it goes on without a parent."""
+    made = (await way_in(rig, way, name, text)).json
+    task = (await rig.call("GET", f"/v1/tasks/{made['id']}")).json
+    assert task["trace"] is None and task["properties"]["ce-traceparent"] == text
 
 
 async def test_a_header_that_is_none_is_refused(rig: HttpRig) -> None:

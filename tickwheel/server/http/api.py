@@ -44,6 +44,7 @@ from tickwheel.server.http.call import (
     Streams,
     Turns,
     problem,
+    single_headers,
 )
 from tickwheel.server.http.routes import ROUTES, SESSIONS_PATH, Router, allowed_by
 from tickwheel.server.http.types import Reader
@@ -173,7 +174,6 @@ class Api:
             observed.http_server_errors += status >= 500
 
     async def _answer(self, scope: Scope, receive: Receive, client: Client) -> None:
-        headers: dict[bytes, bytes] = dict(scope["headers"])
         connection = scope["state"]
         address: str = connection["address"]
         try:
@@ -182,6 +182,7 @@ class Api:
                     f"{self._settings.http_connections_max} connections are busy"
                     " (http_connections_max)"
                 )
+            headers = single_headers(scope["headers"])
             route, named = self._router.find(scope["method"], scope["raw_path"])
             principal = self._principal(route, headers, connection.get("certificate"))
             _check_origin(headers)
@@ -204,7 +205,11 @@ class Api:
             call = Call(self._common, route, exchange, named, headers, scope, body, client)
             if route.query is types.NoQuery and scope["query_string"]:
                 call.query(types.NoQuery)
-            await route.handler(call)
+            if scope["method"] == "HEAD" and route.streams:
+                # A stream would lease tasks, or go on for ever: its head says all.
+                await call.reply(200, [(b"content-type", route.streams[0].encode())], b"")
+            else:
+                await route.handler(call)
             self._finished(exchange, client)
         except TickwheelError as error:
             exchange.operations.closed(exchange.caller)

@@ -210,6 +210,36 @@ class Turns:
 # --- reading what a client sends -----------------------------------------------------------------
 
 
+_LISTS = {b"accept": b", ", b"accept-encoding": b", ", b"cookie": b"; "}
+"""Headers of which the values of several lines are one list, and what stands between them."""
+
+
+def single_headers(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return headers by name, those that are lists as one value. Raise BadRequest if another one
+    that is read here has two lines: each might be the one that its sender means."""
+    headers = dict(pairs)
+    if len(headers) == len(pairs):
+        return headers
+    headers.clear()
+    for name, value in pairs:
+        if name not in headers:
+            headers[name] = value
+        elif name in _LISTS:
+            headers[name] += _LISTS[name] + value
+        elif name in _SINGLE or name.startswith(_SINGLE_PREFIXES):
+            raise BadRequest(f"header {name.decode('latin-1')} was sent more than once")
+    return headers
+
+
+_SINGLE = frozenset(
+    (
+        b"authorization", b"content-encoding", b"content-type", b"host", b"idempotency-key",
+        b"origin", b"sec-fetch-site",
+    )
+)  # fmt: skip
+_SINGLE_PREFIXES = (b"ce-", b"tickwheel-")
+
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]

@@ -169,8 +169,10 @@ _WRITERS: Mapping[type, Callable[[Any], Any]] = {
 
 
 @cache
-def request_type(request: Any, left_out: frozenset[str]) -> type[msgspec.Struct]:
-    """The type of a body, or of a query, without what the path names. An absent field is UNSET."""
+def request_type(request: Any, left_out: frozenset[str], name: str = "") -> type[msgspec.Struct]:
+    """The type of a body, or of a query, without what the path names. An absent field is UNSET.
+    Types of one request that lack different fields need a ``name`` each: the document has one
+    schema for a name."""
     fields: list[Any] = []
     for field in request.fields():
         if field.name in left_out:
@@ -187,7 +189,7 @@ def request_type(request: Any, left_out: frozenset[str]) -> type[msgspec.Struct]
             more = (UnsetType, type(None)) if field.may_be_none else (UnsetType,)
             fields.append((field.name, described(kind, field, *more), UNSET))
     return msgspec.defstruct(
-        request.__name__, fields, kw_only=True, forbid_unknown_fields=True,
+        name or request.__name__, fields, kw_only=True, forbid_unknown_fields=True,
         namespace={"__doc__": request.__doc__},
     )  # fmt: skip
 

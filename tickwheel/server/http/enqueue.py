@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import msgspec
 
+from tickwheel.api import cloudevents
 from tickwheel.api.tasks import kept_options
 from tickwheel.errors import (
     BadRequest,
@@ -38,8 +39,9 @@ from tickwheel.server.http.types import kept, once
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tickwheel.api.shapes import Field
     from tickwheel.server.http.call import Call
-    from tickwheel.server.http.types import Given, Reader
+    from tickwheel.server.http.types import Given
 
 _one_or_many = msgspec.json.Decoder(types.OneOrMany)
 
@@ -104,8 +106,11 @@ async def _prepare(call: Call, of: types.OfTransaction, many: Sequence[Given]) -
 
 async def _cloudevents(call: Call, topic: str) -> None:
     data = await call.incoming.read()
-    events, is_batch = _read_events(call, topic, data, call.common.reader)
-    await (_many(call, events) if is_batch else _one(call, events[0]))
+    events, is_batch = _read_events(call, topic, data)
+    if not events:
+        await call.answer({"tasks": []})
+    else:
+        await (_many(call, events) if is_batch else _one(call, events[0]))
 
 
 async def _one(call: Call, given: Given) -> None:
@@ -143,14 +148,16 @@ def _check_no_key(call: Call) -> None:
 
 STRUCTURED = "application/cloudevents+json"
 BATCHED = "application/cloudevents-batch+json"
-_VERSION = "1.0"
-_REQUIRED = ("id", "source", "type")
 _ATTRIBUTE_HEADER = b"ce-"
-_OF_EVENTS = [(option.event, field.name) for field, option in kept_options() if option.event]
-"""Attributes of extensions that say an option of the task, and that option; its header wins."""
+_DATA_TYPE = "application/json"
+"""The ``datacontenttype`` that the JSON format implies where an event has none."""
+_OF_EVENTS = [(option.event, field) for field, option in kept_options() if option.event]
+"""Attributes of extensions that are an option of the task, and that option; its header wins."""
 
-_event = msgspec.json.Decoder(dict[str, Any])
-_events = msgspec.json.Decoder(list[dict[str, Any]])
+_event = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_events = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+_value = msgspec.json.Decoder()
+_base64 = msgspec.json.Decoder(str | None)
 _json_type = ("json", "+json")
 
 
@@ -163,78 +170,100 @@ def _is_any(call: Call) -> bool:
     return call.content_type in (STRUCTURED, BATCHED) or _is_binary(call)
 
 
-def _read_events(call: Call, topic: str, data: bytes, reader: Reader) -> tuple[list[Given], bool]:
+def _read_events(call: Call, topic: str, data: bytes) -> tuple[list[Given], bool]:
     """(tasks, whether the request is a batch of events). Raises BadRequest."""
     if call.content_type == BATCHED:
         events = decoded(data, _events)
-        if not events:
-            raise BadRequest("the batch has no event; at least 1 is needed")
-        return [_structured(call, topic, event, reader) for event in events], True
+        _check_members(data)
+        return [_structured(call, topic, event) for event in events], True
     if call.content_type == STRUCTURED:
-        return [_structured(call, topic, decoded(data, _event), reader)], False
-    attributes: dict[str, types.Property] = {
-        name[len(_ATTRIBUTE_HEADER) :].decode("latin-1"): unquote(value.decode("latin-1"))
-        for name, value in call.headers.items()
-        if name.startswith(_ATTRIBUTE_HEADER)
-    }
+        event = decoded(data, _event)
+        _check_members(data)
+        return [_structured(call, topic, event)], False
+    attributes: dict[str, types.Property] = {}
+    for header, value in call.headers.items():
+        if header.startswith(_ATTRIBUTE_HEADER):
+            name = header[len(_ATTRIBUTE_HEADER) :].decode("latin-1")
+            attributes[name] = cloudevents.header_text(name, value)
+    if "datacontenttype" in attributes:
+        raise BadRequest("the event's datacontenttype is the header Content-Type, not ce-…")
     content_type = call.header(b"content-type")
     if content_type:
         attributes["datacontenttype"] = content_type
-    return [_task(call, topic, attributes, data, reader)], False
+    return [_task(call, topic, attributes, data)], False
 
 
-def _structured(call: Call, topic: str, event: dict[str, Any], reader: Reader) -> Given:
+class _Members(list[tuple[str, Any]]):
+    """The members of a JSON object in their order, repeated ones too."""
+
+
+def _check_members(data: bytes) -> None:
+    """Raise BadRequest if an event has a member twice, of which a decoder would drop one, or is
+    not UTF-8. Members of its data are the consumer's affair."""
+    try:
+        found = json.loads(
+            data.decode(), object_pairs_hook=_Members, parse_int=str, parse_float=str
+        )
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    for event in [found] if isinstance(found, _Members) else found:
+        seen = set[str]()
+        for name, _ in event:
+            if name in seen:
+                raise BadRequest(f"the event has {shown(name)} more than once")
+            seen.add(name)
+
+
+def _structured(call: Call, topic: str, event: dict[str, msgspec.Raw]) -> Given:
     data, packed = event.pop("data", None), event.pop("data_base64", None)
-    for name, value in event.items():
-        if type(value) not in (str, int, bool):
-            raise BadRequest(
-                f"the event's {shown(name)} must be a string, a whole number or a boolean, not"
-                f" {shown(value)}"
-            )
-    if packed is not None:
+    attributes = {name: decoded(bytes(raw), _value) for name, raw in event.items()}
+    # The format lets a sender write an attribute that it does not set as null.
+    attributes = {name: value for name, value in attributes.items() if value is not None}
+    encoded = None if packed is None else decoded(bytes(packed), _base64)
+    if encoded is not None:
         if data is not None:
             raise BadRequest("the event must have one of data and data_base64")
-        body = _from_base64(packed)
-    else:
-        body = _body(data, event.get("datacontenttype"))
-    return _task(call, topic, event, body, reader)
-
-
-def _body(data: Any, content_type: object) -> bytes:
-    """The body of an event's task: JSON stays JSON, and text that is said to be no JSON is text."""
+        return _task(call, topic, attributes, _from_base64(encoded))
     if data is None:
-        return b""
-    kind = str(content_type or "application/json").partition(";")[0].strip().lower()
-    is_json = kind.partition("/")[2].endswith(_json_type)
-    if isinstance(data, str) and not is_json:
-        return data.encode()
-    return msgspec.json.encode(data)
+        return _task(call, topic, attributes, b"")
+    kind = str(attributes.setdefault("datacontenttype", _DATA_TYPE))
+    is_json = kind.partition(";")[0].strip().lower().partition("/")[2].endswith(_json_type)
+    # JSON stays as it was written: a parser would change numbers and repeated members.
+    body = bytes(data)
+    if body.startswith(b'"') and not is_json:
+        body = str(decoded(body, _value)).encode()
+    return _task(call, topic, attributes, body)
 
 
-def _from_base64(packed: object) -> bytes:
+def _from_base64(packed: str) -> bytes:
     with suppress(ValueError):
-        if isinstance(packed, str):
-            return base64.b64decode(packed, validate=True)
+        return base64.b64decode(packed, validate=True)
     raise BadRequest(f"data_base64 must be base64, not {shown(packed)}")
 
 
-def _task(
-    call: Call, topic: str, attributes: dict[str, types.Property], body: bytes, reader: Reader
-) -> Given:
-    if attributes.get("specversion") != _VERSION:
-        version = shown(attributes.get("specversion"))
-        raise BadRequest(f"the event's specversion must be {_VERSION!r}, not {version}")
-    for name in _REQUIRED:
-        if not attributes.get(name):
-            raise BadRequest(f"the event must have {name}")
-    given = reader.of_headers(topic, call.headers, body)
+def _task(call: Call, topic: str, attributes: dict[str, types.Property], body: bytes) -> Given:
+    cloudevents.check(attributes)
+    given = call.common.reader.of_headers(topic, call.headers, body)
     options = dict(given.task[3]) if len(given.task) > 3 else {}
-    for attribute, name in _OF_EVENTS:
-        if attributes.get(attribute):
-            options.setdefault(name, attributes[attribute])
+    for attribute, field in _OF_EVENTS:
+        value = attributes.get(attribute)
+        if value and field.name not in options and not _is_ignored(call, field, value):
+            options[field.name] = value
     own = options.get("properties", {})
     options["properties"] = own | {f"ce-{name}": value for name, value in attributes.items()}
     return given._replace(task=(*given.task[:3], options))
+
+
+def _is_ignored(call: Call, field: Field, value: types.Property) -> bool:
+    """Whether the option is not taken from its attribute. W3C Trace Context demands of receivers
+    that they go on without a place in a trace that they cannot read."""
+    if field.name != "trace":
+        return False
+    try:
+        field.kind.check(value, field.name, call.operations.limits)
+    except TickwheelError:
+        return True
+    return False
 
 
 # --- tasks as a stream of lines ------------------------------------------------------------------

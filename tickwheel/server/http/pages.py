@@ -233,7 +233,8 @@ def _kinds(routes: Sequence[Route]) -> list[Any]:
     found: dict[str, Any] = {repr(types.Problem): types.Problem}
     for route in routes:
         for kind in (route.query, *_parts(route.body), *_parts(route.answer)):
-            found[repr(kind)] = kind
+            other = found.setdefault(repr(kind), kind)
+            assert other == kind, f"two types have one name in the document: {kind!r}"
     return list(found.values())
 
 

@@ -111,9 +111,10 @@ class Router:
             node = following
         if not node.methods:
             raise self._unknown(raw_path)
-        route = node.methods.get(method)
+        route = node.methods.get("GET" if method == "HEAD" else method)
         if route is None:
-            raise _NotAllowed(method, tuple(node.methods))
+            allowed = [*node.methods, *(["HEAD"] if "GET" in node.methods else [])]
+            raise _NotAllowed(method, tuple(allowed))
         return route, named
 
     @staticmethod
@@ -144,7 +145,7 @@ def _text(segment: str) -> str:
 # --- tasks, keys, dead letters -------------------------------------------------------------------
 
 IDS_TYPE = request_type(LookUp, frozenset(("topic", "key", "newest", "until_ms")))
-KEY_QUERY_TYPE = request_type(LookUp, frozenset(("ids", "topic", "key")))
+KEY_QUERY_TYPE = request_type(LookUp, frozenset(("ids", "topic", "key")), "KeyQuery")
 TASKS_TYPE = msgspec.defstruct("TaskList", [("tasks", list[answer_type(TaskInfo)])])  # type: ignore[misc]
 _ids = msgspec.json.Decoder(IDS_TYPE)
 _reschedule = msgspec.json.Decoder(types.RescheduleIn)
