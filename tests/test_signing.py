@@ -6,16 +6,18 @@ import base64
 import time
 
 import pytest
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature as WrongSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from tickwheel.errors import NotFound
 from tickwheel.webhooks import (
     Callback,
+    InvalidSignature,
     Signer,
     callback_token,
     read_token,
+    verify,
 )
 
 FIRST = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -50,13 +52,64 @@ def test_a_public_key_is_enough_to_check_ed25519() -> None:
     assert version == "v1a"
     key = Ed25519PrivateKey.from_private_bytes(b"p" * 32).public_key()
     key.verify(base64.b64decode(signature), b"1-a.1700000000." + BODY)
-    with pytest.raises(InvalidSignature):
+    with pytest.raises(WrongSignature):
         key.verify(base64.b64decode(signature), b"1-a.1700000001." + BODY)
 
 
 def test_both_kinds_go_together() -> None:
     found = Signer([FIRST, PRIVATE]).headers("1-a", int(time.time()), BODY)["webhook-signature"]
     assert [one[:3] for one in found.split(" ")] == ["v1,", "v1a"]
+
+
+PUBLIC = (
+    "whpk_"
+    + base64.b64encode(
+        Ed25519PrivateKey.from_private_bytes(b"p" * 32).public_key().public_bytes_raw()
+    ).decode()
+)
+NOW_S = 1_700_000_000
+
+
+@pytest.mark.parametrize("body", [b"", b"order 42", b"\xff\x00", b"\x81\xa1n\x01", BODY])
+@pytest.mark.parametrize("secret", [FIRST, NEXT, PUBLIC])
+def test_a_receiver_verifies_a_body_of_any_bytes(body: bytes, secret: str) -> None:
+    found = Signer([FIRST, NEXT, PRIVATE]).headers("1-a", NOW_S, body)
+    headers = {name.title(): value for name, value in found.items()}
+    assert verify(secret, headers, body, now_s=NOW_S + 299.0) == "1-a"
+    assert verify([OTHER, secret], headers, body, now_s=NOW_S - 299.0) == "1-a"
+    for wrong in (body + b" ", body + b"\0", b"x"):
+        with pytest.raises(InvalidSignature, match="no signature"):
+            verify(secret, headers, wrong, now_s=NOW_S)
+
+
+OTHER = "whsec_" + base64.b64encode(b"o" * 32).decode()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"webhook-id": "2-a"}, "no signature"),
+        ({"webhook-timestamp": str(NOW_S + 1)}, "no signature"),
+        ({"webhook-timestamp": str(NOW_S - 301)}, "sent 301 s ago"),
+        ({"webhook-timestamp": str(NOW_S + 301)}, "sent -301 s ago"),
+        ({"webhook-timestamp": "nan"}, "whole seconds"),
+        ({"webhook-timestamp": "-1"}, "whole seconds"),
+        ({"webhook-timestamp": "9" * 5_000}, "whole seconds"),
+        ({"webhook-timestamp": "\u0661"}, "whole seconds"),
+        ({"webhook-signature": ""}, "no signature"),
+        ({"webhook-signature": "v1,é v1 v1a,AA== v2,x \ud800"}, "no signature"),
+    ],
+)
+def test_a_request_that_is_not_signed_is_refused(change: dict[str, str], reason: str) -> None:
+    headers = Signer([FIRST, PRIVATE]).headers("1-a", NOW_S, BODY) | change
+    for secrets in (FIRST, [PUBLIC], [OTHER, FIRST]):
+        with pytest.raises(InvalidSignature, match=reason):
+            verify(secrets, headers, BODY, now_s=NOW_S)
+    for name in headers:
+        with pytest.raises(InvalidSignature, match=f"no header {name}"):
+            verify(FIRST, {k: v for k, v in headers.items() if k != name}, BODY, now_s=NOW_S)
+    with pytest.raises(InvalidSignature):
+        verify([], Signer([FIRST]).headers("1-a", NOW_S, BODY), BODY, now_s=NOW_S)
 
 
 CALLBACK = Callback("orders", "g/ä.1", 2**62, 3, 7)

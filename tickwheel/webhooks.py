@@ -12,7 +12,7 @@ check. IPv6 addresses that carry an IPv4 address are judged by both.
 Requests are signed as Standard Webhooks says (https://www.standardwebhooks.com). A secret
 ``whsec_…`` signs by HMAC-SHA256 (``v1``), ``whsk_…`` by Ed25519 (``v1a``; needs the
 package cryptography). With several secrets a request has a signature of each, so that a receiver
-who knows one of them can check it while they change.
+who knows one of them can check it while they change. ``verify`` is for receivers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ import hashlib
 import hmac
 import json
 import socket
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -34,7 +36,7 @@ from ipaddress import (
 )
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tickwheel.errors import NotFound, needs_extra
+from tickwheel.errors import NotFound, needs_extra, shown
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -188,6 +190,71 @@ def private_key(secret: str) -> Ed25519PrivateKey:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     seed = base64.b64decode(secret.removeprefix(PRIVATE))[:SEED_BYTES]
     return Ed25519PrivateKey.from_private_bytes(seed)
+
+
+class InvalidSignature(ValueError):
+    """A request is not signed by a secret of its receiver, or was not sent just now."""
+
+
+PUBLIC: Final = "whpk_"
+TOLERANCE_S: Final = 300.0
+"""Seconds between the clocks of sender and receiver, beyond which a request is refused."""
+
+
+def verify(
+    secrets: str | Sequence[str],
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    tolerance_s: float = TOLERANCE_S,
+    now_s: float | None = None,
+) -> str:
+    """Check the signature of a request with this body, whatever its bytes are, and return its
+    ``webhook-id``, which is the same for every attempt.
+
+    ``secrets``: one or several of ``whsec_…``, or of ``whpk_…``, the public key of a ``whsk_…``
+    (which needs the package cryptography). Raises InvalidSignature.
+    """
+    named = {name.lower(): value for name, value in headers.items()}
+    try:
+        message_id, at, given = (
+            named[name] for name in ("webhook-id", "webhook-timestamp", "webhook-signature")
+        )
+    except KeyError as error:
+        raise InvalidSignature(f"the request has no header {error.args[0]}") from None
+    if not (at.isascii() and at.isdigit() and len(at) <= TIMESTAMP_DIGITS_MAX):
+        raise InvalidSignature(f"webhook-timestamp must be whole seconds, not {shown(at)}")
+    away_s = (time.time() if now_s is None else now_s) - int(at)
+    if abs(away_s) > tolerance_s:
+        raise InvalidSignature(
+            f"the request was sent {away_s:.0f} s ago; {tolerance_s:g} s (tolerance_s) are allowed"
+        )
+    signed = b"%b.%b.%b" % (message_id.encode(), at.encode(), body)
+    signatures = given.split(" ")
+    for secret in (secrets,) if isinstance(secrets, str) else secrets:
+        if _is_signed(secret, signed, signatures):
+            return message_id
+    raise InvalidSignature("no signature of the request is by a secret of the receiver")
+
+
+TIMESTAMP_DIGITS_MAX: Final = 12
+
+
+def _is_signed(secret: str, signed: bytes, signatures: Sequence[str]) -> bool:
+    if not secret.startswith(PUBLIC):
+        right = _sign_of(secret)(signed).encode()
+        return any(hmac.compare_digest(right, one.encode("utf-8", "replace")) for one in signatures)
+    with needs_extra(f"a key {PUBLIC}…", "encryption"):
+        from cryptography.exceptions import InvalidSignature as Wrong
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    key = Ed25519PublicKey.from_public_bytes(base64.b64decode(secret.removeprefix(PUBLIC)))
+    for one in signatures:
+        version, _, text = one.partition(",")
+        with suppress(ValueError, Wrong):
+            if version == "v1a":
+                key.verify(base64.b64decode(text, validate=True), signed)
+                return True
+    return False
 
 
 # --- callbacks -----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from outbound.endpoint import SECRET, Endpoint, serving
 from support.daemon import Daemon
 from support.waiting import comes
 from tickwheel import Client, Conflict, NotFound, TargetInfo, Task
+from tickwheel.api import cloudevents
 from tickwheel.client import Retry
 from tickwheel.outbound.push import (
     ANSWER_BYTES_MAX,
@@ -179,6 +180,37 @@ async def test_an_event_that_came_in_goes_out_as_the_same(
     await endpoint.until_count(1)
     found = json.loads(endpoint.got[0].body)
     assert {name: found[name] for name in event} == event
+
+
+async def test_an_event_leaves_valid_and_with_the_type_of_data_that_it_came_with(
+    client: Client, topic: str, endpoint: Endpoint, running: Daemon
+) -> None:
+    await push(client, topic, endpoint, format="cloudevents", concurrency=1)
+    base = {"specversion": "1.0", "id": "e-1", "source": "/shop", "type": "order.paid"}
+    headers = {f"ce-{name}": value for name, value in base.items()}
+    url = f"{running.http}/v1/topics/{topic}/tasks"
+    async with aiohttp.ClientSession() as session:
+        kind = {"content-type": "application/cloudevents+json"}
+        events = (
+            (json.dumps(base | {"data": {"n": 1}}).encode(), kind),
+            (json.dumps(base | {"data_base64": "AAE="}).encode(), kind),
+            (b"<a/>", headers | {"content-type": "text/xml"}),
+        )
+        for count, (data, more) in enumerate(events, 1):
+            async with session.post(url, data=data, headers=more) as response:
+                assert response.status == 201
+            await endpoint.until_count(count)
+    found = [json.loads(got.body) for got in endpoint.got]
+    assert [one.get("datacontenttype") for one in found] == ["application/json", None, "text/xml"]
+    assert (found[0]["data"], found[1]["data_base64"]) == ({"n": 1}, "AAE=")
+    # Properties of a plain task: those that cannot be attributes do not make the event invalid.
+    properties = {"big": 2**40, "small": 5, "No-Name": "x", "ce-id": 7, "ce-time": "soon"}
+    await client.enqueue(topic, b"x", properties=properties)
+    await endpoint.until_count(4)
+    last = json.loads(endpoint.got[3].body)
+    cloudevents.check({k: v for k, v in last.items() if not k.startswith("data")})
+    assert (last["big"], last["small"], last["id"]) == (str(2**40), 5, "7")
+    assert "No-Name" not in last and last["time"].endswith("Z")
 
 
 async def test_the_second_attempt_has_the_same_id(

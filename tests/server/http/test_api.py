@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from typing import Any
 
@@ -288,6 +289,12 @@ def test_each_operation_of_the_document_has_a_name_of_its_own() -> None:
         for operation in path.values()
     ]
     assert len(set(found)) == len(found) == len(ROUTES)
+
+
+def test_each_reference_of_the_document_leads_somewhere() -> None:
+    found = document(ROUTES)
+    named = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(found)))
+    assert named == set(found["components"]["schemas"])
 
 
 def test_a_standby_has_what_the_routes_for_it_ask() -> None:
