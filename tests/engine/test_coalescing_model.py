@@ -4,14 +4,15 @@ compares the keys themselves; and it keeps a list of what each batch changes.
 Between the requests there are restarts, refused batches, resends, deliveries and their ends, clocks
 that jump, and hashes that collide. What must hold: every task of a request has the outcome that the
 model says; what is durable is what the model says, after every commit, refusal and crash; no body
-is delivered before it is durable; a resend has the first answer.
+is delivered before it is durable; a resend has the first answer; what was replaced in flight is
+not delivered again, whatever becomes of the delivery.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from tickwheel.model.records import NewTask, TaskOptions, TaskSnapshot, id_time_
 
 TOPICS, KEYS = ("t", "u"), ("k", "l", "m")
 SESSION = b"s" * 16
+VERBS = ("ack", "ack", "nack", "nack", "reject", "release", "snooze", "late")
 TRIES_MAX = 5
 State = tuple[bytes, int]
 """(body, due_ms)"""
@@ -114,6 +116,9 @@ class CoalescingMachine(RuleBasedStateMachine):
         """By request: what became of its tasks, and whether it is durable."""
         self.request = self.tokens = 0
         self.held: list[Got] = []
+        self.overtaken: dict[tuple[int, str], Batch | None] = {}
+        """(id, group) of deliveries whose task was replaced → the batch that says so, until it is
+        durable."""
         self.rig.subscribe("t", "g")
         self.rig.subscribe("t", "h")
         self.rig.commit()
@@ -145,6 +150,11 @@ class CoalescingMachine(RuleBasedStateMachine):
         return bool(words) and words <= {"ready", "waiting"}
 
     def landed_hit(self, topic: str, key: str, by: Coalescing) -> TaskSnapshot | None:
+        covered = self.covered(topic, key, by)
+        return next((known for known in covered if self.is_pending(known, by)), None)
+
+    def covered(self, topic: str, key: str, by: Coalescing) -> Iterator[TaskSnapshot]:
+        """The durable tasks with the key, the newest first."""
         now_ms = self.rig.now_ms
         for task_id, known in sorted(self.everything().items(), reverse=True):
             options = known.row.options
@@ -152,9 +162,32 @@ class CoalescingMachine(RuleBasedStateMachine):
                 continue
             if by.window_ms is not None and now_ms - id_time_ms(task_id) >= by.window_ms:
                 continue
-            if self.is_pending(known, by):
-                return known
-        return None
+            yield known
+
+    def not_pending(self, task: NewTask, by: Coalescing) -> dict[int, dict[str, str]]:
+        """Id → group → word, of tasks with the key that some group has, or is done with."""
+        key = str(task[3] and task[3].key)
+        return {
+            known.row.id: {g: word for g, (word, _) in self.rig.views(known.row.id).items()}
+            for known in self.covered(task[0], key, by)
+            if not self.is_pending(known, by)
+        }
+
+    def overtake(self, had: dict[int, dict[str, str]], by: int) -> None:
+        """Each has given way in the groups where nobody has it, and will in the others."""
+        batch = self.rig.core.open
+        for task_id, before in had.items():
+            after = self.rig.views(task_id) if self.rig.find(task_id) else {}
+            for group, word in before.items():
+                if word == "in_flight":
+                    lease = self.rig.group("t", group).flight[task_id]
+                    assert lease.past.replaced_by
+                    self.overtaken.setdefault((task_id, group), batch)
+                elif word in ("ready", "waiting"):
+                    assert after.get(group, ("cancelled", 0))[0] == "cancelled"
+            if not set(before.values()) & {"in_flight", "dead"}:
+                assert self.rig.state(task_id) == "cancelled"
+                self.note(task_id, None, accepted=True)
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -186,9 +219,15 @@ class CoalescingMachine(RuleBasedStateMachine):
                     for k in before.values()
                     if k is not None and rig.state(k.row.id) != "scheduled"
                 }
+                rest = {
+                    n: self.not_pending(task, by)
+                    for n, (task, by) in enumerate(zip(tasks, asked, strict=True))
+                    if by is not None and by.action == "replace"
+                }
                 answer = rig.engine.coalescer.decide(request, self.view(wanted.ids), now_ms)
                 if answer is not None:
                     self.judge(tasks, asked, before, staged, had, answer)
+                    self.judge_rest(tasks, asked, rest, answer)
                     return
             self.commit()
         raise AssertionError("it waits for ever")
@@ -280,6 +319,29 @@ class CoalescingMachine(RuleBasedStateMachine):
         self.answers[self.request] = answer.merged, False
         self.log_request(accepted)
 
+    def judge_rest(
+        self,
+        tasks: list[NewTask],
+        asked: list[Coalescing | None],
+        rest: dict[int, dict[int, dict[str, str]]],
+        answer: Answer,
+    ) -> None:
+        """What was not pending has given way to what has a newer body."""
+        gone: set[int] = set()
+        own: set[tuple[str, str]] = set()
+        """What this request itself stores: it has overtaken the others already."""
+        for n, (task, by) in enumerate(zip(tasks, asked, strict=True)):
+            named = task[0], str(task[3] and task[3].key)
+            what, task_id, _ = answer.merged[n]
+            is_new_body = by is not None and (by.replaces != "due" or what == Merging.STORED)
+            if is_new_body and named not in own:
+                had = {i: words for i, words in rest.get(n, {}).items() if i not in gone}
+                self.overtake(had, task_id)
+                gone |= had.keys()
+            is_stored = task_id in self.rig.core.open.effects.enqueued
+            if is_stored and what in (Merging.STORED, Merging.REPLACED):
+                own.add(named)
+
     def staged_within(self, task_id: int | None, by: Coalescing) -> int | None:
         if task_id is None or by.window_ms is None:
             return task_id
@@ -299,6 +361,8 @@ class CoalescingMachine(RuleBasedStateMachine):
     # --- batches -------------------------------------------------------------------------------
 
     def landed(self, batch: Batch) -> None:
+        for key in [key for key, one in self.overtaken.items() if one is batch]:
+            self.overtaken[key] = None
         for change in [c for c in self.log if c.batch is batch]:
             self.log.remove(change)
             if change.request in self.answers:
@@ -334,6 +398,8 @@ class CoalescingMachine(RuleBasedStateMachine):
         if batch is None:
             return
         self.rig.refuse()
+        for key in [key for key, one in self.overtaken.items() if one is batch]:
+            self.overtaken[key] = self.rig.core.open
         mine = [c for c in self.log if c.batch is batch]
         for change in mine:
             if not change.accepted:
@@ -344,6 +410,7 @@ class CoalescingMachine(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         self.log.clear()
+        self.overtaken = {key: None for key, batch in self.overtaken.items() if batch is None}
         self.answers = {r: found for r, found in self.answers.items() if found[1]}
         self.held.clear()
         self.rig.crash()
@@ -355,7 +422,9 @@ class CoalescingMachine(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from((1, 60, 700, 5_000, 25_000)))
     def time_passes(self, ms: int) -> None:
+        alive = set(self.current())
         self.rig.pass_time(ms)
+        self.ended_of(alive)
 
     @rule(ms=st.sampled_from((-30_000, -100, 90_000)))
     def the_clock_jumps(self, ms: int) -> None:
@@ -363,11 +432,15 @@ class CoalescingMachine(RuleBasedStateMachine):
 
     @rule()
     def deliver(self) -> None:
-        for got in self.rig.tick():
+        alive = set(self.current())
+        found = self.rig.tick()
+        self.ended_of(alive)
+        for got in found:
+            assert (got.id, got.group.name) not in self.overtaken, "it was replaced"
             assert got.body == self.durable[got.id][0], "a body that is not durable"
             self.held.append(got)
 
-    @rule(at=st.integers(0, 5), verb=st.sampled_from(("ack", "ack", "nack", "reject", "late")))
+    @rule(at=st.integers(0, 5), verb=st.sampled_from(VERBS))
     def settle_one(self, at: int, verb: str) -> None:
         if not self.held:
             return
@@ -375,10 +448,17 @@ class CoalescingMachine(RuleBasedStateMachine):
         if self.rig.lease(got) is None and verb != "late":
             return
         alive = set(self.current())
+        lease = self.rig.lease(got)
+        is_replaced = (got.id, got.group.name) in self.overtaken
+        assert lease is None or is_replaced == bool(lease.past.replaced_by)
         if verb == "nack":
-            self.rig.nack(got, 2_000)
+            assert (self.rig.nack(got, 2_000) == "cancelled") == is_replaced
         elif verb == "reject":
             self.rig.reject(got)
+        elif verb == "release":
+            self.rig.release(got)
+        elif verb == "snooze":
+            assert self.rig.snooze(got, 2_000) == ("cancelled" if is_replaced else "snoozed")
         else:
             self.rig.ack(got)
         self.ended_of(alive)
@@ -463,9 +543,7 @@ def test_a_long_life(seed: int, steps: int) -> None:
         machine.deliver: 4,
         lambda: machine.time_passes(rnd.choice((1, 60, 700, 5_000))): 4,
         lambda: machine.the_clock_jumps(rnd.choice((-30_000, -100, 20_000))): 1,
-        lambda: machine.settle_one(
-            rnd.randrange(6), rnd.choice(("ack", "ack", "nack", "nack", "reject", "late"))
-        ): 6,
+        lambda: machine.settle_one(rnd.randrange(6), rnd.choice(VERBS)): 6,
         lambda: machine.command(rnd.randrange(6), rnd.choice((None, 0, 3_000))): 1,
     }
     for act in rnd.choices(list(acts), list(acts.values()), k=steps):

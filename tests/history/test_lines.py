@@ -224,6 +224,15 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
     ),
     ([Kind.ENDED, T, "t", None, "cancelled", [5], None], [{"event": "cancelled", **TASK}]),
     (
+        [Kind.ENDED, T, "t", "g", "cancelled", [5], False, "replaced by 6; no"],
+        [
+            {
+                "event": "cancelled", **TASK, "group": "g", "ended": False,
+                "reason": "replaced by 6; no",
+            }
+        ],
+    ),
+    (
         [Kind.ENDED, T, "t", "g", "expired", [5], True],
         [{"event": "expired", **TASK, "group": "g", "ended": True}],
     ),

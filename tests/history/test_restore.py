@@ -152,6 +152,15 @@ async def test_what_has_ended_does_not_come_back(tmp_path: Path) -> None:
     assert report.ended_since == 3
 
 
+async def test_what_gave_way_in_one_group_stays_with_the_other(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [TaskRow(A, DUE, "t", b"x")])
+    gave_way = [Kind.ENDED, t(8), "t", "g", "cancelled", [A], False, "replaced by 7; no"]
+    write(tmp_path, [[STARTED], [delivered([A], time_ms=t(6)), gave_way], [stopped()]])
+    _, found = await restored(tmp_path, backup)
+    assert list(found.rows) == [A]
+    assert found.progress[A, "g"].state is ProgressState.REPLACED
+
+
 async def test_events_from_before_the_backup_do_no_harm(tmp_path: Path) -> None:
     """Ended before it, enqueued before it, failed before it: the backup knows it already."""
     failure = Failure(1, t(-40), "no", "w@1")

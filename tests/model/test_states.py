@@ -74,6 +74,12 @@ class Life:
         self.ready()
         self.hold()
 
+    def replaced_in_flight(self) -> None:
+        self.in_flight()
+        known = self.rig.find(self.task_id)
+        assert known is not None
+        self.rig.engine.control.give_way(known, self.task_id + 1)
+
     def dead(self) -> None:
         self.in_flight()
         self.reject()
@@ -137,6 +143,9 @@ class Life:
 
     def nack(self) -> None:
         assert self.rig.nack(self._got(), 1_000) == "retrying"
+
+    def give_way(self) -> None:
+        assert self.rig.nack(self._got(), 1_000) == "cancelled"
 
     def give_up(self) -> None:
         assert self.rig.nack(self._got()) == "dead"
@@ -205,6 +214,7 @@ WALKS: dict[Edge, tuple[Step, Step]] = {
     (S.IN_FLIGHT, E.LEASE_OVER): (Life.in_flight, Life.lease_over),
     (S.IN_FLIGHT, E.CONSUMER_DIED): (Life.in_flight, Life.consumer_died),
     (S.IN_FLIGHT, E.RELEASE): (Life.in_flight, Life.release),
+    (S.IN_FLIGHT, E.GIVE_WAY): (Life.replaced_in_flight, Life.give_way),
     (S.WAITING, E.DUE): (Life.waiting, Life.due_again),
     (S.WAITING, E.POSTPONE): (Life.waiting, Life.reschedule),
     (S.WAITING, E.RESCHEDULE): (Life.waiting_for_the_clock, Life.reschedule),

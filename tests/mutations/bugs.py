@@ -39,6 +39,7 @@ SIMULATED_WHOLE = "tests/simulation/test_simulation.py::test_every_run_of_the_wh
 ORDERING = "tests/engine/test_engine_ordering.py::test_"
 KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
+COALESCING = "tests/server/shard/test_coalescing.py::test_"
 COALESCING_MODEL = "tests/engine/test_coalescing_model.py::test_a_long_life[1-800]"
 
 # What is answered is durable, and a resend is harmless.
@@ -382,6 +383,24 @@ OWED = (
             ),
         },
         ("tests/model/test_filter.py::test_what_is_unknown",),
+    ),
+    Bug(
+        "a-newer-replacement-overtaken-by-an-older-failure",
+        "a task that fails after a newer one with its key has come waits for its retry, and is"
+        " handled last",
+        {"Settlement._go_on": (condition("replaced_by", "False"),)},
+        (
+            COALESCING_MODEL,
+            COALESCING
+            + "what_is_replaced_in_flight_gives_way_however_its_delivery_ends[nack-more0]",
+        ),
+        usual=True,
+    ),
+    Bug(
+        "a-crash-forgets-what-was-replaced-in-flight",
+        "that a newer task has come is in memory only: after a restart the older one comes again",
+        {"Control.give_way": (dropped("replaced_leases.append"),)},
+        (COALESCING_MODEL,),
     ),
     Bug(
         "a-decision-rests-on-what-may-be-refused",

@@ -127,7 +127,7 @@ def test_sessions(row: SessionRow) -> None:
     assert _through(SESSION, row) == row
 
 
-@given(st.builds(Past, failures, counts, counts, counts))
+@given(st.builds(Past, failures, counts, counts, counts, counts))
 def test_pasts(past: Past) -> None:
     assert repr(codec.decode_past(codec.encode_past(past))) == repr(past)
 
@@ -229,5 +229,5 @@ def test_wrong_fields_are_refused(decode: Callable[[bytes], Any], fields: list[A
 
 
 def test_an_unknown_state_is_refused() -> None:
-    with pytest.raises(RecordUnreadable, match="unknown state 7"):
-        codec.progress_state(7)
+    with pytest.raises(RecordUnreadable, match="unknown state 8"):
+        codec.progress_state(8)

@@ -108,9 +108,13 @@ class Engine:
         core = self.core
         limit_ms = mono_ms if everything else mono_ms - core.config.lease_checkpoint_ms
         progress, unsaved = core.open.effects.progress, core.unsaved
+        written, core.replaced_leases = core.replaced_leases, []
         while unsaved and unsaved[0].since_mono_ms <= limit_ms:
             lease = unsaved.popleft()
-            if not lease.live or lease.checkpointed:
+            if not lease.checkpointed:
+                written.append(lease)
+        for lease in written:
+            if not lease.live:
                 continue
             lease.checkpointed = True
             progress[lease.id, lease.group.name] = ProgressRow(
@@ -252,7 +256,8 @@ class Recovery:
             core.lifetimes.begin(known.row)
             return
         ordering = core.ordering_for(group, known.row)
-        if progress.state is ProgressState.IN_FLIGHT:
+        if progress.state is ProgressState.IN_FLIGHT or progress.replaced_by:
+            # What was replaced in flight, and then restored as released, gives way at once.
             # A clock that was set back meanwhile makes no lease longer than it was.
             left_ms = max(0, progress.at_ms - max(now_ms, self.stopped_ms))
             if lease_ms_max is not None:

@@ -20,6 +20,8 @@ asks again when something came between. Invariants:
 * **A receipt settles the body that it was given for.** A task that nobody has had keeps its id
   when it is replaced. One that somebody has had, and that waits for its retry or for other
   groups, is cancelled, and the new one has an id of its own.
+* **What is replaced while a consumer has it has no further attempt.** Its delivery is marked with
+  the newer task's id, in the batch that makes that durable (``Control.give_way``).
 
 The newest pending task with the key is the one that counts.
 """
@@ -27,7 +29,7 @@ The newest pending task with the key is the one that counts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
@@ -480,6 +482,9 @@ class _Plan:
     """Of each task: what becomes of it, and the task whose id and due time answer for it."""
     newest: dict[Named, _New] = field(default_factory=dict)
     """The newest task with a key that the request itself will store."""
+    overtaken: dict[int, tuple[TaskSnapshot, _New | _Old]] = field(default_factory=dict)
+    """By id: tasks that groups have, or have had, and that are not pending; and what they give
+    way to."""
     staged_id: int = 0
     """The newest staged task (id) that keeps a task of the request out; 0: none does."""
     waits: bool = False
@@ -487,7 +492,7 @@ class _Plan:
     @property
     def is_accepted(self) -> bool:
         """Whether the request replaces something, and therefore is not undone any more."""
-        return bool(self.old or self.cancels)
+        return bool(self.old or self.cancels or self.overtaken)
 
     def standing(self, of: _New | _Old | TaskRow, ids: Sequence[int]) -> tuple[int, int]:
         """(id, due_ms) of a task when the plan is done; ``ids``: of the tasks of ``new``."""
@@ -606,29 +611,45 @@ class Coalescer:
             plan.staged_id = max(plan.staged_id, staged.id)
             return _verdict(rule), staged
         plan.waits |= self._is_landing(named, rule, now_ms)
-        known = self._pending(named, rule, view, now_ms)
+        found = list(self._with_key(named, rule, view, now_ms))
+        known = next((one for one in found if self.is_pending(one, rule)), None)
         if known is None:
-            return Merging.STORED, plan.store(task)
+            new = plan.store(task)
+            if rule.action == REPLACE:
+                self._overtake(plan, found, rule, new)
+            return Merging.STORED, new
         if rule.action == REPLACE:
-            return Merging.REPLACED, self._replacing(plan, known, task, rule, now_ms)
+            newest = self._replacing(plan, known, task, rule, now_ms)
+            if rule.replaces != DUE:
+                self._overtake(plan, found, rule, newest)
+            return Merging.REPLACED, newest
         return _verdict(rule), plan.old.get(known.row.id) or known.row
 
-    def _pending(
+    def _with_key(
         self,
         named: Named,
         rule: Coalescing,
         view: Callable[[Sequence[int]], Mapping[int, TaskSnapshot]],
         now_ms: int,
-    ) -> TaskSnapshot | None:
-        """The newest durable task that the rule counts as pending; None: there is none."""
+    ) -> Iterator[TaskSnapshot]:
+        """The durable tasks with the key that have not ended, and that the rule's window covers,
+        the newest first."""
         ids = list(self._landed(named, rule, now_ms))
         known = view(ids) if ids else {}
         for task_id in ids:
             found = known.get(task_id)
             # Equal hashes are not equal keys.
-            if found is not None and _name_of(found.row) == named and self.is_pending(found, rule):
-                return found
-        return None
+            if found is not None and _name_of(found.row) == named:
+                yield found
+
+    def _overtake(
+        self, plan: _Plan, found: Iterable[TaskSnapshot], rule: Coalescing, newest: _New | _Old
+    ) -> None:
+        """Plan that tasks give way to ``newest`` which are not pending, because a consumer has them
+        or a group is done with them, and which would come again beside it."""
+        for one in found:
+            if not self.is_pending(one, rule) and not self._control.gives_way(one):
+                plan.overtaken.setdefault(one.row.id, (one, newest))
 
     def is_pending(self, known: TaskSnapshot, rule: Coalescing) -> bool:
         """Whether the rule counts a durable task that has not ended as pending. A dead letter that
@@ -686,6 +707,8 @@ class Coalescer:
             ids = self._intake.stage(drafts, size_bytes, now_ms, source)
             if plan.is_accepted:
                 core.open.accepted.update(ids)
+        for known, newest in plan.overtaken.values():
+            self._control.give_way(known, plan.standing(newest, ids)[0])
         rests_on = 0 if plan.is_accepted else max((*ids[-1:], plan.staged_id))
         merged = tuple((int(what), *plan.standing(of, ids)) for what, of in plan.outcomes)
         self._count(request, merged, now_ms, is_certain=not rests_on)

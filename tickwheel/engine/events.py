@@ -104,7 +104,16 @@ class Recorder(Protocol):
     def died(self, lease: Lease, reason: str, now_ms: int) -> None:
         """A task has become a dead letter of its group."""
 
-    def ended(self, topic: str, group: str | None, how: str, task_id: int, *, last: bool) -> None:
+    def ended(
+        self,
+        topic: str,
+        group: str | None,
+        how: str,
+        task_id: int,
+        *,
+        last: bool,
+        reason: str | None = None,
+    ) -> None:
         """A task was CANCELLED, EXPIRED, DELETED or FILTERED, in one group or (None) altogether;
         ``last``: that ended the task."""
 

@@ -45,7 +45,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from tickwheel.engine.events import DELETED, EXPIRED, FILTERED
+from tickwheel.engine.events import CANCELLED, DELETED, EXPIRED, FILTERED
 from tickwheel.engine.state import Core
 from tickwheel.engine.topics import (
     Group,
@@ -64,6 +64,7 @@ from tickwheel.model.records import (
     FormerFilter,
     GroupSettings,
     Outcome,
+    ProgressState,
     TaskOptions,
     TaskRow,
     TaskSnapshot,
@@ -439,6 +440,21 @@ class Ownership:
         key = of.traits.key if isinstance(of, Lease) else key_of(of)
         core.end(task_id, outcome, group.topic.name, key)
         return True
+
+    def give_way(
+        self, group: Group, of: Lease | TaskRow, attempt: int, by: int, after: str = ""
+    ) -> None:
+        """End the share of ``group`` in a task that the newer task ``by`` replaces; it is out
+        already. ``after``: how its last delivery ended."""
+        core, topic = self._core, group.topic
+        last = self.finish(group, of, Outcome.CANCELLED)
+        if last:
+            core.totals.cancelled += 1
+            topic.cancelled += 1
+        else:
+            core.note_done(of.id, group, attempt, 0, ProgressState.REPLACED)
+        reason = f"replaced by {by}" + (f"; {after}" if after else "")
+        core.recorder.ended(topic.name, group.name, CANCELLED, of.id, last=last, reason=reason)
 
     def to_dead_letters(self, group: Group, task_id: int) -> None:
         """The task is a dead letter of the group now, which owes no end for it any more."""

@@ -11,6 +11,9 @@
 | consumer died | at once | waits, and is alone with its next one; or a dead letter |
 | group deleted | at once | the group lets go of it: see ``groups`` |
 
+A task that a newer one with its key has replaced meanwhile (``Past.replaced_by``) has no other
+attempt and becomes no dead letter: in every case but the first and the last it is cancelled.
+
 "Ahead of the commit": for ``acks_ahead_max`` ends of a subscription that are not durable yet, for
 further ones with the commit (``topics.Subscriber``).
 
@@ -185,6 +188,8 @@ class Settlement:
         """The attempt failed: wait for the next, or go to the dead letters."""
         verdict = self._judge(lease, delay_ms, _said(reason, "nack"), now_ms)
         self._end_one(NACKED, lease, now_ms, verdict)
+        if lease.past.replaced_by:
+            return "cancelled"
         if verdict.holds_key:
             return "held"
         return "dead" if verdict.wait_ms is None else "retrying"
@@ -211,6 +216,8 @@ class Settlement:
         rules = OrderRules.of(lease.group.settings)
         holds_key = bool(lease.order) and rules.failure == ORDER_HOLD
         self._end_one(NACKED, lease, now_ms, Verdict(failure, None, holds_key))
+        if lease.past.replaced_by:
+            return "cancelled"
         return "held" if holds_key else "dead"
 
     def unfit(self, lease: Lease, error: Exception, now_ms: int, trace: str | None = None) -> None:
@@ -219,9 +226,10 @@ class Settlement:
         failure = self._core.fault(lease, "delivery", error, now_ms, trace)
         self._end_one(UNFIT, lease, now_ms, Verdict(failure, None))
 
-    def release(self, lease: Lease, now_ms: int) -> None:
+    def release(self, lease: Lease, now_ms: int) -> str:
         """Give a task back unstarted: it is ready at once, and nothing is counted."""
         self._end_one(RELEASED, lease, now_ms)
+        return "cancelled" if lease.past.replaced_by else "released"
 
     def snooze(self, lease: Lease, delay_ms: int, now_ms: int) -> str:
         """Postpone a task by ``delay_ms`` without counting a failure. After too many times the
@@ -230,7 +238,7 @@ class Settlement:
             return "too_often"
         lease.past = lease.past._replace(snoozes=lease.past.snoozes + 1)
         self._end_one(SNOOZED, lease, now_ms, Snooze(now_ms + delay_ms))
-        return "snoozed"
+        return "cancelled" if lease.past.replaced_by else "snoozed"
 
     def group_closed(self, lease: Lease) -> None:
         """End a lease of a group that is being deleted; the group's share ends elsewhere."""
@@ -337,6 +345,9 @@ class Settlement:
     ) -> None:
         """The task of the lease is not done: its group gets it again, or a dead letter more."""
         recorder = self._core.recorder
+        if lease.past.replaced_by:
+            self._give_way(why, lease, verdict)
+            return
         if verdict is None:
             self._ready_again(lease, now_ms, front=True)
             recorder.released(lease, None, now_ms)
@@ -367,6 +378,15 @@ class Settlement:
             return
         self._ready_again(lease, now_ms, front=False)
         recorder.lease_over(lease, failure.reason, now_ms)
+
+    def _give_way(self, why: LeaseEnd, lease: Lease, verdict: Verdict | Snooze | None) -> None:
+        """A newer task has replaced that of the lease: its group is done with it."""
+        group = lease.group
+        if group.is_ordered:
+            self._core.orderings.of[group].died(lease)
+        after = verdict.failure.summary if isinstance(verdict, Verdict) else why.why
+        by = lease.past.replaced_by
+        self._ownership.give_way(group, lease, lease.attempt, by, after)
 
     def _wait(self, lease: Lease, until_ms: int) -> None:
         self._core.wait(lease.group, lease.id, until_ms)

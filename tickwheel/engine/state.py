@@ -495,8 +495,9 @@ class Core:
         # rule for tasks whose key is pending; topics that are being deleted.
         self.replaced, self.ruled_topics = dict[int, TaskRow](), set[str]()
         self.closing_topics: set[str] = set()
-        self.unsaved: deque[Lease] = deque()
-        """Deliveries that no batch holds yet, the oldest first."""
+        # Deliveries that no batch holds yet, the oldest first; and those whose tasks were replaced
+        # just now, which the open batch has to say.
+        self.unsaved, self.replaced_leases = deque[Lease](), list[Lease]()
         self.dirty_sessions, self.runnable = dict[bytes, None](), dict[Group, None]()
         """Sessions whose row the next batch writes; groups that may be able to deliver."""
         self.missing: dict[int, None] = {}

@@ -271,6 +271,29 @@ class Control:
         core.hold(row)
         core.recorder.replaced(source, row, now_ms)
 
+    def give_way(self, known: TaskSnapshot, by: int) -> None:
+        """The newer task ``by`` replaces one that groups have had. It ends at once in each group
+        where no consumer has it, and in the others when the delivery ends without an ack."""
+        core, row = self._core, known.row
+        for group in self._ownership.groups_of(known):
+            lease = group.flight.get(row.id)
+            if group.is_closed:
+                continue
+            if lease is not None:
+                lease.past = lease.past._replace(replaced_by=by)
+                core.replaced_leases.append(lease)
+                continue
+            attempts = group.delivery_attempts.get(row.id)
+            attempt = core.number(group, row.id) if attempts is None else attempts.attempt
+            core.leave(group, row)
+            self._ownership.give_way(group, row, attempt, by)
+
+    def gives_way(self, known: TaskSnapshot) -> bool:
+        """Whether a newer task has replaced this one already, wherever a group is owed it."""
+        groups = [one for one in self._ownership.groups_of(known) if not one.is_closed]
+        leases = [group.flight.get(known.row.id) for group in groups]
+        return all(lease is not None and lease.past.replaced_by for lease in leases)
+
     def next_ms(self, known: TaskSnapshot) -> int:
         """When a task that groups have had, and nobody has now, comes next; at least (wall ms)."""
         task_id = known.row.id

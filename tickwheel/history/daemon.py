@@ -237,9 +237,19 @@ class Recorder:
         topic, group, _, ids, attempt = _whose(lease)
         self._note(Kind.DEAD, now_ms, topic, group, ids, attempt, reason)
 
-    def ended(self, topic: str, group: str | None, how: str, task_id: int, *, last: bool) -> None:
-        is_last = last if group else None
-        self._note(Kind.ENDED, self._clock()[0], topic, group or None, how, [task_id], is_last)
+    def ended(
+        self,
+        topic: str,
+        group: str | None,
+        how: str,
+        task_id: int,
+        *,
+        last: bool,
+        reason: str | None = None,
+    ) -> None:
+        is_last, why = last if group else None, () if reason is None else (reason,)
+        fields = topic, group or None, how, [task_id], is_last, *why
+        self._note(Kind.ENDED, self._clock()[0], *fields)
 
     def ended_many(self, topic: str, how: str, ids: Sequence[int]) -> None:
         self._note(Kind.ENDED, self._clock()[0], topic, None, how, list(ids), None)

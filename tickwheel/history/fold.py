@@ -330,6 +330,11 @@ class Transactions:
 # --- tasks ---------------------------------------------------------------------------------------
 
 
+_OVER = {
+    Outcome.EXPIRED: ProgressState.EXPIRED,
+    Outcome.CANCELLED: ProgressState.REPLACED,
+}
+"""How a group is done with a task that it has not acked and other groups have; else as DONE."""
 ENDINGS_MAX = 100_000  # so many of the newest ends are remembered, as a store does
 
 
@@ -360,7 +365,7 @@ class Fold:
         self._verbs: dict[str, Callable[[Task, Event], None]] = {
             "replaced": self._replaced,
             "rescheduled": self._rescheduled,
-            "cancelled": lambda task, _: self._end(task, Outcome.CANCELLED),
+            "cancelled": partial(self._finish, Outcome.CANCELLED),
             "delivered": self._delivered,
             "acked": partial(self._finish, Outcome.ACKED),
             "nacked": self._nacked,
@@ -576,8 +581,7 @@ class Fold:
         # An ack may be of an earlier delivery.
         attempt = max(event.get("attempt", 0), known.attempt if known is not None else 0)
         epoch = event["epoch"] if outcome is Outcome.ACKED else 0
-        is_expired = outcome is Outcome.EXPIRED
-        state = ProgressState.EXPIRED if is_expired else ProgressState.DONE
+        state = _OVER.get(outcome, ProgressState.DONE)
         self._stand(task, group, state, attempt, 0, epoch)
         self._end_if_last(task, event, outcome)
 

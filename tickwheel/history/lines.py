@@ -46,7 +46,7 @@ class Kind(IntEnum):
     """time_ms, topic, group, ids, attempts, reasons"""
     ENDED = 8
     """time_ms, topic, group | nil, "cancelled" | "expired" | "deleted" | "filtered",
-    ids, ended (nil where no group is named)"""
+    ids, ended (nil where no group is named)[, reason]"""
     RESCHEDULED = 9
     """time_ms, topic, ids, dues[, places in the order]"""
     REQUEUED = 10
@@ -286,11 +286,12 @@ class Renderer:
     # --- ends, groups, the daemon --------------------------------------------------------------
 
     def _ended(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, how, ids, ended, *_ = record
+        _, time_ms, topic, group, how, ids, ended, *more = record
         if how not in ENDINGS:
             raise ValueError(f"{how!r} is no ending")
         lasts = [_ENDED[last] for last in _column(ended, len(ids))]
-        return self._each((time_ms, how, topic, group), ids, seq, lasts)
+        whys = [[_why(reason)] * len(ids) for reason in more[:1]]
+        return self._each((time_ms, how, topic, group), ids, seq, lasts, *whys)
 
     def _requeued(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, ids, *_ = record

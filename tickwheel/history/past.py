@@ -311,12 +311,12 @@ class _Fold:
     def _says(self, event: Event) -> int:
         kind, group = event["event"], event.get("group")
         found = Stand.ENDED if event.get("ended") else Stand(0)
-        if kind == "cancelled" or (kind in ("expired", "deleted") and group is None):
+        if kind in ("cancelled", "expired", "deleted") and group is None:
             return found | Stand.GONE
         if group is not None:
             found |= Stand.TOUCHED
         if group == self._wanted.group:
-            if kind == "expired":
+            if kind in ("expired", "cancelled"):
                 found |= Stand.GONE
             elif kind in ("acked", "deleted", "filtered"):
                 found |= Stand.DONE

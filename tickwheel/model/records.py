@@ -268,11 +268,16 @@ class ProgressState(IntEnum):
     """The order key is held since ``at_ms``, until an operator acts."""
     EXPIRED = 6
     """The time to live was over in this group while other groups still owe an end."""
+    REPLACED = 7
+    """The task gave way, in this group, to a newer one with its key."""
 
     @property
     def is_over(self) -> bool:
         """Whether the group has nothing more to do with the task."""
-        return self in (ProgressState.DONE, ProgressState.EXPIRED)
+        return self in _OVER
+
+
+_OVER = (ProgressState.DONE, ProgressState.EXPIRED, ProgressState.REPLACED)
 
 
 CONSUMER_DIED = "consumer_died"
@@ -318,6 +323,8 @@ class Past(NamedTuple):
     """How often the group's consumers have postponed the task."""
     deaths: int = 0
     """How many consumers have died while they had the task."""
+    replaced_by: int = 0
+    """The newer task to which this one gives way when its delivery ends without an ack; 0: none."""
 
     def with_failure(self, failure: Failure) -> Past:
         """The past with one more failure, or one more death of a consumer."""
@@ -346,6 +353,7 @@ class ProgressRow(NamedTuple):
     failed: int = 0
     snoozes: int = 0
     deaths: int = 0
+    replaced_by: int = 0
 
     @property
     def is_acked(self) -> bool:
@@ -357,11 +365,13 @@ class ProgressRow(NamedTuple):
         """How the group's share has ended, when its state is over."""
         if self.state is ProgressState.EXPIRED:
             return Outcome.EXPIRED
+        if self.state is ProgressState.REPLACED:
+            return Outcome.CANCELLED
         return Outcome.ACKED if self.is_acked else Outcome.DELETED
 
     @property
     def past(self) -> Past:
-        return Past(self.failures, self.failed, self.snoozes, self.deaths)
+        return Past(self.failures, self.failed, self.snoozes, self.deaths, self.replaced_by)
 
 
 FAILURES_MAX = 16
@@ -611,6 +621,7 @@ class Event(StrEnum):
     LEASE_OVER = "lease over"
     CONSUMER_DIED = "consumer died"
     RELEASE = "release"
+    GIVE_WAY = "replaced"
     CANCEL = "cancel"
     RESCHEDULE = "reschedule"
     POSTPONE = "reschedule after a failure"
@@ -645,6 +656,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (S.IN_FLIGHT, E.LEASE_OVER): S.READY,
     (S.IN_FLIGHT, E.CONSUMER_DIED): S.WAITING,
     (S.IN_FLIGHT, E.RELEASE): S.READY,
+    (S.IN_FLIGHT, E.GIVE_WAY): S.CANCELLED,
     (S.WAITING, E.DUE): S.READY,
     (S.READY, E.POSTPONE): S.WAITING,
     (S.WAITING, E.POSTPONE): S.WAITING,
@@ -656,12 +668,13 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (S.DEAD, E.DELETE): S.DELETED,
     (S.DEAD, E.CANCEL): S.CANCELLED,
 }
-"""An ack of a task that is READY or WAITING carries an earlier, genuine receipt; of one that is
-SCHEDULED, a receipt from before a crash that forgot the delivery. A plain reschedule of a task
-that is WAITING finds one without an attempt, which waits because the clock went back. A cancel
-takes dead letters with it when another group still waits for the task. A crash goes back to the
-last state that is recorded. What waited for the first group of its topic is judged by that group's
-filter when its turn has come.
+"""A task in flight that a newer one with its key has replaced is CANCELLED when its delivery ends
+without an ack. An ack of a task that is READY or WAITING carries an earlier, genuine receipt; of
+one that is SCHEDULED, a receipt from before a crash that forgot the delivery. A plain reschedule of
+a task that is WAITING finds one without an attempt, which waits because the clock went back. A
+cancel takes dead letters with it when another group still waits for the task. A crash goes back to
+the last state that is recorded. What waited for the first group of its topic is judged by that
+group's filter when its turn has come.
 """
 
 

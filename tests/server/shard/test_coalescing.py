@@ -230,6 +230,140 @@ async def test_what_is_in_flight_is_not_replaced(daemon: InProcess, peer: Peer) 
     assert word == "stored" and second != first
 
 
+ENDS: dict[str, tuple[Any, ...]] = {
+    "nack": (T.NACK, 0, "no"),
+    "nack later": (T.NACK, 5_000, "no"),
+    "reject": (T.REJECT, "no"),
+    "snooze": (T.SNOOZE, 5_000),
+    "release": (T.RELEASE,),
+    "lease over": (),
+    "connection lost": (),
+    "restart": (),
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"order_key": "o"}])
+@pytest.mark.parametrize("end", ENDS)
+async def test_what_is_replaced_in_flight_gives_way_however_its_delivery_ends(
+    tmp_path: Path, end: str, more: dict[str, Any]
+) -> None:
+    """The older body never comes after the newer one."""
+    async with InProcess(tmp_path) as daemon:
+        peer, worker = daemon.connect(), daemon.connect()
+        _, first = await one(daemon, peer, "replace", 0, b"1", **more)
+        (delivery,) = await pull(daemon, worker)
+        _, second = await one(daemon, peer, "replace", 1_000, b"2", **more)
+        assert await one(daemon, peer, "replace", 1_000, b"3", **more) == ("replaced", second)
+        epoch = daemon.shard.core.epoch
+        if end == "release":
+            ids, attempts = (delivery[0],), (delivery[1],)
+            assert await daemon.ask(worker, T.RELEASE, "t", "g", epoch, ids, attempts) == (
+                "cancelled",
+            )
+        elif ENDS[end]:
+            verb, *said = ENDS[end]
+            item = delivery[0], epoch, delivery[1], *said
+            assert await daemon.ask(worker, verb, "t", "g", (item,)) == ("cancelled",)
+        elif end == "connection lost":
+            worker.transport.abort()
+        store = daemon.store
+        if end != "restart":
+            daemon.pass_time(daemon.shard.core.config.reconnect_grace_ms + 60_000)
+            await daemon.settle()
+            assert (await shown(daemon, peer, first))["state"] == "cancelled"
+            assert [d[3] for d in await pull(daemon, peer)] == [b"3"]
+            daemon.recount()
+    if end == "restart":
+        async with InProcess(tmp_path, store=store) as daemon:
+            peer = daemon.connect()
+            assert (await shown(daemon, peer, first))["state"] == "in_flight"
+            daemon.pass_time(60_000)
+            await daemon.settle()
+            assert (await shown(daemon, peer, first))["state"] == "cancelled"
+            assert [d[3] for d in await pull(daemon, peer)] == [b"3"]
+            daemon.recount()
+
+
+async def test_what_is_replaced_in_flight_is_acked_as_ever(daemon: InProcess, peer: Peer) -> None:
+    _, first = await one(daemon, peer, "replace", 0, b"1")
+    (delivery,) = await pull(daemon, peer)
+    await one(daemon, peer, "replace", 0, b"2")
+    await settle_one(daemon, peer, T.ACK, delivery)
+    assert (await shown(daemon, peer, first))["state"] == "acked"
+
+
+async def test_it_gives_way_whatever_became_of_the_newer_one(daemon: InProcess, peer: Peer) -> None:
+    _, first = await one(daemon, peer, "replace", 0, b"1")
+    (delivery,) = await pull(daemon, peer)
+    await one(daemon, peer, "replace", 0, b"2")
+    (newer,) = await pull(daemon, peer)
+    await settle_one(daemon, peer, T.ACK, newer)
+    await settle_one(daemon, peer, T.NACK, delivery, 0, "no")
+    assert (await shown(daemon, peer, first))["state"] == "cancelled"
+    assert await pull(daemon, peer) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "states"),
+    [
+        ({"action": "keep", "unique_until": "started"}, ["waiting", "scheduled"]),
+        ("add", ["waiting", "scheduled"]),
+        (replace(window_ms=1), ["waiting", "scheduled"]),
+        (replace(replaces="body"), ["cancelled", "scheduled"]),
+        (replace(replaces="due"), ["cancelled", "scheduled"]),
+    ],
+)
+async def test_what_a_newer_task_with_another_rule_leaves_alone(
+    daemon: InProcess, peer: Peer, rule: Any, states: list[str]
+) -> None:
+    _, first = await one(daemon, peer, "replace", 0, b"1")
+    (delivery,) = await pull(daemon, peer)
+    daemon.pass_time(10)
+    _, second = await one(daemon, peer, rule, 1_000, b"2")
+    await settle_one(daemon, peer, T.NACK, delivery, 5_000, "no")
+    assert [(await shown(daemon, peer, i))["state"] for i in (first, second)] == states
+
+
+async def test_in_several_groups_it_gives_way_where_it_is_not_acked(
+    daemon: InProcess, peer: Peer
+) -> None:
+    for group in ("g", "h", "i", "j"):
+        await daemon.ask(peer, T.GROUP_CREATE, "t", group, None)
+    _, first = await one(daemon, peer, "replace", 0, b"1")
+    (acked,) = await pull(daemon, peer, "h")
+    epoch = daemon.shard.core.epoch
+    await daemon.ask(peer, T.ACK, "t", "h", epoch, (first,), (acked[1],))
+    (failing,) = await pull(daemon, peer, "i")
+    await daemon.ask(peer, T.NACK, "t", "i", ((first, epoch, failing[1], 5_000, "no"),))
+    (held,) = await pull(daemon, peer, "g")
+    word, _ = await one(daemon, peer, "replace", 1_000, b"2")
+    assert word == "stored"
+    groups = (await shown(daemon, peer, first))["groups"]
+    assert {name: group["state"] for name, group in groups.items()} == {
+        "g": "in_flight", "h": "acked", "i": "cancelled", "j": "cancelled",
+    }  # fmt: skip
+    await settle_one(daemon, peer, T.NACK, held, 0, "no")
+    assert (await shown(daemon, peer, first))["state"] == "cancelled"
+    daemon.pass_time(6_000)
+    for group in ("g", "h", "i", "j"):
+        assert [d[3] for d in await pull(daemon, peer, group)] == [b"2"]
+    daemon.recount()
+
+
+async def test_a_dead_letter_stays_and_is_delivered_when_it_is_requeued(
+    daemon: InProcess, peer: Peer
+) -> None:
+    """An operator's word is obeyed; from then on it is pending."""
+    _, first = await one(daemon, peer, "replace", 0, b"1")
+    await settle_one(daemon, peer, T.REJECT, (await pull(daemon, peer))[0], "no")
+    assert (await one(daemon, peer, "replace", 0, b"2"))[0] == "stored"
+    await settle_one(daemon, peer, T.ACK, (await pull(daemon, peer))[0])
+    assert (await shown(daemon, peer, first))["state"] == "dead"
+    await daemon.ask(peer, T.DEAD_REQUEUE, ((first, "g"),))
+    assert (await one(daemon, peer, "replace", 0, b"3"))[0] == "replaced"
+    assert [d[3] for d in await pull(daemon, peer)] == [b"3"]
+
+
 async def test_tasks_that_ended_block_nobody(daemon: InProcess, peer: Peer) -> None:
     await daemon.ask(peer, T.GROUP_CREATE, "t", "g", None)
     ended = [await one(daemon, peer, "reject", FAR_MS)]

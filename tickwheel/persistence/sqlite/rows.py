@@ -408,7 +408,7 @@ def dead_row(
     behind_id: int,
     past: Any,
 ) -> DeadRow:
-    failures, failed, _, deaths = decode_past(past)
+    failures, failed, _, deaths, _ = decode_past(past)
     named = task_id, group, topic, died_ms, attempt, reason
     return DeadRow(*named, failures, failed, behind_id, deaths)
 

@@ -195,8 +195,7 @@ class Settling:
         self._check_receipts(epoch, ids, attempts)
 
         def give_back(lease: Lease, index: int) -> str:
-            self._settlement.release(lease, now.now_ms)
-            return "released"
+            return self._settlement.release(lease, now.now_ms)
 
         # Last first: each goes to the front of the line, so the first is first again.
         receipts = [(i, epoch, a) for i, a in zip(ids, attempts, strict=True)]
