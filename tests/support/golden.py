@@ -87,6 +87,7 @@ def cases() -> dict[str, Case]:
         "past": (Past(FAILURES), codec.encode_past, codec.decode_past),
         "past-full": (Past(KNOWN_FAILURES, 17, 1_000, 2), codec.encode_past, codec.decode_past),
         "past-snoozed": (Past(snoozes=3), codec.encode_past, codec.decode_past),
+        "past-replaced": (Past(replaced_by=7), codec.encode_past, codec.decode_past),
         "endings": (ENDED, codec.encode_endings, lambda data: dict(codec.decode_endings(data))),
     }
     for i, task in enumerate(GOLDEN_TASKS):

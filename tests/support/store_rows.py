@@ -148,9 +148,9 @@ PROGRESS = (
     ProgressRow(21, "a", ProgressState.WAITING, 2, 5, 7, KNOWN_FAILURES),
     ProgressRow(22, "b", ProgressState.WAITING, 0, MS_MAX, 7, KNOWN_FAILURES, 2, 1_000, 1),
     ProgressRow(22, "c", ProgressState.WAITING, 0, MS_MAX, 7, (), 0, 1),
-    ProgressRow(22, "d", ProgressState.IN_FLIGHT, 1, MS_MAX, 7, (), 0, 0, 0, ID_MAX),
-    ProgressRow(22, "e", ProgressState.REPLACED, 1, 0, 0),
     ProgressRow(151, UNICODE, ProgressState.HELD, 16, MS_MAX, 7, KNOWN_FAILURES),
+    ProgressRow(22, "x", ProgressState.IN_FLIGHT, 1, MS_MAX, 7, (), 0, 0, 0, ID_MAX),
+    ProgressRow(22, "y", ProgressState.REPLACED, 1, 0, 0),
 )
 DEAD = (
     DeadRow(3, "billing", "orders.close", MS_MAX, 16, UNICODE, FAILURES, 0, ID_MAX),
