@@ -17,6 +17,8 @@ ID_MAX = 2**63 - 1
 """Of a task."""
 KEY_TASKS_MAX = 10_000
 COALESCED_TASKS_MAX = 1_024
+ENCODING_STEPS_MAX = 2
+"""What may have been done to one body: compressed and encrypted, say."""
 PAUSED_KEYS_MAX = 256
 
 

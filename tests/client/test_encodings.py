@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import re
 import sys
+import threading
 import zlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -16,12 +18,14 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.in_process import InProcess
 from tickwheel import (
     BadBody,
     BadRequest,
     BodyTooLarge,
     Client,
     Delivery,
+    LimitExceeded,
     Reject,
     Retry,
     Snooze,
@@ -30,7 +34,15 @@ from tickwheel import (
     Worker,
     sync,
 )
-from tickwheel.client.encodings import Codec, key_of, steps_of
+from tickwheel.api.frames import FrameType
+from tickwheel.cli import output
+from tickwheel.client.encodings import (
+    SHOWN_UNPACKED_BYTES_MAX,
+    UNPACK_ASIDE_BYTES,
+    Codec,
+    key_of,
+    steps_of,
+)
 from tickwheel.testing import SyncTestWheel, TestWheel
 
 KEYS = {"new": b"n" * 32, "old": b"o" * 32}
@@ -140,6 +152,84 @@ def test_unpacking_has_a_limit_that_the_error_names(way: str) -> None:
     assert Codec(unpacked_bytes_max=300_000).unpack("t", packed, encoding) == bomb
     with pytest.raises(BadBody, match=r"299999.*\(unpacked_bytes_max\)|299999 \("):
         Codec(unpacked_bytes_max=299_999).unpack("t", packed, encoding)
+
+
+STEPS_TOO_MANY = ("zlib,zlib,zlib", "json,zlib,zstd,aesgcm;key=a", "own,a,b,c", "zlib,a,b")
+STEPS_ENOUGH = ("json", "zlib", "zlib,aesgcm;key=a", "json;v=2,zlib,aesgcm;key=a", "own,a,b")
+
+
+@pytest.mark.parametrize("encoding", [*STEPS_TOO_MANY, ",".join(["zlib"] * 51)])
+async def test_more_steps_than_two_are_refused_and_not_undone(
+    tmp_path: Path, wheel: TestWheel, encoding: str
+) -> None:
+    said = r"encoding has \d+ steps; the limit is 2 \(encoding_steps_max\)"
+    with pytest.raises(LimitExceeded, match=said):
+        await wheel.client.enqueue("t", b"x", encoding=encoding)
+    async with InProcess(tmp_path) as daemon:
+        task = ("t", b"x", 0, {"encoding": encoding})
+        code, text = await daemon.connect().refused(FrameType.ENQUEUE, 0, (task,))
+        assert code == "limit_exceeded" and re.search(said, text)
+    # One that was stored before there was a limit.
+    with pytest.raises(BadBody, match=said):
+        Codec().unpack("t", zlib.compress(zlib.compress(zlib.compress(b""))), encoding)
+
+
+@pytest.mark.parametrize("encoding", STEPS_ENOUGH)
+async def test_two_steps_beside_what_a_body_is_are_taken(wheel: TestWheel, encoding: str) -> None:
+    assert await wheel.client.enqueue("t", b"x", encoding=encoding)
+
+
+def test_the_limit_of_unpacking_is_of_all_steps_together() -> None:
+    stored = zlib.compressobj(0)
+    once = stored.compress(bytes(200_000)) + stored.flush()
+    twice = zlib.compress(once)
+    assert len(Codec(unpacked_bytes_max=500_000).unpack("t", twice, "zlib,zlib")) == 200_000
+    with pytest.raises(BadBody, match=r"\(unpacked_bytes_max\)"):
+        Codec(unpacked_bytes_max=300_000).unpack("t", twice, "zlib,zlib")
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+async def test_a_large_body_is_unpacked_aside(
+    wheel: TestWheel, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    """In a thread, once; also when that fails."""
+    threads: list[bool] = []
+    undone = Codec.unpack
+
+    def unpack(*given: Any) -> bytes:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return undone(*given)
+
+    monkeypatch.setattr(Codec, "unpack", unpack)
+    body = os.urandom(UNPACK_ASIDE_BYTES + 1)
+    found: list[bytes] = []
+    settled = asyncio.Event()
+    worker = Worker(wheel.client, signals=False, on_settled=lambda *_: settled.set())
+
+    @worker.on("t", group="g", retry=Retry.none())
+    async def handle(delivery: Delivery) -> None:
+        found.extend((delivery.body, delivery.body))
+
+    packed = body if is_damaged else zlib.compress(body)
+    await wheel.client.enqueue("t", packed, encoding="zlib")
+    async with wheel.working(worker):
+        await settled.wait()
+    assert threads == [False]
+    assert found == ([] if is_damaged else [body, body])
+    assert len(await wheel.dead_letters()) == is_damaged
+
+
+def test_what_is_only_shown_is_unpacked_within_a_small_bound() -> None:
+    small, large = bytes(SHOWN_UNPACKED_BYTES_MAX), bytes(SHOWN_UNPACKED_BYTES_MAX + 1)
+    assert output.unpacked("t", zlib.compress(small), "zlib") == (small, None, "")
+    packed = zlib.compress(large)
+    body, encoding, why = output.unpacked("t", packed, "zlib")
+    assert (body, encoding) == (packed, "zlib") and "the limit is 1048576" in why
+    assert output.unpacked("t", packed, "zlib", whole=True)[0] == large
+
+
+def test_what_is_nested_too_deep_is_shown_as_it_is() -> None:
+    assert "no text" in output.stored_text("t", b"\x91" * 1_000 + b"\x01", "msgpack")
 
 
 def test_a_step_that_is_not_known_is_for_another_client() -> None:

@@ -277,6 +277,8 @@ async def test_and_is_a_dead_letter_when_it_comes_all_the_same(
         (b"[1]", "json", "$: expected object, got array"),
         (b"[1]", None, "$: expected object, got array"),
         (b"x", "protobuf;v=2", "$: expected json or msgpack, got protobuf;v=2"),
+        (b"[" * 100_000, "json", "$: "),
+        (b"\x91" * 100_000, "msgpack", "$: "),
         (b"{}", "json;v=0", "$: expected a version of 1 to 1000000, got 0"),
         (b"{}", "json;v=x", "$: expected a version of 1 to 1000000, got x"),
     ],

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 from tickwheel.api.policies import policy_wire, rule_wire
 from tickwheel.api.times import duration_ms, moment_ms
 from tickwheel.errors import BadRequest, LimitExceeded, shown
-from tickwheel.limits import ID_MAX, Limits
+from tickwheel.limits import ENCODING_STEPS_MAX, ID_MAX, Limits
 from tickwheel.model import values
 from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN, InvalidValue
 
@@ -28,6 +28,8 @@ _TRACE = re.compile(TRACE_PATTERN[1:-1])
 _STEP = "[a-z0-9][a-z0-9.+-]*(;[a-z]+=[A-Za-z0-9._:/+-]+)*"
 ENCODING_PATTERN: Final = f"^{_STEP}(,{_STEP})*$"
 ENCODING_LENGTH_MAX: Final = 255
+STEPS: Final = frozenset(("zlib", "zstd", "aesgcm"))
+"""What clients of ours do to bodies; whatever else an encoding begins with is what the body is."""
 _ENCODING = re.compile(ENCODING_PATTERN[1:-1])
 
 
@@ -206,6 +208,12 @@ class Traceparent(Kind):
         return {"pattern": TRACE_PATTERN}
 
 
+def steps_in(encoding: str) -> int:
+    """How many things were done to a body: the parts of its encoding, but for what it is."""
+    first = encoding.partition(",")[0].partition(";")[0]
+    return encoding.count(",") + (first in STEPS)
+
+
 class Encoding(Kind):
     """What a body is, and what was done to it in that order: "json;v=2,zlib,aesgcm;key=2026-11".
     Steps stand between commas, what is said of one behind semicolons."""
@@ -220,6 +228,12 @@ class Encoding(Kind):
                 " in that order, with commas between (like json;v=2,zlib)"
             )
             wrong(field, expected, value)
+        if value.count(",") >= ENCODING_STEPS_MAX and (count := steps_in(value)) > (
+            ENCODING_STEPS_MAX
+        ):
+            raise LimitExceeded(
+                f"{field} has {count} steps; the limit is {ENCODING_STEPS_MAX} (encoding_steps_max)"
+            )
         return value
 
     of_task = check

@@ -75,7 +75,7 @@ def parse_property(text: str) -> tuple[str, str | int | float | bool]:
         return name, value
     try:
         found = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, (int, float)):
         raise ValueError(f"{text!r}: a number, true or false is needed behind :=")

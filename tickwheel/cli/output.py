@@ -37,7 +37,13 @@ import msgpack
 
 from tickwheel.api.kinds import Id, Moment
 from tickwheel.api.shapes import Answer
-from tickwheel.client.encodings import KEYS_VARIABLE, Codec, key_of
+from tickwheel.client.encodings import (
+    KEYS_VARIABLE,
+    SHOWN_UNPACKED_BYTES_MAX,
+    UNPACKED_BYTES_MAX,
+    Codec,
+    key_of,
+)
 from tickwheel.errors import Undecodable
 from tickwheel.model.policies import SPEC_FIELDS, UNITS_MS
 
@@ -643,18 +649,25 @@ OLDEST = Column[Map]("oldest", lambda row: age(row.get("oldest_ready_ms")), righ
 # --- stored bodies: unpacked, as far as this process has the keys ---------------------------------
 
 
-@lru_cache(1)
-def _codec(keys_file: str | None) -> Codec:
+@lru_cache(2)
+def _codec(keys_file: str | None, bytes_max: int) -> Codec:
     """What unpacks bodies, with the keys of the file that this process was given."""
-    return Codec(keys_file=keys_file)
+    return Codec(keys_file=keys_file, unpacked_bytes_max=bytes_max)
 
 
-def unpacked(topic: str, body: bytes, encoding: str | None) -> tuple[bytes, str | None, str]:
-    """A body as far as it can be read here, what it is then, and why it is no further."""
+def unpacked(
+    topic: str, body: bytes, encoding: str | None, *, whole: bool = False
+) -> tuple[bytes, str | None, str]:
+    """A body as far as it can be read here, what it is then, and why it is no further. ``whole``:
+    it is worked on, and not only shown."""
     if encoding is None:
         return body, None, ""
     try:
-        return *_codec(os.environ.get(KEYS_VARIABLE)).unpacked(topic, body, encoding), ""
+        codec = _codec(
+            os.environ.get(KEYS_VARIABLE),
+            UNPACKED_BYTES_MAX if whole else SHOWN_UNPACKED_BYTES_MAX,
+        )
+        return *codec.unpacked(topic, body, encoding), ""
     except Undecodable as error:
         key = key_of(encoding)
         why = error.message if key is None else f"encrypted with key {key}"
@@ -662,21 +675,28 @@ def unpacked(topic: str, body: bytes, encoding: str | None) -> tuple[bytes, str 
 
 
 def stored_text(
-    topic: str, body: bytes, encoding: str | None, length_max: int | None = BODY_SHOWN_MAX
+    topic: str,
+    body: bytes,
+    encoding: str | None,
+    length_max: int | None = BODY_SHOWN_MAX,
+    *,
+    whole: bool = False,
 ) -> str:
     """``body_text`` of a stored body, unpacked; or why it cannot be."""
-    body, encoding, why = unpacked(topic, body, encoding)
+    body, encoding, why = unpacked(topic, body, encoding, whole=whole)
     if why:
         return printable(f"({len(body)} bytes: {why})")
     if encoding is not None and encoding.partition(";")[0] == "msgpack":
-        with suppress(ValueError, msgpack.exceptions.UnpackException):
+        with suppress(ValueError, RecursionError, msgpack.exceptions.UnpackException):
             return printable(json.dumps(msgpack.unpackb(body), default=str), length_max)
     return body_text(body, length_max)
 
 
-def stored_fields(topic: str, body: bytes, encoding: str | None) -> dict[str, Any]:
+def stored_fields(
+    topic: str, body: bytes, encoding: str | None, *, whole: bool = False
+) -> dict[str, Any]:
     """``body_fields`` of a stored body, unpacked if that can be; with ``encoding``, what it is, and
     ``stored_encoding``, where that was another one."""
-    body, now, _ = unpacked(topic, body, encoding)
+    body, now, _ = unpacked(topic, body, encoding, whole=whole)
     fields = body_fields(body) | {"encoding": now}
     return fields if now == encoding else fields | {"stored_encoding": encoding}

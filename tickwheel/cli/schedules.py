@@ -312,7 +312,7 @@ def _difference(there: ScheduleInfo | None, given: Mapping[str, Any]) -> str:
     """The change of a schedule in words; empty: nothing changes."""
     if there is None:
         return "create"
-    body, encoding, _ = unpacked(there.topic, there.body, encoding_of(there))
+    body, encoding, _ = unpacked(there.topic, there.body, encoding_of(there), whole=True)
     of_tasks = {**there.raw["task"], "encoding": encoding}
     known: dict[str, Any] = {**there.raw, **of_tasks, "body": body}
     changed = [

@@ -279,6 +279,7 @@ class Receiver:
             return
         # No callback for a lost lease: the result of the late ack or nack says it.
         self._leases.hold(delivery, lambda word: None)
+        await delivery.unpack_aside()
         try:
             _ = delivery.body
         except Undecodable as error:
@@ -419,7 +420,7 @@ def delivery_fields(delivery: Delivery) -> dict[str, object]:
 
 
 def _body_fields(delivery: Delivery) -> dict[str, Any]:
-    fields = stored_fields(delivery.topic, delivery._item[3], delivery.encoding)
+    fields = stored_fields(delivery.topic, delivery._item[3], delivery.encoding, whole=True)
     return {name: it for name, it in fields.items() if it is not None}
 
 
@@ -429,7 +430,7 @@ def delivery_line(delivery: Delivery) -> str:
     again = f"  attempt {delivery.attempt}" if delivery.attempt > 1 else ""
     if delivery.replay_of is not None:
         again = f"  replay of {delivery.replay_of}{again}"
-    body = stored_text(delivery.topic, delivery._item[3], delivery.encoding, None)
+    body = stored_text(delivery.topic, delivery._item[3], delivery.encoding, None, whole=True)
     return f"{format_time(delivery.delivered_ms)}  +{late:<7}  {delivery.id}{again}  {body}"
 
 

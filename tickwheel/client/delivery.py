@@ -9,6 +9,7 @@ only by the daemon.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
@@ -24,11 +25,11 @@ from tickwheel.api.frames import (
 )
 from tickwheel.api.times import Duration, duration_ms, moment, seconds
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
-from tickwheel.client.encodings import PLAIN, Codec, key_of
+from tickwheel.client.encodings import PLAIN, UNPACK_ASIDE_BYTES, Codec, key_of
 from tickwheel.client.reconnector import Reconnector
 from tickwheel.client.requests import Outbox, Resendable
 from tickwheel.client.task_options import DeliveredOptions
-from tickwheel.errors import NotActive, SendTimeout, TickwheelError
+from tickwheel.errors import NotActive, SendTimeout, TickwheelError, Undecodable
 from tickwheel.protocol import encode
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 Item = tuple[Any, ...]
 """(id, attempt, due_ms, body) or the same with a map of options."""
 UNPACKED = 5
-"""Where an item, once it was looked at, has the body as it was before it was packed."""
+"""Where an item, once it was looked at, has the body as it was before it was packed, or why it
+cannot be unpacked."""
 
 
 class Finished:
@@ -143,13 +145,29 @@ class Delivered(DeliveredOptions):
         if len(item) == 4:
             return item[3]  # type: ignore[no-any-return]  # as the daemon sent it
         if len(item) > UNPACKED:
+            if isinstance(item[UNPACKED], Undecodable):
+                raise item[UNPACKED]
             return item[UNPACKED]  # type: ignore[no-any-return]  # as it was unpacked below
         encoding = item[4].get("encoding")
         if encoding is None:
             return item[3]  # type: ignore[no-any-return]  # as the daemon sent it
-        body = self._batch.codec.unpack(self._batch.topic, item[3], encoding)
+        try:
+            body = self._batch.codec.unpack(self._batch.topic, item[3], encoding)
+        except Undecodable as error:
+            self._item = (*item, error)
+            raise
         self._item = (*item, body)
         return body
+
+    async def unpack_aside(self) -> None:
+        """Unpack a large body in a thread, so that ``body`` takes no time on the event loop. Raises
+        nothing: ``body`` does."""
+        item = self._item
+        if len(item) != UNPACKED or len(item[3]) <= UNPACK_ASIDE_BYTES:
+            return
+        if item[4].get("encoding") is not None:
+            with suppress(Undecodable):
+                await asyncio.to_thread(lambda: self.body)
 
     @property
     def encrypted_with(self) -> str | None:

@@ -6,8 +6,9 @@ they are. A codec knows nothing of connections; what a body says once it is unpa
 matter either.
 
 Invariants: what has no step is passed on as it is; a step that is done is written into the encoding
-in the same place; unpacking never makes more than ``unpacked_bytes_max`` bytes; what is encrypted
-is bound to its topic and its encoding, so that neither can be exchanged.
+in the same place; unpacking undoes ``ENCODING_STEPS_MAX`` steps at most and makes no more than
+``unpacked_bytes_max`` bytes by all of them; what is encrypted is bound to its topic and its
+encoding, so that neither can be exchanged.
 """
 
 from __future__ import annotations
@@ -23,24 +24,27 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from tickwheel.api.kinds import Whole
+from tickwheel.api.kinds import STEPS, Whole, steps_in
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
 from tickwheel.errors import BadBody, BadRequest, Undecodable, needs_extra, shown
-from tickwheel.limits import Limits
+from tickwheel.limits import ENCODING_STEPS_MAX, Limits
 
 Compression = Literal["zlib", "zstd"]
 COMPRESS_OVER_BYTES: Final = 4096
 """Bodies of more bytes are compressed, where only the way is said."""
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
+SHOWN_UNPACKED_BYTES_MAX: Final = 1024 * 1024
+"""Bytes of a body that is unpacked only to be shown: as many as one that is not packed may have."""
+UNPACK_ASIDE_BYTES: Final = 16 * 1024
+"""Stored bodies of more bytes are unpacked in a thread, before an asynchronous handler begins. A
+smaller one can be a thousand times as large when it is unpacked, which takes some 20 ms."""
 ZLIB_LEVEL: Final = 6
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 """96 random bits in front of what is encrypted: one key is good for 2^32 tasks."""
 KEY_NAME_LENGTH_MAX: Final = 64
 ENCRYPTED: Final = "aesgcm"
-STEPS: Final = frozenset(("zlib", "zstd", ENCRYPTED))
-"""What is done to bodies; whatever else an encoding begins with is what the body is."""
 KEYS_VARIABLE: Final = "TICKWHEEL_KEYS_FILE"
 _NAME_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:/+-")
 
@@ -176,16 +180,24 @@ class Codec:
 
     def unpacked(self, topic: str, body: bytes, encoding: str) -> tuple[bytes, str | None]:
         """As ``unpack``, and what the body is now; None: plain bytes."""
+        if (count := steps_in(encoding)) > ENCODING_STEPS_MAX:
+            raise BadBody(
+                f"the body's encoding has {count} steps; the limit is {ENCODING_STEPS_MAX}"
+                " (encoding_steps_max)"
+            )
         rest: str | None = encoding
+        left = self.unpacked_bytes_max
         while rest is not None:
             before, comma, last = rest.rpartition(",")
             step = steps_of(last)[0]
             if step.name == ENCRYPTED:
                 body = self._decrypt(topic, body, rest, step.said.get("key", ""))
             elif step.name == "zlib":
-                body = _unpack_zlib(body, self.unpacked_bytes_max)
+                body = _unpack_zlib(body, left)
+                left -= len(body)
             elif step.name == "zstd":
-                body = _unpack_zstd(body, self.unpacked_bytes_max)
+                body = _unpack_zstd(body, left)
+                left -= len(body)
             elif comma:
                 raise Undecodable(
                     f"the body is {encoding}, and how to undo {shown(step.name)} is not known here"

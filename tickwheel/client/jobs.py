@@ -353,6 +353,8 @@ class Runner:
                 attempt = self._tracing.begin(delivery)
                 await self._handle(delivery)
             elif route.is_async and route.timeout_s is None:
+                if delivery.encoding is not None:
+                    await delivery.unpack_aside()
                 _check_ended(await cast("Any", route.handler(delivery)))
             else:
                 await self._handle(delivery)
@@ -411,6 +413,7 @@ class Runner:
             await self._call(delivery)
         else:
             async with asyncio.timeout(self._route.timeout_s) as self._limit:
+                await delivery.unpack_aside()
                 _check_ended(await cast("Any", self._route.handler(delivery)))
 
     async def _call(self, delivery: Delivery) -> None:

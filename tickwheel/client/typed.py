@@ -378,7 +378,9 @@ class Schema:
             raise BadRequest(f"{name}: its parameters cannot be read: {problem}") from None
         writers = {"json": msgspec.json.Encoder, "msgpack": msgspec.msgpack.Encoder}
         self._writer = writers[encoding](enc_hook=_write_other)
-        self._no_fit = (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError)
+        self._no_fit = (
+            msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError,
+        )  # fmt: skip
 
     # --- at the enqueue -------------------------------------------------------------------------
 

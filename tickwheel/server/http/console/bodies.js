@@ -1,6 +1,7 @@
 // What was done to a body, as its encoding says ("json;v=2,zlib"): undone here as far as a page can.
 
 const UNPACKED_BYTES_MAX = 1 << 20;
+const STEPS_MAX = 2;
 const STEPS = ["zlib", "zstd", "aesgcm"];
 
 const steps = (encoding) => (encoding ? encoding.split(",").map((one) => one.split(";")) : []);
@@ -21,6 +22,7 @@ export function packed(encoding) {
 // The body as far as it can be unpacked here, and why it is no further.
 export async function unpack(data, encoding) {
   const left = steps(encoding);
+  if (left.length - (content(encoding) === undefined ? 0 : 1) > STEPS_MAX) return { data, note: `packed in more than ${STEPS_MAX} steps` };
   while (left.length && STEPS.includes(left.at(-1)[0])) {
     if (left.at(-1)[0] !== "zlib") return { data, note: packed(encoding) };
     try {
