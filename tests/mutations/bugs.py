@@ -63,6 +63,25 @@ LOST = (
         (SYNC + "every_reply_waits_for_a_sync_of_what_it_claims", SIMULATION),
     ),
     Bug(
+        "a-resend-recognised-by-number-alone",
+        "other tasks under a used part of a transaction are confirmed and dropped",
+        {"Transacting._check_same": (condition("_contents", "False"),)},
+        (
+            "tests/server/shard/test_operations.py"
+            "::test_a_part_of_a_transaction_is_recognised_by_its_tasks[False-another body]",
+        ),
+        usual=True,
+    ),
+    Bug(
+        "a-request-recognised-by-number-alone",
+        "other tasks under a used number of a session are confirmed and dropped",
+        {"Producing._is_repeat": (dropped("self._check_same"),)},
+        (
+            "tests/server/shard/test_operations.py"
+            "::test_the_number_of_a_request_is_recognised_by_what_it_says[True-another key]",
+        ),
+    ),
+    Bug(
         "dedupe-mark-survives-a-refusal",
         "the resend of a refused request is answered with ids of tasks that were dropped",
         {"Intake._forget": (dropped("session.drop"),)},

@@ -243,7 +243,7 @@ async def test_half_tasks_are_tasks_for_a_quota(make: Make) -> None:
         answer = await peer.call(T.PREPARE, "x", "g", part, [task()] * 2, None)
         assert answer[0] == T.OK, "a resend costs nothing"
     refused(await peer.call(T.PREPARE, "x", "g", 3, [task()], None), "tasks_per_s (3)")
-    assert (await peer.call(T.PREPARE, "x", "g", 2, [task()], None))[0] == T.OK
+    assert (await peer.call(T.PREPARE, "x", "g", 2, [task()] * 2, None))[0] == T.OK
     assert len((await peer.call(T.COMMIT, "x"))[2][1]) == 4
 
 

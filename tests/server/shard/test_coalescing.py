@@ -589,6 +589,12 @@ async def test_what_waits_for_a_sealed_task_that_is_refused_is_decided_anew(
     assert rig.core.tasks == 1
 
 
+async def both(first: Peer, second: Peer, number: int) -> list[Any]:
+    """The answers to a request and to what came again under its number; a refusal is the second."""
+    answers = [await first.answer(number), await second.answer(number)]
+    return sorted(answers, key=lambda answer: answer[2] == "conflict")
+
+
 PLAIN = ("t", b"two", FAR_MS)
 UNDER_ONE_NUMBER = {
     "the same": (T.ENQUEUE, 0, (task("replace", body=b"one"),)),
@@ -607,7 +613,7 @@ UNDER_ONE_NUMBER = {
 async def test_what_comes_under_a_number_that_is_under_way_gets_its_answer(
     rig: ShardRig, second: str, elsewhere: bool, end: str
 ) -> None:
-    """Of two payloads one is taken, whatever they are: the one that came first."""
+    """Of two payloads the first is taken, and only the same again has its answer."""
     session = b"s" * 16
     peer, other = await rig.peer(session=session), await rig.peer(session=session)
     again = other if elsewhere else peer
@@ -623,8 +629,11 @@ async def test_what_comes_under_a_number_that_is_under_way_gets_its_answer(
     assert found.under_way == {number}
     rig.shard.draining = end == "draining"
     rig.store.go_on()
-    answers = [await peer.answer(number), await again.answer(number)]
-    assert answers[0][2:] == answers[1][2:]
+    answers = await both(peer, again, number)
+    if second == "the same":
+        assert answers[0][2:] == answers[1][2:]
+    else:
+        assert answers[1][2] == "conflict" and "is under way with other tasks" in answers[1][3]
     assert not found.under_way and not rig.shard.coalescing._first
     if end == "done":
         assert answers[0][2][2]["outcomes"][0][0] == "replaced"

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.shard_rig import ShardRig, started
+from support.in_process import InProcess
+from support.shard_rig import Peer, ShardRig, started
 from support.waiting import soon
+from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verbs import VERBS
 from tickwheel.engine.sessions import StoredAnswer
 from tickwheel.engine.topics import Item
 from tickwheel.errors import TickwheelError
+from tickwheel.protocol import encode
 from tickwheel.server.shard.callers import Caller
 from tickwheel.server.shard.operations import Operations, StandbyOperations
 
@@ -110,3 +114,85 @@ def test_a_standby_has_the_same_conversation_and_fewer_verbs() -> None:
     names = {name for name in dir(StandbyOperations) if not name.startswith("_")}
     assert names >= BORDER | ABOUT_A_CALLER
     assert names & set(VERBS) == {"ping", "status", "leave", "nodes"}
+
+
+# --- resends, and what is none -------------------------------------------------------------------
+
+FAR_MS = 3_600_000
+FIRST = (("t", b"one", FAR_MS, {"key": "a"}), ("t", b"two", FAR_MS))
+OTHERS: dict[str, tuple[Any, ...]] = {
+    "one task less": FIRST[:1],
+    "one task more": (*FIRST, FIRST[1]),
+    "another topic": (FIRST[0], ("u", b"two", FAR_MS)),
+    "another key": (("t", b"one", FAR_MS, {"key": "b"}), FIRST[1]),
+    "another body": (FIRST[0], ("t", b"three", FAR_MS)),
+    "another order": FIRST[::-1],
+}
+AFTER_ALL: dict[str, tuple[Any, ...]] = {
+    "another delay": (FIRST[0], ("t", b"two", FAR_MS + 1)),
+    "another option": (FIRST[0], ("t", b"two", FAR_MS, {"tag": "x"})),
+}
+
+
+@pytest.mark.parametrize("other", {**OTHERS, **AFTER_ALL})
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_part_of_a_transaction_is_recognised_by_its_tasks(
+    tmp_path: Path, other: str, restarted: bool
+) -> None:
+    more = {**OTHERS, **AFTER_ALL}[other]
+    traced = (FIRST[0], ("t", b"two", FAR_MS, {"trace": f"00-{1:032x}-{1:016x}-01"}))
+    async with InProcess(tmp_path) as daemon:
+        peer, store = daemon.connect(), daemon.store
+        await daemon.ask(peer, T.PREPARE, "order-9", "pay", 1, FIRST, None)
+        if not restarted:
+            await _resent(daemon, peer, more, traced)
+    if restarted:
+        async with InProcess(tmp_path, store=store) as daemon:
+            await _resent(daemon, daemon.connect(), more, traced)
+
+
+async def _resent(daemon: InProcess, peer: Peer, more: Any, traced: Any) -> None:
+    daemon.pass_time(700)
+    for same in (FIRST, traced):
+        await daemon.ask(peer, T.PREPARE, "order-9", "pay", 1, same, None)
+    for tasks, options in ((more, None), (FIRST, {"from": "commit"})):
+        code, text = await peer.refused(T.PREPARE, "order-9", "pay", 1, tasks, options)
+        assert code == "conflict" and "part 1 of transaction order-9 has other tasks" in text
+    _, ids, *_ = await daemon.ask(peer, T.COMMIT, "order-9")
+    assert len(ids) == len(FIRST)
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("is_durable", [False, True])
+async def test_the_number_of_a_request_is_recognised_by_what_it_says(
+    rig: ShardRig, other: str, is_durable: bool
+) -> None:
+    session = b"s" * 16
+    peer, again = await rig.peer(session=session), await rig.peer(session=session)
+    if not is_durable:
+        rig.store.stall()
+    tasks = tuple((*task[:2], 1_000, *task[3:]) for task in FIRST)  # soon: they stay in memory
+    number = peer.send(T.ENQUEUE, 0, tasks)
+    first = await peer.answer(number) if is_durable else None
+    more = tuple((*task[:2], 1_000, *task[3:]) for task in OTHERS[other])
+    again.feed(encode((int(T.ENQUEUE), number, 0, more)))
+    if is_durable and other == "another body":  # which may have been replaced since
+        assert await again.answer(number) == first
+        return
+    refused = await again.answer(number)
+    assert refused[2] == "conflict" and f"request {number} of this session" in refused[3]
+    rig.store.go_on()
+    again.feed(encode((int(T.ENQUEUE), number, 0, tasks)))
+    assert (await again.answer(number))[2] == (first or await peer.answer(number))[2]
+
+
+async def test_so_is_one_whose_tasks_are_columns(rig: ShardRig) -> None:
+    session = b"s" * 16
+    peer, again = await rig.peer(session=session), await rig.peer(session=session)
+    number = peer.send(T.ENQUEUE_COLUMNS, 0, "t", (b"one", b"two"), 1_000)
+    first = await peer.answer(number)
+    for topic, bodies, word in (("t", (b"one",), "conflict"), ("u", (b"one", b"two"), "conflict")):
+        again.feed(encode((int(T.ENQUEUE_COLUMNS), number, 0, topic, bodies, 1_000)))
+        assert (await again.answer(number))[2] == word
+    again.feed(encode((int(T.ENQUEUE_COLUMNS), number, 0, "t", (b"one", b"two"), 1_000)))
+    assert (await again.answer(number))[2] == first[2]

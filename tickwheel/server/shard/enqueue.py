@@ -6,8 +6,8 @@ have to be read; so these requests wait in a queue of their own, and plain ones 
 that needs no row, and has nobody before it, is decided of at once. When something came between a
 read and its decision the read is done again, and while a task with the key is on its way to the
 store its batch is waited for. Invariants: requests are counted in ``inflight_bytes`` from here on,
-as if they were staged. The number of one that waits is taken (``Session.under_way``): whatever else
-comes under it gets the answer of the first, so that one of them is done and no more.
+as if they were staged. The number of one that waits is taken (``Session.under_way``): what comes
+again under it gets the answer of the first, and another request is refused.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Container, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from itertools import count as count_from
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.engine.enqueue import Request
 from tickwheel.errors import (
     BadRequest,
+    Conflict,
     Draining,
     IdempotencyKeyReused,
     LimitExceeded,
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.enqueue import Rules, Wanted
     from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
-    from tickwheel.model.records import NewTask, TaskSnapshot
+    from tickwheel.model.records import NewTask, TaskOptions, TaskSnapshot
     from tickwheel.server.shard.callers import Caller, Quota
     from tickwheel.server.shard.new_tasks import NewTasks
     from tickwheel.server.shard.parts import Parts
@@ -159,7 +161,7 @@ class Producing:
     ) -> None:
         """``enqueue`` of tasks of one topic that differ in body and delay only; ``delays_ms``:
         one for all, or one each. Raises as ``enqueue``."""
-        if self._was_answered(caller, request, floor, now):
+        if self._was_answered(caller, request, floor, now, bodies, topic):
             return
         many = self.checked(bodies, "bodies")
         new_tasks, size = self._columns(topic, many, delays_ms, now.now_ms)
@@ -168,16 +170,23 @@ class Producing:
         intake.enqueue(caller.replies, caller.session, request, new_tasks, size, now.now_ms)
 
     def _was_answered(
-        self, caller: Caller, request: int, floor: object, now: Now, tasks: Sequence[Any] = ()
+        self,
+        caller: Caller,
+        request: int,
+        floor: object,
+        now: Now,
+        tasks: object,
+        topic: object = None,
     ) -> bool:
-        """Whether the request is a resend, and was answered. Raises what keeps a new one out."""
+        """Whether the request is a resend, and was answered. Raises what keeps a new one out.
+        ``topic``: of all, where ``tasks`` are bodies alone."""
         session = caller.session
         if session is not None:
             if type(floor) is not int or not 0 <= floor <= request:
                 raise BadRequest(
                     f"floor must be 0 to the request number {request}, not {checks.shown(floor)}"
                 )
-            if self._is_repeat(caller, session, request, floor, tasks):
+            if self._is_repeat(caller, session, request, floor, tasks, topic):
                 return True
             self._check_outcomes(session, now.now_ms)
         self.check_door()
@@ -328,12 +337,19 @@ class Producing:
     # --- resends -------------------------------------------------------------------------------
 
     def _is_repeat(
-        self, caller: Caller, session: Session, request: int, floor: int, tasks: Sequence[Any]
+        self,
+        caller: Caller,
+        session: Session,
+        request: int,
+        floor: int,
+        tasks: object,
+        topic: object,
     ) -> bool:
         if floor > session.floor:
             session.raise_floor(floor)
         answer = session.answers.get(request)
         if answer is not None:
+            self._check_same(session, answer, tasks, topic)
             if request in session.merged:
                 self._coalescing.repeat(caller, session, answer)
             elif self._parts.border.act().intake.repeat(caller.replies, session, answer):
@@ -343,7 +359,7 @@ class Producing:
                     self._answer_again(caller, answer)
             return True
         if request in session.under_way:
-            self._coalescing.follow(caller, session, request)
+            self._coalescing.follow(caller, session, request, _all_named(tasks, topic))
             return True
         if request < session.floor:
             raise RequestForgotten(
@@ -355,6 +371,31 @@ class Producing:
                 f" under way; the limit is {self._window_max} (window_max)"
             )
         return False
+
+    def _check_same(
+        self, session: Session, answer: StoredAnswer, tasks: object, topic: object
+    ) -> None:
+        """Check that a request that comes again may be the one that was answered: it has as many
+        tasks, with the same topics and keys, as far as these are in memory, and the same bodies
+        while they are on their way to the store. Raises Conflict."""
+        request, first, count, _ = answer
+        named = _all_named(tasks, topic)
+        is_same = len(named) == count
+        if is_same and request not in session.merged:  # else tasks may have ids of others
+            core = self._core
+            staged = [batch.effects.enqueued for batch in core.batches]
+            for task_id, sent in zip(count_from(first, ID_STEP), named, strict=False):
+                row, length = core.resident_rows.get(task_id), 2
+                for rows in staged:
+                    if task_id in rows:
+                        row, length = rows[task_id], 3
+                if row is not None:
+                    is_same &= sent[:length] == _name(row[2], row[4], row[3])[:length]
+        if not is_same:
+            raise Conflict(
+                f"request {request} of this session was answered, and had {count} other tasks;"
+                " another request needs a new number"
+            )
 
     def _answer_again(self, caller: Caller, answer: StoredAnswer) -> None:
         request, first, count, accepted_ms = answer
@@ -403,6 +444,26 @@ class Producing:
                 f"{core.sessions.answers} answers are remembered for resends; the limit is"
                 f" {core.config.session_outcomes_max} (session_outcomes_max)"
             )
+
+
+def _all_named(tasks: object, topic: object) -> list[tuple[object, object, object]]:
+    """Topic, key and body of tasks that are not checked yet; ``topic``: of all, where the tasks are
+    bodies alone."""
+    given = tasks if type(tasks) is tuple else ()
+    if topic is not None:
+        return [(topic, None, body) for body in given]
+    return [_named(task) for task in given]
+
+
+def _named(task: Any) -> tuple[object, object, object]:
+    if type(task) is not tuple or len(task) not in (3, 4):
+        return None, None, None
+    options = task[3] if len(task) == 4 else None
+    return task[0], options.get("key") if type(options) is dict else None, task[1]
+
+
+def _name(topic: str, options: TaskOptions | None, body: bytes) -> tuple[object, object, object]:
+    return topic, None if options is None else options.key, body
 
 
 def _has_window(task: Any) -> bool:
@@ -468,7 +529,7 @@ class Waiting:
     session: Session | None = field(init=False)
     tries: int = 0
     followers: list[Caller] = field(default_factory=list)
-    """Callers who sent the request again, or another one under its number, meanwhile."""
+    """Callers who sent the request again meanwhile."""
 
     def __post_init__(self) -> None:
         self.session = self.caller.session if self.answered else None
@@ -516,11 +577,24 @@ class Coalescing:
             self._first[session, number] = request
         self._wake.set()
 
-    def follow(self, caller: Caller, session: Session, number: int) -> None:
-        """Give ``caller`` the answer of the request that is under way under this number. Raises
+    def follow(
+        self,
+        caller: Caller,
+        session: Session,
+        number: int,
+        named: list[tuple[object, object, object]],
+    ) -> None:
+        """Give ``caller`` the answer of the request that is under way under this number; ``named``:
+        topics, keys and bodies of what came again. Raises Conflict when these are others,
         Overloaded when too many wait."""
+        first = self._first[session, number]
+        if named != [_name(topic, options, body) for topic, _, body, options in first.new_tasks]:
+            raise Conflict(
+                f"request {number} of this session is under way with other tasks; another request"
+                " needs a new number"
+            )
         self._check_room()
-        self._first[session, number].followers.append(caller)
+        first.followers.append(caller)
         self._followers += 1
 
     def _check_room(self) -> None:

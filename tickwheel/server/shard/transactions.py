@@ -15,7 +15,7 @@ which its time came, in frames of many.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -34,8 +34,17 @@ from tickwheel.errors import (
     TransactionRolledBack,
     UnknownTransaction,
 )
-from tickwheel.model.kinds import PART_MAX, Half, Reach, TransactionRow, TransactionState
-from tickwheel.model.records import ID_STEP
+from tickwheel.model.kinds import (
+    PART_MAX,
+    TRANSACTION,
+    Half,
+    Halves,
+    Reach,
+    TransactionRow,
+    TransactionState,
+)
+from tickwheel.model.records import ID_STEP, TaskOptions
+from tickwheel.persistence.codec import encode_record
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import Caller, check_share
 from tickwheel.server.shard.groups import make_topic_room
@@ -56,6 +65,7 @@ if TYPE_CHECKING:
 PREPARE_OPTIONS = ("from",)
 COUNTED_FROM = ("enqueue", "commit")
 STATES = {state.name.lower(): state for state in TransactionState}
+NO_OPTIONS = TaskOptions()
 NAMES_PER_STEP = 500
 """How many transactions a listing looks at in one step."""
 TRANSACTION_TOPICS_MAX = 100
@@ -98,8 +108,8 @@ class Transacting:
     ) -> None:
         """Keep half tasks of a transaction, which is made with its first ones; the sink's
         ``accepted`` gets no ids. ``part`` is the number of these in the transaction, from 1 on: the
-        same number again is a resend. ``from``: what the delays count from, "enqueue" or "commit".
-        Raises as an enqueue, and Conflict, Forbidden, TransactionCommitted,
+        same number with the same tasks again is a resend. ``from``: what the delays count from,
+        "enqueue" or "commit". Raises as an enqueue, and Conflict, Forbidden, TransactionCommitted,
         TransactionRolledBack."""
         name = checks.name(transaction, "transaction")
         members = checks.name(group, "group")
@@ -113,7 +123,9 @@ class Transacting:
             if found is not None:
                 self._check_open(found, members, caller)
             halves: tuple[Half, ...] = ()
-            if found is None or number not in found.parts:
+            if found is not None and (former := found.parts.get(number)) is not None:
+                self._check_same(former, tasks, from_commit=counted_from == "commit")
+            else:
                 self._check_door()
                 if caller.quota is not None:
                     caller.quota.check(self._core, now.mono_ms)
@@ -143,6 +155,24 @@ class Transacting:
             raise TransactionCommitted(f"transaction {row.id} was committed")
         if row.state is TransactionState.ROLLED_BACK:
             raise TransactionRolledBack(f"transaction {row.id} was rolled back")
+
+    def _check_same(self, former: Halves, tasks: object, *, from_commit: bool) -> None:
+        """Check that a part that comes again has the tasks that it had. Raises Conflict."""
+        given = self._checked(tasks)
+        at_ms = former.prepared_ms  # so that delays end when they did
+        halves = [
+            _half(
+                self._new_tasks.careful(task, f"tasks[{index}]", at_ms),
+                at_ms,
+                counted=from_commit and not _has_moment(task),
+            )
+            for index, task in enumerate(given)
+        ]
+        if _contents(former.transaction, halves) != _contents(former.transaction, former.halves):
+            raise Conflict(
+                f"part {former.part} of transaction {former.transaction} has other tasks; a resend"
+                " must have the same, and another request needs another part"
+            )
 
     def _halves(self, tasks: object, now_ms: int, *, from_commit: bool) -> tuple[Half, ...]:
         given = self._checked(tasks)
@@ -396,6 +426,15 @@ def _has_moment(task: Any) -> bool:
 def _half(new_task: NewTask, now_ms: int, *, counted: bool) -> Half:
     topic, due_ms, body, options = new_task
     return Half(topic, due_ms, due_ms - now_ms if counted else None, body, options)
+
+
+def _contents(name: str, halves: Iterable[Half]) -> bytes:
+    """All that half tasks say but their traces, which may be of the request."""
+    same: list[Half] = []
+    for half in halves:
+        options = None if half.options is None else half.options._replace(trace=None)
+        same.append(half._replace(options=None if options == NO_OPTIONS else options))
+    return encode_record(TRANSACTION, Halves(name, 0, 0, tuple(same)))
 
 
 # --- who is asked --------------------------------------------------------------------------------
