@@ -17,6 +17,7 @@ from tickwheel.server.http.call import single_headers
 from tickwheel.server.http.routes import ROUTES
 
 TASK = b'{"topic":"t"}'
+JSON_LINES = ("Content-Type: application/json",)
 
 
 class Wire(asyncio.Transport):
@@ -135,6 +136,51 @@ async def test_who_asks_for_one_answer_only_is_left_behind_it(
     (answer,) = await talk.answers()
     status, headers, _ = parted(answer)
     assert (status, headers["connection"], talk.wire.is_closed) == (201, "close", True)
+
+
+LENGTH, CHUNKED = "Content-Length: 5", "Transfer-Encoding: chunked"
+CHUNKS = b"d\r\n" + TASK + b"\r\n0\r\n\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+BOTH = {
+    "length first": (LENGTH, CHUNKED),
+    "length last": (CHUNKED, LENGTH),
+    "apart": (CHUNKED, "Accept: */*", LENGTH),
+    "other case": ("transfer-ENCODING: Chunked", "CONTENT-length: 5"),
+    "the same length twice": (LENGTH, LENGTH, CHUNKED),
+    "right length": (CHUNKED, f"Content-Length: {len(CHUNKS)}"),
+    "kept alive": (CHUNKED, LENGTH, "Connection: keep-alive"),
+    "folded": ("Transfer-Encoding:\r\n chunked", LENGTH),
+    "folded length": (CHUNKED, "Content-Length:\r\n 5"),
+}
+NEITHER = {
+    "two lengths": (LENGTH, "Content-Length: 6", CHUNKED),
+    "twice chunked": (CHUNKED, CHUNKED, LENGTH),
+    "another coding": ("Transfer-Encoding: gzip, chunked", LENGTH),
+    "a length that is none": (CHUNKED, "Content-Length: +5"),
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/tasks", "/nowhere"])
+@pytest.mark.parametrize("lines", BOTH.values(), ids=BOTH)
+async def test_who_says_length_and_transfer_coding_is_left_behind_the_answer(
+    talk: Talk, lines: tuple[str, ...], path: str
+) -> None:
+    """The coding counts, and what follows is not taken for a request."""
+    head = "\r\n".join([f"POST {path} HTTP/1.1", "Host: localhost", *JSON_LINES, *lines])
+    talk.connection.data_received(head.encode() + b"\r\n\r\n" + CHUNKS + HEALTH)
+    await talk.idle()
+    status, headers, _ = parted(b"".join(talk.wire.written))
+    assert status == (201 if path == "/v1/tasks" else 404)
+    assert headers["connection"] == "close" and talk.wire.is_closed
+    assert b"".join(talk.wire.written).count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize("lines", NEITHER.values(), ids=NEITHER)
+async def test_what_frames_no_body_is_refused_and_left(talk: Talk, lines: tuple[str, ...]) -> None:
+    head = "\r\n".join(["POST /v1/tasks HTTP/1.1", "Host: localhost", *JSON_LINES, *lines])
+    talk.connection.data_received(head.encode() + b"\r\n\r\n" + CHUNKS + HEALTH)
+    assert parted(b"".join(talk.wire.written))[0] in (400, 501) and talk.wire.is_closed
+    assert b"".join(talk.wire.written).count(b"HTTP/1.1 ") == 1
 
 
 async def test_a_head_that_is_asked_for_has_no_body(talk: Talk) -> None:

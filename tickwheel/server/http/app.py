@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 import h11
@@ -130,6 +130,18 @@ class _Connection(H11Protocol):
             pass  # an answer was under way, and this cannot be said within it
         self.transport.close()
 
+    def handle_events(self) -> None:
+        before: RequestResponseCycle | None = self.cycle
+        super().handle_events()
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and cycle is not before:
+            headers = cast("list[tuple[bytes, bytes]]", cycle.scope["headers"])
+            names = [name for name, _ in headers]
+            if b"transfer-encoding" in names and b"content-length" in names:
+                # Somebody before us may have gone by the length: what follows is not to be
+                # taken for a request (RFC 9112, 6.1). Its handler has not begun yet.
+                headers.append(_CLOSE)
+
     def data_received(self, data: bytes) -> None:
         self._heard = next(_places)
         super().data_received(data)
@@ -141,7 +153,10 @@ class _Connection(H11Protocol):
         if self.flow.write_paused or cycle.disconnected or cycle.scope["method"] == "HEAD":
             return False
         conn = self.conn
-        head = _head(status, content_type, len(body), *self.server_state.default_headers)
+        defaults = self.server_state.default_headers
+        if _CLOSE in cycle.scope["headers"]:
+            defaults = [*defaults, _CLOSE]
+        head = _head(status, content_type, len(body), *defaults)
         self.transport.write(
             b"".join([conn.send(event) or b"" for event in (head, h11.Data(data=body), _END)])
         )
@@ -194,6 +209,7 @@ class _Connection(H11Protocol):
 
 
 _END = h11.EndOfMessage()
+_CLOSE = (b"connection", b"close")
 
 
 @lru_cache(maxsize=HEADS_KEPT_MAX)
