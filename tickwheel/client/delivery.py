@@ -278,7 +278,7 @@ class Delivery(Delivered):
     ) -> NackWord:
         """It failed: again after ``delay`` (default: the daemon's retry policy), or, when its
         retries are used up, to the dead letters. "retrying", "dead", or "held": its order
-        key waits for an operator."""
+        key waits for an operator; or "cancelled": a newer task with its key has replaced it."""
         delay_ms = None if delay is None else duration_ms(delay, "delay")
         item, until_s = (*self._receipt, delay_ms, reason), _until_s(timeout)
         self.settled = True
