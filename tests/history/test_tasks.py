@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from history.recording_rig import RecordingRig
+from support.engine_rig import CONFIG
 from support.history_rig import HOUR_MS, NOW_MS, acked, delivered, enqueued, make_id, write
 from tickwheel.history import read
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import Kind, Renderer
 from tickwheel.history.read import Query, search_tasks
 from tickwheel.history.segments import Tally
+from tickwheel.model.records import ID_STEP
 
 KEY = 'ключ "1"\n'
 A, B, C, D = (make_id(n, NOW_MS + n) for n in range(4))
@@ -128,3 +132,21 @@ def test_the_process_answers_a_question(folder: Path) -> None:
     )  # fmt: skip
     found, is_whole = read.answer_of(done.stdout)
     assert (ids(found), is_whole) == ([LATER, C], False)
+
+
+RENDERER = Renderer("n", 0, 1)
+
+
+def test_a_task_that_gave_way_names_the_newer_one_and_its_failure() -> None:
+    rig = RecordingRig(CONFIG)
+    rig.subscribe(group="a")
+    task_id = rig.enqueue()
+    got, known = rig.one(), rig.find(task_id)
+    assert known is not None
+    rig.engine.control.give_way(known, task_id + ID_STEP)
+    assert rig.nack(got, reason="no") == "cancelled"
+    rig.commit()
+    found = [json.loads(line) for _, one in rig.history for line in RENDERER.render(one, 1)]
+    (event,) = [one for one in found if one["event"] == "cancelled"]
+    assert (event["task_id"], event["group"], event["ended"]) == (str(task_id), "a", True)
+    assert event["reason"] == f"replaced by {task_id + ID_STEP}; no"
