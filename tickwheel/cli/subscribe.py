@@ -73,6 +73,7 @@ from tickwheel.cli.output import (
     text_columns,
 )
 from tickwheel.client import Client, ConsumerInfo, Delivery, Subscription
+from tickwheel.client.delivery import unpack_aside
 from tickwheel.client.leases import Leases
 from tickwheel.client.subscription import settle_failed
 from tickwheel.client.worker import Worker
@@ -279,7 +280,7 @@ class Receiver:
             return
         # No callback for a lost lease: the result of the late ack or nack says it.
         self._leases.hold(delivery, lambda word: None)
-        await delivery.unpack_aside()
+        await unpack_aside(delivery)
         try:
             _ = delivery.body
         except Undecodable as error:

@@ -159,16 +159,6 @@ class Delivered(DeliveredOptions):
         self._item = (*item, body)
         return body
 
-    async def unpack_aside(self) -> None:
-        """Unpack a large body in a thread, so that ``body`` takes no time on the event loop. Raises
-        nothing: ``body`` does."""
-        item = self._item
-        if len(item) != UNPACKED or len(item[3]) <= UNPACK_ASIDE_BYTES:
-            return
-        if item[4].get("encoding") is not None:
-            with suppress(Undecodable):
-                await asyncio.to_thread(lambda: self.body)
-
     @property
     def encrypted_with(self) -> str | None:
         """The name of the key that the body is encrypted with; None: it is not."""
@@ -333,6 +323,19 @@ class Delivery(Delivered):
         head = (batch.topic, batch.group, epoch, [task_id], [attempt])
         words = await batch.calls.call(kind, *head, *rest, until_s=until_s)
         return usual if words is None else str(words[0])
+
+
+async def unpack_aside(delivery: Delivery) -> None:
+    """Unpack a large body in a thread, so that ``Delivery.body`` takes no time on the event loop.
+    Raises nothing: ``body`` does."""
+    item = delivery._item
+    if (
+        len(item) == UNPACKED
+        and len(item[3]) > UNPACK_ASIDE_BYTES
+        and delivery.encoding is not None
+    ):
+        with suppress(Undecodable):
+            await asyncio.to_thread(lambda: delivery.body)
 
 
 def _timeout_s(timeout: Duration) -> float:

@@ -31,7 +31,7 @@ from tickwheel.api.groups import GroupFields
 from tickwheel.api.kinds import integer
 from tickwheel.api.policies import Retry, policy_wire
 from tickwheel.api.times import Duration, duration_ms
-from tickwheel.client.delivery import Delivery
+from tickwheel.client.delivery import Delivery, unpack_aside
 from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.subscription import reason_of
 from tickwheel.client.tasks import TaskChecker
@@ -354,7 +354,7 @@ class Runner:
                 await self._handle(delivery)
             elif route.is_async and route.timeout_s is None:
                 if delivery.encoding is not None:
-                    await delivery.unpack_aside()
+                    await unpack_aside(delivery)
                 _check_ended(await cast("Any", route.handler(delivery)))
             else:
                 await self._handle(delivery)
@@ -413,7 +413,7 @@ class Runner:
             await self._call(delivery)
         else:
             async with asyncio.timeout(self._route.timeout_s) as self._limit:
-                await delivery.unpack_aside()
+                await unpack_aside(delivery)
                 _check_ended(await cast("Any", self._route.handler(delivery)))
 
     async def _call(self, delivery: Delivery) -> None:
