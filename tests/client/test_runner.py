@@ -16,6 +16,7 @@ class Given:
 
     lease_until_s = 0.0
     settled = False
+    encoding = None
 
     def __init__(self) -> None:
         self.became: list[str] = []

@@ -413,7 +413,8 @@ class Runner:
             await self._call(delivery)
         else:
             async with asyncio.timeout(self._route.timeout_s) as self._limit:
-                await unpack_aside(delivery)
+                if delivery.encoding is not None:
+                    await unpack_aside(delivery)
                 _check_ended(await cast("Any", self._route.handler(delivery)))
 
     async def _call(self, delivery: Delivery) -> None:
