@@ -562,6 +562,16 @@ ALLOWED = (
 # Whatever a client can make grow has a bound, and no turn of the loop does without one.
 BOUNDED = (
     Bug(
+        "the-loop-waits-for-the-log",
+        "a process whose log nobody reads stands still",
+        {"log_writer:unblock_stderr": (returning("None"),)},
+        (
+            "tests/e2e/test_unread_log.py::test_a_daemon_answers_and_ends",
+            "tests/e2e/test_unread_log.py::test_shards_their_parent_and_their_http_answer_and_end",
+            "tests/e2e/test_unread_log.py::test_a_worker_handles_tasks_and_ends[False]",
+        ),
+    ),
+    Bug(
         "requests-are-looked-at-however-many-wait",
         "a peer whose answers wait goes on asking",
         {"Connection.must_wait": (without("is_behind"),)},

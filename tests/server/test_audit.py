@@ -15,12 +15,12 @@ import pytest
 
 from server.access_rig import AccessRig, id_of
 from support.shard_rig import Peer
+from tickwheel import log_writer
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verb import Right
 from tickwheel.api.verbs import VERBS
 from tickwheel.server import tokens
 from tickwheel.server.logins import FAILURES_NOTED_MAX
-from tickwheel.server.shard import guard
 from tickwheel.server.shard.guard import AUDITED, IDS_MAX, TEXT_LENGTH_MAX
 
 DAY_MS = 86_400_000
@@ -245,18 +245,18 @@ async def test_lines_that_wait_for_a_slow_disk_have_a_limit(
     """At the limit and one above it: the loop waits for nobody, and the rest is counted."""
     log = rig.logins.audit
     assert log is not None
-    goes_on, taken, append = threading.Event(), threading.Event(), log._append
+    goes_on, taken, append = threading.Event(), threading.Event(), log._write
 
     def stuck(line: bytes) -> None:
         taken.set()
         assert goes_on.wait(20)
         append(line)
 
-    monkeypatch.setattr(log, "_append", stuck)
+    monkeypatch.setattr(log, "_write", stuck)
     log.write({"operation": "first"})
     assert await asyncio.to_thread(taken.wait, 20)
     size = len(log._line({"operation": "n"}))
-    monkeypatch.setattr(guard, "WAITING_BYTES_MAX", 3 * size)
+    monkeypatch.setattr(log_writer, "WAITING_BYTES_MAX", 3 * size)
     for _ in range(5):
         log.write({"operation": "n"})
     goes_on.set()
@@ -270,14 +270,14 @@ async def test_a_clean_stop_waits_for_every_line(
 ) -> None:
     log = rig.logins.audit
     assert log is not None
-    is_stuck, goes_on, append = threading.Event(), threading.Event(), log._append
+    is_stuck, goes_on, append = threading.Event(), threading.Event(), log._write
 
     def stuck(line: bytes) -> None:
         is_stuck.set()
         assert goes_on.wait(20)
         append(line)
 
-    monkeypatch.setattr(log, "_append", stuck)
+    monkeypatch.setattr(log, "_write", stuck)
     log.write({"operation": "0"})
     # The thread has that one; the others still wait for it when the stop begins.
     assert await asyncio.to_thread(is_stuck.wait, 20)
@@ -287,7 +287,7 @@ async def test_a_clean_stop_waits_for_every_line(
 
     def is_closing() -> bool:
         with log._changed:
-            return log._changed.wait_for(lambda: log._closing, 20)
+            return log._changed.wait_for(lambda: log._is_closing, 20)
 
     assert await asyncio.to_thread(is_closing)
     goes_on.set()
@@ -304,13 +304,13 @@ async def test_a_disk_that_stands_still_does_not_hold_up_a_stop_for_ever(
     assert isinstance(rig, AccessRig)
     log = rig.logins.audit
     assert log is not None
-    goes_on, append = threading.Event(), log._append
+    goes_on, append = threading.Event(), log._write
 
     def stuck(line: bytes) -> None:
         assert goes_on.wait(20)
         append(line)
 
-    monkeypatch.setattr(log, "_append", stuck)
+    monkeypatch.setattr(log, "_write", stuck)
     log.write({"operation": "n"})
     await rig.logins.stop()
     assert [event for event, _ in rig.notices] == ["audit_unfinished"]

@@ -287,6 +287,7 @@ def _become(asked: dict[str, Any], files: list[int]) -> None:
 
 def _end(code: int) -> None:
     threading._shutdown()  # the interpreter's own wait for threads
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -38,6 +38,7 @@ from tickwheel.errors import (
     Unreachable,
 )
 from tickwheel.limits import SHARDS_MAX
+from tickwheel.log_writer import unblock_stderr
 
 if TYPE_CHECKING:
     from tickwheel.demo.demonstration import Result
@@ -155,6 +156,7 @@ def serve(
         raise BadRequest("--token is what a client shows; the daemon's own is --serve-token")
     settings = _load_settings(config, {**_assignments(set_ or []), **options})
     _import_parts(settings)
+    unblock_stderr()
     from tickwheel.persistence import shard_count, shard_folder
 
     if shard_count(settings.store) is not None:

@@ -77,8 +77,15 @@ from tickwheel.client.delivery import unpack_aside
 from tickwheel.client.leases import Leases
 from tickwheel.client.subscription import settle_failed
 from tickwheel.client.worker import Worker
-from tickwheel.contrib.workers import LOG_FORMAT, RELOAD_GRACE_S, is_child, load_worker, supervise
+from tickwheel.contrib.workers import (
+    RELOAD_GRACE_S,
+    is_child,
+    load_worker,
+    set_up_log,
+    supervise,
+)
 from tickwheel.errors import BadBody, BadRequest, Forbidden, TickwheelError, Undecodable
+from tickwheel.log_writer import END_S, unblock_stderr, unblocked, writer_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -514,9 +521,10 @@ async def work(
         if not is_child():
             return await supervise(folders_of(target))
         grace = RELOAD_GRACE_S if grace is None else grace
+    unblock_stderr()
     view = view_of(call)
     with view.around():
-        logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+        set_up_log()
         worker = named_worker(target)
         with view.watch(worker):
             await worker.run(concurrency=concurrency, grace=grace, wait=True)
@@ -614,11 +622,12 @@ class View:
 
 
 class Lines(View):
-    """A line of JSON on stdout for each delivery. When nobody reads them any more the worker is
-    stopped, and the command fails."""
+    """A line of JSON on stdout for each delivery. While its reader stands still lines are dropped:
+    they are a log of what was done, and no handler waits for them. When nobody reads them any more
+    the worker is stopped, and the command fails."""
 
     def __init__(self) -> None:
-        self._stdout = sys.stdout
+        self._stdout = unblocked(sys.stdout, "stdout")
         self._broken: BrokenPipeError | None = None
 
     def around(self) -> AbstractContextManager[Any]:
@@ -627,7 +636,22 @@ class Lines(View):
     @contextmanager
     def watch(self, worker: Worker) -> Iterator[None]:
         self.listen(worker)
+        loop = asyncio.get_running_loop()
+        writer = writer_of(self._stdout)
+        if writer is None:
+            yield
+            return
+
+        def failed(error: OSError) -> None:
+            if isinstance(error, BrokenPipeError):
+                self._broken = error
+                with suppress(RuntimeError):  # the loop is closed: the worker has stopped
+                    loop.call_soon_threadsafe(worker.stop)
+
+        writer.failed = failed
+        writer.line_of_dropped = lambda count: json.dumps({"dropped": count}).encode() + b"\n"
         yield
+        writer.flush(END_S)
         if self._broken is not None:
             raise self._broken
 
@@ -644,12 +668,8 @@ class Lines(View):
             "late_ms": late_ms(delivery),
             "error": None if error is None else error_text(delivery, error),
         }
-        try:
-            self._stdout.write(json.dumps(fields) + "\n")
-            self._stdout.flush()
-        except BrokenPipeError as problem:
-            self._broken = problem
-            worker.stop()
+        self._stdout.write(json.dumps(fields) + "\n")
+        self._stdout.flush()
 
 
 class LiveLine(View):

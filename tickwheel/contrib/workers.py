@@ -28,6 +28,7 @@ from tickwheel.client import Client
 from tickwheel.client.jobs import Route
 from tickwheel.client.worker import Worker, joined
 from tickwheel.errors import BadRequest
+from tickwheel.log_writer import unblock_stderr
 
 LOGGER = logging.getLogger("tickwheel.worker")
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -105,8 +106,14 @@ def run_workers(
         _surrounded(route, around) if coroutines or not route.is_async else route
         for route in worker._routes
     ]
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    set_up_log()
     asyncio.run(worker.run(concurrency=concurrency, grace=grace, wait=True))
+
+
+def set_up_log() -> None:
+    """Log on stderr, unless the program has set logging up; handlers never wait for its reader."""
+    unblock_stderr()
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
 
 
 def _surrounded(route: Route, around: Callable[[], AbstractContextManager[Any]]) -> Route:
@@ -148,7 +155,7 @@ async def supervise(folders: Iterable[Path]) -> int:
 
     Raises ModuleNotFoundError, which names the extra, without watchfiles.
     """
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    set_up_log()
     try:
         import watchfiles
     except ModuleNotFoundError:

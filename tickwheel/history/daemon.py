@@ -658,8 +658,13 @@ class History:
         assert process.stderr is not None
         if self._stopping.is_set():
             dismiss(process)
-        with contextlib.suppress(ValueError):  # a line without an end
-            async for line in process.stderr:
-                text = line.decode("utf-8", "replace").strip()
-                self._on_event("history_writer", text.removeprefix("history writer: "))
+        while True:
+            try:
+                line = await process.stderr.readline()
+            except ValueError:  # a line without an end; the process must not wait for its reader
+                continue
+            if not line:
+                break
+            text = line.decode("utf-8", "replace").strip()
+            self._on_event("history_writer", text.removeprefix("history writer: "))
         return await process.wait()

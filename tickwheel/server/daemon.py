@@ -467,7 +467,7 @@ def run(
 ) -> int:
     """Serve until SIGTERM or SIGINT. 0 after a clean stop, 1 when it could not go on. ``on_start``
     is called once it serves, or stands by. ``member``: its side of its node."""
-    log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
+    log = configure(settings.log_format, settings.log_level, settings.node)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(100_000, 50, 1_000)
     use_one_arena()

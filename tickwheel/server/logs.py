@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import structlog
 
 from tickwheel.api.kinds import TRACE_PATTERN
+from tickwheel.log_writer import writer_of
 
 Log = structlog.typing.FilteringBoundLogger
 WARNINGS = frozenset(
@@ -50,8 +51,9 @@ def traced(traceparent: str | None) -> AbstractContextManager[Any]:
     return structlog.contextvars.bound_contextvars(**said)
 
 
-def configure(log_format: Literal["console", "json"], level: str) -> Log:
-    """The daemon's logger; standard-library loggers are kept to warnings."""
+def configure(log_format: Literal["console", "json"], level: str, node: str = "") -> Log:
+    """The daemon's logger; standard-library loggers are kept to warnings. ``node``: said by every
+    line."""
     before: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -78,4 +80,31 @@ def configure(log_format: Literal["console", "json"], level: str) -> Log:
         cache_logger_on_first_use=False,
     )
     log: Log = structlog.get_logger()
-    return log
+    said = {"node": node} if node else {}
+    if (writer := writer_of(sys.stderr)) is not None:
+        context = structlog.contextvars.get_contextvars() | said  # a thread has none
+        writer.line_of_dropped = _LineOfDropped([*before, *after], context)
+    return log.bind(**said)
+
+
+class _LineOfDropped:
+    """Makes the line that says how many lines of the log nobody has taken."""
+
+    def __init__(self, processors: Sequence[structlog.typing.Processor], said: Any) -> None:
+        self._log = structlog.wrap_logger(
+            structlog.ReturnLogger(),
+            processors,
+            structlog.BoundLogger,
+            cache_logger_on_first_use=False,
+        ).bind(**said)
+
+    def __call__(self, count: int) -> bytes:
+        detail = "whoever reads this log stood still"
+        line: str = self._log.warning("log_lines_dropped", count=count, detail=detail)
+        return f"{line}\n".encode(errors="backslashreplace")
+
+
+def dropped() -> int:
+    """Return how many lines of this process's log were dropped."""
+    writer = writer_of(sys.stderr)
+    return 0 if writer is None else writer.dropped

@@ -49,7 +49,7 @@ def run(settings: Settings) -> int:
 
     Returns in each of the processes. Raises BadRequest and StoreUnusable for what cannot be served.
     """
-    log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
+    log = configure(settings.log_format, settings.log_level, settings.node)
     try:
         node = _node_of(settings)
     except OSError as error:

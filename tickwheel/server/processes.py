@@ -3,10 +3,11 @@ what is so of the shards of one machine, a daemon for each database of a folder.
 
 A ``Parent`` chooses all addresses before it starts anybody, and then only watches: it starts
 daemons again that have died, drains all of them at a signal, and ends when all have ended. It
-serves nobody, has no event loop and no thread, so a daemon is a fork of it, which shares the
-program's memory with it. What it has daemons for is said by who makes it: ``run`` here, which is
-what ``tickwheel serve --processes N`` does, and ``nodes.py``. HTTP of all shards together
-(``http_all``) is one more such process, which reads from a ``Board`` what the parent knows.
+serves nobody and has no event loop, and its only thread writes its log, so a daemon is a fork of
+it, which shares the program's memory with it. What it has daemons for is said by who makes it:
+``run`` here, which is what ``tickwheel serve --processes N`` does, and ``nodes.py``. HTTP of all
+shards together (``http_all``) is one more such process, which reads from a ``Board`` what the
+parent knows.
 
 Invariants:
 
@@ -446,7 +447,7 @@ def run(settings: Settings) -> int:
     was_laid_out = is_laid_out(folder)
     if was_laid_out:
         _check(folder, count)
-    log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
+    log = configure(settings.log_format, settings.log_level, settings.node)
     try:
         of_all = settings_of_all(settings, count)
     except OSError as error:

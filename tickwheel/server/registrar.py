@@ -204,8 +204,8 @@ GIVEN_S: Final = 15.0
 def run(node: Node, look: Callable[[], None], on_start: Callable[[], None]) -> int:
     """Be the registrar until SIGTERM, then hand all shards over; the exit code. ``look`` lets the
     parent read the bulletin; ``on_start`` is called once it has decided for the first time."""
-    log = configure(node.settings.log_format, node.settings.log_level)
-    log = log.bind(node=node.settings.node)
+    settings = node.settings
+    log = configure(settings.log_format, settings.log_level, settings.node)
     daemon.use_one_arena()
     with asyncio.Runner() as runner:
         return runner.run(_serve(node, look, on_start, log))

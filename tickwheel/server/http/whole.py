@@ -100,7 +100,7 @@ def run(
     ``shards`` are the settings of the daemons. ``on_start`` is called once it answers. ``which``:
     of a node, the shards that it shall have a daemon of; the others are not its own. ``http_of``:
     of a node, where the HTTP of a shard is now, wherever that is; empty: nobody knows."""
-    log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
+    log = configure(settings.log_format, settings.log_level, settings.node)
     daemon.use_one_arena()
     own = {
         # To the shards: one connection each for readiness, and for each format of metrics.

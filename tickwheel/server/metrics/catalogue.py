@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtim
 
 from tickwheel.model.policies import Merging
 from tickwheel.persistence.contract import Located
+from tickwheel.server import logs
 from tickwheel.server.roles import readiness
 from tickwheel.version import __version__
 
@@ -274,6 +275,9 @@ DAEMON: tuple[Plain, ...] = (
           lambda d: _seen(d).tokens_file_ok),
     Plain("tickwheel_audit_ok", "1: the log of what operators do can be written, or there is none.",
           lambda d: _seen(d).audit_ok),
+    Plain("tickwheel_log_dropped_total",
+          "Lines of the log that were dropped because its reader stood still.",
+          lambda d: logs.dropped()),
     Plain("tickwheel_tls_failures_total", "TLS handshakes that failed, at both ports.",
           lambda d: _seen(d).tls_failures),
     Plain("tickwheel_certificate_ok",

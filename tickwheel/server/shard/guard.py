@@ -29,8 +29,7 @@ import asyncio
 import inspect
 import json
 import os
-import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence, Sized
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -41,6 +40,7 @@ from tickwheel.api.kinds import Ids, Letters
 from tickwheel.api.verb import Audit, Need, Of, Right, Verb
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden, TickwheelError, shown
+from tickwheel.log_writer import LogWriter
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, Principal, Topics
 
@@ -55,130 +55,68 @@ if TYPE_CHECKING:
 TEXT_LENGTH_MAX: Final = 255
 IDS_MAX: Final = 10
 """Ids shown in one line of the log; of more, the line has only the count."""
-WAITING_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Bytes of lines that wait for the thread."""
 AUDITED: Final = frozenset(verb.name for verb in VERBS.values() if verb.audit is not Audit.NEVER)
 """The verbs that are logged."""
 DECISIONS: Final = frozenset(n for n in AUDITED if VERBS[n].audit is Audit.OF_OTHERS)
 """Decisions that are logged unless the owner makes them: see ``CheckBacks.is_own``."""
 
 
-class AuditLog:
-    """The file of logged operations. A thread writes the lines; it begins with the first one."""
+class AuditLog(LogWriter):
+    """The file of logged operations."""
 
     def __init__(
         self, path: str, bytes_max: int, clock: Clock, on_event: OnEvent, observed: Observed
     ) -> None:
+        super().__init__("audit")
         self._path = Path(path)
         self._bytes_max = bytes_max
         self._clock = clock
         self._on_event = on_event
         self._observed = observed
-        self._lines: deque[bytes] = deque()
-        self._waiting_bytes = 0
-        self._lost = 0
-        """How many lines were lost since the last one that is in the file."""
-        self._changed = threading.Condition()
-        """Guards the fields above, and wakes the thread that waits for them."""
-        self._thread: threading.Thread | None = None
-        self._closing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         # the thread's own
         self._fd: int | None = None
         self._bytes = 0
 
     def write(self, fields: Mapping[str, object]) -> None:
         """Queue a line with the time before ``fields``. Never waits."""
-        line = self._line(fields)
-        with self._changed:
-            if self._waiting_bytes + len(line) > WAITING_BYTES_MAX:
-                self._lost += 1
-                return
-            self._lines.append(line)
-            self._waiting_bytes += len(line)
-            if self._thread is None:
-                self._begin()
-            self._changed.notify_all()
-
-    def close(self, timeout_s: float) -> bool:
-        """Write all lines and end the thread; a later line begins another. False: the disk did not
-        take the lines in this time. Not for the event loop."""
-        with self._changed:
-            thread, self._thread, self._closing = self._thread, None, True
-            self._changed.notify_all()
-        if thread is None:
-            return True
-        thread.join(timeout_s)
-        return not thread.is_alive()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        self.put(self._line(fields))
 
     def _line(self, fields: Mapping[str, object]) -> bytes:
         now_s = self._clock.read().now_ms / 1000
         at = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="milliseconds")
         return json.dumps({"at": at, **fields}, ensure_ascii=True).encode() + b"\n"
 
-    def _begin(self) -> None:
-        loop, self._closing = asyncio.get_running_loop(), False
-        # It ends with ``close``; a process that is ended otherwise does not wait for its disk.
-        self._thread = threading.Thread(target=self._run, args=(loop,), name="audit", daemon=True)
-        self._thread.start()
-
     # --- the thread ------------------------------------------------------------------------------
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        while some := self._next():
-            try:
-                self._write_all(some)
-                self._observed.audit_ok = True
-            except OSError as error:
-                self._ill(loop, error, len(some))
-        self._end_file()
+    def _line_of_dropped(self, count: int) -> bytes:
+        return self._line({"operation": "audit_lines_lost", "count": count})
 
-    def _next(self) -> list[bytes]:
-        """All lines that wait; empty when the thread has to end."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._lines or self._closing)
-            some = list(self._lines)
-            self._lines.clear()
-            self._waiting_bytes = 0
-            return some
-
-    def _write_all(self, some: list[bytes]) -> None:
-        """Write lines, and remove them from ``some``, which keeps those that were not written."""
-        with self._changed:
-            lost, self._lost = self._lost, 0
-        if lost:
-            try:
-                self._append(self._line({"operation": "audit_lines_lost", "count": lost}))
-            except OSError:
-                with self._changed:
-                    self._lost += lost
-                raise
-        while some:
-            self._append(some[0])
-            del some[0]
-
-    def _ill(self, loop: asyncio.AbstractEventLoop, error: OSError, lost: int) -> None:
-        with self._changed:
-            self._lost += lost
-        was_ok, self._observed.audit_ok = self._observed.audit_ok, False
-        self._end_file()
-        if was_ok:
+    def _note(self, error: OSError | None) -> None:
+        was_ok, self._observed.audit_ok = self._observed.audit_ok, error is None
+        if error is None:
+            return
+        self._end()
+        if was_ok and self._loop is not None:
             said = f"{self._path}: {error.strerror}"
-            loop.call_soon_threadsafe(self._on_event, "audit_unwritable", said)
+            self._loop.call_soon_threadsafe(self._on_event, "audit_unwritable", said)
 
-    def _append(self, line: bytes) -> None:
+    def _write(self, line: bytes) -> None:
         if self._fd is not None and self._bytes + len(line) > self._bytes_max:
-            self._end_file()
+            self._end()
             self._path.replace(self._path.with_name(f"{self._path.name}.1"))
         if self._fd is None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._fd = os.open(self._path, flags, 0o600)
             self._bytes = os.fstat(self._fd).st_size
             if self._bytes and self._bytes + len(line) > self._bytes_max:
-                self._append(line)
+                self._write(line)
                 return
         self._bytes += os.write(self._fd, line)
 
-    def _end_file(self) -> None:
+    def _end(self) -> None:
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
