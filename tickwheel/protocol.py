@@ -15,7 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -30,7 +30,7 @@ NESTING_MAX = 16
 has 6: frame, tasks, task, options, policy, delays."""
 
 _BUFFER_BYTES_MAX = 2**32 - 1  # the decoder bounds what is buffered itself, and exactly
-_BUFFER_BYTES = 4096  # to begin with: thousands of connections are idle
+_BUFFER_BYTES = 4096  # to begin with
 _first = itemgetter(0)
 _TUPLES = {tuple}
 _NESTED = frozenset((tuple, dict))
@@ -39,6 +39,46 @@ _INTS = {int}
 
 def _refuse_extension(code: int, data: bytes) -> object:
     raise ProtocolError(f"extension type {code} is not part of this protocol")
+
+
+class _Pool:
+    """Unpackers that are between two frames. Each has a stack of 40 KB inside: thousands of
+    connections that say nothing have none."""
+
+    IDLE_MAX = 16
+    """Unpackers that are kept."""
+    BYTES_MAX = 64 * 1024
+    """Bytes that one may have held at a time: its buffer never shrinks."""
+
+    def __init__(self, make: Callable[[], msgpack.Unpacker]) -> None:
+        self._make = make
+        self._idle: list[msgpack.Unpacker] = []
+
+    def take(self) -> msgpack.Unpacker:
+        try:  # decoders may be in several threads
+            return self._idle.pop()
+        except IndexError:
+            return self._make()
+
+    def give_back(self, unpacker: msgpack.Unpacker) -> None:
+        if len(self._idle) < self.IDLE_MAX:
+            self._idle.append(unpacker)
+
+
+_SCANNERS = _Pool(
+    lambda: msgpack.Unpacker(max_buffer_size=_BUFFER_BYTES_MAX, read_size=_BUFFER_BYTES)
+)
+_BUILDERS = _Pool(
+    lambda: msgpack.Unpacker(
+        use_list=False,
+        raw=False,
+        strict_map_key=True,
+        max_ext_len=0,
+        ext_hook=_refuse_extension,  # for those without data
+        max_buffer_size=_BUFFER_BYTES_MAX,
+        read_size=_BUFFER_BYTES,
+    )
+)
 
 
 class Decoder:
@@ -55,21 +95,16 @@ class Decoder:
     ``frame_bytes_max`` may be changed between calls (small before HELLO, larger after).
     """
 
-    __slots__ = ("_chunks", "_end", "_fed", "_scanner", "_unpacker", "error", "frame_bytes_max")
+    __slots__ = (
+        "_base", "_chunks", "_end", "_fed", "_is_large", "_scanner", "error", "frame_bytes_max",
+    )  # fmt: skip
 
     def __init__(self, frame_bytes_max: int) -> None:
         self.frame_bytes_max = frame_bytes_max
         self.error: ProtocolError | None = None
-        self._scanner = msgpack.Unpacker(max_buffer_size=_BUFFER_BYTES_MAX, read_size=_BUFFER_BYTES)
-        self._unpacker = msgpack.Unpacker(
-            use_list=False,
-            raw=False,
-            strict_map_key=True,
-            max_ext_len=0,
-            ext_hook=_refuse_extension,  # for those without data
-            max_buffer_size=_BUFFER_BYTES_MAX,
-            read_size=_BUFFER_BYTES,
-        )
+        self._scanner: msgpack.Unpacker | None = None  # only while a frame is unfinished
+        self._base = 0  # where in the stream the scanner's own count began
+        self._is_large = False  # whether the scanner's buffer has grown
         self._fed = 0  # bytes of the stream seen so far
         self._end = 0  # where the last whole frame ended
         self._chunks: list[bytes] = []  # the bytes from there on
@@ -84,21 +119,30 @@ class Decoder:
             raise self.error
         start = self._end
         self._fed += len(data)
+        if self._scanner is None:
+            self._scanner, self._is_large = _SCANNERS.take(), False
+            self._base = start - self._scanner.tell()
+        self._is_large |= self._fed - start > _Pool.BYTES_MAX
         self._scanner.feed(data)
         # When all that is unread fits the limit, no frame in it can break it.
         if self._fed - start <= self.frame_bytes_max:
             self._scan()
         else:
             self._scan_checking_size()
+        if self._fed == self._end and self.error is None:
+            if not self._is_large:
+                _SCANNERS.give_back(self._scanner)
+            self._scanner = None
         frames = self._build(data, start) if self._end > start else self._keep(data)
         if self.error is not None:
-            self._chunks = []
+            self._chunks, self._scanner = [], None
             if not frames:
                 raise self.error
         return frames
 
     def _scan(self) -> None:
-        skip, position, end = self._scanner.skip, self._scanner.tell, self._end
+        assert self._scanner is not None
+        skip, position, end = self._scanner.skip, self._scanner.tell, self._end - self._base
         try:
             while True:
                 skip()
@@ -107,14 +151,15 @@ class Decoder:
             pass
         except Exception as problem:
             self.error = _broken(problem)
-        self._end = end
+        self._end = self._base + end
 
     def _scan_checking_size(self) -> None:
+        assert self._scanner is not None
         skip, position, limit = self._scanner.skip, self._scanner.tell, self.frame_bytes_max
         try:
             while True:
                 skip()
-                end = position()
+                end = self._base + position()
                 if end - self._end > limit:
                     self.error = _too_large(end - self._end, limit)
                     return
@@ -133,7 +178,7 @@ class Decoder:
     def _build(self, data: bytes, start: int) -> list[Frame]:
         """Decode the whole frames, which end inside ``data``; keep what follows them."""
         cut = len(data) - (self._fed - self._end)
-        unpacker = self._unpacker
+        unpacker = _BUILDERS.take()
         if self._chunks:
             unpacker.feed(b"".join(self._chunks))
             self._chunks = []
@@ -147,6 +192,9 @@ class Decoder:
             frames.extend(unpacker)  # keeps what came before an exception
         except Exception as problem:
             self.error = _broken(problem)
+        else:
+            if self._end - start <= _Pool.BYTES_MAX:
+                _BUILDERS.give_back(unpacker)
         if (
             set(map(type, frames)) != _TUPLES
             or not all(frames)

@@ -22,6 +22,7 @@ from support.waiting import WAIT_S, soon, until
 from tickwheel import Client, Task
 from tickwheel.log_writer import END_S
 
+ROOT = Path(__file__).parents[2]
 PIPE_BYTES = 4_096
 
 
@@ -130,6 +131,7 @@ async def test_a_worker_handles_tasks_and_ends(tmp_path: Path, as_json: bool) ->
         command += ["--json"] if as_json else []
         process = subprocess.Popen(
             [*command, "work", "app:worker"], cwd=tmp_path, stderr=blocking(tmp_path / "pipe"),
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=blocking(tmp_path / "pipe") if as_json else subprocess.DEVNULL,
         )  # fmt: skip
         try:

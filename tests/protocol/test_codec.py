@@ -19,6 +19,7 @@ from tickwheel.errors import (
     shown,
 )
 from tickwheel.protocol import (
+    _SCANNERS,
     NESTING_MAX,
     Decoder,
     check_nesting,
@@ -298,3 +299,19 @@ def test_values_are_shown_as_they_are_and_short(value: object, text: str) -> Non
 def test_wide_values_are_shown_without_being_walked() -> None:
     wide = tuple({"a": (1,) * 10_000} for _ in range(10_000))
     assert len(shown(wide)) <= SHOWN_LENGTH_MAX
+
+
+def test_between_two_frames_a_decoder_holds_nothing_large() -> None:
+    """Thousands of connections are idle. What one has held in pieces is no other's."""
+    first, second = Decoder(1 << 20), Decoder(1 << 20)
+    data = encode((1, 2, "x" * 100_000))
+    for cut in (1, 10, 70_000):
+        assert first.feed(data[:cut]) == []
+        assert second.feed(encode((3,))) == [(3,)]
+        assert first.feed(data[cut:] + encode((4,))) == [(1, 2, "x" * 100_000), (4,)]
+        assert first._scanner is None and second._scanner is None
+        assert first.pending_bytes == 0
+    assert len(_SCANNERS._idle) <= _SCANNERS.IDLE_MAX
+    with pytest.raises(ProtocolError):
+        first.feed(b"\xc1")
+    assert second.feed(encode((5,))) == [(5,)]

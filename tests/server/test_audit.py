@@ -20,7 +20,7 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verb import Right
 from tickwheel.api.verbs import VERBS
 from tickwheel.server import tokens
-from tickwheel.server.logins import FAILURES_NOTED_MAX
+from tickwheel.server.logs import LINES_MAX
 from tickwheel.server.shard.guard import AUDITED, IDS_MAX, TEXT_LENGTH_MAX
 
 DAY_MS = 86_400_000
@@ -402,10 +402,10 @@ async def test_logins_of_the_console_are_in_it_and_only_some_that_failed(rig: Ac
         last = lines(rig)[-1]
         assert (last["who"], last["operation"], last["outcome"]) == ("token few", operation, "ok")
     assert len(lines(rig)) == begun + 3
-    for _ in range(FAILURES_NOTED_MAX + 5):
+    for _ in range(LINES_MAX + 5):
         assert (await rig.http("tw_x_y", "POST", "/v1/sessions")).status == 401
     failed = lines(rig)[begun + 3 :]
-    assert len(failed) == FAILURES_NOTED_MAX
+    assert len(failed) == LINES_MAX
     assert {(one["who"], one["outcome"]) for one in failed} == {("nobody", "unauthorized")}
     rig.sources.now_ms += 60_000
     await rig.http("tw_x_y", "POST", "/v1/sessions")

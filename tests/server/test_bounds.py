@@ -4,20 +4,25 @@ them with the tests that are here and elsewhere."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
 
 from support.shard_rig import Peer, ShardRig
 from tickwheel.api.daemon import BackupName, OfTask
+from tickwheel.api.frames import PROTOCOL_VERSION
 from tickwheel.api.frames import FrameType as T
 from tickwheel.engine.state import MOVE_BYTES
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
 from tickwheel.errors import Overloaded
 from tickwheel.model.records import ID_STEP, TaskRow
 from tickwheel.protocol import encode
+from tickwheel.server import logs
 from tickwheel.server.shard.callers import Ask
+from tickwheel.server.tcp import connection
 
 DAY_MS = 86_400_000
 Make = Callable[..., Coroutine[Any, Any, ShardRig]]
@@ -829,6 +834,64 @@ async def test_strangers_wait_for_nobody(make: Make) -> None:
         refused(frame, "too_many_connections", "the limit is 2 (connections_max)")
         assert stranger.transport.closed
     assert len(rig.core.open.replies) + len(rig.core.sealed.replies if rig.core.sealed else ()) == 1
+
+
+async def test_in_a_crowd_of_strangers_a_newcomer_has_little_time(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = await make()
+    monkeypatch.setattr(connection, "STRANGERS_MAX", 2)
+    monkeypatch.setattr(connection, "CROWDED_TIMEOUT_S", 0.0)
+    first, second = rig.stranger(), rig.stranger()
+    third = rig.stranger()
+    await rig.until(lambda: third.closed)
+    refused(third.frames()[0], "hello_required", "2 others waited when it came")
+    assert not first.closed and not second.closed
+    ok(await first.hello())
+    fourth = rig.stranger()
+    second.lose()
+    await rig.settle()
+    assert not fourth.closed  # whoever was let in, or has left, is no stranger
+
+
+async def test_a_stranger_costs_few_bytes(make: Make) -> None:
+    rig = await make()
+    await rig.peer()
+    tracemalloc.start()
+    try:
+        strangers = [rig.stranger() for _ in range(200)]
+        each = tracemalloc.get_traced_memory()[0] / len(strangers)
+    finally:
+        tracemalloc.stop()
+    assert each < 8_192
+
+
+async def test_strangers_have_some_lines_of_the_log_and_the_rest_is_counted(make: Make) -> None:
+    """And so have those that were let in, whose lines no stranger takes."""
+    rig = await make(serve_token="right")
+
+    async def ended(begin: Callable[[], Awaitable[Peer]], text: str) -> list[str]:
+        before = len(rig.notices)
+        for _ in range(logs.LINES_MAX + 5):
+            peer = await begin()
+            peer.connection.data_received(b"\xc1")
+            await rig.until(partial(getattr, peer, "closed"))
+        found = [said for event, said in rig.notices[before:] if event == "connection_closed"]
+        assert len(found) == logs.LINES_MAX and all(text in said for said in found)
+        assert found[-1].endswith("; the next ones are only counted")
+        return found
+
+    async def stranger() -> Peer:
+        return rig.stranger()
+
+    await ended(stranger, "not msgpack")
+    (wrong := rig.stranger()).send(T.HELLO, {"v": PROTOCOL_VERSION, "token": "wrong"})
+    await rig.until(lambda: wrong.closed)
+    assert "wrong" not in rig.notices[-1][1]
+    await ended(lambda: rig.peer(token="right"), "not msgpack")
+    rig.pass_time(int(logs.LINES_S * 1000))
+    rig.stranger().connection.data_received(b"\xc1")
+    assert rig.notices[-1][1].endswith("not msgpack; 6 more like it were not logged")
 
 
 async def test_stats_of_very_many_topics(make: Make) -> None:

@@ -35,7 +35,7 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.protocol import encode
 from tickwheel.server.logins import Entrance
-from tickwheel.server.logs import Log, configure
+from tickwheel.server.logs import Log, Sparing, configure
 from tickwheel.server.metrics.observed import probe_loop
 from tickwheel.server.outbound import Outbound
 from tickwheel.server.roles import Roles, readiness, status_map
@@ -512,14 +512,13 @@ class LoopErrors:
     def __init__(self, log: Log, time_s: Callable[[], float]) -> None:
         self._log = log
         self._time_s = time_s
-        self._quiet_until_s = -1.0
+        self._no_files = Sparing(1, NO_FILES_QUIET_S)
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             loop.default_exception_handler(context)
-        elif self._time_s() >= self._quiet_until_s:
-            self._quiet_until_s = self._time_s() + NO_FILES_QUIET_S
+        elif self._no_files.note(self._time_s()) is not None:
             self._log.warning("no_file_descriptors", detail=f"{context.get('message')}: {error}")
 
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tickwheel.errors import BadRequest, Overloaded, TickwheelError, Unauthorized
 from tickwheel.server import tokens as files
+from tickwheel.server.logs import Sparing
 from tickwheel.server.shard.callers import (
     ANONYMOUS,
     OUTBOUND,
@@ -55,9 +56,6 @@ LOOK_S = 1.0
 """Seconds between two looks at the file of tokens."""
 NOTE_S = 60.0
 """Seconds between two notes of which tokens were used."""
-FAILURES_NOTED_MAX = 10
-"""Failed console logins that are logged one by one in FAILURES_NOTED_S seconds."""
-FAILURES_NOTED_S = 60.0
 WAITING_MAX = 256
 """Failures that wait for their answers; further ones are answered at once."""
 REVOKED = "the token was revoked, changed or has expired"
@@ -82,6 +80,7 @@ class Logins:
             self.audit = AuditLog(
                 settings.audit_file, settings.audit_bytes_max, clock, on_event, observed
             )
+        self._strangers = Sparing()
         self.quotas = QuotaBook()
         self.own = b""
         """The secret of the moment of the daemon's own process; empty: there is none."""
@@ -101,8 +100,7 @@ class Logins:
         """Id of a token → when it was used last, since the last note."""
         self._unwritable = False
         self._call_later: Callable[[float, Callable[[], None]], object] = _call_later
-        self._failures_noted = self._failures_left_out = 0
-        self._failures_since_ms = 0
+        self._console_failures = Sparing()
         self.waiting = 0
         """How many failures are not answered yet."""
 
@@ -116,6 +114,13 @@ class Logins:
     def failed(self) -> None:
         """Count a failed login."""
         self._observed.login_failures += 1
+
+    def note_stranger(self, address: str, error: TickwheelError) -> None:
+        """Log that a conversation has ended before anybody was let in: some of them, and how many
+        others there were."""
+        rest = self._strangers.note(self._clock.read().mono_ms / 1000)
+        if rest is not None:
+            self._on_event("connection_closed", f"{address}: {error}{rest}")
 
     def check_certificate(self, peer: Mapping[str, Any] | None) -> None:
         """Raises Unauthorized if a certificate is needed and there is none."""
@@ -217,14 +222,9 @@ class Logins:
         most are only counted."""
         if self.audit is None:
             return
-        now_ms = self._clock.read().mono_ms
-        if now_ms - self._failures_since_ms >= FAILURES_NOTED_S * 1000:
-            self._failures_noted, self._failures_since_ms = 0, now_ms
-        if self._failures_noted >= FAILURES_NOTED_MAX:
-            self._failures_left_out += 1
+        if self._console_failures.note(self._clock.read().mono_ms / 1000) is None:
             return
-        self._failures_noted += 1
-        left_out, self._failures_left_out = self._failures_left_out, 0
+        left_out = self._console_failures.left_out
         counts = {"counts": {"left_out": left_out}} if left_out else {}
         who = {"who": "nobody", "from": address, "client": "http", "operation": "console_login"}
         self.audit.write({**who, "named": {}, "outcome": error.code, **counts})

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import structlog
 
@@ -37,6 +37,36 @@ def say(log: Log, event: str, text: str) -> None:
     """Log an event by how grave it is."""
     write = log.error if event in ERRORS else log.warning if event in WARNINGS else log.info
     write(event, detail=text)
+
+
+LINES_MAX: Final = 10
+LINES_S: Final = 60.0
+"""Lines about events of one kind, and the seconds in which there are so many at most."""
+
+
+class Sparing:
+    """Lets some events of a kind into the log and counts the others: for what a stranger can cause
+    as often as it likes, and for what repeats by itself."""
+
+    def __init__(self, events_max: int = LINES_MAX, every_s: float = LINES_S) -> None:
+        self._most = events_max
+        self._every_s = every_s
+        self.left_out = 0
+        """Events that were left out before the one that was logged last."""
+        self._logged = self._quiet = 0
+        self._since_s = -every_s
+
+    def note(self, now_s: float) -> str | None:
+        """Note an event, by the steady clock. Return the end of its line; None: leave it out."""
+        if now_s - self._since_s >= self._every_s:
+            self._logged, self._since_s = 0, now_s
+        if self._logged >= self._most:
+            self._quiet += 1
+            return None
+        self._logged += 1
+        self.left_out, self._quiet = self._quiet, 0
+        said = f"; {self.left_out} more like it were not logged" if self.left_out else ""
+        return said + ("; the next ones are only counted" if self._logged == self._most else "")
 
 
 _TRACEPARENT = re.compile(TRACE_PATTERN[1:-1])

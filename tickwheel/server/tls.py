@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tickwheel.errors import BadRequest, TickwheelError, shown
+from tickwheel.server.logs import Sparing
 
 if TYPE_CHECKING:
     from tickwheel.server.metrics.observed import Observed
@@ -38,9 +39,6 @@ NO_FILES_S: Final = 1.0
 """For how many seconds nothing is accepted when there are no descriptors."""
 SHUTDOWN_S: Final = 2.0
 """For how many seconds a peer may leave the end of TLS unanswered."""
-LOGGED_S: Final = 60.0
-LOGGED_MAX: Final = 10
-"""Failed handshakes that are logged in that time: strangers cause them."""
 _HANDSHAKE = b"\x16"
 """The first byte of TLS; no frame of ours and no request of HTTP begins with it."""
 _SHORT = {
@@ -238,8 +236,7 @@ class TlsServer:
         self._waiting: dict[asyncio.Task[None], socket.socket] = {}
         """Handshakes under way by task, the oldest first."""
         self._again: asyncio.TimerHandle | None = None
-        self._logged = 0
-        self._logged_since_s = -LOGGED_S
+        self._failures = Sparing()
         self._is_open = False
 
     @property
@@ -373,13 +370,9 @@ class TlsServer:
 
     def _failed(self, address: Any, why: str) -> None:
         self._observed.tls_failures += 1
-        now_s = self._loop.time()
-        if now_s - self._logged_since_s >= LOGGED_S:
-            self._logged, self._logged_since_s = 0, now_s
-        self._logged += 1
-        if self._logged <= LOGGED_MAX:
+        rest = self._failures.note(self._loop.time())
+        if rest is not None:
             peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a client"
-            rest = "; the next ones are only counted" if self._logged == LOGGED_MAX else ""
             self._on_event("tls_failed", f"{peer}: {why}{rest}")
 
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Conflict, InternalError, NotActive, TickwheelError
+from tickwheel.server.logs import Sparing
 from tickwheel.server.shard.backups import BackingUp, Restoring
 from tickwheel.server.shard.bulk import Bulks
 from tickwheel.server.shard.callers import OUTBOUND
@@ -105,6 +106,7 @@ class Operations:
         self.frame_bytes_max = shard.limits.frame_bytes_max
         self.clock = shard.clock
         self.epoch = shard.epoch
+        self._mistakes = Sparing()
         self.begin = shard.border.begin
         self.contain = shard.border.contain
         self.survive = shard.border.survive
@@ -240,8 +242,10 @@ class Operations:
 
     def mistake(self, caller: Caller, error: TickwheelError, *, quiet: bool) -> None:
         """Log that a conversation is ended for what its caller did."""
-        event = "connection_closed_quietly" if quiet else "connection_closed"
-        self.shard.on_event(event, f"{caller.address}: {error}")
+        rest = self._mistakes.note(self.clock.read().mono_ms / 1000)
+        if rest is not None:
+            event = "connection_closed_quietly" if quiet else "connection_closed"
+            self.shard.on_event(event, f"{caller.address}: {error}{rest}")
 
     def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None:
         """Take note of a request whose values are not what the verb takes."""

@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 
 BEFORE_HELLO_BYTES_MAX = 64 * 1024
 """Bytes that are buffered before HELLO: strangers may not make the daemon keep more."""
+STRANGERS_MAX = 512
+"""Connections without HELLO; those that come while there are more have less time for it."""
+CROWDED_TIMEOUT_S = 1.0
 LEAD_WAIT_S = 0.5
 """How long, in seconds, the HELLO to a standby that is about to lead waits for that: as a hand-over
 takes on a busy machine, and not as long as a client waits for an answer."""
@@ -140,11 +143,15 @@ class Connection(asyncio.Protocol):
         self._operations.opened(self.caller)
         self._transport.set_write_buffer_limits(high=self._settings.out_bytes_stop)
         timeout_s = self._settings.hello_timeout_s
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._no_hello)
+        if len(self._shared.strangers) >= STRANGERS_MAX:
+            timeout_s = min(CROWDED_TIMEOUT_S, timeout_s)
+        self._shared.strangers[self] = None
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._no_hello, timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.open = False
         self._shared.connections.discard(self)
+        self._shared.strangers.pop(self, None)
         self._stop_timer()
         self._held.clear()
         self._shared.held.pop(self, None)
@@ -412,6 +419,8 @@ class Connection(asyncio.Protocol):
         if self._greeted or self._ending or not self.open or len(shared.connections) >= limit:
             return False
         self._shared.connections.discard(self)
+        self._shared.strangers.pop(self, None)
+        shared.strangers[self] = None
         self._shared.unread_bytes -= self._unread_bytes
         self._shared, self._operations = shared, shared.operations
         self._table = shared.table_of(NOBODY)
@@ -439,6 +448,7 @@ class Connection(asyncio.Protocol):
             self._table = self._shared.elsewhere
         self._promised_heartbeats(hello.answers_heartbeats)
         self._greeted = True
+        self._shared.strangers.pop(self, None)
         self._stop_timer()
         self._decoder.frame_bytes_max = self._operations.frame_bytes_max
         # It says nothing of any task, so it does not wait for the store.
@@ -481,8 +491,12 @@ class Connection(asyncio.Protocol):
         """Answer with an error once earlier requests are answered, and close. Nothing is read."""
         self._ending = True
         self._stop_timer()
-        known = isinstance(error, (FrameTooLarge, TooManyConnections))
-        self._operations.mistake(self.caller, error, quiet=known)
+        if self._greeted:
+            quiet = isinstance(error, FrameTooLarge)
+            self._operations.mistake(self.caller, error, quiet=quiet)
+        else:
+            self._shared.strangers.pop(self, None)
+            self._shared.logins.note_stranger(self.caller.address, error)
 
         def say_why() -> None:
             self.caller.refuse(request, error)
@@ -495,9 +509,11 @@ class Connection(asyncio.Protocol):
         else:  # no request of it waits for the store, so no descriptor shall either
             say_why()
 
-    def _no_hello(self) -> None:
-        timeout_s = self._settings.hello_timeout_s
-        self._give_up(0, HelloRequired(f"no HELLO within {timeout_s} s (hello_timeout_s)"))
+    def _no_hello(self, timeout_s: float) -> None:
+        why = "hello_timeout_s"
+        if timeout_s < self._settings.hello_timeout_s:
+            why = f"{STRANGERS_MAX} others waited when it came"
+        self._give_up(0, HelloRequired(f"no HELLO within {timeout_s} s ({why})"))
 
     def _too_slow(self) -> None:
         timeout_s = self._settings.slow_reader_timeout_s

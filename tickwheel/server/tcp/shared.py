@@ -178,6 +178,8 @@ class Shared(Generic[M]):
         self.table_of = table_of
         self.logins = logins
         self.connections: set[M] = set()
+        self.strangers: dict[M, None] = {}
+        """Connections that have not said HELLO."""
         self.held: dict[M, None] = {}
         """Connections whose requests wait until others are answered."""
         self.turns = Turns[M]()
