@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,9 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.server import lease as module
 from tickwheel.server.lease import STORE, Deposed, Leadership, Life
+from tickwheel.server.logs import LINES_MAX, LINES_S
+from tickwheel.server.metrics.observed import Observed
+from tickwheel.server.roles import Roles
 
 NOW_MS = 1_800_000_000_000
 TTL_MS = 3_000
@@ -587,3 +592,26 @@ async def test_the_leader_is_not_among_those_who_stand_by(rig: Rig) -> None:
     rig.table.standbys = (Standby("here", ADDRESS, "", NOW_MS), waiting)
     await rig.leadership.acquire(ME, ADDRESS)
     assert rig.leadership.standbys == (waiting,)
+
+
+def test_what_repeats_by_itself_has_some_lines_of_the_log() -> None:
+    """A store that can be asked and refuses, in turn; each time counts, ten a minute are said."""
+    sources = Sources()
+    logged: list[str] = []
+    log: Any = SimpleNamespace(
+        warning=lambda event, detail: logged.append(f"{event} {detail}"),
+        info=lambda event, detail: logged.append(f"{event} {detail}"),
+    )
+    roles: Any = SimpleNamespace(
+        log=log, observed=Observed(), clock=Clock(86_400_000, sources), _repeating={}
+    )
+    for _ in range(100):
+        Roles.on_event(roles, "election_trouble", "why")
+        Roles.on_event(roles, "election_works_again", "well")
+    assert len(logged) == 2 * LINES_MAX
+    assert roles.observed.store_errors["election"] == 100
+    Roles.on_event(roles, "deposed", "another event")
+    assert logged[-1] == "deposed another event"
+    sources.mono += int(LINES_S * 1000)
+    Roles.on_event(roles, "election_trouble", "why")
+    assert logged[-1] == "election_trouble why; 90 more like it were not logged"

@@ -59,7 +59,7 @@ class RedisServer:
         command = [program(), "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--dir", str(self.folder), "--logfile", str(self.folder / "log")]
         for name, value in self.options.items():
-            command += [f"--{name}", value]
+            command += [f"--{name}", *value.split()]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:  # Redis has no other way to say that it is there

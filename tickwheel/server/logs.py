@@ -29,6 +29,13 @@ WARNINGS = frozenset(
     )
 )  # fmt: skip
 """Events that are logged as warnings; others are for information."""
+REPEATING = frozenset(
+    (
+        "election_trouble", "election_works_again", "store_trouble", "store_works_again",
+        "store_full", "store_has_room", "takeover_failed", "waiting", "deposed",
+    )
+)  # fmt: skip
+"""Events that can repeat, in turn and for ever, without anybody's doing: see ``Sparing``."""
 ERRORS = frozenset(("internal_error",))
 """Events that should not have happened, and are logged as errors."""
 

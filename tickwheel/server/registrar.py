@@ -43,7 +43,7 @@ from tickwheel.server import daemon
 from tickwheel.server.board import Member, Node, Role
 from tickwheel.server.lease import RENEWALS_PER_TTL, Life, is_over
 from tickwheel.server.logins import Entrance
-from tickwheel.server.logs import Log, configure, say
+from tickwheel.server.logs import Log, Sparing, configure, say
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.roles import memory_bytes
 from tickwheel.server.shard.operations import StandbyOperations
@@ -259,6 +259,8 @@ class Registrar:
         """From when on it decides, by the steady clock."""
         self._has_decided = bool(before)
         self._trouble = ""
+        self._troubles = Sparing()
+        self._is_trouble_logged = False
         self._namesake_s = 0.0
         """Since when another node is seen under this one's name; 0: none is."""
         self._twins = frozenset[str]()
@@ -471,13 +473,18 @@ class Registrar:
     def _ill(self, error: StoreError) -> None:
         if not self._trouble:
             self._trouble = error.message
-            self._log.warning("registry_trouble", detail=f"{error.message}; all stays as it is")
+            rest = self._troubles.note(time.monotonic())
+            self._is_trouble_logged = rest is not None
+            if rest is not None:
+                detail = f"{error.message}; all stays as it is{rest}"
+                self._log.warning("registry_trouble", detail=detail)
 
     def _well(self) -> None:
         if self._trouble:
             self._trouble = ""
             self._decides_s = max(self._decides_s, time.monotonic() + SETTLE_S)
-            self._log.info("registry_works_again", detail="the other nodes can be seen")
+            if self._is_trouble_logged:
+                self._log.info("registry_works_again", detail="the other nodes can be seen")
 
 
 def _listing(

@@ -50,7 +50,7 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
 )
 from tickwheel.server.lease import Leadership, Life
-from tickwheel.server.logs import Log, say
+from tickwheel.server.logs import REPEATING, Log, Sparing, say
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import HOT_BYTES_MAX, REDIS_RESIDENT_BYTES_MAX, Settings
 from tickwheel.server.shard.shard import Recovering, Shard
@@ -99,6 +99,7 @@ class Roles:
         side of its node. Raises StoreUnusable or BadRequest for settings that cannot be served."""
         self.settings = settings
         self.log = log
+        self._repeating: dict[str, Sparing] = {}
         self.clock = Clock(int(settings.clock_hold_over_s * 1000), sources)
         self._has_process = has_process
         if self.clock.steered:
@@ -461,6 +462,13 @@ class Roles:
 
     def on_event(self, event: str, text: str) -> None:
         self.observed.notice(event)
+        if event in REPEATING:
+            rest = self._repeating.setdefault(event, Sparing()).note(
+                self.clock.read().mono_ms / 1000
+            )
+            if rest is None:
+                return
+            text += rest
         say(self.log, event, text)
 
 

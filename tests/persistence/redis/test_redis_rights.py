@@ -12,7 +12,7 @@ from persistence.store_subject import OWNER, Subject
 from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
 from tickwheel.model.kinds import Effects
-from tickwheel.persistence.contract import Claim, Leader, NodeRecord, StoreUnusable
+from tickwheel.persistence.contract import Claim, Leader, NodeRecord, StoreError, StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, opening, options_from
 from tickwheel.persistence.redis.store import RedisElection, RedisNodes
 
@@ -129,6 +129,35 @@ async def test_all_that_are_missing_are_named_with_what_to_do(server: RedisServe
     store = RedisStore(options(server))
     await store.open(OWNER, 0)
     await store.close(clean=True)
+
+
+@pytest.mark.parametrize("command", ["eval", "evalsha", *opening.COMMANDS])
+async def test_one_that_was_renamed_is_named_before_anything_is_written(
+    tmp_path: Path, command: str
+) -> None:
+    server = RedisServer(tmp_path / "renamed", rename_command=f"{command} hidden").start()
+    try:
+        with pytest.raises(StoreUnusable, match=f"(?i)command '?{command}\\b"):
+            await RedisElection(options_from(server.url()), 3_000).prepare()
+        assert server.call("KEYS", "*") == b"*0\r\n"
+    finally:
+        server.kill()
+
+
+async def test_one_that_is_forbidden_later_is_named(server: RedisServer) -> None:
+    election = RedisElection(options(server), 3_000)
+    await election.prepare()
+    me = Leader(OWNER, "tcp://here:1", 0, 0)
+    allow(server, "pexpire")
+    assert await election.acquire(me)
+    with pytest.raises(StoreError, match="'PEXPIRE'"):
+        await election.renew(me)
+    allow(server)
+    assert await election.renew(me)
+    allow(server, "evalsha")
+    with pytest.raises(StoreError, match="'evalsha'"):
+        await election.renew(me)
+    await election.close()
 
 
 async def test_keys_of_another_shard_are_not_enough(server: RedisServer) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from binascii import crc_hqx
 from collections import Counter
 from collections.abc import Sequence
@@ -290,6 +291,22 @@ def _reasons(reasons: dict[Address, str]) -> str:
 # --- the connection -------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
+_NOT_RUN = re.compile(
+    r"(?:unknown .*command|NOPERM|can't run this command|ACL failure).*@user_script: ?(\d+)",
+    re.IGNORECASE,
+)
+"""What Redis says of a command in a script that was renamed, or that the user may not run; it names
+the line alone."""
+
+
+def _placed(error: ServerError, script: Script) -> ServerError:
+    """The error with the line of the script, which names the command."""
+    if (found := _NOT_RUN.search(error.message)) is None:
+        return error
+    line = dict(enumerate(script.text.splitlines(), 1)).get(int(found[1]), "").strip()
+    said = error.message.removeprefix(error.kind).strip()
+    return ServerError(error.kind, f"{said}: {line}")
+
 
 ELSEWHERE = frozenset(("READONLY", "MOVED", "MASTERDOWN", "LOADING", "NOAUTH"))
 """Errors after which the next call connects anew, as another server may answer."""
@@ -358,8 +375,11 @@ class Connection:
             return await self.call("EVALSHA", script.sha, *rest, timeout_ms=timeout_ms)
         except ServerError as error:
             if error.kind != "NOSCRIPT":
-                raise
-        return await self.call("EVAL", script.text, *rest, timeout_ms=timeout_ms)
+                raise _placed(error, script) from None
+        try:
+            return await self.call("EVAL", script.text, *rest, timeout_ms=timeout_ms)
+        except ServerError as error:
+            raise _placed(error, script) from None
 
     async def ready(self) -> None:
         """Connect, unless it is connected. What goes wrong with it, the next call says."""

@@ -68,17 +68,24 @@ _TRIED: dict[str, tuple[str, ...]] = {
 COMMANDS = ("exists", "del", "info", *_TRIED, "rpush")
 
 
-async def missing_rights(line: Connection, options: RedisOptions) -> list[str]:
-    """The commands that scripts may not run. Raises Answer for commands outside, Away, Lost."""
+async def missing_rights(line: Connection, options: RedisOptions) -> tuple[list[str], list[str]]:
+    """The commands that scripts may not run, and those that this server does not know. Raises
+    Answer for commands outside, Away, Lost."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     names = (*keys.all, keys.leader, keys.stage(1))
     tried: list[Argument] = []
     for name, rest in _TRIED.items():
         tried += (name, len(rest), *rest)
     reply: list[Any] = await line.call("EVAL", RIGHTS.text, len(names), *names, *tried)
+    try:
+        await line.call("EVALSHA", RIGHTS.sha, len(names), *names)
+    except ServerError as error:
+        if error.kind != "NOSCRIPT":  # another server, or one whose scripts were flushed
+            raise
     if options.wait_replicas:
         await line.call("WAIT", 0, 1)
-    return [name.decode() for name in reply]
+    missing, unknown = ([name.decode() for name in names] for names in reply)
+    return missing, unknown
 
 
 VERSION_MIN = (6, 2)
@@ -146,11 +153,17 @@ async def inspect(line: Connection, options: RedisOptions) -> None:
 
 async def _may_do_all(line: Connection, options: RedisOptions) -> None:
     try:
-        missing = await missing_rights(line, options)
+        missing, unknown = await missing_rights(line, options)
     except (NotConnected, NoReply) as error:
         raise _unreachable(options, error) from error
     except ServerError as error:
         raise _refusal(options, error) from error
+    if unknown:
+        raise _unusable(
+            options,
+            f"it does not know the command {', '.join(unknown)}; `rename-command` in its"
+            " configuration takes commands away that are needed",
+        )
     if missing:
         user = options.username or "default"
         raise _unusable(

@@ -1,4 +1,5 @@
 local missing = {}
+local unknown = {}
 local function may(command, ...)
   local reply = redis.pcall(command, ...)
   local error = type(reply) == 'table' and reply.err
@@ -7,10 +8,14 @@ local function may(command, ...)
     missing[#missing + 1] = command
     return false
   end
+  if error and string.find(error, 'nknown .-ommand') then  -- renamed
+    unknown[#unknown + 1] = command
+    return false
+  end
   return reply
 end
 local there = may('exists', SCRATCH)
-if there ~= 0 then return missing end  -- not ours, which the opening says
+if there ~= 0 then return {missing, unknown} end  -- not ours, which the opening says
 local removable = may('del', SCRATCH)  -- the first write: from here on memory is no matter
 may('info', 'server')
 local j = 1
@@ -21,4 +26,4 @@ while j <= #ARGV do
 end
 -- This one cannot but write.
 if removable and may('rpush', SCRATCH, 'v') then redis.pcall('del', SCRATCH) end
-return missing
+return {missing, unknown}
