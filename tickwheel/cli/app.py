@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
 
+from tickwheel import environment
 from tickwheel.cli import (
     enqueue,
     groups,
@@ -83,11 +84,21 @@ def shared(
     ] = False,
 ) -> None:
     """Kept for the command that follows."""
+    environment.check(_settings)
     ctx.obj = Shared(url=url, token=token, as_json=as_json)
     # For every client of this process, also one that a program of `work` makes.
     files = {"CA": ca, "CLIENT_CERT": client_cert, "CLIENT_KEY": client_key}
     files["KEYS_FILE"] = keys_file
     os.environ.update({f"TICKWHEEL_{name}": path for name, path in files.items() if path})
+
+
+def _settings() -> Iterable[str] | None:
+    """The daemon's settings, where it is installed."""
+    try:
+        from tickwheel.server.settings import Settings
+    except ModuleNotFoundError:
+        return None
+    return Settings.model_fields
 
 
 # --- the commands, in the order in which the help shows them -------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 import typer
 
+from tickwheel import environment
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, Default, offline
 from tickwheel.cli.options import LimitOption, flag, moment, option, parse_id
 from tickwheel.cli.output import (
@@ -224,7 +224,7 @@ def _follow(call: Call, folder: Path, query: Query, tally: Tally) -> int:
 
 def folder_of(given: str | None, option: str) -> Path:
     """The folder of the history, which must exist. Raises BadRequest."""
-    name = given or os.environ.get(DIR_ENV)
+    name = given or environment.value(DIR_ENV)
     if not name:
         raise BadRequest(f"name the history's folder with {option} or {DIR_ENV}")
     folder = Path(name)
@@ -393,7 +393,7 @@ def restore(
     plan = Plan(
         into=into,
         backup=backup,
-        history=tuple(history or filter(None, [os.environ.get(DIR_ENV)])),
+        history=tuple(history or filter(None, [environment.value(DIR_ENV)])),
         ids=frozenset(ids) if ids else None,
         include_overdue=overdue is Overdue.INCLUDE,
         allow_missing_bodies=allow_missing_bodies,

@@ -8,10 +8,10 @@ What is said of a shard is asked of its own daemon, so that it holds also where 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
+from tickwheel import environment
 from tickwheel.api.nodes import NodeInfo, ShardInfo
 from tickwheel.cli.call import EXIT_FAILED, Call
 from tickwheel.cli.options import argument, flag
@@ -53,7 +53,7 @@ async def list_shards(call: Call) -> int:
 
 
 async def _answer(call: Call, url: str) -> Answered:
-    token = call.token if call.token is not None else os.environ.get("TICKWHEEL_TOKEN")
+    token = call.token if call.token is not None else environment.value("TICKWHEEL_TOKEN")
     try:
         if not url:
             raise Unreachable("nobody serves it")

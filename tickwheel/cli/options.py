@@ -10,7 +10,6 @@ at once has none.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from typing import Annotated, Any, TypedDict, TypeVar, cast
 
 import typer
 
+from tickwheel import environment
 from tickwheel.api import kinds
 from tickwheel.api.frames import Action
 from tickwheel.api.tasks import kept_options
@@ -171,7 +171,7 @@ def _topics(ctx: typer.Context) -> dict[str, Any]:
     def given(name: str) -> Any:
         return ctx.params.get(name) or ctx.find_root().params.get(name)
 
-    url = given("url") or os.environ.get("TICKWHEEL_URL")
+    url = given("url") or environment.value("TICKWHEEL_URL")
     try:
         client = Client(url, token=given("token"), connect_timeout=ANSWER_S, retries=0)
         with client:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import sys
 import time
@@ -35,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgpack
 
+from tickwheel import environment
 from tickwheel.api.kinds import Id, Moment
 from tickwheel.api.shapes import Answer
 from tickwheel.client.encodings import (
@@ -664,7 +664,7 @@ def unpacked(
         return body, None, ""
     try:
         codec = _codec(
-            os.environ.get(KEYS_VARIABLE),
+            environment.value(KEYS_VARIABLE),
             UNPACKED_BYTES_MAX if whole else SHOWN_UNPACKED_BYTES_MAX,
         )
         return *codec.unpacked(topic, body, encoding), ""

@@ -18,7 +18,6 @@ Ids are decimal strings in JSON: readers that keep numbers as doubles lose digit
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from collections import Counter
@@ -31,6 +30,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack
 
+from tickwheel import environment
 from tickwheel.api.frames import BulkState
 from tickwheel.api.kinds import Properties, Span, Window
 from tickwheel.api.tasks import check_selection, kept_options, words_of_success
@@ -264,7 +264,7 @@ async def _show_key(
     history: str | None,
 ) -> int:
     """Show the newest task of a key. Exit code 4: nobody knows one."""
-    has_files = bool(history or os.environ.get(DIR_ENV))
+    has_files = bool(history or environment.value(DIR_ENV))
     if flow:
         folder_of(history, "--history")
     info: TaskInfo | None = None

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 from urllib.parse import urlsplit
 
+from tickwheel import environment
 from tickwheel.cli.call import Call
 from tickwheel.cli.options import duration, flag, moment, option
 from tickwheel.cli.output import (
@@ -675,7 +676,7 @@ async def console(
     if http is None:
         async with call.client(retries=0) as client:
             http = address_of(await client.status())
-    token = call.token or os.environ.get("TICKWHEEL_TOKEN")
+    token = call.token or environment.value("TICKWHEEL_TOKEN")
     said = await asyncio.to_thread(_link, http.rstrip("/"), token)
     code, until_ms = said["code"], said["until_ms"]
     url = f"{http.rstrip('/')}/console/{f'#login={code}' if code else ''}"

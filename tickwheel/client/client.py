@@ -12,6 +12,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
+from tickwheel import environment
 from tickwheel.api.frames import SESSION_BYTES, AckMode, FrameType
 from tickwheel.api.groups import GroupFields
 from tickwheel.api.policies import Retry
@@ -114,10 +115,10 @@ class Client(WrittenVerbs):
         unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
         name: str = f"tickwheel-python/{__version__}",
     ) -> None:
-        url = url or os.environ.get("TICKWHEEL_URL") or DEFAULT_URL
+        url = url or environment.value("TICKWHEEL_URL") or DEFAULT_URL
         self._addresses = parse_url(url)
         self._tls = Trust(ca, client_cert, client_key).context() if is_secure(url) else None
-        self._token = token if token is not None else os.environ.get("TICKWHEEL_TOKEN")
+        self._token = token if token is not None else environment.value("TICKWHEEL_TOKEN")
         self._send_timeout_s = seconds(send_timeout, "send_timeout")
         self._connect_timeout_s = seconds(connect_timeout, "connect_timeout")
         self._active_timeout_s = seconds(active_timeout, "active_timeout")

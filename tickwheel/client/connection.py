@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, cast
 
+from tickwheel import environment
 from tickwheel.api.frames import DEFAULT_PORT, FrameType
 from tickwheel.errors import (
     BadRequest,
@@ -104,9 +104,9 @@ class Trust(NamedTuple):
 
     def context(self) -> ssl.SSLContext:
         """The TLS context of the files. Raises BadRequest, which names the file."""
-        ca = self.ca or os.environ.get("TICKWHEEL_CA")
-        cert = self.cert or os.environ.get("TICKWHEEL_CLIENT_CERT")
-        key = self.key or os.environ.get("TICKWHEEL_CLIENT_KEY")
+        ca = self.ca or environment.value("TICKWHEEL_CA")
+        cert = self.cert or environment.value("TICKWHEEL_CLIENT_CERT")
+        key = self.key or environment.value("TICKWHEEL_CLIENT_KEY")
         for name, path in (("ca", ca), ("client_cert", cert), ("client_key", key)):
             _check(name, path)
         if key is not None and cert is None:

@@ -24,6 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
+from tickwheel import environment
 from tickwheel.api.kinds import STEPS, Whole, steps_in
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
@@ -135,7 +136,7 @@ class Codec:
     @classmethod
     def of_client(cls, **said: Any) -> Codec:
         """The codec of a client; where it says no keys the environment may name a file of them."""
-        path = os.environ.get(KEYS_VARIABLE)
+        path = environment.value(KEYS_VARIABLE)
         if path and said["keys"] is None and said["keys_file"] is None:
             said["keys_file"] = path
         return cls(**said)

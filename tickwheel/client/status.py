@@ -7,11 +7,11 @@ stands with the active daemon only. ``statuses`` asks all that there are.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from tickwheel import environment
 from tickwheel.api.daemon import UNKNOWN, Status
 from tickwheel.api.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.client.connection import (
@@ -53,7 +53,7 @@ async def statuses(
     Keys are ``tcp://HOST:PORT`` (``tls://``); an error stands for one that did not answer as it
     should. All arguments default as ``Client``'s do. Takes at most twice ``timeout`` seconds.
     """
-    token = token if token is not None else os.environ.get("TICKWHEEL_TOKEN")
+    token = token if token is not None else environment.value("TICKWHEEL_TOKEN")
     found: dict[str, Status | TickwheelError] = {}
 
     async def ask(url: str) -> None:
@@ -65,7 +65,7 @@ async def statuses(
         except TickwheelError as error:
             found[url] = error
 
-    url = url or os.environ.get("TICKWHEEL_URL") or DEFAULT_URL
+    url = url or environment.value("TICKWHEEL_URL") or DEFAULT_URL
     secure = is_secure(url)
     urls = dict.fromkeys(url_of(address, secure=secure) for address in parse_url(url))
     await asyncio.gather(*map(ask, urls))

@@ -15,6 +15,7 @@ process ends.
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Unpack
@@ -23,6 +24,7 @@ import click
 from flask import Flask, current_app, has_app_context
 from flask.cli import AppGroup
 
+from tickwheel import environment
 from tickwheel.api.times import Duration
 from tickwheel.client import Client as AsyncClient
 from tickwheel.client import Receipt
@@ -46,8 +48,13 @@ class Tickwheel:
 
     def init_app(self, app: Flask) -> None:
         """Add the extension and its command to an application."""
-        for name in ("URL", "TOKEN", "CLIENT", "TIMEOUT", "HANDLERS"):
-            app.config.setdefault(f"TICKWHEEL_{name}", None)
+        known = [f"TICKWHEEL_{name}" for name in ("URL", "TOKEN", "CLIENT", "TIMEOUT", "HANDLERS")]
+        for name in app.config:
+            is_ours = name.startswith(environment.PREFIX) and name not in os.environ
+            if is_ours and name not in known:
+                raise environment.unknown("setting", name, name, known)
+        for name in known:
+            app.config.setdefault(name, None)
         app.extensions[NAME] = dict[str, Client]()
         app.cli.add_command(commands)
 

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tickwheel import environment
 from tickwheel.client import Client
 from tickwheel.client.jobs import Route
 from tickwheel.client.worker import Worker, joined
@@ -112,6 +113,7 @@ def run_workers(
 
 def set_up_log() -> None:
     """Log on stderr, unless the program has set logging up; handlers never wait for its reader."""
+    environment.check(lambda: None)
     unblock_stderr()
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
 

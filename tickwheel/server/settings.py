@@ -23,6 +23,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from tickwheel import environment
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
 from tickwheel.errors import BadRequest, shown
@@ -34,7 +35,6 @@ from tickwheel.model.policies import InvalidPolicy, RetryPolicy, named_policies
 from tickwheel.model.records import TRACE_LENGTH_MAX
 from tickwheel.server.shard.callers import TOKEN_TEXT
 
-ENV_PREFIX = "TICKWHEEL_"
 TASK_EXTRAS_BYTES = 64 * 1024
 """What a task may have beside the largest body, unless ``task_bytes_max`` says otherwise."""
 FRAME_BYTES = 1024 * 1024
@@ -50,7 +50,9 @@ REDIS_RESIDENT_BYTES_MAX = 2 * 1024 * 1024 * 1024
 class Settings(BaseSettings):
     """What can be set of ``tickwheel serve``."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=environment.PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
+    )
 
     # where
     store: str = "sqlite:///tickwheel.db"
@@ -510,7 +512,7 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         sources = [init_settings]
         # Looking each setting up is most of what it costs to make them.
-        if any(name.upper().startswith(ENV_PREFIX) for name in os.environ):
+        if any(name.upper().startswith(environment.PREFIX) for name in os.environ):
             sources.append(env_settings)
         if settings_cls.model_config.get("toml_file") is not None:
             sources.append(TomlConfigSettingsSource(settings_cls))
@@ -684,6 +686,7 @@ def load(config_path: str | None = None, overrides: dict[str, Any] | None = None
     """
     if config_path is not None and not Path(config_path).is_file():
         raise BadRequest(f"config {config_path}: no such file")
+    environment.check(lambda: Settings.model_fields)
 
     loaded = Settings
     if config_path is not None:  # another class, which is dear to make
