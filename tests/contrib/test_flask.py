@@ -15,6 +15,7 @@ from support.daemon import Daemon
 from support.frameworks import need
 from support.waiting import WAIT_S, soon
 from tickwheel import Client, Unreachable
+from tickwheel.errors import BadRequest
 
 need("flask")
 
@@ -204,3 +205,8 @@ def test_a_program_without_handlers_is_told_so(project: Project) -> None:
     process = project.start()
     _, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 2 and "set TICKWHEEL_HANDLERS" in err
+
+
+def test_a_mistyped_setting_is_refused() -> None:
+    with pytest.raises(BadRequest, match="TICKWHEEL_HANDLER; did you mean TICKWHEEL_HANDLERS"):
+        application(Tickwheel(), "tcp://127.0.0.1:1", TICKWHEEL_HANDLER=[])
