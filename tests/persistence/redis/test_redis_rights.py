@@ -144,6 +144,37 @@ async def test_one_that_was_renamed_is_named_before_anything_is_written(
         server.kill()
 
 
+@pytest.mark.parametrize("command", ["evalsha", "time", "hgetall", "del"])
+async def test_a_node_names_one_that_was_renamed_and_does_not_wait_for_it(
+    tmp_path: Path, command: str
+) -> None:
+    server = RedisServer(tmp_path / "renamed", rename_command=f"{command} hidden").start()
+    nodes = RedisNodes(options_from(server.url()), 2)
+    me = NodeRecord("a", "run", "tcp://here:1", "0.1.0", 1.0, 0, 3_000, claims=(CLAIM,))
+    try:
+        with pytest.raises(StoreUnusable, match=f"(?i)'{command}'"):
+            await nodes.beat(me)
+    finally:
+        await nodes.close()
+        server.kill()
+
+
+async def test_a_node_that_was_well_waits_for_a_right_that_was_taken_away(
+    server: RedisServer,
+) -> None:
+    server.call("ACL", "SETUSER", "tickwheel", "~{tw:default:nodes}:*", "+@all")
+    nodes = RedisNodes(options(server), 2)
+    me = NodeRecord("a", "run", "tcp://here:1", "0.1.0", 1.0, 0, 3_000, claims=(CLAIM,))
+    await nodes.beat(me)
+    server.call("ACL", "SETUSER", "tickwheel", "-time")
+    with pytest.raises(StoreError, match="'TIME'") as refused:
+        await nodes.beat(me)
+    assert not isinstance(refused.value, StoreUnusable)
+    server.call("ACL", "SETUSER", "tickwheel", "+time")
+    await nodes.beat(me)
+    await nodes.close()
+
+
 async def test_one_that_is_forbidden_later_is_named(server: RedisServer) -> None:
     election = RedisElection(options(server), 3_000)
     await election.prepare()

@@ -299,6 +299,13 @@ _NOT_RUN = re.compile(
 the line alone."""
 
 
+def is_not_run(error: ServerError) -> bool:
+    """Whether the server does not know a command, or the user may not run it."""
+    said = error.message.lower()
+    is_outside = error.kind == "NOPERM" or "unknown command" in said
+    return is_outside or _NOT_RUN.search(said) is not None
+
+
 def _placed(error: ServerError, script: Script) -> ServerError:
     """The error with the line of the script, which names the command."""
     if (found := _NOT_RUN.search(error.message)) is None:

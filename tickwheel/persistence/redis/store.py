@@ -46,7 +46,7 @@ from tickwheel.persistence.contract import (
     StoreUnusable,
 )
 from tickwheel.persistence.redis import opening
-from tickwheel.persistence.redis.connection import Connection, check
+from tickwheel.persistence.redis.connection import Connection, check, is_not_run
 from tickwheel.persistence.redis.driver import NoReply, NotConnected, RedisOptions, ServerError
 from tickwheel.persistence.redis.layout import (
     LEADER_ACQUIRE,
@@ -452,6 +452,7 @@ class RedisNodes:
         self._shards = shards
         options = replace(options, part=NODES_PART)
         self._name = options.name
+        self._has_answered = False
         self._line = Connection(options)
         self._keys = tuple(f"{{{options.tag}}}:{name}".encode() for name in NODES_NAMES)
 
@@ -466,7 +467,14 @@ class RedisNodes:
         args.append(NODES_MAX)
         for claim in me.claims:
             args += [claim.shard, f"{claim.epoch}|{claim.address}"]
-        shards, *reply = await self._line.run(NODES_BEAT, self._keys, args)
+        try:
+            shards, *reply = await self._line.run(NODES_BEAT, self._keys, args)
+        except ServerError as error:
+            if self._has_answered or not is_not_run(error):
+                raise
+            # Nobody has been well with it yet: it is what the server, or the user, is set to.
+            raise StoreUnusable(f"store {self._name}: {error.message}") from None
+        self._has_answered = True
         if int(shards) != self._shards:
             raise StoreUnusable(
                 f"store {self._name}: it was laid out for {int(shards)} shards, and shards is"
