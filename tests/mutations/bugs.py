@@ -562,6 +562,17 @@ ALLOWED = (
 # Whatever a client can make grow has a bound, and no turn of the loop does without one.
 BOUNDED = (
     Bug(
+        "every-stranger-has-a-line-of-the-log",
+        "a port scanner fills the log",
+        {"Sparing.note": (returning('""'),)},
+        (
+            "tests/server/test_bounds.py"
+            "::test_strangers_have_some_lines_of_the_log_and_the_rest_is_counted",
+            "tests/server/test_leadership.py"
+            "::test_what_repeats_by_itself_has_some_lines_of_the_log",
+        ),
+    ),
+    Bug(
         "the-loop-waits-for-the-log",
         "a process whose log nobody reads stands still",
         {"log_writer:unblock_stderr": (returning("None"),)},
