@@ -88,8 +88,26 @@ CASES = {
         [
             {f"tickwheel_oldest_ready_age_seconds{{{PAIR}}}": "300x60"},
             {f"tickwheel_paused{{{PAIR}}}": "1x60"},
+            # Everything that is ready waits for a key that is held: TickwheelKeysHeld says so.
+            {
+                f"tickwheel_held_keys{{{PAIR}}}": "1x60",
+                f"tickwheel_paused_keys{{{PAIR}}}": "0x60",
+                f"tickwheel_ready_tasks{{{PAIR}}}": "3x60",
+                f"tickwheel_line_tasks{{{PAIR}}}": "3x60",
+            },
         ],
         {"severity": "warning", "topic": "o", "group": "g"},
+    ),
+    "TickwheelPausedLong": Case(
+        {f"tickwheel_paused{{{PAIR}}}": "1x60"},
+        [
+            {f"tickwheel_paused{{{PAIR}}}": "1x10 0 1x49"},
+            {f"tickwheel_paused{{{PAIR}}}": "_x20 1x40"},
+            {f"tickwheel_paused{{{PAIR}}}": "1x29 0x30"},
+        ],
+        {"severity": "warning", "topic": "o", "group": "g"},
+        "30h",
+        "1h",
     ),
     "TickwheelNobodyConsumes": Case(
         {f"tickwheel_ready_tasks{{{PAIR}}}": "1x60", f"tickwheel_subscribers{{{PAIR}}}": "0x60"},
@@ -154,8 +172,34 @@ CASES = {
         [{"tickwheel_leader": "1x60"}],
         {"severity": "critical"},
     ),
+    "TickwheelDaemonDown": Case(
+        {
+            "up": "1x60",
+            'up{instance="b"}': "1x30 0x30",
+            'tickwheel_leader{instance="b"}': "0x30 stale",
+        },
+        [
+            {'up{instance="b"}': "1x60", 'tickwheel_leader{instance="b"}': "0x60"},
+            {'up{instance="b"}': "1x56 0x4", 'tickwheel_leader{instance="b"}': "0x56 stale"},
+            # Another program of the same job, and the whole job (TickwheelGone).
+            {'tickwheel_leader{instance="b"}': "_"},
+            {"up": "1x30 0x30", "tickwheel_leader": "1x30 stale"},
+        ],
+        {"severity": "warning", "instance": "b"},
+    ),
+    "TickwheelNodesMissing": Case(
+        {'tickwheel_nodes{node="a"}': "3x39 2x21"},
+        [
+            {'tickwheel_nodes{node="a"}': "3x60"},
+            {'tickwheel_nodes{node="a"}': "2x39 3x21"},
+            {'tickwheel_nodes{node="a"}': "3x57 2x3"},
+        ],
+        {"severity": "warning"},
+    ),
     "TickwheelNotServing": Case(
-        {"tickwheel_serving": "0x60"}, [{"tickwheel_serving": "0x58 1x2"}], {"severity": "critical"}
+        {"tickwheel_serving": "0x60"},
+        [{"tickwheel_serving": "0x58 1x2"}, {"tickwheel_store_full": "1x60"}],
+        {"severity": "critical"},
     ),
     "TickwheelFailedOver": Case(
         {"tickwheel_failovers_total": "1x50 2x10"},
@@ -172,7 +216,12 @@ CASES = {
     ),
     "TickwheelShardRestarting": Case(
         {'tickwheel_shard_restarts_total{shard="1"}': "0x50 0+1x10"},
-        [{'tickwheel_shard_restarts_total{shard="1"}': "0x50 2x10"}],
+        [
+            {'tickwheel_shard_restarts_total{shard="1"}': "0x50 2x10"},
+            # One planned restart, in which the shard was started several times.
+            {'tickwheel_shard_restarts_total{shard="1"}': "0x51 4x9"},
+            {'tickwheel_shard_restarts_total{shard="1"}': "0x56 4x4"},
+        ],
         {"severity": "warning", "instance": "a", "shard": "1"},
     ),
     "TickwheelShardUnserved": Case(
@@ -203,9 +252,27 @@ CASES = {
         [{"tickwheel_store_full": "0x60"}],
         {"severity": "critical", "instance": "a"},
     ),
+    "TickwheelDiskFilling": Case(
+        {"tickwheel_disk_used_ratio": "0.86x60", "tickwheel_disk_refuse_ratio": "0.9x60"},
+        [
+            {"tickwheel_disk_used_ratio": "0.84x60"},
+            {"tickwheel_disk_used_ratio": "0x60"},
+            {"tickwheel_disk_used_ratio": "0.86x60", "tickwheel_disk_refuse_ratio": "1x60"},
+            # Steep for a few minutes, and low; full for a moment.
+            {"tickwheel_disk_used_ratio": "0.3+0.005x60"},
+            {"tickwheel_disk_used_ratio": "0.5x50 0.95x5 0.5x5"},
+        ],
+        {"severity": "warning", "instance": "a"},
+    ),
     "TickwheelStoreErrors": Case(
         {'tickwheel_store_errors_total{kind="unknown"}': "0+1x60"},
-        [{'tickwheel_store_errors_total{kind="unknown"}': "7x60"}],
+        [
+            {'tickwheel_store_errors_total{kind="unknown"}': "7x60"},
+            {
+                'tickwheel_store_errors_total{kind="unknown"}': "7x60",
+                'tickwheel_store_errors_total{kind="full"}': "0+1x60",
+            },
+        ],
         {"severity": "warning", "kind": "unknown"},
     ),
     "TickwheelStoreLostData": Case(
@@ -236,6 +303,21 @@ CASES = {
             {"tickwheel_leader": "0x40"},
         ],
         {"severity": "warning", "instance": "a"},
+        "27h",
+        "1h",
+    ),
+    "TickwheelBackupMissing": Case(
+        {
+            "tickwheel_backup_daily": "1x40",
+            "tickwheel_backup_last_success_timestamp_seconds": "0x40",
+        },
+        [
+            {"tickwheel_backup_daily": "0x40"},
+            {"tickwheel_backup_daily": "_x10 1x30"},
+            {"tickwheel_backup_daily": "1x26 0x14"},
+            {"tickwheel_backup_last_success_timestamp_seconds": f"0x20 {20 * HOUR}x20"},
+        ],
+        {"severity": "warning"},
         "27h",
         "1h",
     ),
@@ -375,6 +457,35 @@ def test_it_does_not_fire(alert: str, tmp_path: Path) -> None:
     case = CASES[alert]
     tests = [evaluated(alert, case, {**case.series, **other}, fires=False) for other in case.quiet]
     ask(tmp_path, tests, case.interval, alert)
+
+
+def test_a_disk_that_fills_within_a_day_is_told_early(tmp_path: Path) -> None:
+    """At one percent an hour from 60 % on, ``disk_refuse`` is a day away after six hours."""
+    alert = "TickwheelDiskFilling"
+    case = Case({}, [], {"severity": "warning", "instance": "a"}, "9h", LONG)
+    for pace, fires in (("0.001", True), ("0.0001", False)):
+        used = {"tickwheel_disk_used_ratio": f"0.6+{pace}x200"}
+        series = {**used, "tickwheel_disk_refuse_ratio": "0.9x200"}
+        ask(tmp_path, [evaluated(alert, case, series, fires=fires)], LONG, alert)
+
+
+def test_a_store_without_room_fires_one_alert(tmp_path: Path) -> None:
+    """As at ``disk_refuse``: the store is up, the daemon not ready, and new tasks are refused."""
+    given = {
+        "tickwheel_leader": "1x60",
+        "tickwheel_store_up": "1x60",
+        "tickwheel_store_full": "1x60",
+        "tickwheel_serving": "0x60",
+        'tickwheel_store_errors_total{kind="full"}': "0+1x60",
+    }
+    labels = '{alertname="TickwheelStoreFull",alertstate="firing",instance="a",job="t",'
+    asked = {
+        "expr": 'ALERTS{alertstate="firing"}',
+        "eval_time": "60m",
+        "exp_samples": [{"labels": f'ALERTS{labels}severity="critical"}}', "value": 1}],
+    }
+    series = [{"series": full(name), "values": values} for name, values in given.items()]
+    ask(tmp_path, [{"interval": "1m", "input_series": series, "promql_expr_test": [asked]}])
 
 
 # --- lateness ----------------------------------------------------------------------------------

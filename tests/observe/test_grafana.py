@@ -333,7 +333,8 @@ def test_nothing_is_early_and_no_alert_of_trouble_fires(server: Prometheus) -> N
         "TickwheelStoreErrors", "TickwheelClockHeld", "TickwheelFailedOver",
         "TickwheelHistoryDropped", "TickwheelHistoryWriterRestarting", "TickwheelBackupFailed",
         "TickwheelBackupOld", "TickwheelShardDown", "TickwheelShardRestarting",
-        "TickwheelTwoLeaders",
+        "TickwheelTwoLeaders", "TickwheelDaemonDown", "TickwheelNodesMissing",
+        "TickwheelBackupMissing", "TickwheelPausedLong",
     }  # fmt: skip
 
     def alerts() -> set[str]:

@@ -343,6 +343,16 @@ class Located(Protocol):
 
 
 @runtime_checkable
+class OnDisk(Protocol):
+    """A store in a file of this machine."""
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        ...
+
+
+@runtime_checkable
 class Mirrored(Protocol):
     """A store on a server that may lose what it had confirmed."""
 

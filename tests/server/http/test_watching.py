@@ -340,3 +340,36 @@ async def test_a_report_is_a_page_without_an_origin(tmp_path: Path) -> None:
 async def test_without_report_dir_there_is_none(rig: HttpRig) -> None:
     response = await rig.call("GET", "/v1/report")
     assert response.status == 404 and "report_dir" in response.json["detail"]
+
+
+async def test_a_pause_that_holds_nothing_back_is_noted(rig: HttpRig) -> None:
+    await rig.call("PUT", "/v1/topics/t/groups/g", {})
+    assert texts(await overview(rig)) == []
+    await rig.call("PATCH", "/v1/topics/t/groups/g", {"paused": True})
+    assert texts(await overview(rig)) == ["Group g of t is paused, with no ready tasks"]
+    await rig.call("PATCH", "/v1/topics/t", {"paused": True})
+    assert texts(await overview(rig)) == ["Topic t is paused, with no ready tasks"]
+
+
+async def test_a_missing_or_old_daily_backup_is_a_trouble() -> None:
+    rig = await HttpRig(backup_daily_hour=3).start()
+    try:
+        assert texts(await overview(rig)) == []
+        rig.sources.now_ms += watching.BACKUP_OLD_MS + HOUR_MS
+        [said] = texts(await overview(rig))
+        assert said == "No daily backup has been made, and the daemon has run for 27 hours"
+        rig.shard.observed.backed_up((rig.sources.now_ms - 30 * HOUR_MS) / 1000)
+        assert texts(await overview(rig)) == ["The newest daily backup is 30 hours old"]
+        rig.shard.observed.backed_up((rig.sources.now_ms - 25 * HOUR_MS) / 1000)
+        assert texts(await overview(rig)) == []
+    finally:
+        await rig.stop()
+
+
+@pytest.mark.parametrize(("used", "is_near"), [(0.86, True), (0.84, False), (0.0, False)])
+async def test_a_disk_that_is_nearly_too_full_is_a_trouble(
+    rig: HttpRig, used: float, *, is_near: bool
+) -> None:
+    rig.shard.observed.disk_used = used
+    said = "The disk with the database is 86% full; above 90% (disk_refuse) new tasks are refused"
+    assert texts(await overview(rig)) == ([said] if is_near else [])

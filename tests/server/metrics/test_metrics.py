@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -350,7 +351,7 @@ async def shown_by(exposition: Exposition, part: str) -> dict[str, float]:
 
 
 async def test_history_and_backups_are_shown(tmp_path: Path) -> None:
-    daemon = make_daemon(history_dir=str(tmp_path))
+    daemon = make_daemon(history_dir=str(tmp_path), backup_daily_hour=3)
     exposition, history = Exposition(daemon), daemon.roles.history
     assert history is not None
     history.dropped, history.writer_restarts = 7, 2
@@ -363,6 +364,7 @@ async def test_history_and_backups_are_shown(tmp_path: Path) -> None:
     }
     assert await shown_by(exposition, "backup") == {
         "tickwheel_backup_last_success_timestamp_seconds": 1_800_000_000,
+        "tickwheel_backup_daily": 1,
         "tickwheel_backup_failures_total": 1,
     }
 
@@ -370,4 +372,21 @@ async def test_history_and_backups_are_shown(tmp_path: Path) -> None:
 async def test_without_history_and_backups_all_of_theirs_are_0() -> None:
     exposition = Exposition(make_daemon())
     found = await shown_by(exposition, "history") | await shown_by(exposition, "backup")
-    assert len(found) == 5 and set(found.values()) == {0}
+    assert len(found) == 6 and set(found.values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("committer", "up", "is_full"),
+    [
+        ({"full": False, "stalled": False, "trouble": None}, 1, 0),
+        ({"full": True, "stalled": False, "trouble": "its disk is 93.0% full"}, 1, 1),
+        ({"full": False, "stalled": False, "trouble": "refused"}, 0, 0),
+        ({"full": True, "stalled": True, "trouble": "no answer"}, 0, 1),
+    ],
+)
+async def test_a_store_without_room_is_up(committer: dict[str, Any], up: int, is_full: int) -> None:
+    daemon = make_daemon()
+    shard = SimpleNamespace(committer=SimpleNamespace(**committer), epoch=1)
+    daemon.roles.shard = shard  # type: ignore[assignment]  # what the metrics read of it
+    values = {plain.name: plain.read(daemon) for plain in metrics.DAEMON if "store_" in plain.name}
+    assert (values["tickwheel_store_up"], values["tickwheel_store_full"]) == (up, is_full)

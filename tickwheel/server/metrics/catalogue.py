@@ -124,8 +124,11 @@ def _epoch(daemon: Running) -> int:
 
 def _store_up(daemon: Running) -> bool:
     shard = daemon.roles.shard
-    if shard is not None and shard.committer.trouble is not None:
-        return False
+    if shard is not None:
+        committer = shard.committer
+        # A store without room refuses new tasks only: ``_store_full`` says that.
+        if committer.stalled or (committer.trouble is not None and not committer.full):
+            return False
     return not daemon.roles.observed.election_trouble
 
 
@@ -295,8 +298,15 @@ DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_http_under_way",
           "Requests of the HTTP API that are not answered, streams included.",
           lambda d: _seen(d).http_under_way),
-    Plain("tickwheel_store_up", "1: commits go through.", _store_up),
+    Plain("tickwheel_store_up", "1: commits go through, if only those without new tasks.",
+          _store_up),
     Plain("tickwheel_store_full", "1: the store has no room.", _store_full),
+    Plain("tickwheel_disk_used_ratio",
+          "The used share of the disk with the database, as `df` shows it; 0: none is known.",
+          lambda d: _seen(d).disk_used),
+    Plain("tickwheel_disk_refuse_ratio",
+          "The used share above which new tasks are refused (`disk_refuse`).",
+          lambda d: d.settings.disk_refuse),
     Plain("tickwheel_store_replays_total",
           "Times batches were replayed to a store that had lost them.",
           lambda d: _losses(d.roles.store)[0]),
@@ -316,6 +326,8 @@ DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_backup_last_success_timestamp_seconds",
           "When the newest daily backup was begun (Unix time); 0: none is known.",
           lambda d: _seen(d).backup_s),
+    Plain("tickwheel_backup_daily", "1: daily backups are set up (`backup_daily_hour`).",
+          lambda d: d.settings.backup_daily_hour is not None),
     Plain("tickwheel_dead_expire_timestamp_seconds",
           "When the next dead letter is deleted, at the earliest (Unix time); 0: none is known.",
           lambda d: _seen(d).dead_expire_s),

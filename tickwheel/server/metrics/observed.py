@@ -49,6 +49,9 @@ NOTICED = {
 class Observed:
     """What the committer, the deliveries, the roles and the probe note."""
 
+    disk_used = 0.0
+    """The used share of the disk with the database, from 0 to 1; 0: none is known."""
+
     def __init__(self, lateness_topics_max: int = 100) -> None:
         self.lateness = Lateness(lateness_topics_max)
         self.commit_s = Histogram(COMMIT_BOUNDS_S)

@@ -25,12 +25,16 @@ the time takes no memory. Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from array import array
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tickwheel import disk
 from tickwheel.model.filters import STEPS_PER_TICK
+from tickwheel.persistence.contract import OnDisk
 from tickwheel.server.shard.backups import DailyBackups
 from tickwheel.server.shard.reads import when_back
 
@@ -53,6 +57,8 @@ READS_AT_A_TIME = 4
 """Reads at one time for all groups that are being deleted."""
 COMING_DUE_S = 0.05
 """How often, in seconds, a group's deletion looks whether its tasks came due anew."""
+DISK_S = 15.0
+"""How often, in seconds, the disk is measured."""
 SWEEP_S_MIN = 1.0
 SWEEP_S_MAX = 600.0
 SOON, AGAIN = 0.25, 0.005
@@ -88,9 +94,19 @@ class Upkeep:
         self._parts.spawn(self.lags.run())
         if self._parts.history is not None:
             self._parts.spawn(self._parts.history.flush_for_ever(self._parts.core))
+        self._parts.spawn(self._measure_disk_for_ever())
         hour = self._parts.settings.backup_daily_hour
         if hour is not None:
             self._parts.spawn(DailyBackups(self._parts, self._backup_folder, hour).run())
+
+    async def _measure_disk_for_ever(self) -> None:
+        """Note how full the disk with the database is; a disk that hangs holds one thread."""
+        store, observed = self._parts.store, self._parts.observed
+        while isinstance(store, OnDisk):
+            with contextlib.suppress(OSError):
+                folder = os.path.dirname(store.path)
+                observed.disk_used = (await asyncio.to_thread(disk.measure, folder)).share
+            await asyncio.sleep(DISK_S)
 
     # --- deleting a group ----------------------------------------------------------------------
 

@@ -62,6 +62,10 @@ WAITS_LONG_MS: Final = 60_000
 """A ready task older than this, in ms, waits for something."""
 STUCK_FAILURES: Final = 3
 """After so many failures of its first task an order key counts as stuck."""
+BACKUP_OLD_MS: Final = 26 * 3_600_000
+"""A daily backup older than this, in ms, is missing."""
+DISK_NEAR: Final = 0.05
+"""How far below ``disk_refuse`` the use of the disk is a trouble."""
 REASON_SHOWN: Final = 80
 """Characters of the last failure's reason that are shown."""
 MARK_MS, MARKS_MAX = 10_000, 6
@@ -167,6 +171,7 @@ class Watching:
             if step % TOPICS_PER_STEP == TOPICS_PER_STEP - 1:
                 await asyncio.sleep(0)
             sums.groups += len(topic.groups)
+            waits += _idle_pauses(topic)
             for group in topic.holders:
                 sums.ready += group.ready_count
                 sums.waiting += len(group.waiting)
@@ -445,6 +450,24 @@ def _trouble(
     return {"level": level, "text": text, "about": about, "topic": topic, "group": group}
 
 
+def _idle_pauses(topic: Topic) -> Iterator[tuple[int, str, str, dict[str, Any]]]:
+    """Pauses that hold nothing back yet, and may have been forgotten: the least of the troubles."""
+    if topic.settings.paused:
+        if not any(group.ready_count for group in topic.holders):
+            text = f"Topic {topic.name} is paused, with no ready tasks"
+            yield -1, topic.name, "", _trouble("note", text, "topics", topic.name)
+        return
+    for group in topic.groups.values():
+        if group.settings.paused and not group.ready_count:
+            text = f"Group {group.name} of {topic.name} is paused, with no ready tasks"
+            yield (
+                -1,
+                topic.name,
+                group.name,
+                _trouble("note", text, "groups", topic.name, group.name),
+            )
+
+
 def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | None:
     """Why the group's ready tasks wait, if they wait for long or for a person; else None."""
     many = _counted(group.ready_count, "ready task", "ready tasks")
@@ -548,11 +571,34 @@ def _of_daemon(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]
         if count:
             yield _trouble("warning", f"{_counted(count, one, several)} {what}", "daemon")
     yield from _of_decisions(core)
+    yield from _of_backups(parts)
+    refuse = parts.settings.disk_refuse
+    if observed.disk_used > refuse - DISK_NEAR:
+        text = (
+            f"The disk with the database is {observed.disk_used:.0%} full; above"
+            f" {refuse:.0%} (disk_refuse) new tasks are refused"
+        )
+        yield _trouble("warning", text, "daemon")
     if observed.groups_unused:
         groups = _counted(observed.groups_unused, "group has", "groups have")
         unused = _duration(int(parts.settings.group_unused_report_s * 1000))
         text = f"{groups} had no subscriber for {unused} or longer"
         yield _trouble("note", text, "groups")
+
+
+def _of_backups(parts: Parts) -> Iterator[dict[str, Any]]:
+    """Daily backups that are set up, and too old or not there."""
+    if parts.settings.backup_daily_hour is None:
+        return
+    now, made_s = parts.clock.read(), parts.observed.backup_s
+    if made_s:
+        age_ms = now.now_ms - int(made_s * 1000)
+        text = f"The newest daily backup is {_duration(age_ms)} old"
+    else:
+        age_ms = now.mono_ms - parts.started_mono_ms
+        text = f"No daily backup has been made, and the daemon has run for {_duration(age_ms)}"
+    if age_ms > BACKUP_OLD_MS:
+        yield _trouble("warning", text, "daemon")
 
 
 def _of_decisions(core: Core) -> Iterator[dict[str, Any]]:
