@@ -7,6 +7,7 @@ taken for the noise of binary fractions.
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -48,6 +49,38 @@ def moment_ms(value: Any, field: str) -> int:
     if not isinstance(value, datetime) or value.utcoffset() is None:
         raise BadRequest(f"{field} must be a datetime with a time zone, not {shown(value)}")
     return -(-((value - EPOCH) // _MICROSECOND) // 1000)
+
+
+_TIME = re.compile(
+    r"[0-9]{4}(-?)[0-9]{2}\1[0-9]{2}"
+    r"(?:[T ][0-9]{2}(?::?[0-9]{2}(?::?[0-9]{2}(?:[.,][0-9]{1,6})?)?)?"
+    r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)?)?",
+    re.IGNORECASE,
+)
+"""A date, or a date and a time of which only seconds have a fraction."""
+
+
+def parse_time(text: str) -> datetime:
+    """The moment of an ISO-8601 time. Without a zone it is this machine's local time. Raises
+    ValueError."""
+    cleaned = text.strip()
+    try:
+        if _TIME.fullmatch(cleaned) is None:
+            raise ValueError
+        found = datetime.fromisoformat(cleaned.upper())
+        return local_time(found) if found.tzinfo is None else found
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            f"{text!r:.60} is no ISO-8601 time; write for example 2030-01-31T09:00:00+01:00"
+        ) from None
+
+
+def local_time(naive: datetime) -> datetime:
+    """The moment at which this machine's clock shows a time: the first of two; and of a time that
+    the clock skips, the moment by the offset before (RFC 5545, 3.3.5). Raises OverflowError."""
+    whole = naive.replace(microsecond=0, fold=0).timestamp()
+    found = datetime.fromtimestamp(whole, UTC).astimezone()
+    return found.replace(microsecond=naive.microsecond)
 
 
 def moment(ms: int) -> datetime:

@@ -10,6 +10,7 @@ at once has none.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from tickwheel import environment
 from tickwheel.api import kinds
 from tickwheel.api.frames import Action
 from tickwheel.api.tasks import kept_options
+from tickwheel.api.times import parse_time
 from tickwheel.cli.call import Default
 from tickwheel.cli.output import ROWS_SHOWN
 from tickwheel.client import GroupKeywords, IfPending, Retry
@@ -47,15 +49,7 @@ T = TypeVar("T")
 # --- values --------------------------------------------------------------------------------------
 
 
-def parse_at(text: str) -> datetime:
-    """A time in ISO-8601 with a zone. Without a zone it is this machine's local time."""
-    try:
-        found = datetime.fromisoformat(text.strip())
-        return found.astimezone() if found.tzinfo is None else found
-    except (ValueError, OverflowError):
-        raise ValueError(
-            f"{text!r} is no ISO-8601 time; write for example 2030-01-31T09:00:00+01:00"
-        ) from None
+parse_at = parse_time
 
 
 def parse_id(text: str) -> int:
@@ -106,6 +100,9 @@ def _time_or_span(text: str, sign: int, whence: str) -> datetime:
     except ValueError:
         what = f"an ISO-8601 time nor a duration such as 2h {whence}"
         return cast("datetime", word_or((), parse_at, what)(text))
+    if re.fullmatch("[0-9]{8}", text.strip()):
+        date = "-".join(re.findall("^....|..", text.strip()))
+        raise ValueError(f"{text!r} may be a date or seconds; write {date}, or {text.strip()}s")
     return datetime.fromtimestamp(time.time() + sign * span_s, UTC)
 
 

@@ -23,6 +23,7 @@ from tickwheel.api.kinds import Body, Moment, Policy, Properties, Span, Whole
 from tickwheel.api.policies import policy_wire
 from tickwheel.api.schedules import NewSchedule
 from tickwheel.api.tasks import kept_options
+from tickwheel.api.times import local_time
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask, described
 from tickwheel.cli.options import (
     SPEC_HELP,
@@ -294,7 +295,7 @@ def _value(field: str, value: Any) -> Any:
     if isinstance(kind, Whole) and not isinstance(kind, Span) and type(value) is int:
         return value
     if isinstance(kind, Moment) and isinstance(value, datetime):
-        return value.astimezone() if value.tzinfo is None else value
+        return local_time(value) if value.tzinfo is None else value
     if isinstance(kind, Properties) and isinstance(value, dict):
         return value
     if not isinstance(value, str):

@@ -295,44 +295,48 @@ UNITS_MS = {
     "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000,
 }  # fmt: skip
 DURATION_MS_MAX = 2**53
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(ms|[smhdw])")
+_PARTS = re.compile(rf"(?:{_PART.pattern} *)+")
 _DURATION_HELP = "write for example 30s, 5m, 1h30m, 500ms or 2d"
 
 RULE_DURATIONS: Final = ("window", "max_wait")
 """The durations of a rule about pending keys; on the wire they end in ``_ms``."""
 
 
-def parse_duration(text: str) -> float:
-    """Seconds of ``1h30m``, ``500ms`` or ``1.5s``; a bare number is seconds. Whole milliseconds."""
-    cleaned = text.strip().lower().replace(" ", "")
-    if re.fullmatch(r"\d+(\.\d+)?", cleaned):
+def parse_duration(text: str, *, up: bool = True) -> float:
+    """Seconds of ``1h30m``, ``500ms`` or ``1.5s``; a bare number is seconds. Whole
+    milliseconds, rounded up, or else down. Raises ValueError."""
+    cleaned = text.strip().lower()
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", cleaned):
         cleaned += "s"
     parts = _PART.findall(cleaned)
-    if not parts or "".join(number + unit for number, unit in parts) != cleaned:
+    if _PARTS.fullmatch(cleaned) is None:
         raise ValueError(f"{text!r} is not a duration; {_DURATION_HELP}")
     units = [UNITS_MS[unit] for _, unit in parts]
     if sorted(set(units), reverse=True) != units:
         raise ValueError(f"{text!r}: each unit once, the largest first; {_DURATION_HELP}")
-    total_ms = _whole(parts)
+    total_ms = _whole(parts, up)
     if total_ms > DURATION_MS_MAX:
         raise ValueError(f"{text!r} is longer than can be counted")
     return total_ms / 1000
 
 
-def _whole(parts: Sequence[tuple[str, str]]) -> int:
+def _whole(parts: Sequence[tuple[str, str]], up: bool) -> int:
     """Whole milliseconds of numbers with units, without the noise of binary fractions."""
     digits = max(len(number.partition(".")[2]) for number, _ in parts)
     total = 0
     for number, unit in parts:
         whole, _, fraction = number.partition(".")
         total += int(whole + fraction.ljust(digits, "0")) * UNITS_MS[unit]
-    return int(total // 10**digits)
+    return -(-total // 10**digits) if up else total // 10**digits
 
 
 def parse_shift(text: str) -> float:
     """Seconds of a shift: later, or earlier behind a minus sign."""
     cleaned = text.strip()
-    return -parse_duration(cleaned[1:]) if cleaned.startswith("-") else parse_duration(cleaned)
+    if cleaned.startswith("-"):
+        return -parse_duration(cleaned[1:], up=False)  # no earlier than asked
+    return parse_duration(cleaned)
 
 
 def duration_ms(value: Any) -> int:
