@@ -328,7 +328,7 @@ def _whole(parts: Sequence[tuple[str, str]], up: bool) -> int:
     for number, unit in parts:
         whole, _, fraction = number.partition(".")
         total += int(whole + fraction.ljust(digits, "0")) * UNITS_MS[unit]
-    return -(-total // 10**digits) if up else total // 10**digits
+    return int(-(-total // 10**digits) if up else total // 10**digits)
 
 
 def parse_shift(text: str) -> float:
