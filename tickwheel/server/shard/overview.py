@@ -166,12 +166,12 @@ class Watching:
     async def _walk(self, now: Now) -> tuple[_Sums, list[dict[str, Any]]]:
         """What all groups hold, and the worst of their troubles; a few topics in a step."""
         sums, waits = _Sums(), list[tuple[int, str, str, dict[str, Any]]]()
-        core = self._parts.core
+        core, idle = self._parts.core, list[dict[str, Any]]()
         for step, topic in enumerate(list(core.topics.values())):
             if step % TOPICS_PER_STEP == TOPICS_PER_STEP - 1:
                 await asyncio.sleep(0)
             sums.groups += len(topic.groups)
-            waits += _idle_pauses(topic)
+            idle += _idle_pauses(topic)
             for group in topic.holders:
                 sums.ready += group.ready_count
                 sums.waiting += len(group.waiting)
@@ -199,7 +199,10 @@ class Watching:
             groups = _counted(len(waits) - len(found), "more group has", "more groups have")
             text = f"{groups} tasks that wait for something"
             found.append(_trouble("warning", text, "groups"))
-        return sums, found
+        if len(idle) > 1:
+            text = f"{len(idle):,} topics and groups are paused, with no ready tasks"
+            idle = [_trouble("note", text, "groups")]
+        return sums, found + idle
 
     def _ring(self, now: Now) -> dict[str, Any]:
         wheel = self._parts.core.wheel
@@ -450,22 +453,17 @@ def _trouble(
     return {"level": level, "text": text, "about": about, "topic": topic, "group": group}
 
 
-def _idle_pauses(topic: Topic) -> Iterator[tuple[int, str, str, dict[str, Any]]]:
+def _idle_pauses(topic: Topic) -> Iterator[dict[str, Any]]:
     """Pauses that hold nothing back yet, and may have been forgotten: the least of the troubles."""
     if topic.settings.paused:
         if not any(group.ready_count for group in topic.holders):
             text = f"Topic {topic.name} is paused, with no ready tasks"
-            yield -1, topic.name, "", _trouble("note", text, "topics", topic.name)
+            yield _trouble("note", text, "topics", topic.name)
         return
     for group in topic.groups.values():
         if group.settings.paused and not group.ready_count:
             text = f"Group {group.name} of {topic.name} is paused, with no ready tasks"
-            yield (
-                -1,
-                topic.name,
-                group.name,
-                _trouble("note", text, "groups", topic.name, group.name),
-            )
+            yield _trouble("note", text, "groups", topic.name, group.name)
 
 
 def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | None:
