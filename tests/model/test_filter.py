@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from tickwheel.api.kinds import TAG
+from tickwheel.errors import BadRequest
+from tickwheel.limits import Limits
 from tickwheel.model.conditions import FilterError
 from tickwheel.model.filters import (
     FILTER_COST_MAX,
@@ -361,3 +364,17 @@ def test_the_parser_is_loaded_with_the_first_condition() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("tag", ["", "*", "a||b", "||", " ", " a", "a ", "\ta", "a b", "a|b", "ü"])
+def test_a_tag_is_accepted_only_if_a_filter_can_name_it(tag: str) -> None:
+    try:
+        can_be_named = Filter(tag)._tags == {tag}
+    except FilterError:
+        can_be_named = False
+    if can_be_named:
+        assert TAG.check(tag, "tag", Limits()) == TAG.of_task(tag, "tag", Limits()) == tag
+        return
+    for check in (TAG.check, TAG.of_task):
+        with pytest.raises(BadRequest, match="tag must be a tag that a filter can name"):
+            check(tag, "tag", Limits())

@@ -172,6 +172,19 @@ class Text(Kind):
         return f"up to {self.schema()['maxLength']} characters"
 
 
+class Tag(Text):
+    """A tag that the filter of a group can name."""
+
+    def check(self, value: Any, field: str, limits: Limits) -> str:
+        found = super().check(value, field, limits)
+        if not found or found == "*" or "||" in found or found != found.strip():
+            what = "a tag that a filter can name: not empty or *, without || and outer blanks"
+            wrong(field, what, value)
+        return found
+
+    of_task = check
+
+
 class Name(Kind):
     """The name of a topic, a group, a schedule, a transaction or a bulk operation."""
 
@@ -558,5 +571,5 @@ def _one_id(value: Any) -> int:
 ANY, NAME, FLAG, ID, IDS, LETTERS, BODY = Kind(), Name(), Flag(), Id(), Ids(), Letters(), Body()
 OWN_NAME = OwnName()
 PROPERTIES, POLICY, RULE, TEXT, KEY = Properties(), Policy(), Rule(), Text(), Text("key_length_max")
-PROPERTY = PropertyValue()
+PROPERTY, TAG = PropertyValue(), Tag("key_length_max")
 TRACEPARENT, ENCODING = Traceparent(), Encoding()

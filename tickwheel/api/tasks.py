@@ -21,6 +21,7 @@ from tickwheel.api.kinds import (
     POLICY,
     PROPERTIES,
     RULE,
+    TAG,
     TRACEPARENT,
     Choice,
     Kind,
@@ -90,8 +91,9 @@ class ListedOptions:
     ] = None
     tag: Annotated[
         str | None,
-        KEY,
-        "One word for consumers, by which groups filter.",
+        TAG,
+        "One word for consumers, by which groups filter: not empty or `*`, without `||` and without"
+        " blanks around it.",
         Option("A word to select by."),
     ] = None
     properties: Annotated[

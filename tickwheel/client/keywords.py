@@ -27,7 +27,8 @@ class ScheduledTaskKeywords(TypedDict, total=False):
     tasks may have the same."""
 
     tag: str | None
-    """One word for consumers, by which groups filter."""
+    """One word for consumers, by which groups filter: not empty or `*`, without `||` and without
+    blanks around it."""
 
     properties: Mapping[str, Value] | None
     """For consumers, by name: text, numbers (whole ones of 64 bits, finite ones), booleans."""

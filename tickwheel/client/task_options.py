@@ -132,7 +132,8 @@ class DeliveredOptions:
 
     @property
     def tag(self) -> str | None:
-        """One word for consumers, by which groups filter."""
+        """One word for consumers, by which groups filter: not empty or `*`, without `||` and
+        without blanks around it."""
         found: str | None = self._options.get("tag", None)
         return found
 

@@ -373,3 +373,16 @@ async def test_a_disk_that_is_nearly_too_full_is_a_trouble(
     rig.shard.observed.disk_used = used
     said = "The disk with the database is 86% full; above 90% (disk_refuse) new tasks are refused"
     assert texts(await overview(rig)) == ([said] if is_near else [])
+
+
+@pytest.mark.parametrize("tag", ["a||b", " a", "*", ""])
+async def test_a_tag_that_no_filter_can_name_is_refused(rig: HttpRig, tag: str) -> None:
+    task = {"topic": "t", "tag": tag}
+    for body in (task, {"tasks": [{"topic": "t"}, task]}):
+        response = await rig.call("POST", "/v1/tasks", body)
+        assert response.status == 400
+        assert "a tag that a filter can name" in response.json["detail"]
+    schedule = {"topic": "t", "every_ms": 60_000, "task": {"tag": tag}}
+    response = await rig.call("PUT", "/v1/schedules/s", schedule)
+    assert response.status == 400
+    assert "a tag that a filter can name" in response.json["detail"]
