@@ -19,6 +19,7 @@ from support.stand_in import stand_in
 from tickwheel.api.frames import FrameType as T
 from tickwheel.cli import history as history_command
 from tickwheel.cli.app import run
+from tickwheel.cli.history import RestoreProgress, restore_line
 from tickwheel.history.lines import Kind
 from tickwheel.model.records import TaskRow
 
@@ -224,6 +225,21 @@ async def test_where_it_stands_now_stands_beside_its_story(folder: Path, capsys:
 
 
 # --- restore -----------------------------------------------------------------------------------
+
+
+async def test_a_restore_shows_how_far_it_is(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On stderr, with a share, a rate and an estimate; stdout has the result alone."""
+    backup = await make_backup(folder)
+    monkeypatch.setattr(RestoreProgress, "EVERY_S_LINES", 0.0)
+    code, lines, err = restore(capsys, folder, "--from", backup, "--json")
+    assert code == 0 and [json.loads(line)["dry_run"] for line in lines] == [False]
+    assert all(line.startswith("tickwheel: ") for line in err.splitlines())
+    assert restore_line("events applied", 0, None, 0.1) == "events applied"
+    assert restore_line("events applied", 250, 1_000, 0.5) == (
+        "250 of 1,000 events applied (25 %), 500/s, 1.5 s left"
+    )
 
 
 def restore(capsys: Capture, folder: Path, *options: str) -> tuple[int, list[str], str]:

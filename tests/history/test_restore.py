@@ -12,6 +12,7 @@ import pytest
 from support.history_rig import (
     HOUR_MS,
     NOW_MS,
+    Record,
     acked,
     delivered,
     drain,
@@ -554,7 +555,7 @@ async def test_a_writer_at_work_meanwhile_does_no_harm(
 
 async def test_a_history_that_begins_after_the_backup_is_reported(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD], position_ms=t(-5 * HOUR_MS))
-    write(tmp_path, [[STARTED], [stopped()]])
+    write(tmp_path, [[group()], [stopped()]])
     report = await run(tmp_path, backup)
     assert not report.reaches_back and not report.exact
     assert "begins after" in report.gaps[0]
@@ -681,3 +682,115 @@ async def test_many_tasks_come_in_many_batches(tmp_path: Path) -> None:
     found = await held(url(tmp_path))
     assert len(found.rows) == report.restored == 4_000
     assert found.rows[rows[-1].id] == rows[-1]
+
+
+# --- beginning at the backup ---------------------------------------------------------------------
+
+
+BEGUN: Record = [Kind.DAEMON, NOW_MS - HOUR_MS, "started", {"clean": True}]
+NEW: dict[str, Any] = {"due_ms": DUE + HOUR_MS, "bodies": [b"x"]}
+
+
+def pieces(folder: Path, *batches: list[Any], epoch: int = 1) -> list[Path]:
+    """A sealed segment of each batch, in their order."""
+    for batch in batches:
+        fill(folder, [[record] for record in batch], epoch)
+        drain(folder)
+    return sorted(path for path in folder.glob("dt=*/hour=*/*") if f"-e{epoch}-" in path.name)
+
+
+def minutes_of_enqueues(first: int, begin_ms: int, minutes: int) -> list[list[Any]]:
+    return [
+        [enqueued([make_id(first + n)], **NEW, time_ms=begin_ms + n * 60_000)]
+        for n in range(minutes)
+    ]
+
+
+@pytest.mark.parametrize("hours", [0, 3])
+async def test_a_restore_begins_at_the_backup(tmp_path: Path, hours: int) -> None:
+    """Nothing that is certainly in the backup is applied, nothing since is left out."""
+    position_ms = t(hours * HOUR_MS)
+    before = minutes_of_enqueues(10, position_ms - 30 * 60_000, 30)
+    rows = [TaskRow(make_id(10 + n), DUE + HOUR_MS, "t", b"x") for n in range(30)]
+    backup = await make_backup(tmp_path, rows, position_ms=position_ms)
+    since = (
+        [acked([rows[0].id], time_ms=position_ms + 1)],
+        *minutes_of_enqueues(50, position_ms + 2, 3),
+    )
+    pieces(tmp_path, [BEGUN], *before, *since, [stopped(position_ms + HOUR_MS)])
+    report, new = await restored(tmp_path, backup, now_ms=position_ms + 2 * HOUR_MS)
+    assert report.exact and report.events == 5
+    assert new.rows.keys() == {row.id for row in rows[1:]} | {make_id(50 + n) for n in range(3)}
+
+
+async def test_a_gap_behind_the_backup_is_never_exact(tmp_path: Path) -> None:
+    """The report says so of every file that may count: from the last one before the backup on."""
+    rows = [TaskRow(make_id(10 + n), DUE + HOUR_MS, "t", b"x") for n in range(5)]
+    backup = await make_backup(tmp_path, rows, position_ms=NOW_MS)
+    before = minutes_of_enqueues(10, NOW_MS - 5 * 60_000, 5)
+    since = minutes_of_enqueues(50, NOW_MS + 60_000, 3)
+    files = pieces(tmp_path, [BEGUN], *before, *since, [stopped()])
+    found = []
+    for file in files:
+        lost = file.rename(tmp_path / "lost")
+        report = await run(tmp_path, backup, dry_run=True)
+        found.append(report.exact)
+        lost.rename(file)
+    assert found == [True] * 5 + [False] * 5
+
+
+@pytest.mark.parametrize("behind_a_segment", [False, True])
+async def test_a_clock_that_was_set_back_after_the_backup_hides_nothing(
+    tmp_path: Path, behind_a_segment: bool
+) -> None:
+    rows = [TaskRow(make_id(10 + n), DUE + HOUR_MS, "t", b"x") for n in range(5)]
+    backup = await make_backup(tmp_path, rows, position_ms=NOW_MS)
+    before = minutes_of_enqueues(10, NOW_MS - 5 * 60_000, 5)
+    back_ms = NOW_MS - 30 * 60_000
+    since = [
+        [acked([rows[0].id], time_ms=back_ms)],
+        [enqueued([make_id(50)], **NEW, time_ms=back_ms + 1)],
+        [acked([rows[1].id], time_ms=back_ms + 2), stopped(back_ms + 3)],
+    ]
+    if behind_a_segment:
+        pieces(tmp_path, [BEGUN], *before, *since)
+    else:
+        pieces(tmp_path, [BEGUN, *(one for some in (*before, *since) for one in some)])
+    report, new = await restored(tmp_path, backup)
+    assert new.rows.keys() == {row.id for row in rows[2:]} | {make_id(50)}
+    assert report.exact and report.events == 4
+
+
+async def test_a_copied_backup_is_what_is_written_row_by_row(tmp_path: Path) -> None:
+    """Both ways to fill a new SQLite store give the same, whatever the events have changed."""
+    ids = [make_id(n) for n in range(40)]
+    rows = [TaskRow(one, DUE + n, "t", b"%d" % n) for n, one in enumerate(ids)]
+    progress = [ProgressRow(ids[n], "g", ProgressState.IN_FLIGHT, 1, DUE, 1) for n in range(10, 16)]
+    dead = [DeadRow(ids[20], "g", "t", DUE, 3, "why"), DeadRow(ids[21], "g", "t", DUE, 3, "why")]
+    backup = await make_backup(tmp_path, rows, progress=progress, dead=dead)
+    at = NOW_MS + 60_000
+    pieces(
+        tmp_path,
+        [BEGUN, group()],
+        [
+            acked([ids[0], ids[10], ids[39]], time_ms=at),
+            [Kind.NACKED, at, "t", "g", "w@1", [ids[11]], [1], [at + 9], ["no"]],
+            [Kind.RESCHEDULED, at, "t", [ids[1], ids[2]], [DUE + HOUR_MS] * 2],
+            [Kind.REQUEUED, at, "t", "g", [ids[20]]],
+            [Kind.ENDED, at, "t", None, "cancelled", [ids[3]], None],
+            enqueued([make_id(90)], **NEW, time_ms=at),
+            stopped(),
+        ],
+    )
+    report, copied = await restored(tmp_path, backup)
+    assert report.exact
+    other = tmp_path / "other"
+    other.mkdir()
+    every = frozenset([*ids, make_id(90)])
+    written, by_row = await restored(other, backup, history=(str(tmp_path),), ids=every)
+    for name in ("rows", "progress", "dead", "groups", "outcomes"):
+        assert getattr(copied, name) == getattr(by_row, name), name
+    assert copied.opened.id_mark == by_row.opened.id_mark
+    assert copied.opened.epoch == by_row.opened.epoch
+    same = ("restored", "overdue", "waiting", "dead_letters", "from_backup", "from_history")
+    assert [getattr(report, name) for name in same] == [getattr(written, name) for name in same]

@@ -495,6 +495,18 @@ TOGETHER = (
         },
         ("tests/server/test_history_service.py::test_a_refused_batch_leaves_no_arrivals",),
     ),
+    Bug(
+        "restore-begins-too-late",
+        "a restore passes over events since the backup that are about tasks in it",
+        {"history/read:Start.is_behind": (instead('event["time_ms"] < self.since_ms', "True"),)},
+        ("tests/history/test_restore.py::test_a_restore_begins_at_the_backup[3]",),
+    ),
+    Bug(
+        "restore-misses-a-gap-behind-the-backup",
+        "a restore begins at the first file since the backup, whatever was before it",
+        {"history/read:_from_start": (instead("head.seq >= begin.seq", "head.seq > begin.seq"),)},
+        ("tests/history/test_restore.py::test_a_gap_behind_the_backup_is_never_exact",),
+    ),
 )
 
 # Who may do what, and what others see of it.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict, Unpack
 
 import typer
 
@@ -400,11 +400,69 @@ def restore(
         dry_run=dry_run,
         shard=shard,
     )
-    report = asyncio.run(run(plan, int(time.time() * 1000)))
+    watch = RestoreProgress()
+    report = asyncio.run(run(plan, int(time.time() * 1000), watch))
+    watch.end()
     _show_restored(call, into, report)
     if report.refused:
         return EXIT_FAILED
     return EXIT_NOT_FOUND if report.not_found.count else 0
+
+
+class RestoreProgress:
+    """How far a restore is, on stderr: a line that is written over on a terminal, else a line now
+    and then."""
+
+    WORDS: ClassVar = {
+        "backup": "copying the backup", "events": "events applied", "tasks": "tasks counted",
+        "writing": "tasks written",
+    }  # fmt: skip
+    EVERY_S = 0.2
+    EVERY_S_LINES = 5.0
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._every_s = self.EVERY_S if self._is_terminal else self.EVERY_S_LINES
+        self._said_s = self._began_s = time.monotonic()
+        self._step = ""
+        self._is_open = False
+
+    def __call__(self, step: str, done: int, of: int | None) -> None:
+        now_s = time.monotonic()
+        if step != self._step:
+            self._step, self._began_s = step, now_s
+        if now_s - self._said_s >= self._every_s:
+            self._said_s = now_s
+            self._say(restore_line(self.WORDS[step], done, of, now_s - self._began_s))
+
+    def _say(self, text: str) -> None:
+        self._is_open = self._is_terminal
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(
+                f"\r\x1b[Ktickwheel: {text}" if self._is_open else f"tickwheel: {text}\n"
+            )
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leave a terminal's line free."""
+        if self._is_open:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stderr.write("\r\x1b[K")
+
+
+def restore_line(what: str, done: int, of: int | None, spent_s: float) -> str:
+    """``120,000 of 1,000,000 events applied (12 %), 30,000/s, 29 s left``"""
+    if not done:
+        return what
+    rate = done / spent_s if spent_s > 0 else 0.0
+    found = f"{done:,} {what}"
+    if of and of >= done:
+        found = f"{done:,} of {of:,} {what} ({done * 100 // of} %)"
+    if rate:
+        found += f", {rate:,.0f}/s"
+        if of and of > done:
+            found += f", {format_duration((of - done) / rate)} left"
+    return found
 
 
 def _show_restored(call: Call, into: str, report: Report) -> None:

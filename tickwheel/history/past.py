@@ -415,7 +415,7 @@ def fill(
 
 def events_of(folder: Path, shard: int, topic: str) -> Iterator[Event]:
     """The events of a topic, and maybe others, in the order in which they were written."""
-    return Replay([folder], shard, None, needles=[*spellings(topic), b'"dropped"']).events()
+    return Replay([folder], shard, needles=[*spellings(topic), b'"dropped"']).events()
 
 
 def beginning(folder: Path, shard: int) -> int | None:

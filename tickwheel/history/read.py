@@ -40,7 +40,7 @@ from tickwheel.history import segments, spool
 from tickwheel.history.lines import MALFORMED, NAMES, Renderer
 from tickwheel.history.segments import HOUR_MS, STATE, Event, Segment, Tally, hour_of
 from tickwheel.history.spool import SpoolName
-from tickwheel.history.writer import Place, Position, load_position
+from tickwheel.history.writer import LATE_MS, Place, Position, load_position
 
 KEY_IDS_MAX = 100_000
 """Tasks that one key may have; more need a narrower question."""
@@ -553,14 +553,38 @@ class Seen(Replayed):
     tally: Tally = field(default_factory=Tally)
 
 
+STEP_BACK_MS = 60_000
+"""An event that is older than one before it by more: its daemon's clock was set back."""
+HEAD_LINES = 200
+
+
+class Start(NamedTuple):
+    """The place in the history at which a backup was made, as far as the backup knows it."""
+
+    epoch: int
+    since_ms: int
+    """What is older, up to that epoch, had happened when the backup was made."""
+    id_mark: int
+    """An event of a later id came after the backup, whatever the clock said."""
+
+    def is_behind(self, event: Event) -> bool:
+        """Whether the backup certainly has what this event, up to its epoch, says."""
+        return event["time_ms"] < self.since_ms and (task_id(event) or 0) <= self.id_mark
+
+
 class Replay:
-    """One pass over all events from ``since_ms`` on."""
+    """One pass over all events since a backup, or over all that there are.
+
+    Files of the backup's epoch are passed over up to the last one that begins before the backup;
+    in that one events are read, to see that none is missing from there on, and not given. Of
+    earlier epochs the files of former hours are not opened.
+    """
 
     def __init__(
         self,
         folders: Sequence[Path],
         shard: int,
-        since_ms: int | None,
+        start: Start | None = None,
         backup_ms: int = 0,
         needles: Sequence[bytes] = (),
     ) -> None:
@@ -569,19 +593,27 @@ class Replay:
         self._needles = needles
         self._folders = folders
         self._shard = shard
-        self._since_ms = since_ms
+        self._start = start
         self._backup_ms = backup_ms
+        self._reaches_back = False
+        self._ends: dict[int, int] = {}
+        """Epoch → the number of its last event in a segment, where that is known."""
+        self._at = (0, 0)
+        """Epoch and number of the event that was read last."""
         self.seen = Seen()
 
-    def reaches_back(self, time_ms: int) -> bool:
-        """Whether there is history of that time, or from before it; known after the events."""
-        if self.seen.first_event_ms is not None and self.seen.first_event_ms <= time_ms:
-            return True
-        return any(
-            segment.name.shard == self._shard and segment.hour_ms + HOUR_MS <= time_ms
-            for folder in self._folders
-            for segment in segments.find(folder, until_ms=time_ms)
-        )
+    @property
+    def reaches_back(self) -> bool:
+        """Whether the history goes on where the backup ends; known after the events."""
+        return self._start is None or self._reaches_back
+
+    def expected(self) -> int | None:
+        """How many events there will have been at the end; None: that is not known."""
+        epoch, seq = self._at
+        if epoch not in self._ends:
+            return None
+        later = sum(end for other, end in self._ends.items() if other > epoch)
+        return self.seen.events + max(0, self._ends[epoch] - seq) + later
 
     def events(self) -> Iterator[Event]:
         """Every event once, in the order of epochs and numbers."""
@@ -591,10 +623,11 @@ class Replay:
             yield from self._events(spools)
 
     def _events(self, opened: list[Spools]) -> Iterator[Event]:
+        start = self._start
         by_epoch: dict[int, list[Segment]] = {}
         for folder in self._folders:
-            for segment in segments.find(folder, self._since_ms):
-                if segment.name.shard == self._shard:
+            for segment in segments.find(folder):
+                if segment.name.shard == self._shard and self._counts(segment):
                     by_epoch.setdefault(segment.name.epoch, []).append(segment)
         spools: dict[int, list[Iterator[Event]]] = {}
         for one in opened:
@@ -602,27 +635,70 @@ class Replay:
                 self.seen.spool_ms = max(self.seen.spool_ms or 0, one.written_ms)
             for epoch, spooled in one.by_epoch(self.seen).items():
                 spools.setdefault(epoch, []).append(spooled)
-        expected: int | None = None
+            for epoch, end in one.ends().items():
+                self._ends[epoch] = max(end, self._ends.get(epoch, 0))
         for epoch in sorted(by_epoch.keys() | spools.keys()):
-            last = 0 if expected is not None else None
-            for event in self._epoch(by_epoch.get(epoch, []), spools.get(epoch, [])):
-                seq = event["seq"]
-                if last is not None:
-                    if seq <= last:
-                        continue
-                    self.seen.missing_events += seq - last - 1
-                last = expected = seq
+            events = self._counted(
+                epoch, self._epoch(epoch, by_epoch.get(epoch, []), spools.get(epoch, []))
+            )
+            if start is not None and epoch <= start.epoch:
+                events = self._after(start, epoch, events)
+            for event in events:
                 self._look(event)
                 yield event
+
+    def _counts(self, segment: Segment) -> bool:
+        """Whether a segment may hold what the backup lacks, as far as its name says. One of an
+        epoch before the backup's may where the store was set back, if it is not of an hour before.
+        """
+        start = self._start
+        if start is None or segment.name.epoch >= start.epoch:
+            return True
+        return segment.hour_ms + HOUR_MS > start.since_ms
+
+    def _counted(self, epoch: int, events: Iterator[Event]) -> Iterator[Event]:
+        """The events of an epoch, none twice; numbers that are missing are counted."""
+        start = self._start
+        is_cut = epoch <= start.epoch if start is not None else self._at == (0, 0)
+        last = None if is_cut else 0
+        for event in events:
+            seq = event["seq"]
+            if last is not None:
+                if seq <= last:
+                    continue
+                self.seen.missing_events += seq - last - 1
+            last = seq
+            self._at = epoch, seq
+            yield event
+
+    def _after(self, start: Start, epoch: int, events: Iterator[Event]) -> Iterator[Event]:
+        """The events of the backup's epoch, or of one before, that it may lack."""
+        newest_ms = 0
+        for event in events:
+            time_ms = event["time_ms"]
+            is_first = event["seq"] == 1 and event.get("event") == "started"
+            if epoch == start.epoch:
+                self._reaches_back |= is_first or time_ms <= self._backup_ms
+            if not start.is_behind(event) or time_ms < newest_ms - STEP_BACK_MS:
+                yield event
+                break
+            newest_ms = max(newest_ms, time_ms)
+            self._place(event)
+        yield from events
+
+    def _place(self, event: Event) -> None:
+        seen = self.seen
+        time_ms = event["time_ms"]
+        first_ms, last_ms = seen.first_event_ms, seen.last_event_ms
+        seen.first_event_ms = time_ms if first_ms is None else min(first_ms, time_ms)
+        seen.last_event_ms = time_ms if last_ms is None else max(last_ms, time_ms)
+        seen.clean_stop = event.get("event") == "stopped" and event.get("clean") is True
 
     def _look(self, event: Event) -> None:
         seen = self.seen
         time_ms = event["time_ms"]
         seen.events += 1
-        first_ms, last_ms = seen.first_event_ms, seen.last_event_ms
-        seen.first_event_ms = time_ms if first_ms is None else min(first_ms, time_ms)
-        seen.last_event_ms = time_ms if last_ms is None else max(last_ms, time_ms)
-        seen.clean_stop = event.get("event") == "stopped" and event.get("clean") is True
+        self._place(event)
         if event.get("event") == "started" and time_ms > self._backup_ms:
             seen.crashes += event.get("clean") is False
         if event.get("event") == "dropped":
@@ -632,14 +708,19 @@ class Replay:
 
     # --- one epoch -----------------------------------------------------------------------------
 
-    def _epoch(self, found: list[Segment], spooled: list[Iterator[Event]]) -> Iterator[Event]:
+    def _epoch(
+        self, epoch: int, found: list[Segment], spooled: list[Iterator[Event]]
+    ) -> Iterator[Event]:
         """The events of one epoch by number, from files that are read side by side."""
-        entries: list[tuple[int, int, Segment]] = []
+        heads: list[_Head] = []
         for index, segment in enumerate(found):
             first = next(self._numbered(segment, Tally()), None)
             if first is not None:
-                entries.append((first["seq"], index, segment))
-        entries.sort(reverse=True)
+                heads.append(_Head(first["seq"], index, segment, first))
+        heads.sort(key=lambda head: head[:2])
+        if self._start is not None and epoch <= self._start.epoch:
+            heads = _from_start(heads, self._start)
+        entries = [head[:3] for head in reversed(heads)]
         heap: list[tuple[int, int, Event, Iterator[Event]]] = []
 
         def push(index: int, events: Iterator[Event]) -> None:
@@ -668,6 +749,48 @@ class Replay:
                 tally.torn += 1
 
 
+class _Head(NamedTuple):
+    """A segment, and how it begins."""
+
+    seq: int
+    place: int
+    segment: Segment
+    first: Event
+
+
+def _from_start(heads: list[_Head], start: Start) -> list[_Head]:
+    """Those of an epoch's segments, by their first numbers, that may hold what a backup lacks, and
+    the one before them. A segment of an hour is full when the next one of that hour begins."""
+    begin: _Head | None = None
+    newest_ms = 0
+    for head in heads:
+        time_ms = head.first["time_ms"]
+        if time_ms < newest_ms - STEP_BACK_MS or not start.is_behind(head.first):
+            break
+        if _newest_id(head.segment) > start.id_mark:
+            break
+        begin, newest_ms = head, max(newest_ms, time_ms)
+    if begin is None:
+        return heads
+    # An hour that was just over still got events.
+    hour_ms, began_ms = begin.segment.hour_ms, begin.first["time_ms"]
+    late = [
+        head
+        for head in heads
+        if head.seq < begin.seq
+        and head.segment.hour_ms != hour_ms
+        and head.segment.hour_ms + HOUR_MS + 2 * LATE_MS > began_ms
+    ]
+    return [head for head in heads if head.seq >= begin.seq or head in late]
+
+
+def _newest_id(segment: Segment) -> int:
+    """The highest id that the first lines of a segment name."""
+    lines = islice(segments.raw_lines(segment.path, Tally()), HEAD_LINES)
+    found = (_TASK_ID.search(line) for line in lines)
+    return max((int(one[1]) for one in found if one is not None), default=0)
+
+
 # --- spools ----------------------------------------------------------------------------------
 
 
@@ -693,6 +816,11 @@ class Spools:
                     self.written_ms = max(self.written_ms or 0, written_ms)
             # After the files: what lies before it is in segments by now.
             self._positions[folder] = load_position(folder)
+
+    def ends(self) -> dict[int, int]:
+        """Epoch → the number of its last event in a segment."""
+        known = [position for position in self._positions.values() if position is not None]
+        return {epoch: place.seq for position in known for epoch, place in position.epochs.items()}
 
     def by_epoch(self, seen: Seen) -> dict[int, Iterator[Event]]:
         """The events of each epoch; ``seen`` counts while they are read."""

@@ -37,8 +37,8 @@ from tickwheel import disk
 from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
 from tickwheel.history import segments
 from tickwheel.history.fold import ENDINGS_MAX, Fold, Owners, Task, is_done
-from tickwheel.history.read import Replay, Replayed, missing_between
-from tickwheel.history.segments import HOUR_MS, STATE, Event
+from tickwheel.history.read import Replay, Replayed, Start, missing_between
+from tickwheel.history.segments import STATE, Event
 from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, TRANSACTION, Effects, RecordKey, keyed
 from tickwheel.model.records import ID_STEP, GroupRow, Outcome, ProgressRow, ProgressState, id_floor
 from tickwheel.persistence import open_election, open_url, parse, without_secrets
@@ -53,7 +53,12 @@ from tickwheel.persistence.contract import (
     StoreUnusable,
 )
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.persistence.sqlite.database import SINCE_EPOCH, write_meta
+from tickwheel.persistence.sqlite.database import (
+    SINCE_EPOCH,
+    forget_endings,
+    make_another,
+    write_meta,
+)
 
 PAGE = 1_000
 OWNER = "restore"
@@ -69,7 +74,7 @@ LEASE_MS = 10_000
 class Backup:
     """The store as it was when the backup was made; an empty one stands for no backup."""
 
-    store: Store | None = None
+    store: SqliteStore | None = None
     small: Small = field(default_factory=Small)
     epoch: int = 0
     """The epoch of the daemon that made it; 1 in copies of other kinds of stores."""
@@ -78,6 +83,13 @@ class Backup:
     """The wheel's position at that time: not after the moment of the backup."""
     since_epoch: int = 0
     """The history of earlier epochs says nothing about this shard's tasks."""
+
+    @property
+    def start(self) -> Start | None:
+        """The place in the history at which it was made; None: not known, read everything."""
+        if not self.position_ms:
+            return None
+        return Start(self.epoch, self.position_ms - MARGIN_MS, self.id_mark)
 
     async def read(self, ids: Sequence[int]) -> list[StoredTask]:
         if self.store is None or not ids:
@@ -170,6 +182,24 @@ class Filler:
         self._position_ms = 0
         self._effects = Effects()
         self._bytes = 0
+        self.removed_upto = 0
+        """The number of the last batch of ``remove``."""
+
+    async def remove(self, ids: Sequence[int]) -> None:
+        """Remove tasks; that they are noted as ended is for the caller to undo."""
+        for start in range(0, len(ids), TASKS_A_BATCH):
+            self._effects.ended = dict.fromkeys(ids[start : start + TASKS_A_BATCH], Outcome.DELETED)
+            await self._flush()
+        self.removed_upto = self._n
+
+    async def change(self, task: StoredTask, before: StoredTask | None) -> None:
+        """Write a task that may be in the store already, and is then as it was ``before``."""
+        effects = self._effects
+        effects.updated[task.row.id] = task.row
+        if before is not None:
+            effects.progress |= {(row.id, row.group): None for row in before.progress}
+            effects.dead |= {(row.id, row.group): None for row in before.dead}
+        await self._note(task)
 
     async def begin(
         self, groups: Iterable[GroupRow], outcomes: Iterable[tuple[int, Outcome]], id_mark: int,
@@ -187,14 +217,18 @@ class Filler:
             await self._flush()
 
     async def put(self, task: StoredTask) -> None:
+        self._effects.enqueued[task.row.id] = task.row
+        await self._note(task)
+
+    async def _note(self, task: StoredTask) -> None:
         effects = self._effects
-        effects.enqueued[task.row.id] = task.row
         for progress in task.progress:
             effects.progress[progress.id, progress.group] = progress
         for dead in task.dead:
             effects.dead[dead.id, dead.group] = dead
         self._bytes += len(task.row.body)
-        if len(effects.enqueued) >= TASKS_A_BATCH or self._bytes >= BYTES_A_BATCH:
+        count = len(effects.enqueued) + len(effects.updated)
+        if count >= TASKS_A_BATCH or self._bytes >= BYTES_A_BATCH:
             await self._flush()
 
     async def end(self) -> None:
@@ -245,6 +279,9 @@ async def check_empty(url: str) -> None:
     if parsed.kind == "sqlite":
         if os.path.lexists(parsed.path):
             raise Conflict(f"{parsed.path} exists already; a restore goes into a new store")
+        folder = os.path.dirname(os.path.abspath(parsed.path))
+        if not os.path.isdir(folder):
+            raise BadRequest(f"--into: {folder} is not a folder; mount its volume, or make it")
         return
     from tickwheel.persistence.redis import opening, options_from
 
@@ -267,15 +304,17 @@ def shard_of(url: str) -> int | None:
 
 @asynccontextmanager
 async def filling(
-    url: str, epoch_min: int, now_ms: int, since_epoch: int = 0
+    url: str, epoch_min: int, now_ms: int, since_epoch: int = 0, base: Store | None = None
 ) -> AsyncIterator[Filler]:
     """An open store to fill. An error meanwhile leaves nothing behind, or says what is left.
-    ``since_epoch``: that of the backup, which a SQLite store keeps."""
+    ``since_epoch``: that of the backup, which a SQLite store keeps. ``base``: a SQLite store begins
+    as a copy of this one."""
     owner = f"restore/{uuid.uuid4().hex[:12]}"
     if parse(url).kind == "sqlite":
-        async with _sqlite(url, owner, epoch_min, now_ms, since_epoch) as filler:
+        async with _sqlite(url, owner, epoch_min, now_ms, since_epoch, base) as filler:
             yield filler
         return
+    assert base is None
     election = open_election(url, LEASE_MS)
     assert election is not None
     lease = Lease(election, owner)
@@ -302,19 +341,25 @@ async def filling(
 
 @asynccontextmanager
 async def _sqlite(
-    url: str, owner: str, epoch_min: int, now_ms: int, since_epoch: int
+    url: str, owner: str, epoch_min: int, now_ms: int, since_epoch: int, base: Store | None
 ) -> AsyncIterator[Filler]:
     path = os.path.abspath(parse(url).path)
     part = _part_of(path, os.getpid())
     store = SqliteStore(part, replace(SqliteOptions(), reserve_bytes=0))
     try:
+        if base is not None:
+            await base.backup(part)
+            await asyncio.to_thread(make_another, part, [kind.number for kind in NOT_AS_THEY_WERE])
         opened = await store.open(owner, now_ms, epoch_min=epoch_min)
+        filler = Filler(store, owner, opened, None)
         try:
-            yield Filler(store, owner, opened, None)
+            yield filler
         except BaseException:
             await store.close(clean=False)
             raise
         await store.close(clean=True)
+        if filler.removed_upto:
+            forget_endings(part, filler.removed_upto)
         if since_epoch:
             write_meta(part, {SINCE_EPOCH: since_epoch})
         try:
@@ -329,9 +374,9 @@ async def _sqlite(
 # --- the restore ----------------------------------------------------------------------------------
 
 EVENTS_AT_ONCE = 2_000
-MARGIN_MS = HOUR_MS
-"""Events from so long before the backup are applied too: clocks and batches are not exact, and
-it does no harm."""
+MARGIN_MS = 1_000
+"""Events from so long before the wheel's position in the backup are applied: the times of a batch
+are not in order, and it does no harm."""
 EPOCHS_AFTER_CRASH = 16
 """Starts that may have left no event."""
 LISTED_MAX = 100
@@ -389,9 +434,8 @@ class _Run:
         self._plan, self._backup, self._now_ms = plan, backup, now_ms
         self._watch = watch
         self._shard = _shard(plan, backup)
-        since_ms = backup.position_ms - MARGIN_MS if backup.position_ms else None
         folders = [Path(folder) for folder in plan.history]
-        self._replay = Replay(folders, self._shard, since_ms, backup.position_ms)
+        self._replay = Replay(folders, self._shard, backup.start, backup.position_ms)
         small = backup.small
         owners = Owners(small.of_kind(GROUP))
         epoch = max([backup.epoch, *(row.epoch for row in small.progress)])
@@ -424,10 +468,13 @@ class _Run:
         for found in _some(self._replay.events()):
             some = [event for event in found if event.get("epoch", since_epoch) >= since_epoch]
             epochs.update(event["epoch"] for event in some if "epoch" in event)
-            self._watch("events", self._replay.seen.events, None)
+            self._watch("events", self._replay.seen.events, self._replay.expected())
             await self._bring(some)
             for event in some:
                 fold.apply(event, is_old=event["time_ms"] <= self._backup.position_ms)
+        start = self._backup.start
+        if start is not None and max(epochs, default=0) > start.epoch:
+            epochs.add(start.epoch)
         self._report.missing_epochs = missing_between(epochs)
         self._report_events()
 
@@ -442,8 +489,7 @@ class _Run:
         for one in fields(Replayed):
             setattr(report, one.name, getattr(seen, one.name))
         report.torn_lines, report.unusable_events = seen.tally.torn, self._fold.unusable
-        position_ms = self._backup.position_ms
-        report.reaches_back = not position_ms or self._replay.reaches_back(position_ms)
+        report.reaches_back = self._replay.reaches_back
         if not seen.clean_stop and seen.spool_ms is not None and seen.last_event_ms is not None:
             report.tail_ms = max(0, seen.spool_ms - seen.last_event_ms)
 
@@ -459,11 +505,40 @@ class _Run:
                     continue
                 if wanted is None or named in wanted:
                     yield _given_back(task)
+        for task in self._changed():
+            yield task
+
+    def _changed(self) -> Iterator[StoredTask]:
+        """Those of them that events have named, by id."""
+        fold, wanted = self._fold, self._plan.ids
         for named in sorted(fold.tasks):
             held = fold.tasks[named]
             if held.has_body and (wanted is None or named in wanted):
                 progress, dead = tuple(held.progress.values()), tuple(held.dead.values())
                 yield _given_back(StoredTask(held.row, progress, dead))
+
+    @property
+    def _takes_all(self) -> bool:
+        """Whether every task of the backup that no event has named is restored."""
+        return self._plan.ids is None and self._plan.include_overdue
+
+    async def _count_unchanged(self) -> None:
+        """Count the tasks of the backup that no event has named, without reading what is not due:
+        all of them are restored."""
+        backup, fold, report = self._backup, self._fold, self._report
+        assert backup.store is not None
+        changed = fold.gone | fold.tasks.keys()
+        self._watch("tasks", 0, None)
+        report.restored, due = await backup.store.count(self._now_ms, changed)
+        for start in range(0, len(due), PAGE):
+            if start:
+                self._watch("tasks", start, len(due))
+            tasks = await backup.read(due[start : start + PAGE])
+            report.overdue += sum(self._goes_out_at_once(_given_back(one)) for one in tasks)
+        report.from_backup = report.restored
+        waiting = {row.id for row in backup.small.progress if _waits(row)}
+        report.waiting += len(waiting - changed)
+        report.dead_letters += sum(named not in changed for named, *_ in backup.small.dead)
 
     def _goes_out_at_once(self, task: StoredTask) -> bool:
         """Whether some group gets the task as soon as a daemon serves the new store."""
@@ -484,8 +559,11 @@ class _Run:
         """Count everything before anything is written."""
         report, fold = self._report, self._fold
         left = set(self._plan.ids or ())
-        looked = 0
-        async for task in self._tasks():
+        if is_counted := self._takes_all and self._backup.store is not None:
+            await self._count_unchanged()
+        tasks = _in_turn(self._changed()) if is_counted else self._tasks()
+        looked = int(is_counted)
+        async for task in tasks:
             if looked % TASKS_AT_ONCE == 0:
                 self._watch("tasks", looked, None)
             looked += 1
@@ -528,6 +606,9 @@ class _Run:
     async def _fill(self) -> None:
         report = self._report
         since_epoch = self._backup.since_epoch
+        if self._takes_all and parse(self._plan.into).kind == "sqlite" and self._backup.store:
+            await self._copy_and_change(self._backup.store)
+            return
         async with filling(self._plan.into, report.epoch, self._now_ms, since_epoch) as filler:
             await self._begin(filler)
             written = 0
@@ -537,6 +618,31 @@ class _Run:
                         self._watch("writing", written, report.restored)
                     await filler.put(task)
                     written += 1
+            await filler.end()
+
+    async def _copy_and_change(self, store: Store) -> None:
+        """Fill a SQLite store by copying the backup, and changing in it what events have named."""
+        fold, backup = self._fold, self._backup
+        gone = fold.gone | {one for one, held in fold.tasks.items() if not held.has_body}
+        changed = self._changed()
+        of = len(gone) + sum(held.has_body for held in fold.tasks.values())
+        self._watch("writing", 0, of)
+        async with filling(
+            self._plan.into, self._report.epoch, self._now_ms, backup.since_epoch, store
+        ) as filler:
+            await filler.remove(sorted(gone))
+            await self._begin(filler)
+            written = len(gone)
+            while some := list(islice(changed, TASKS_AT_ONCE)):
+                self._watch("writing", written, of)
+                written += len(some)
+                old = [task.row.id for task in some if task.row.id <= backup.id_mark]
+                before = await store.read(old) if old else {}
+                for task in some:
+                    if task.row.id <= backup.id_mark:
+                        await filler.change(task, before.get(task.row.id))
+                    else:
+                        await filler.put(task)
             await filler.end()
 
     async def _begin(self, filler: Filler) -> None:
@@ -591,6 +697,11 @@ def _shards(history_dir: Path) -> set[int]:
 def _some(events: Iterator[Event]) -> Iterator[list[Event]]:
     while some := list(islice(events, EVENTS_AT_ONCE)):
         yield some
+
+
+async def _in_turn(tasks: Iterator[StoredTask]) -> AsyncIterator[StoredTask]:
+    for task in tasks:
+        yield task
 
 
 def _given_back(task: StoredTask) -> StoredTask:

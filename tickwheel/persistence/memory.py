@@ -263,7 +263,7 @@ class MemoryStore:
         if os.path.lexists(path):
             raise StoreError(f"backup: {path} exists already")
         target = SqliteStore(path, SqliteOptions(reserve_bytes=0))
-        opened = await target.open(self._owner, 0)
+        opened = await target.open(self._owner, 0, epoch_min=self._epoch)
         try:
             await target.commit(opened.epoch, self._owner, 1, self._everything())
         except StoreBroken as error:

@@ -264,7 +264,8 @@ async def copy_to_sqlite(
 async def _copy(
     reader: Reader, small: Callable[[], Awaitable[Small]], writer: Writer, target: Store
 ) -> None:
-    epoch = (await target.open(OWNER, 0)).epoch
+    # Of the same epoch, so that a restore finds its place in the history.
+    epoch = (await target.open(OWNER, 0, epoch_min=writer.epoch)).epoch
     meanwhile: deque[Effects] = deque()
     n = 0
 

@@ -47,6 +47,7 @@ from urllib.parse import quote
 
 from tickwheel import disk
 from tickwheel.model.key_hash import SEED_BYTES
+from tickwheel.model.records import ProgressState
 from tickwheel.persistence.contract import Opened, StoreUnusable
 
 if TYPE_CHECKING:
@@ -505,6 +506,31 @@ def write_meta(path: str, values: dict[str, int | str]) -> None:
         meta.execute("BEGIN IMMEDIATE")
         meta.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
         meta.execute("COMMIT")
+
+
+def make_another(path: str, dropped_kinds: Sequence[int]) -> None:
+    """Turn a copy of a store that nobody has open into a store of its own, durably on return: with
+    an epoch and an incarnation that are not the former's, every delivery given back, and without
+    records of these kinds and endings."""
+    with contextlib.closing(_connect(path, "rw", IDENTIFY_CACHE_BYTES, busy_ms=1_000)) as copy:
+        copy.execute("PRAGMA synchronous = FULL")
+        copy.execute("BEGIN IMMEDIATE")
+        copy.execute(
+            "UPDATE prepare SET state = ? WHERE state = ?",
+            (ProgressState.RELEASED, ProgressState.IN_FLIGHT),
+        )
+        copy.executemany("DELETE FROM record WHERE kind = ?", [(one,) for one in dropped_kinds])
+        copy.execute("DELETE FROM ending")
+        values = {"epoch": 0, "owner": "", "incarnation": secrets.token_hex(16)}
+        copy.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
+        copy.execute("COMMIT")
+
+
+def forget_endings(path: str, batch: int) -> None:
+    """Forget the endings of batches up to this one, in a store that nobody has open."""
+    with contextlib.closing(_connect(path, "rw", IDENTIFY_CACHE_BYTES, busy_ms=1_000)) as store:
+        store.execute("PRAGMA synchronous = FULL")
+        store.execute("DELETE FROM ending WHERE batch <= ?", (batch,))
 
 
 def read_number(path: str, name: str) -> int:

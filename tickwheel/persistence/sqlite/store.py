@@ -27,6 +27,7 @@ import threading
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -174,6 +175,17 @@ class HandleReader:
     def next(self, chunk: int) -> Handles:
         """The next handles; empty: there are no more."""
         return self._later.take(chunk) if self._later is not None else Handles((), (), ())
+
+    def counted(self, due_ms: int, without: AbstractSet[int]) -> tuple[int, array[int]]:
+        """How many tasks there are but for these, and the ids of those that are due by then."""
+        count, due = 0, array("q")
+        with snapshot(self._connection):
+            (self._last_id,) = self._connection.execute(_LAST).fetchone()
+            for ids, dues_ms, _ in self._runs():
+                left = [at for at, one in enumerate(ids) if one not in without]
+                count += len(left)
+                due.extend(ids[at] for at in left if dues_ms[at] <= due_ms)
+        return count, due
 
     def close(self) -> None:
         self._connection.close()
@@ -323,6 +335,8 @@ def copy_database(
     """
     if os.path.lexists(path):
         raise StoreError(f"backup: {path} exists already")
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        raise StoreError(f"backup: {os.path.dirname(path)} is not a folder")
     part = f"{path}.part-{os.getpid()}"
     try:
         _copy(source, part, slack_bytes, stop)
@@ -443,6 +457,14 @@ class SqliteStore:
             await self._read(self._long, handles.sort)
             while (found := await self._read(self._long, lambda: handles.next(chunk))).ids:
                 yield found
+        finally:
+            handles.close()
+
+    async def count(self, due_ms: int, without: AbstractSet[int]) -> tuple[int, array[int]]:
+        """How many tasks there are but for these, and the ids of those that are due by then."""
+        handles = HandleReader(self._connect(LONG_CACHE_BYTES))
+        try:
+            return await self._read(self._long, lambda: handles.counted(due_ms, without))
         finally:
             handles.close()
 
