@@ -121,6 +121,7 @@ def test_all_shards_are_restored_as_one_and_serve_what_they_had(
     make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     folder = tmp_path / "backups"
+    folder.mkdir()
     settings = {"history_dir": str(tmp_path / "history"), "history_bodies": "true"}
     machine = Machine(make_daemon, tmp_path, backup_dir=str(folder), **settings)
 

@@ -370,6 +370,7 @@ def test_commands_on_one_store_name_the_database_of_a_shard(
 
 
 def test_each_shard_has_its_own_folder_for_backups(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    (tmp_path / "backups").mkdir()
     shards = Shards(make_daemon, tmp_path, backup_dir=str(tmp_path / "backups")).start()
     for shard in range(SHARDS):
         with shards.raw(shard) as raw:

@@ -15,6 +15,7 @@ from support.restore_rig import held, url
 from support.waiting import comes
 from tickwheel import Client, Task
 from tickwheel.cli.app import run
+from tickwheel.errors import Conflict
 from tickwheel.history.segments import last_backup_file, last_backup_ms
 
 FAR = 3_600.0
@@ -56,3 +57,49 @@ def test_the_backup_of_the_day_and_the_history_since_are_the_store(
     assert report["exact"] is True
     assert (report["from_backup"], report["from_history"]) == (2, 3)
     assert asyncio.run(held(url(tmp_path))).rows.keys() == before | after
+
+
+# --- folders that are not there ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("backup_dir", "none"), ("audit_file", "none/audit.jsonl"), ("history_dir", "none/history")],
+)
+def test_a_start_without_its_folder_is_refused_and_makes_none(
+    tmp_path: Path, setting: str, value: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A volume that is not mounted must not become a folder of another disk."""
+    path = tmp_path / value
+    arguments = ["serve", "--store", "memory:", "--listen", "tcp://127.0.0.1:0"]
+    assert run([*arguments, "--set", f"{setting}={path}"]) == 1
+    assert f"setting {setting}: " in capfd.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+async def test_a_folder_for_backups_that_goes_away_fails_them_by_name(tmp_path: Path) -> None:
+    """The daily one is tried again, one that a client asks for is refused; neither makes it."""
+    backups = tmp_path / "backups"
+    backups.mkdir()
+    daemon = daemon_in(
+        tmp_path, http=True, backup_dir=backups, backup_daily_hour=time.localtime().tm_hour
+    )
+    async with daemon, Client(daemon.url) as client:
+        await comes(lambda: any(backups.iterdir()))
+        await comes(lambda: "backup_made" in daemon.log_text())
+        for path in backups.iterdir():
+            path.unlink()
+        backups.rmdir()
+        with pytest.raises(Conflict, match=f"backup_dir {backups} is not a folder"):
+            await client.backup("now.db")
+        assert not backups.exists()
+        assert await daemon.aterminate() == 0
+
+
+def test_a_restore_into_a_folder_that_is_not_there_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    into = f"sqlite:///{tmp_path / 'none' / 'new.db'}"
+    assert run(["restore", "--history", str(tmp_path), "--into", into]) == 2
+    assert f"{tmp_path / 'none'} is not a folder" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()

@@ -451,6 +451,8 @@ class History:
         self._on_event = on_event
         self._folder = state_folder(options.folder, options.node, options.shard)
         try:
+            # Not its parents: of a volume that is not mounted nothing is there.
+            Path(options.folder).mkdir(exist_ok=True)
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BadRequest(

@@ -38,7 +38,7 @@ from tickwheel.server.logins import Entrance
 from tickwheel.server.logs import Log, Sparing, configure
 from tickwheel.server.metrics.observed import probe_loop
 from tickwheel.server.outbound import Outbound
-from tickwheel.server.roles import Roles, readiness, status_map
+from tickwheel.server.roles import Roles, check_folders, readiness, status_map
 from tickwheel.server.settings import Settings, split_address
 from tickwheel.server.shard.operations import Operations, StandbyOperations
 from tickwheel.server.tcp.listener import Listener, value_bytes
@@ -148,6 +148,7 @@ class Daemon:
         """Start, and return when the daemon serves or stands by. Raises StoreError, BadRequest
         (files that are not right), OSError (an address is taken)."""
         settings, roles = self.settings, self.roles
+        check_folders(settings)
         await self._entrance.start()
         if settings.http is not None:
             await self._start_http(*split_address(settings.http, "http"))

@@ -58,6 +58,7 @@ from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.server import daemon
 from tickwheel.server.board import Board, Seen, State, how_ended
 from tickwheel.server.logs import Log, configure
+from tickwheel.server.roles import check_folders
 from tickwheel.server.settings import EVERY_ADDRESS, Settings, split_address
 
 RESTART_S: Final = 0.2
@@ -444,6 +445,7 @@ def run(settings: Settings) -> int:
     Returns in each of the processes. Raises BadRequest and StoreUnusable for what cannot be served.
     """
     folder, count = _folder_of(settings), count_of(settings)
+    check_folders(settings)
     was_laid_out = is_laid_out(folder)
     if was_laid_out:
         _check(folder, count)
@@ -457,8 +459,12 @@ def run(settings: Settings) -> int:
         lay_out(folder, count)
     if count == 1:
         return daemon.run(of_all[0])
-    for one in of_all:
-        Path(str(one.backup_dir)).mkdir(parents=True, exist_ok=True)
+    try:
+        for one in of_all:
+            Path(str(one.backup_dir)).mkdir(exist_ok=True)
+    except OSError as error:
+        log.error("failed", detail=daemon.explain(error))
+        return 1
     log.info("starting", detail=f"{count} shards in {folder.path}", pid=os.getpid())
     processes = [Process(one.shard, one) for one in of_all]
     if settings.http_all is not None:

@@ -524,6 +524,21 @@ def backup_folder(settings: Settings) -> Path:
     return Path(parsed.path).resolve().parent if parsed.kind == "sqlite" else Path.cwd()
 
 
+def check_folders(settings: Settings) -> None:
+    """Check that the folders for backups and for the audit log are there: a daemon that made them
+    would make them on another disk while a volume is not mounted. Raises BadRequest."""
+    if settings.backup_dir is not None and not Path(settings.backup_dir).is_dir():
+        raise BadRequest(
+            f"setting backup_dir: {settings.backup_dir} is not a folder; mount its volume, or make"
+            " the folder"
+        )
+    if settings.audit_file is not None and not Path(settings.audit_file).absolute().parent.is_dir():
+        raise BadRequest(
+            f"setting audit_file: the folder of {settings.audit_file} is not there; mount its"
+            " volume, or make the folder"
+        )
+
+
 # --- what a daemon says of itself ----------------------------------------------------------------
 
 NOT_READY = frozenset(

@@ -37,6 +37,7 @@ class Rig:
         self.clock = Clock(START_MS)
         self.notices: list[tuple[str, str]] = []
         self.folder = folder / "backups"
+        self.folder.mkdir(exist_ok=True)
         self.fail: Exception | None = None
         self.made_s: list[float] = []
         self.store = SimpleNamespace(backup=self._backup)
@@ -94,7 +95,6 @@ async def test_what_an_earlier_process_made_is_known_and_not_made_again(tmp_path
 
 async def test_so_many_are_kept_and_nothing_else_is_touched(tmp_path: Path) -> None:
     rig = Rig(tmp_path, keep=2)
-    rig.folder.mkdir()
     for other in ("mine.db", "tickwheel-s1-20200101T000000Z.db", "tickwheel-s0-x.db"):
         (rig.folder / other).write_text("")
     for day in range(4):
@@ -123,6 +123,18 @@ async def test_a_failure_is_logged_keeps_the_old_ones_and_moves_no_mark(
     assert rig.made_s == [START_MS / 1000]
     assert rig.names == ["tickwheel-s0-20261121T100000Z.db"]
     assert last_backup_ms(tmp_path / "history", 0) == START_MS
+
+
+async def test_a_folder_that_went_away_is_a_failure_and_is_not_made(tmp_path: Path) -> None:
+    """As that of a volume which is not mounted any more."""
+    rig = Rig(tmp_path)
+    rig.folder.rmdir()
+    assert not await rig.daily.once()
+    assert not rig.folder.exists() and rig.daily.is_due()
+    ((event, text),) = rig.notices
+    assert event == "backup_failed" and f"backup_dir {rig.folder} is not a folder" in text
+    rig.folder.mkdir()
+    assert await rig.daily.once()
 
 
 async def test_one_whose_mark_could_not_be_written_is_made_again(tmp_path: Path) -> None:

@@ -92,12 +92,12 @@ class DailyBackups:
         at = datetime.fromtimestamp(begun_ms // 1000, UTC)
         path = self._folder / f"tickwheel-s{self._shard}-{at.strftime(_STAMP)}.db"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            check_folder(self._folder)
             size_bytes = await _copy(self._parts, path)
             history_dir = self._parts.settings.history_dir
             if history_dir is not None:
                 write_last_backup(history_dir, self._shard, begun_ms, str(path))
-        except (StoreError, OSError) as error:
+        except (StoreError, Conflict, OSError) as error:
             self._failed = True
             self._parts.on_event("backup_failed", f"daily backup to {path}: {error}")
             return False
@@ -154,6 +154,7 @@ class BackingUp:
     async def _backup(self, path: Path) -> dict[str, Any]:
         """Write the backup. What the file system says of the name is an answer to the client."""
         try:
+            check_folder(self._folder)
             if os.path.lexists(path):
                 raise Conflict(f"{path} exists; choose another name")
             size = await _copy(self._parts, path)
@@ -161,6 +162,13 @@ class BackingUp:
             kind = Overloaded if error.errno in (errno.EMFILE, errno.ENFILE) else Conflict
             raise kind(f"cannot write {path}: {error.strerror}") from error
         return {"path": str(path), "bytes": size}
+
+
+def check_folder(folder: Path) -> None:
+    """Check that the folder for backups is there: it is never made, because a volume that is not
+    mounted would become a folder of the disk that the store is on. Raises Conflict."""
+    if not folder.is_dir():
+        raise Conflict(f"backup_dir {folder} is not a folder; is its volume mounted?")
 
 
 async def _copy(parts: Parts, path: Path) -> int:
