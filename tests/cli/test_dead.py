@@ -149,3 +149,20 @@ async def test_purge_without_a_terminal_refuses_and_says_how_many(
             peer.ok(await peer.next(T.STATS), {**counts, "dead": 6, "topics": topics})
             assert await soon(running) == 1
         assert said in capsys.readouterr().err
+
+
+async def test_what_stays_because_its_ttl_is_over_is_counted_and_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with FakeDaemon() as daemon:
+        call = Call(daemon.url, None, Output(as_json=False))
+        running = asyncio.ensure_future(requeue(call, topic="t"))
+        peer = await daemon.peer()
+        asked = await peer.next(T.DEAD_LIST)
+        peer.ok(asked, {"dead": [_letter(n) for n in (1, 2, 3)], "next": None})
+        settled = await peer.next(T.DEAD_REQUEUE)
+        peer.ok(settled, ("requeued", "ttl_over", "ttl_over"))
+        assert await soon(running) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("1 requeued, 2 ttl over in ")
+    assert "ttl_over: 2 dead letters were not requeued and stay, because their ttl is over" in err

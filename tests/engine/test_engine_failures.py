@@ -197,3 +197,18 @@ def test_jitter_spreads_tasks_within_its_share_and_repeats_itself() -> None:
 def test_a_policy_without_retries_buries_at_the_first_failure() -> None:
     rig = Rig(replace(CONFIG, retry=replace(RETRY, retries_max=0)))
     assert rig.nack(delivered(rig)) == "dead"
+
+
+def test_a_dead_letter_whose_ttl_is_over_stays_when_it_is_requeued(rig: Rig) -> None:
+    """It would expire at once, and be gone without a word."""
+    rig.subscribe()
+    letters = [rig.enqueue(ttl_ms=ttl_ms) for ttl_ms in (100, 101)]
+    for got in rig.tick():
+        rig.reject(got, "no good")
+    rig.commit()
+    rig.after(101)
+    assert [rig.requeue(one) for one in letters] == ["ttl_over", "requeued"]
+    assert [rig.state(one) for one in letters] == ["dead", "ready"]
+    rig.commit()
+    assert {key[0] for key in rig.rows.dead} == {letters[0]}
+    assert rig.core.totals.expired == 0

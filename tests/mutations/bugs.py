@@ -496,6 +496,15 @@ TOGETHER = (
         ("tests/server/test_history_service.py::test_a_refused_batch_leaves_no_arrivals",),
     ),
     Bug(
+        "requeued-though-its-ttl-is-over",
+        "a dead letter whose time to live is over is requeued, and vanishes",
+        {"DeadLetters.requeue": (condition("end_ms", "False"),)},
+        (
+            "tests/engine/test_engine_failures.py::"
+            "test_a_dead_letter_whose_ttl_is_over_stays_when_it_is_requeued",
+        ),
+    ),
+    Bug(
         "restore-begins-too-late",
         "a restore passes over events since the backup that are about tasks in it",
         {"history/read:Start.is_behind": (instead('event["time_ms"] < self.since_ms', "True"),)},

@@ -565,7 +565,8 @@ LETTER_VERBS: Final = (
         over=Over.PAGES,
     ),
     Verb("requeue_dead", Letters, list[str], _OPERATE, "Requeue dead letters",
-         'Deliver dead letters again, failures counted anew: "requeued" or "unknown".',
+         'Deliver dead letters again, failures counted anew: "requeued", "unknown", or "ttl_over",'
+         " of one that stays because its time to live is over.",
          FrameType.DEAD_REQUEUE, audit=Audit.ALWAYS, changes=True, bulk="requeue",
          methods=(Method("dead_requeue", word="RequeueWord"),), over=Over.IDS),
     Verb("delete_dead", Letters, list[str], _OPERATE, "Delete dead letters",

@@ -678,6 +678,7 @@ CHUNKS_PER_S = 5
 GONE = "unknown"
 """The status of a dead letter that somebody else settled in the meantime."""
 
+TTL_OVER = "ttl_over"
 _DONE = {"requeue": "requeued", "delete": "deleted"}
 
 IdsOrFilters = Annotated[
@@ -822,6 +823,7 @@ async def _selected(
             call.out.remark(f"{tally.statuses[good]} were {good} before this")
         raise
     call.out.result(tally.fields(), tally.sentence())
+    _remark_ttl_over(call, tally.statuses[TTL_OVER])
     return verdict([status for status in tally.statuses if status != GONE], {good})
 
 
@@ -837,7 +839,17 @@ async def _by_id(
         status = answers.get(pair, GONE)
         fields = {"id": str(task_id), "group": name or None, "status": status}
         call.out.result(fields, f"{task_id}  {name or '-'}  {status}")
+    _remark_ttl_over(call, list(answers.values()).count(TTL_OVER))
     return verdict([answers.get(pair, GONE) for pair in pairs], {good})
+
+
+def _remark_ttl_over(call: Call, count: int) -> None:
+    if count:
+        call.out.remark(
+            f"{TTL_OVER}: {count:,} dead letters were not requeued and stay, because their ttl is"
+            " over and they would expire at once; `tickwheel dead show` has their bodies, to be"
+            " enqueued again with a new --ttl"
+        )
 
 
 async def _pairs_of(client: Client, ids: list[int], group: str | None) -> list[Pair]:

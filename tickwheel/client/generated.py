@@ -403,8 +403,8 @@ class GeneratedVerbs(Verbs):
         id: str | None = None,
         timeout: Duration | None = None,
     ) -> list[RequeueWord] | BulkInfo:
-        """Deliver dead letters again, failures counted anew: "requeued" or "unknown". Of pairs (id,
-        group), each.
+        """Deliver dead letters again, failures counted anew: "requeued", "unknown", or "ttl_over",
+        of one that stays because its time to live is over. Of pairs (id, group), each.
 
         By topic and ``filter``, a dict of DeadSelectionKeywords (an empty one means all of the
         topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);

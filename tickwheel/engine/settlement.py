@@ -36,7 +36,14 @@ from typing import Any, NamedTuple
 from tickwheel.engine.events import DELETED
 from tickwheel.engine.ownership import Ownership, is_done
 from tickwheel.engine.state import Core
-from tickwheel.engine.topics import DeliveryAttempts, Group, Lease, Subscriber, has_order
+from tickwheel.engine.topics import (
+    DeliveryAttempts,
+    Group,
+    Lease,
+    Subscriber,
+    has_order,
+    ttl_end_ms,
+)
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     CONSUMER_DIED,
@@ -558,10 +565,14 @@ class DeadLetters:
     # --- they go ---------------------------------------------------------------------------
 
     def requeue(self, known: TaskSnapshot, name: str, now_ms: int) -> str:
-        """Make a dead letter ready in its group at once, with failures counted anew."""
+        """Make a dead letter ready in its group at once, with failures counted anew. One whose time
+        to live is over stays."""
         core, row, group = self._core, known.row, self._keeper(known, name)
         if group is None:
             return "unknown"
+        end_ms = ttl_end_ms(row.due_ms, row.options)
+        if end_ms is not None and now_ms >= end_ms:
+            return "ttl_over"  # it would expire at once
         self._take_out(group, row.id, owes_it=True)
         core.begins_anew(group, row.id, known.dead[name].attempt)
         core.come(group, row, now_ms)
