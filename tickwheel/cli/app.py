@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -210,6 +211,43 @@ EXIT_INTERRUPTED = 130
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run ``tickwheel ARGUMENTS…``; returns the exit code. Raises ModuleNotFoundError."""
+    _fill_streams()
+    code = _run(arguments)
+    return code if _is_written() else code or EXIT_FAILED
+
+
+def _fill_streams() -> None:
+    """Put something in the place of standard streams that are closed, on which every use fails:
+    else the next file or socket would take their descriptors."""
+    for fd, name, mode, wrong in (
+        (0, "stdin", "r", os.O_WRONLY),
+        (1, "stdout", "w", os.O_RDONLY),
+        (2, "stderr", "w", os.O_WRONLY),  # there is nobody to tell
+    ):
+        try:
+            os.fstat(fd)
+        except OSError:
+            found = os.open(os.devnull, wrong)
+            if found != fd:
+                os.dup2(found, fd)
+                os.close(found)
+            os.set_inheritable(fd, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115  # as long as the process
+
+
+def _is_written() -> bool:
+    """Whether stdout has taken everything. What it has not would fail again at the exit."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     # What the client logs, a command says in its own words; `subscribe` alone shows it.
     logging.getLogger("tickwheel.client").addHandler(logging.NullHandler())
     try:
@@ -225,9 +263,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         remark(f"{error.code}: {_one_line(error.message)}{_hint(error)}")
         return exit_code(error)
     except BrokenPipeError:
-        # The reader has gone; Python's own flush at exit must not complain about it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
+        return EXIT_FAILED  # the reader has gone
     except OSError as error:
         remark(f"io_error: {_one_line(str(error))}")
         return EXIT_FAILED

@@ -11,6 +11,7 @@ in, tasks or a named mistake out.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import io
@@ -27,7 +28,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypeVar, Unpack, cast
+from typing import Annotated, Any, BinaryIO, Final, TypeVar, Unpack, cast
 
 from tickwheel.api.frames import TransactionState
 from tickwheel.api.kinds import Kind, Policy, Properties, Rule, Span, Whole
@@ -65,7 +66,7 @@ from tickwheel.cli.output import (
     time_facts,
 )
 from tickwheel.client import Client, Receipt, Task, TransactionInfo
-from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.errors import BadRequest, LimitExceeded, TickwheelError
 from tickwheel.model.policies import DURATION_MS_MAX, duration_ms, policy_of_json
 from tickwheel.model.records import PropertyValue
 
@@ -127,13 +128,27 @@ async def enqueue(
         return
     if topic is None or body is None:
         raise BadRequest("give TOPIC and BODY (or - for stdin), or --from FILE.jsonl")
-    content = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
-    receipt = await call.ask(lambda client: client.enqueue(topic, content, **keywords))
+    async with call.client() as client:
+        content = os.fsencode(body)
+        if body == "-":
+            content = await asyncio.to_thread(read_stdin, client.limits.body_bytes_max)
+        receipt = await client.enqueue(topic, content, **keywords)
     left_s = receipt.due_ms / 1000 - time.time()
     when = f"in {format_duration(left_s)}" if left_s > 0 else "now"
     outcome = "" if receipt.outcome == "stored" else f"  {receipt.outcome}"
     line = f"{receipt.id}{outcome}  due {format_time(receipt.due_ms)} ({when})"
     call.out.result(_receipt_fields(topic, receipt), line)
+
+
+def read_stdin(bytes_max: int) -> bytes:
+    """All of stdin. Raises LimitExceeded, without reading on, and OSError."""
+    found = sys.stdin.buffer.read(bytes_max + 1)
+    if len(found) > bytes_max:
+        raise LimitExceeded(
+            f"the body on stdin has more than {bytes_max} bytes; the limit is {bytes_max}"
+            " (body_bytes_max)"
+        )
+    return found
 
 
 _OF_A_RULE = RuleOptions.__optional_keys__
@@ -181,7 +196,7 @@ def _check_first(lines: BinaryIO, defaults: Defaults) -> int | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     began = lines.tell()
-    for _ in read_tasks(lines, defaults):
+    for _ in read_tasks(_Counted(lines), defaults):
         pass
     lines.seek(began)
     return status.st_size
@@ -191,14 +206,15 @@ async def _send(
     call: Call, client: Client, lines: BinaryIO, defaults: Defaults, changed: Callable[..., None]
 ) -> None:
     """Send tasks in chunks. What was confirmed before an error stays, and is counted."""
-    sent = 0
+    sent = read = 0
     began = time.monotonic()
-    tasks = read_tasks(lines, defaults)
+    counted = _Counted(lines)
+    tasks = read_tasks(counted, defaults)
     outcomes: Counter[str] = Counter()
     try:
         while chunk := list(itertools.islice(tasks, CHUNK_TASKS)):
             receipts = await client.enqueue_many([task for task, _ in chunk])
-            sent += len(receipts)
+            sent, read = sent + len(receipts), counted.number
             outcomes.update(receipt.outcome for receipt in receipts)
             rate = sent / max(time.monotonic() - began, 0.001)
             changed(advance=sum(size for _, size in chunk), count=sent, rate=rate)
@@ -208,11 +224,40 @@ async def _send(
     except TickwheelError:
         call.out.remark(f"{sent} tasks were enqueued before this")
         raise
+    except BaseException:  # interrupted, or nobody reads the answers any more
+        call.out.remark(
+            f"{sent} tasks were enqueued before this, up to line {read}; of the next"
+            f" {counted.number - read} lines that is not known. To go on after them:"
+            f" tail -n +{read + 1} FILE | tickwheel enqueue --from -"
+        )
+        raise
     took_s = time.monotonic() - began
     if not call.out.as_json:
         others = ", ".join(f"{outcomes[word]} {word}" for word in _MERGED if outcomes[word])
         merged = f" ({others})" if others else ""
         call.out.line(f"{sent} tasks enqueued{merged} in {format_duration(took_s)}")
+
+
+LINE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The longest line: a frame's largest task with every byte escaped is shorter."""
+
+
+class _Counted:
+    """The lines of a file, none longer than ``LINE_BYTES_MAX``, counted. Raises BadLine."""
+
+    def __init__(self, lines: BinaryIO) -> None:
+        self._lines = lines
+        self.number = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        while line := self._lines.readline(LINE_BYTES_MAX + 1):
+            self.number += 1
+            if len(line) > LINE_BYTES_MAX:
+                raise BadLine(
+                    self.number,
+                    f"the line has more than {LINE_BYTES_MAX} bytes; the limit is {LINE_BYTES_MAX}",
+                )
+            yield line
 
 
 # --- lines to tasks ------------------------------------------------------------------------------

@@ -362,8 +362,9 @@ def table_of(grid: Grid, width: int, *, dim: bool = False) -> Table:
 def remark(text: str) -> None:
     """Write one line to stderr."""
     encoding = sys.stderr.encoding or "ascii"
-    sys.stderr.write(f"tickwheel: {text}\n".encode(encoding, "replace").decode(encoding))
-    sys.stderr.flush()
+    with suppress(OSError, ValueError):  # it is full, or closed: there is nowhere to say so
+        sys.stderr.write(f"tickwheel: {text}\n".encode(encoding, "replace").decode(encoding))
+        sys.stderr.flush()
 
 
 # --- where it goes -------------------------------------------------------------------------------

@@ -78,6 +78,7 @@ from tickwheel.cli.output import (
     iso_time,
     printable,
     progress_bar,
+    remark,
     spec_duration,
     stored_fields,
     stored_text,
@@ -644,11 +645,19 @@ async def follow_bulk(client: Client, found: BulkInfo) -> BulkInfo:
 
         status = Console(stderr=True).status("")
     with status or nullcontext():
-        while not found.is_over:
-            if status is not None:
-                status.update(f"looked at {found.looked_at:,}, changed {found.changed:,}")
-            await asyncio.sleep(LOOK_S)
-            found = await client.show_bulk(found.id)
+        try:
+            while not found.is_over:
+                if status is not None:
+                    status.update(f"looked at {found.looked_at:,}, changed {found.changed:,}")
+                await asyncio.sleep(LOOK_S)
+                found = await client.show_bulk(found.id)
+        except BaseException:
+            remark(
+                f"looked at {found.looked_at:,}, changed {found.changed:,} so far; the operation"
+                f" goes on: `tickwheel bulk show {found.id}` says how far it is, `tickwheel bulk"
+                f" cancel {found.id}` ends it"
+            )
+            raise
     return found
 
 
@@ -820,7 +829,10 @@ async def _selected(
         await settle_selection(client, selection, settle, tally, rate)
     except BaseException:
         if tally.matched:
-            call.out.remark(f"{tally.statuses[good]} were {good} before this")
+            call.out.remark(
+                f"{tally.statuses[good]} were {good} before this; the same command goes on with"
+                " the others"
+            )
         raise
     call.out.result(tally.fields(), tally.sentence())
     _remark_ttl_over(call, tally.statuses[TTL_OVER])

@@ -34,6 +34,8 @@ from tickwheel.limits import ENCODING_STEPS_MAX, Limits
 Compression = Literal["zlib", "zstd"]
 COMPRESS_OVER_BYTES: Final = 4096
 """Bodies of more bytes are compressed, where only the way is said."""
+KEYS_BYTES_MAX: Final = 1024 * 1024
+"""Bytes of a file of keys."""
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
 SHOWN_UNPACKED_BYTES_MAX: Final = 1024 * 1024
 """Bytes of a body that is unpacked only to be shown: as many as one that is not packed may have."""
@@ -308,7 +310,10 @@ def read_keys(path: str | os.PathLike[str]) -> dict[str, bytes]:
                 raise BadRequest(
                     f"keys_file {path}: others may read it (mode {mode:04o}); chmod 600 it"
                 )
-            text = file.read().decode()
+            data = file.read(KEYS_BYTES_MAX + 1)
+            if len(data) > KEYS_BYTES_MAX:
+                raise BadRequest(f"keys_file {path}: it has more than {KEYS_BYTES_MAX} bytes")
+            text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"keys_file {path}: {error}") from None
     keys: dict[str, bytes] = {}

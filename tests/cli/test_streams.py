@@ -1,0 +1,84 @@
+"""Standard streams that are closed or full, and what is read from them: never a traceback."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tickwheel.cli import enqueue
+from tickwheel.cli.enqueue import BadLine, Defaults, read_tasks
+from tickwheel.errors import LimitExceeded
+
+EVERY_COMMAND = """
+import json, os, sys
+from tickwheel.cli.app import run
+
+stream, how, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+os.environ["TICKWHEEL_URL"] = "tcp://127.0.0.1:1"
+
+tried = [["--help"], ["list", "--no-such-option"]]
+tried += [
+    ["--version"], ["history", "--dir", folder], ["history", "--dir", folder, "--json"],
+    ["restore", "--history", folder, "--into", f"sqlite:///{folder}/new.db", "--dry-run"],
+    ["restore", "--history", folder, "--into", f"sqlite:///{folder}/new.db", "--dry-run", "--json"],
+    ["check", "--store", f"sqlite:///{folder}/none.db"],
+]
+for arguments in tried:
+    said = os.open(f"{folder}/said", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    child = os.fork()
+    if not child:
+        if stream != 2:
+            os.dup2(said, 2)
+        name = ("stdin", "stdout", "stderr")[stream]
+        if how == "closed":
+            os.close(stream)
+            setattr(sys, name, None)
+        else:
+            os.dup2(os.open("/dev/full", os.O_RDWR), stream)
+            setattr(sys, name, open(stream, "w" if stream else "r", closefd=False))
+        sys.exit(run(arguments))
+    _, status = os.waitpid(child, 0)
+    text = os.pread(said, 1 << 20, 0).decode()
+    os.close(said)
+    code = os.waitstatus_to_exitcode(status)
+    if "Traceback" in text or "Exception ignored" in text or code not in (0, 1, 2, 3):
+        print(json.dumps([arguments, code, text[-600:]]), file=sys.__stdout__)
+print(json.dumps(len(tried)), file=sys.__stdout__)
+"""
+
+
+@pytest.mark.parametrize("how", ["closed", "full"])
+@pytest.mark.parametrize("stream", [0, 1, 2])
+def test_commands_do_not_answer_a_bad_stream_with_a_traceback(
+    tmp_path: Path, stream: int, how: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EVERY_COMMAND, str(stream), how, str(tmp_path)],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    *bad, tried = done.stdout.splitlines()[-30:]
+    found = [line for line in bad if line.startswith("[[")]
+    assert not found and int(tried) > 5, "\n".join([*found, done.stderr[-2_000:]])
+
+
+def test_a_body_on_stdin_is_read_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without an end is refused when it is too long, and not read on."""
+    endless = io.BytesIO(b"y" * 1_000)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))
+    with pytest.raises(LimitExceeded, match=r"the limit is 10 \(body_bytes_max\)"):
+        enqueue.read_stdin(10)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"y" * 10)))
+    assert enqueue.read_stdin(10) == b"y" * 10
+
+
+def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enqueue, "LINE_BYTES_MAX", 40)
+    lines = io.BytesIO(b'{"topic":"t","body":"a"}\n' + b"y" * 1_000)
+    tasks = read_tasks(enqueue._Counted(lines), Defaults(None))
+    assert next(tasks)[0].topic == "t"
+    with pytest.raises(BadLine, match="2.*the limit is 40"):
+        next(tasks)
