@@ -99,7 +99,9 @@ async def test_what_was_done_before_a_failure_is_said(
             await soon(running)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "tickwheel: 1 were requeued before this\n"
+    assert captured.err == (
+        "tickwheel: 1 were requeued before this; the same command goes on with the others\n"
+    )
 
 
 @pytest.mark.parametrize(
