@@ -194,20 +194,27 @@ class Teller(Client):
         return size
 
     async def put_once(self, key: bytes, fingerprint: int, tasks: Any) -> tuple[Any, ...]:
-        """``put`` for an idempotency key. Each shard remembers its part; a task that may be
-        anywhere goes to the shard that the key names, so that it is the same one next time."""
+        """``put`` for an idempotency key. The shard that the key names, its home, is asked first,
+        also when it has none of the tasks: what came under the key before counts, wherever its
+        tasks went. Each shard remembers its part; a task that may be anywhere goes to the home, so
+        that it is in the same one next time."""
         shards = await self._know_shards()
         self._checked_size(tasks)
         members, parts = self._members(shards), dict[int, list[int]]()
+        home = shard_of(key.hex(), len(members))
         for index, task in enumerate(tasks):
             basis = checked_basis(task[3]) if shards is not None and len(task) == 4 else None
-            shard = shard_of(key.hex() if basis is None else basis, len(members))
+            shard = home if basis is None else shard_of(basis, len(members))
             parts.setdefault(shard, []).append(index)
 
-        async def ask(shard: int, indexes: Sequence[int]) -> Sequence[Receipt]:
+        async def put(shard: int, indexes: Sequence[int]) -> Sequence[Receipt]:
             some = [tasks[index] for index in indexes]
             return await members[shard].put_once_here(key, fingerprint, some)
 
+        async def ask(shard: int, indexes: Sequence[int]) -> Sequence[Receipt]:
+            return at_home if shard == home else await put(shard, indexes)
+
+        at_home = await put(home, parts.get(home, ()))
         return _stored(await ask_in_parts(parts, ask))
 
     async def put_once_here(self, key: bytes, fingerprint: int, tasks: Any) -> list[Receipt]:
@@ -220,27 +227,14 @@ class Teller(Client):
         return receipts(tasks, ids, accepted_ms, levels_ms, said.get("dues_ms", ()))
 
     async def prepare(self, name: str, group: str, part: int, tasks: Any, options: Any) -> Any:
-        """Keep half tasks, in the shard that has those of the parts before."""
+        """Keep half tasks, in the shard that the name is claimed for."""
         shards = await self._know_shards()
+        self._checked_size(tasks)
         home: Any = self
         if shards is not None:
-            known = await self._home_of(shards, name) if part != 1 else None
-            home = shards.home_of_transaction(known, name, tasks)
+            home, claim = await shards.place_of_transaction(None, name, tasks, None)
+            options = {**options, "claim": claim} if claim else options
         return await home.ask(FrameType.PREPARE, name, group, part, tasks, options)
-
-    async def _home_of(self, shards: Shards, name: str) -> Teller | None:
-        """The client of the shard that has a transaction; None: none has. Raises why it is not
-        known, such as a token that may not read."""
-        members = self._members(shards)
-        looks = (member.ask(FrameType.TRANSACTION_SHOW, name) for member in members)
-        ends = await asyncio.gather(*looks, return_exceptions=True)
-        for member, end in zip(members, ends, strict=True):
-            if not isinstance(end, BaseException):
-                return member
-        for end in ends:
-            if isinstance(end, BaseException) and not isinstance(end, NotFound):
-                raise end
-        return None
 
     async def take(
         self, topic: str, group: str, count: int, wait_ms: int, options: dict[str, Any]

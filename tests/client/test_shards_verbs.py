@@ -97,6 +97,8 @@ class Room:
 Work = Callable[[Room], Awaitable[Any]]
 WORKS: dict[str, Work] = {}
 ELSEWHERE = {
+    "claim_schedule": "tests/client/test_shards_names.py",
+    "claim_transaction": "tests/client/test_shards_names.py",
     "prepare": "commit_transaction",
     "enqueue_once": "tests/server/http/test_gateway.py: the header Idempotency-Key",
     "set_prefetch": "tests/client/test_shards.py",

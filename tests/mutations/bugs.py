@@ -697,6 +697,7 @@ NODES = (
 
 # A client leaves a daemon without a lease for the one that leads now, and troubles nobody else.
 MOVING = "tests/client/test_shards_moving.py::test_"
+NAMES = "tests/client/test_shards_names.py::test_"
 BESIDE = (
     Bug(
         "an-heir-is-one-of-many",
@@ -781,6 +782,40 @@ WHOLE = (
         "tasks of an order key are in several shards, and none knows of the others",
         {"Shards.of_basis": (returning("self.any()"),)},
         (SIMULATED_WHOLE,),
+    ),
+    Bug(
+        "a-name-is-unique-in-one-shard-only",
+        "the home of a name grants it to whoever asks, whatever it has granted before",
+        {
+            "Naming._at_home": (
+                replaced("claims.get", "found = None"),
+                condition("is_in_use", "False"),
+            ),
+            "check_new_name": (returning("None"),),
+        },
+        (
+            NAMES + "two_programs_use_a_name_at_once[race_for_a_schedule]",
+            NAMES + "two_programs_use_a_name_at_once[race_for_a_transaction]",
+        ),
+        usual=True,
+    ),
+    Bug(
+        "a-claim-that-has-ended-counts",
+        "what was claimed is made, although somebody else has the name by now",
+        {"check_new_name": (condition("is_over", "False"),)},
+        (NAMES + "nothing_is_made_under_a_claim_that_has_ended",),
+    ),
+    Bug(
+        "an-idempotency-key-is-known-where-its-tasks-are",
+        "the home of the key is not asked about a request of which it has no task",
+        {
+            "Teller.put_once": (
+                replaced(
+                    "parts.get", "at_home = await put(home, parts[home]) if home in parts else ()"
+                ),
+            )
+        },
+        (NAMES + "two_programs_use_a_name_at_once[race_for_an_idempotency_key]",),
     ),
 )
 

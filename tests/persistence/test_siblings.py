@@ -14,9 +14,18 @@ from persistence.store_subject import Subject
 from support.ports import free_port
 from support.redis_groups import Cluster, ask, slot_of
 from support.redis_server import RedisServer
-from support.store_rows import GROUPS, everything
+from support.store_rows import GROUPS, SCHEDULES, TRANSACTIONS, everything
 from support.waiting import comes, until
-from tickwheel.model.kinds import COUNTER, GROUP, Effects, keyed
+from tickwheel.model.kinds import (
+    CLAIM,
+    COUNTER,
+    GROUP,
+    SCHEDULE,
+    TRANSACTION,
+    Effects,
+    RecordKey,
+    keyed,
+)
 from tickwheel.model.records import GroupRow, SettingsCounter
 from tickwheel.persistence import ShardFolder, open_siblings, open_url, shard_url
 from tickwheel.persistence.contract import Siblings, StoreAway
@@ -98,6 +107,14 @@ async def test_every_row_is_read_and_nothing_else(subject: Subject, siblings: Si
     counter, rows = await siblings.settings(2, None)
     assert rows is not None
     assert (counter.number, sorted(map(repr, rows))) == (0, sorted(map(repr, GROUPS)))
+
+
+async def test_which_records_are_there(subject: Subject, siblings: Siblings) -> None:
+    rows = {GROUP: GROUPS[0], SCHEDULE: SCHEDULES[0], TRANSACTION: TRANSACTIONS[0]}
+    there: list[RecordKey] = [(kind, kind.key(row)) for kind, row in rows.items()]
+    await subject.commit(Effects(records=dict(zip(there, rows.values(), strict=True))))
+    absent: list[RecordKey] = [(SCHEDULE, "nobody has this"), (CLAIM, there[0][1])]
+    assert list(await siblings.have(2, [*there, *absent])) == [True, True, True, False, False]
 
 
 @pytest.mark.parametrize("at_once", [100, 10_000])

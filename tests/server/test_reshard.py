@@ -16,6 +16,7 @@ from support.shards import key_in
 from tickwheel.errors import BadRequest, Conflict, TickwheelError
 from tickwheel.model.kinds import (
     BULK,
+    CLAIM,
     COUNTER,
     GROUP,
     NAME_PROPERTY,
@@ -315,7 +316,16 @@ def test_each_kind_of_record_goes_to_the_right_shards(tmp_path: Path) -> None:
     assert found[0].of(SESSION) == by_text([session(b"a"), session(b"b"), session(b"b", 7)])
     assert found[1].of(SESSION) == by_text([session(b"a"), session(b"c")])
     assert (len(found[0].of(BULK)), len(found[1].of(BULK)), found[2].of(BULK)) == (2, 1, [])
+    claims = [(shard, row.of, row.name, row.shard) for shard, one in enumerate(found)
+              for row in one.of(CLAIM)]  # fmt: skip
+    homes = {("schedule", "keyed"): "k2", ("transaction", "open"): "k1"}
+    assert sorted(claims) == sorted(
+        (in_shard(name, 3), of, name, in_shard(key, 3))
+        for (of, name), key in homes.items()
+        if in_shard(name, 3) != in_shard(key, 3)
+    )
     folder.to(1)
+    assert folder.read(0).of(CLAIM) == []
     (one, other) = folder.read(0).of(BULK)
     assert one == bulk("b", BulkState.CANCELLED, changed=7, refused=(("x", 3), ("y", 1)))
     assert other == bulk("mine")

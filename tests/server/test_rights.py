@@ -54,6 +54,8 @@ SELECTED = [
 ]  # fmt: skip
 SCHEDULE_WORDS = [verb.word for verb in VERBS.values() if verb.frame is T.SCHEDULE]
 BACKFILL = {"from_ms": 0, "to_ms": 10}
+NAMES_A_TOPIC = ("put_schedule", "claim_schedule", "claim_transaction")
+"""Verbs about what is found by its name, which say of which topic it shall be."""
 ABOUT_THE_CONVERSATION = {T.HELLO, T.ALIVE}
 
 
@@ -75,6 +77,7 @@ def requests() -> list[tuple[T, str, tuple[Any, ...]]]:
     spy: Any = Spy()
     handlers = command_table(spy).handlers
     frames = [(T(kind), SAMPLES[T(kind)][1:]) for kind in handlers if kind != T.SCHEDULE]
+    frames.append((T.CLAIM, ("order-17", "transaction", SAMPLES[T.CLAIM][-1])))
     for verb in SCHEDULE_WORDS:
         frames.append((T.SCHEDULE, ("daily", verb, BACKFILL if verb == "backfill" else {})))
     for frame in SELECTED:  # both ways to name tasks, whichever the sample has
@@ -109,7 +112,7 @@ async def test_tcp(rig: AccessRig, right: Right, pattern: str) -> None:
     for kind, operation, fields in requests():
         code = await ask(peer, kind, fields)
         said = (operation, right, pattern, code)
-        if operation == "put_schedule" and pattern == OTHER:
+        if operation in NAMES_A_TOPIC and pattern == OTHER:
             assert code == "forbidden", said  # its topic is not this one's
         else:
             is_named = "topic" in (fields[-1] or {}) if kind in SELECTED else True

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from simulation.network import APART_S
-from tickwheel.model.kinds import COUNTER, GROUP, Effects, ProgressKey
+from tickwheel.model.kinds import COUNTER, GROUP, Effects, ProgressKey, RecordKey
 from tickwheel.model.records import SettingsCounter
 from tickwheel.persistence.contract import (
     CommitRefused,
@@ -511,6 +511,17 @@ class NodeSiblings:
 
         try:
             return await line.call("look at settings", look)
+        except Unanswered:
+            raise StoreAway("the store does not answer") from None
+
+    async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
+        line = self._lines[shard]
+
+        def look() -> Sequence[bool]:
+            return [key in line.server.data._records for key in keys]
+
+        try:
+            return await line.call("look at records", look)
         except Unanswered:
             raise StoreAway("the store does not answer") from None
 

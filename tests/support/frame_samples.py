@@ -66,6 +66,7 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     T.SCHEDULE_LIST: (29, {"after": "daily", "limit": 10}),
     T.SCHEDULE: (30, "daily", "show", {"next": 5}),
     T.PREPARE: (31, "order-17", "payments", 1, (("t", b"body", 60_000),), {"from": "commit"}),
+    T.CLAIM: (31, "daily", "schedule", {"topic": "t", "shard": 0, "number": 7, "over": True}),
     T.COMMIT: (32, "order-17"),
     T.ROLLBACK: (33, "order-17"),
     T.TRANSACTION_LIST: (34, {"group": "payments", "state": "parked", "limit": 10}),

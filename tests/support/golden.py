@@ -22,6 +22,7 @@ from support.redis_dump import dump
 from support.redis_server import RedisServer
 from support.store_rows import (
     BULKS,
+    CLAIMS,
     COUNTER_ROW,
     DEAD,
     FAILURES,
@@ -40,6 +41,7 @@ from support.store_rows import (
 )
 from tickwheel.model.kinds import (
     BULK,
+    CLAIM,
     COUNTER,
     GROUP,
     PAUSED_KEY,
@@ -115,6 +117,7 @@ def records() -> Iterator[tuple[str, Kind[Any], Any]]:
     yield from ((f"paused-key-{i}", PAUSED_KEY, row) for i, row in enumerate(PAUSED_KEYS))
     yield from ((f"target-{i}", TARGET, row) for i, row in enumerate(TARGETS))
     yield "counter", COUNTER, COUNTER_ROW
+    yield from ((f"claim-{row.of}", CLAIM, row) for row in CLAIMS)
 
 
 # --- what golden stores hold ----------------------------------------------------------------------
@@ -134,6 +137,7 @@ def content() -> Effects:
         | keyed(PAUSED_KEY, PAUSED_KEYS)
         | keyed(TARGET, TARGETS)
         | keyed(COUNTER, [COUNTER_ROW])
+        | keyed(CLAIM, CLAIMS)
     )
     return effects
 

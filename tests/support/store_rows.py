@@ -13,6 +13,7 @@ from tickwheel.model.kinds import (
     Bulk,
     BulkRow,
     BulkState,
+    ClaimRow,
     Effects,
     Half,
     Halves,
@@ -308,6 +309,10 @@ TARGETS = (
     ),
 )  # fmt: skip
 COUNTER_ROW = SettingsCounter(2**53, ID_MAX)
+CLAIMS = (
+    ClaimRow("schedule", "nightly", "t", 0, 1, 0),
+    ClaimRow("transaction", "x" * 255, "t", 1023, ID_MAX, MS_MAX, is_over=True),
+)
 SESSIONS = (
     SessionRow(b"\x00" * 16, 0, 0, ()),
     SessionRow(

@@ -44,6 +44,8 @@ ELSEWHERE = {
     "unsubscribe": "tests/client/test_client_subscribing.py: it is about a stream",
     "leave": "tests/server/tcp: the end of a conversation",
     "answer_checks": "tests/e2e/test_transactions.py: a conversation",
+    "claim_schedule": "tests/client/test_shards_names.py: a step of put_schedule over shards",
+    "claim_transaction": "tests/client/test_shards_names.py: a step of prepare over shards",
     "report": "tests/server/http/test_watching.py: a page",
 }
 """Verbs that are no question with an answer, and where they are tested."""

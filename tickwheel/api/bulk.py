@@ -20,7 +20,7 @@ from tickwheel.api.kinds import (
 )
 from tickwheel.api.shapes import Answer, Request, maybe_when, when
 from tickwheel.api.tasks import MOVES, PAGE, STATES, AnyMoveFields, LetterPlace
-from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
+from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Unique, Verb
 
 EXAMPLES_MAX: Final = 10
 TIME_MS_MAX: Final = 2**53 - 1
@@ -192,7 +192,7 @@ VERBS: Final = (
          "Do something to everything of a topic that matches", "", FrameType.BULK_MAKE,
          path="POST /v1/bulk", tag=_TAG, status=201,
          errors=(*_UNKNOWN, "conflict", "due_too_far"), audit=Audit.ALWAYS, changes=True,
-         over=Over.TURN),
+         over=Over.TURN, unique=Unique("id", Home.FIRST)),
     Verb("preview_bulk", BulkTrial, BulkPreview, Need(Right.READ, Of.NAMED),
          "What a bulk operation would do; changes nothing", "", FrameType.BULK_PREVIEW,
          path="POST /v1/bulk-previews", tag=_TAG, errors=(*_UNKNOWN, "due_too_far"),

@@ -26,7 +26,7 @@ from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import NamesPage
 from tickwheel.api.shapes import Answer, Request, called, when
 from tickwheel.api.tasks import PAGE, ListedOptions
-from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
+from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Unique, Verb
 from tickwheel.limits import ID_MAX, SHARDS_MAX
 
 LOAD_STEPS_MAX: Final = 1_440
@@ -543,11 +543,12 @@ VERBS: Final = (
          "Copy the store to a new file ``name`` in the daemon's backup folder, while it works.",
          FrameType.BACKUP, path="POST /v1/backups", tag=_DAEMON, status=201,
          errors=("conflict",), audit=Audit.ALWAYS, prompt=False, repeat=False, extra_s=BACKUP_S,
-         methods=(Method("backup"),), over=Over.TURN),
+         methods=(Method("backup"),), over=Over.TURN, unique=Unique("name", Home.FIRST)),
     Verb("restore", NewRestore, Restore, _ADMIN,
          "Restore a backup and the history since into a new file", frame=FrameType.RESTORE,
          path="POST /v1/restores", tag=_DAEMON, status=202, errors=("not_found", "conflict"),
-         audit=Audit.ALWAYS, prompt=False, repeat=False, over=Over.TOGETHER),
+         audit=Audit.ALWAYS, prompt=False, repeat=False, over=Over.TOGETHER,
+         unique=Unique("id", Home.ALL)),
     Verb("list_restores", Nothing, RestoreList, _ANY, "The newest restores",
          frame=FrameType.RESTORE_LIST, path="GET /v1/restores", tag=_DAEMON, over=Over.ALL),
     Verb("show_restore", RestoreId, Restore, _ANY, "How far a restore is",

@@ -111,6 +111,7 @@ class FrameType(IntEnum):
     RESTORE_LIST = 107
     RESTORE_SHOW = 108
     RESTORE_CANCEL = 109
+    CLAIM = 110
 
 
 # --- words --------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from tickwheel.api.kinds import (
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.shapes import REQUIRED, Answer, Request, called, maybe_when, place, when
 from tickwheel.api.tasks import TaskOutcome, Value
-from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
+from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Unique, Verb
 from tickwheel.model.values import FILTER_LENGTH_MAX
 
 ORDER_ATTEMPTS_MAX: Final = 1_000_000
@@ -392,7 +392,7 @@ VERBS: Final = (
         FrameType.GROUP_CREATE, path=f"PUT {_GROUP}", tag=_TOPICS, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("create_group"),),
-        over=Over.HOME,
+        over=Over.HOME, unique=Unique("group", Home.TOPIC),
     ),
     Verb(
         "configure", Settings, GroupSettings, _OPERATE,
@@ -435,7 +435,7 @@ VERBS: Final = (
         FrameType.GROUP_RESET, path=f"POST {_GROUP}/reset", tag=_TOPICS, status=201,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
         methods=(Method("reset_group"),),
-        over=Over.TURN,
+        over=Over.TURN, unique=Unique("id", Home.FIRST),
     ),
     Verb(
         "preview_reset", ResetTrial, ResetPreview, _READ,

@@ -7,11 +7,12 @@ from datetime import datetime
 from typing import Annotated, Any, Final
 
 from tickwheel.api.frames import FrameType
-from tickwheel.api.kinds import BODY, ID, KEY, NAME, Choice, Moment, Span, Text, Whole
+from tickwheel.api.kinds import BODY, FLAG, ID, KEY, NAME, Choice, Moment, Span, Text, Whole
 from tickwheel.api.shapes import REQUIRED, Answer, Block, Request, called, maybe_when, when
 from tickwheel.api.tasks import PAGE, AcceptedIds, ScheduledTaskFields
 from tickwheel.api.times import moment
-from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
+from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Unique, Verb
+from tickwheel.model.values import INTEGER_MAX, SHARD_BITS
 
 CRON_LENGTH_MAX: Final = 255
 RUNS_MAX: Final = 2**53 - 1
@@ -84,6 +85,26 @@ class Backfill(ScheduleName):
 
     from_ms: Annotated[int, Moment(), "The first moment."] = called("start", default=REQUIRED)
     to_ms: Annotated[int, Moment(), "The moment behind the last."] = called("end", default=REQUIRED)
+
+
+class ClaimName(Request):
+    """The request claims a name for a shard, ends a claim that nothing was made of, or, at the
+    shard that it was claimed for, says under which claim something will be made."""
+
+    name: Annotated[str, NAME, "What is claimed."]
+    topic: Annotated[str, NAME, "Of the tasks."] = called("topic", default=REQUIRED)
+    shard: Annotated[int, Whole(0, 2**SHARD_BITS - 1), "Where they belong."] = called(
+        "shard", default=REQUIRED
+    )
+    number: Annotated[int, Whole(0, INTEGER_MAX), "Of the claim; 0: it is asked for."] = 0
+    over: Annotated[bool, FLAG, "The claim shall end."] = False
+
+
+class NameClaimed(Answer):
+    """Where a name is in use."""
+
+    shard: Annotated[int, "The shard that has what is named, or may make it."]
+    number: Annotated[int, "Of the claim; 0: there is none, and none is needed."]
 
 
 class NamesPage(Request):
@@ -175,7 +196,10 @@ def _on_one(name: str, word: str, summary: str, text: str, method: str, **more: 
 VERBS: Final = (
     Verb("put_schedule", NewSchedule, ScheduleInfo, _OPERATE, "Make a schedule, or make it so",
          "", FrameType.SCHEDULE_PUT, path=f"PUT {_PATH}", tag=_TAG, status=201,
-         audit=Audit.ALWAYS, changes=True, over=Over.BASIS),
+         audit=Audit.ALWAYS, changes=True, over=Over.BASIS, unique=Unique("name", Home.NAME)),
+    Verb("claim_schedule", ClaimName, NameClaimed, _OPERATE,
+         "Claim the name of a schedule, where there are several shards",
+         "", FrameType.CLAIM, "schedule", errors=("conflict",), changes=True, over=Over.CLAIM),
     Verb("list_schedules", NamesPage, ScheduleList, _READ, "List schedules",
          "All schedules, by name.", FrameType.SCHEDULE_LIST, path="GET /v1/schedules", tag=_TAG,
          pages="schedules", methods=(Method("list_schedules"),), over=Over.PAGES),

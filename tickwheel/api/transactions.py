@@ -6,9 +6,10 @@ from typing import Annotated, Any, Final
 
 from tickwheel.api.frames import FrameType
 from tickwheel.api.kinds import ID, NAME, Choice, Moment
+from tickwheel.api.schedules import ClaimName, NameClaimed
 from tickwheel.api.shapes import Answer, Request, maybe_when, when
 from tickwheel.api.tasks import PAGE, AcceptedIds
-from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
+from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Unique, Verb
 
 
 class TransactionName(Request):
@@ -77,8 +78,12 @@ VERBS: Final[tuple[Any, ...]] = (
     Verb("prepare", None, tuple, Need(Right.PRODUCE, Of.EACH_TASK),
          "Keep half tasks of a transaction", frame=FrameType.PREPARE, changes=True,
          fields="transaction: str, group: str, part: int, array of task, options: map "
-                "{`from`: `enqueue` or `commit`} or nil",
-         result="[accepted_ms, empty array]", over=Over.BASIS),
+                "{`from`: `enqueue` or `commit`, `claim`: int} or nil",
+         result="[accepted_ms, empty array]", over=Over.BASIS,
+         unique=Unique("transaction", Home.NAME)),
+    Verb("claim_transaction", ClaimName, NameClaimed, _PRODUCE,
+         "Claim the name of a transaction, where there are several shards",
+         "", FrameType.CLAIM, "transaction", errors=("conflict",), changes=True, over=Over.CLAIM),
     Verb("commit_transaction", TransactionName, AcceptedIds, _PRODUCE,
          "Commit: its half tasks are tasks", "", FrameType.COMMIT, path=f"POST {_PATH}/commit",
          tag=_TAG,

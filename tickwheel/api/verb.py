@@ -51,8 +51,28 @@ class Over(StrEnum):
     HOME_LAST = (
         "all, one after the other, the home of the topic's settings last; up to the first error"
     )
+    CLAIM = "the home of the name, then the shard that it is claimed for"
     PAGES = "all, page by page, in the order of the list"
     EACH = "each has its own, which the client makes one"
+
+
+class Home(StrEnum):
+    """Which shard decides who gets a name that is unique for the daemon, where there are several.
+    It is the same one for everybody, whatever else the request says."""
+
+    NAME = "shard crc32(name) mod N, which says in which shard the name is in use (CLAIM)"
+    KEY = "shard crc32(key) mod N, which remembers the request before any other has a task of it"
+    TOPIC = "shard crc32(topic) mod N, which the others follow"
+    FIRST = "shard 0: all are told in turn, and the first refusal ends it"
+    ALL = "all: none has begun when one refuses"
+
+
+class Unique(NamedTuple):
+    """What of a verb's request is unique for the daemon."""
+
+    name: str
+    """The field that has the name."""
+    home: Home
 
 
 class Need(NamedTuple):
@@ -133,6 +153,9 @@ class Verb:
     """How much longer than usual an answer may take."""
     over: Over | None = None
     """Which shards are asked; None: over HTTP only, where each shard is by itself."""
+    unique: Unique | None = None
+    """Of a verb that makes what goes by a name: the name, and the shard that decides who gets
+    it."""
     bulk: str = ""
     """The kind of bulk operation that does the same to all of a topic that matches; its method
     takes the one or the other."""

@@ -18,7 +18,7 @@ from tickwheel.api import (
     transactions,
 )
 from tickwheel.api.frames import FrameType
-from tickwheel.api.verb import Need, Of, Over, Right, Verb
+from tickwheel.api.verb import Home, Need, Of, Over, Right, Unique, Verb
 
 _EACH, _CONSUME = Need(Right.PRODUCE, Of.EACH_TASK), Need(Right.CONSUME, Of.NAMED)
 
@@ -32,7 +32,7 @@ BY_HAND: Final = (
     Verb("enqueue_once", None, tuple, _EACH, "Store tasks, once for an Idempotency-Key",
          frame=FrameType.ENQUEUE_ONCE, changes=True,
          fields="key: bin, fingerprint: int, tasks: array of task", result="as ENQUEUE",
-         over=Over.BASIS),
+         over=Over.BASIS, unique=Unique("key", Home.KEY)),
     Verb("enqueue_plain", None, tuple, _EACH, "Store a run of plain tasks", changes=True),
     Verb("enqueue_columns", None, tuple, Need(Right.PRODUCE, Of.NAMED),
          "Store tasks of one topic", frame=FrameType.ENQUEUE_COLUMNS, changes=True,

@@ -116,6 +116,12 @@ def _counts(answers: Sequence[Raw], options: Raw | None = None) -> dict[str, Any
     return found
 
 
+def _as_home(answers: Sequence[Raw], options: Raw) -> Raw:
+    """Settings of which the first answer is that of the home, which alone knows who was first."""
+    found = _counts(answers)
+    return found | {"created": answers[0]["created"]} if "created" in found else found
+
+
 def _first(answers: Sequence[Any], options: Raw) -> Any:
     return answers[0]
 
@@ -455,7 +461,7 @@ def _trouble(one: Raw) -> str:
 
 MERGED: Mapping[str, Callable[[Sequence[Any], Raw], Any]] = {
     **dict.fromkeys(("stats", "delete_group", "preview_reset", "set_push", "set_forward"), _counts),
-    **dict.fromkeys(("configure", "create_group"), _counts),
+    **dict.fromkeys(("configure", "create_group"), _as_home),
     "delete_topic": lambda answers, options: {
         **_counts(answers), "groups": max(answer["groups"] for answer in answers)
     },

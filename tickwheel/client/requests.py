@@ -371,8 +371,15 @@ class Routes(Protocol):
     ) -> AsyncGenerator[Any, None]:
         """The items of a listing of all shards, in its order."""
 
-    def home_of_transaction(self, home: Verbs | None, name: str, wires: Iterable[Any]) -> Verbs:
-        """The client of the shard of a transaction with these half tasks. Raises BadRequest."""
+    async def place_of_transaction(
+        self,
+        place: tuple[Verbs, int] | None,
+        name: str,
+        wires: Sequence[Any],
+        until_s: float | None,
+    ) -> tuple[Verbs, int]:
+        """The client of the shard of a transaction with these half tasks, and the number of the
+        claim of its name. Raises BadRequest, Conflict."""
 
     def answer_checks(self) -> None:
         """Answer at all shards for the producer groups that the client answers for."""

@@ -45,7 +45,7 @@ from tickwheel.client.merging import (
     raise_first,
 )
 from tickwheel.client.producer import Batch, ColumnBatch, Producer, failure, outcomes_of
-from tickwheel.client.requests import own_name, own_number
+from tickwheel.client.requests import own_name, own_number, read
 from tickwheel.client.search import Seen
 from tickwheel.client.spread_subscription import JOIN_S, ShardClient, SpreadSubscription
 from tickwheel.client.tasks import FRAME_BYTES, size_of
@@ -75,6 +75,8 @@ if TYPE_CHECKING:
     from tickwheel.client.tasks import CheckedTask, Columns, Receipt, Receipts, WireTask
     from tickwheel.client.transactions import Checks
 
+CLAIM_TRIES = 3
+"""How often a name is claimed whose former claim, of which nothing was made, was ended."""
 OTHERS_MAX = 8
 """Addresses of other shards at which a round looks for one."""
 WAIT_MS = 1_000
@@ -247,11 +249,18 @@ class Shards:
         self._next = best
         return members[best]
 
-    def home_of_transaction(
-        self, home: Verbs | None, name: str, wires: Iterable[WireTask]
-    ) -> Verbs:
-        """The client of the shard of a transaction with these half tasks, which is ``home`` if it
-        has some already. Raises BadRequest when they belong into several."""
+    async def place_of_transaction(
+        self,
+        place: tuple[Verbs, int] | None,
+        name: str,
+        wires: Sequence[WireTask],
+        until_s: float | None,
+    ) -> tuple[Verbs, int]:
+        """The client of the shard of a transaction with these half tasks, which is that of
+        ``place`` if it has some already, and the number of the claim of its name there; 0: it needs
+        none. Raises BadRequest when they belong into several, Conflict when others have it in
+        another shard."""
+        home = None if place is None else place[0]
         bases = {checked_basis(wire[3]) for wire in wires if len(wire) == 4} - {None}
         homes = {shard_of(basis, len(self.members)) for basis in bases if basis is not None}
         members: Sequence[Any] = self.members
@@ -262,10 +271,40 @@ class Shards:
                 f" {', '.join(sorted(map(str, bases)))}; give all of them one shard_by. A task"
                 " without a key goes along with the others; the first ones say which shard it is"
             )
-        if home is None:
-            first = self._opened(self.members[homes.pop()]) if homes else self.of_basis(name)
-            return cast("Verbs", first)
-        return home
+        if place is not None:
+            return place
+        wanted, topic = homes.pop() if homes else None, wires[0][0]
+        shard, number = await self._claim("transaction", name, topic, wanted, until_s)
+        return cast("Verbs", self._opened(members[shard])), number
+
+    async def _claim(
+        self, of: str, name: str, topic: Any, wanted: int | None, until_s: float | None
+    ) -> tuple[int, int]:
+        """The shard where what has this name is, or is about to be made, and the number of the
+        claim. ``wanted``: the only shard where it may be; None: any, or else the name's home.
+        Raises Conflict where it is in another one."""
+        home, verb = shard_of(name, len(self.members)), VERBS[f"claim_{of}"]
+
+        async def ask(at: int, shard: int, number: int, *, over: bool) -> tuple[int, int]:
+            said = {"topic": topic, "shard": shard, "number": number, "over": over}
+            asked = verb.asked.to_frame({"name": name, **said})
+            answer = await self._ask(self.members[at], verb, asked, until_s)
+            return read(lambda raw: (int(raw["shard"]), int(raw["number"])), answer)
+
+        place = home if wanted is None else wanted
+        for _ in range(CLAIM_TRIES):
+            shard, number = await ask(home, place, 0, over=False)
+            if wanted is None or shard == wanted:
+                return shard, number
+            # It may be that nothing was made of the claim, and nothing shall be.
+            if not number or (await ask(shard, shard, number, over=True))[1]:
+                break
+            await ask(home, shard, number, over=True)
+        way_out = "delete it first" if of == "schedule" else "choose another name"
+        raise Conflict(
+            f"{of} {name} is in shard {shard}, and the keys of its tasks belong into shard {place}:"
+            f" give them the key or the shard_by that they have there, or {way_out}"
+        )
 
     def answer_checks(self) -> None:
         """Answer at all shards for the producer groups that the client answers for."""
@@ -510,6 +549,12 @@ class Shards:
         name, options = fields[0], fields[-1]
         basis = checked_basis(options.get(NewSchedule.field("task").name) or {})
         home = self.of_basis(name if basis is None else basis)
+        place, topic = self.members.index(home), options.get("topic")
+        _, number = await self._claim("schedule", name, topic, place, until_s)
+        if number:
+            claim, said = VERBS["claim_schedule"], {"shard": place, "number": number}
+            fields_of_claim = claim.asked.to_frame({"name": name, "topic": topic, **said})
+            await self._ask(home, claim, fields_of_claim, until_s)
         show = VERBS["show_schedule"]
         asked = show.asked.to_frame({"name": name, "next": 0})
         rest = [member for member in self.members if member is not home]

@@ -97,8 +97,9 @@ class Transaction:
         self._doubt: BaseException | None = None
         """The error after which nobody knows whether some half task is kept."""
         self._over = ""
-        self._home: Verbs | None = None
-        """Over several shards: the client of the one that has its tasks, once that is known."""
+        self._place: tuple[Verbs, int] | None = None
+        """Over several shards: the client of the one that has its tasks, once that is known, and
+        the number of the claim of its name there."""
 
     # --- half tasks -----------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class Transaction:
         _refuse_rules(wires)
         shards = await client._know_shards(until_s)
         if shards is not None:
-            self._home = shards.home_of_transaction(self._home, self.id, wires)
+            self._place = await shards.place_of_transaction(self._place, self.id, wires, until_s)
         limits = client._reconnector.limits
         parts = []
         for start, end in frame_slices(sizes, limits, limits.tasks_per_frame_max):
@@ -138,7 +139,9 @@ class Transaction:
             await self._prepare(part, some, until_s)
 
     async def _prepare(self, part: int, wires: list[WireTask], until_s: float | None) -> None:
-        options = {"from": "commit"} if self._from_commit else None
+        options: dict[str, Any] | None = {"from": "commit"} if self._from_commit else None
+        if self._place is not None and self._place[1]:
+            options = {**(options or {}), "claim": self._place[1]}
         fields = (self.id, self.group, part, wires, options)
         try:
             answer = await self._call(FrameType.PREPARE, *fields, until_s=until_s)
@@ -181,7 +184,7 @@ class Transaction:
         self._end("rolled back")
 
     async def _call(self, kind: FrameType, *fields: Any, until_s: float | None) -> Any:
-        client = self._client if self._home is None else self._home
+        client = self._client if self._place is None else self._place[0]
         client._ready()
         return await client._calls.call(kind, *fields, until_s=until_s)
 

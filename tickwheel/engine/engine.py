@@ -26,6 +26,7 @@ from tickwheel.engine.topics import DeliveryAttempts, Group, Lease, key_of, prio
 from tickwheel.engine.transactions import Transactions
 from tickwheel.model.kinds import (
     BULK,
+    CLAIM,
     COUNTER,
     GROUP,
     PAUSED_KEY,
@@ -204,6 +205,7 @@ class Recovery:
             self._core.versions.counter, self._core.versions.sure = counter
         engine.key_control.restore(of_kind(PAUSED_KEY))
         self._core.targets.update({(row.topic, row.group): row for row in of_kind(TARGET)})
+        self._core.claims.update({CLAIM.key(row): row for row in of_kind(CLAIM)})
         self._core.sessions.restore(of_kind(SESSION))
         engine.transactions.restore(of_kind(TRANSACTION), mono_ms)
         engine.bulks.restore(of_kind(BULK))

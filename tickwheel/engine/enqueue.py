@@ -113,6 +113,15 @@ class Intake:
             core.open.chosen[first] = [new_task[1] for new_task in new_tasks]
         return first
 
+    def remember(self, address: ReplySink, session: Session, request: int, now_ms: int) -> None:
+        """Remember a request that has no tasks here; ``address`` is told when that is durable."""
+        answer = (request, 0, 0, now_ms)
+        session.remember({request: answer})
+        session.last = max(session.last, request)
+        session.seen_ms = now_ms
+        self._core.dirty_sessions[session.key] = None
+        self._core.open.staged.append((address, session, answer))
+
     def stage(
         self,
         new_tasks: Sequence[NewTask],

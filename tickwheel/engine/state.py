@@ -53,7 +53,7 @@ from tickwheel.engine.topics import (
 from tickwheel.engine.transaction_registry import Transaction, TransactionRegistry
 from tickwheel.model.filters import STEPS_PER_TICK
 from tickwheel.model.key_hash import KeyHash
-from tickwheel.model.kinds import Effects, TargetRow
+from tickwheel.model.kinds import ClaimRow, Effects, TargetRow
 from tickwheel.model.policies import BUILT_IN, DEFAULT, Merging, PolicyRef, RetryPolicy
 from tickwheel.model.records import (
     DEFAULT_GROUP,
@@ -480,8 +480,9 @@ class Core:
         self.outcomes = Outcomes(config.endings_max)
         self.keys = KeyIndex(KeyHash(key_seed), config.endings_max)
         # ``targets``: (topic, group) → where its tasks are sent to, instead of to subscribers.
+        # ``claims``: (what is named, name) → in which shard the name is in use.
         self.topics, self.targets = dict[str, Topic](), dict[tuple[str, str], TargetRow]()
-        self.maybe_idle: dict[str, None] = {}
+        self.claims, self.maybe_idle = dict[tuple[str, str], ClaimRow](), dict[str, None]()
         """Topics that may be idle, among them all that are; see ``Grouping.forget_idle``."""
         self.resident_rows: dict[int, TaskRow] = {}
         """Rows in memory of tasks that are scheduled soon or ready."""

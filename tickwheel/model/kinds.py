@@ -327,6 +327,32 @@ Key = str | tuple[str | bytes | int, ...]
 """What tells the records of one kind apart; all keys of a kind have the same shape."""
 
 
+# --- claims of names -----------------------------------------------------------------------------
+
+OF_SCHEDULE, OF_TRANSACTION = "schedule", "transaction"
+
+
+class ClaimRow(NamedTuple):
+    """A name that is used in one shard and has its home, shard crc32(name) mod N, in another.
+
+    The home has one that says the shard: whoever claims the name next is sent there. That shard has
+    one of its own for a schedule, with the same number, and for each claim that is over: nothing
+    may be made under it any more, however late the request comes."""
+
+    of: str
+    """What is named: OF_SCHEDULE, OF_TRANSACTION."""
+    name: str
+    topic: str
+    """Of the tasks that it was claimed for."""
+    shard: int
+    """The shard that has, or may make, what is named."""
+    number: int
+    """Told to whoever claims the name; no other claim has it."""
+    at_ms: int
+    """When the name was claimed last."""
+    is_over: bool = False
+
+
 # --- kinds ---------------------------------------------------------------------------------------
 
 R = TypeVar("R")
@@ -648,9 +674,16 @@ COUNTER: Kind[SettingsCounter] = Kind(
 )
 """How many changes of settings the shard has numbered; there is one at most."""
 
+# --- claims of names --------------------------------------------------------------------------
+
+CLAIM: Kind[ClaimRow] = Kind(
+    9, "claim", key=lambda row: (row.of, row.name), fields=lambda row: row, builds=(ClaimRow,)
+)
+"""In which shard a name is in use, by (what is named, name): see ``ClaimRow``."""
+
 KINDS: dict[int, Kind[Any]] = {
     kind.number: kind
-    for kind in (GROUP, SESSION, SCHEDULE, TRANSACTION, BULK, PAUSED_KEY, TARGET, COUNTER)
+    for kind in (GROUP, SESSION, SCHEDULE, TRANSACTION, BULK, PAUSED_KEY, TARGET, COUNTER, CLAIM)
 }
 """Every kind of record, by its number."""
 

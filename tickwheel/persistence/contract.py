@@ -458,6 +458,10 @@ class Siblings(Protocol):
         record is all that is read. Raises StoreError, mostly StoreAway."""
         ...
 
+    async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
+        """Whether a shard has a record under each of these keys. Raises as ``settings``."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -9,6 +9,7 @@ All records of the databases there are go into new ones beside them. Where a rec
 | a schedule | that of the basis of its tasks, else of its name |
 | an open transaction | that of the bases of its half tasks, else of its name |
 | a decided transaction; groups, topics, targets, paused keys | all |
+| a claim of a name | none: what is in use is claimed anew, at the home of its name |
 | the answers to a producer session | the one it was in; all, if that is gone |
 
 What was in a shard that is gone goes to the shard of its number mod how many there are. Versions of
@@ -47,14 +48,18 @@ from tickwheel.limits import SHARDS_MAX
 from tickwheel.model.filters import is_before
 from tickwheel.model.kinds import (
     BULK,
+    CLAIM,
     GROUP,
     NAME_PROPERTY,
+    OF_SCHEDULE,
+    OF_TRANSACTION,
     PAUSED_KEY,
     SCHEDULE,
     SESSION,
     TARGET,
     TRANSACTION,
     BulkRow,
+    ClaimRow,
     Halves,
     Kind,
     PausedKey,
@@ -561,6 +566,7 @@ class _Move:
             if any((SCHEDULE, row.schedule.name) in records for records in self.records):
                 raise Conflict(f"schedule {row.schedule.name} is in two shards: delete one of them")
             self._put(shard, SCHEDULE, row)
+            self._claim(OF_SCHEDULE, row.schedule.name, row.schedule.topic, shard)
             if row.last_id and row.schedule.overlap != "allow":
                 self._watched[row.last_id] = row.schedule.name, shard
 
@@ -589,6 +595,14 @@ class _Move:
             shard = homes.pop() if homes else self.shard_of(head.id)
             for one in (head, *parts.get(head.id, ())):
                 self._put(shard, TRANSACTION, one)
+            self._claim(OF_TRANSACTION, head.id, head.topics[0] if head.topics else "", shard)
+
+    def _claim(self, of: str, name: str, topic: str, shard: int) -> None:
+        """Claim a name at its home for the shard where it is in use now."""
+        home = self.shard_of(name)
+        if home != shard:
+            number = len(self.records[home]) + 1  # no id, and no number of another claim there
+            self._put(home, CLAIM, ClaimRow(of, name, topic, shard, number, self.position_ms))
 
     def _add_bulks(self, source: _Source, rows: Iterable[BulkRow]) -> None:
         records = self.records[self._stays(source)]

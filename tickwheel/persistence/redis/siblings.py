@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from tickwheel.model.kinds import COUNTER, GROUP
+from tickwheel.model.kinds import COUNTER, GROUP, RecordKey
 from tickwheel.model.records import GroupRow, SettingsCounter
 from tickwheel.persistence.codec import decode_record
 from tickwheel.persistence.contract import SiblingSettings, StoreAway
@@ -45,6 +45,8 @@ TRIES = 3
 AWAY_S = 1.0
 """For so many seconds a server that has not answered is not asked about other shards either, each
 of which would wait for it in its turn."""
+_T = TypeVar("_T")
+_Ask = Callable[[Connection, Keys], Awaitable[_T]]
 _COUNTER = record_field((COUNTER, COUNTER.key(SettingsCounter())))
 _GROUP = f"{GROUP.name} *"
 """The pattern of the fields of groups."""
@@ -71,24 +73,33 @@ class RedisSiblings:
                 await self._masters.ready()
 
     async def settings(self, shard: int, known: int | None) -> SiblingSettings:
+        return await self._read(shard, lambda line, keys: _settings(line, keys, known))
+
+    async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
+        fields = [record_field(key) for key in keys]
+        found: list[Any] = await self._read(
+            shard, lambda line, at: line.call("HMGET", at.named["records"], *fields)
+        )
+        return [one is not None for one in found]
+
+    async def _read(self, shard: int, ask: _Ask[_T]) -> _T:
+        """What ``ask`` finds in a shard. Raises StoreAway."""
         options = replace(self._options, shard=shard)
         keys = Keys(options.prefix, options.namespace, shard)
         try:
             if self._masters is None:
-                return await self._line.settings(keys, known)
-            return await self._of_master(self._masters, slot_of(options), keys, known)
+                return await self._line.read(keys, ask)
+            return await self._of_master(self._masters, slot_of(options), keys, ask)
         except (NotConnected, NoReply, ServerError) as error:
             raise StoreAway(f"{keys.shard} of {options.name}: {error.message}") from error
 
-    async def _of_master(
-        self, masters: _Masters, slot: int, keys: Keys, known: int | None
-    ) -> SiblingSettings:
+    async def _of_master(self, masters: _Masters, slot: int, keys: Keys, ask: _Ask[_T]) -> _T:
         """The same in a Cluster. A slot on its way is waited for, as long as a call may take."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._options.call_ms / 1000
         while True:
             try:
-                return await (await masters.line(slot)).settings(keys, known)
+                return await (await masters.line(slot)).read(keys, ask)
             except (NotConnected, NoReply):
                 masters.forget()
                 raise
@@ -118,14 +129,14 @@ class _Line:
         self._lock = asyncio.Lock()
         self._away_until_s = 0.0
 
-    async def settings(self, keys: Keys, known: int | None) -> SiblingSettings:
-        """See ``Siblings.settings``. Raises NotConnected, NoReply, ServerError."""
+    async def read(self, keys: Keys, ask: _Ask[_T]) -> _T:
+        """What ``ask`` finds in a shard. Raises NotConnected, NoReply, ServerError."""
         loop = asyncio.get_running_loop()
         async with self._lock:
             if loop.time() < self._away_until_s:
                 raise NotConnected("the server has just not answered about another shard")
             try:
-                return await _settings(self.connection, keys, known)
+                return await ask(self.connection, keys)
             except (NotConnected, NoReply):
                 self._away_until_s = loop.time() + AWAY_S
                 raise

@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING
 
 from tickwheel.model.kinds import COUNTER, GROUP
 from tickwheel.model.records import SettingsCounter
-from tickwheel.persistence.codec import decode_record
+from tickwheel.persistence.codec import decode_record, key_text
 from tickwheel.persistence.contract import SiblingSettings, StoreAway
 from tickwheel.persistence.sqlite.database import connect_reader, describe, identify, snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from tickwheel.model.kinds import RecordKey
 
 CACHE_BYTES = 1 << 20
 BUSY_MS = 500
 _OF_KIND = "SELECT data FROM record WHERE kind = ?"
+_THERE = "SELECT 1 FROM record WHERE kind = ? AND key = ?"
 
 
 class SqliteSiblings:
@@ -43,8 +46,25 @@ class SqliteSiblings:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, _read, path, known)
 
+    async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
+        path = self._database(shard)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, _have, path, keys)
+
     async def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _have(path: str, keys: Sequence[RecordKey]) -> Sequence[bool]:
+    try:
+        connection = connect_reader(path, CACHE_BYTES, BUSY_MS, mode="ro")
+        with contextlib.closing(connection), snapshot(connection):
+            if not identify(connection, path):
+                return [False] * len(keys)
+            rows = ((kind.number, key_text(key)) for kind, key in keys)
+            return [connection.execute(_THERE, row).fetchone() is not None for row in rows]
+    except sqlite3.Error as error:
+        raise StoreAway(f"cannot read {path}: {describe(error)}") from error
 
 
 def _read(path: str, known: int | None) -> SiblingSettings:

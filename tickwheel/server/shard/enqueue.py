@@ -117,11 +117,17 @@ class Producing:
         self, caller: Caller, key: bytes, fingerprint: int, tasks: Sequence[Any], now: Now
     ) -> None:
         """``enqueue`` by a caller without a session of its own. ``key`` is the session of this one
-        request, ``fingerprint`` of its payload is its number: the same again is a resend. Raises
-        as ``enqueue``, and TooManySessions, IdempotencyKeyReused."""
+        request, ``fingerprint`` of its payload is its number: the same again is a resend. Over
+        several shards the home of the key may have none of its tasks: it remembers that it came.
+        Raises as ``enqueue``, and TooManySessions, IdempotencyKeyReused."""
         caller.session = session = self._session(key, now.now_ms)
         if session.requests and not session.knows(fingerprint):
             raise IdempotencyKeyReused("the key came before with another payload; choose a new one")
+        if tasks == () and self._core.versions.shards > 1:
+            if not self._was_answered(caller, fingerprint, 0, now):
+                intake = self._parts.border.act().intake
+                intake.remember(caller.replies, session, fingerprint, now.now_ms)
+            return
         self.enqueue(caller, fingerprint, 0, tasks, now)
 
     def _coalesce(

@@ -1,4 +1,5 @@
-"""Follows the settings of groups and topics that have their home in other shards.
+"""Follows the settings of groups and topics that have their home in other shards; ends claims of
+names (``names.py``) of which the shard that they were made for has nothing.
 
 The home of a topic numbers the changes of its settings and groups (``engine/topics.py:Versions``).
 This shard looks at what each of the others has committed, before it serves and every ``LOOK_S``
@@ -32,6 +33,7 @@ from tickwheel.server.shard.groups import (
     targets_changed,
     with_filter,
 )
+from tickwheel.server.shard.names import drop_claims, key_of_named, old_claims
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -48,6 +50,8 @@ LOOK_S: Final = 2.0
 LOOKS_A_SECOND: Final = 64
 """So many shards are looked at in a second, at most: among N shards, N times as many looks reach
 the store."""
+CLAIMS_LOOK_MS: Final = 60_000
+"""How often, in ms, old claims of names are looked at."""
 ROWS_AT_A_TIME: Final = 200
 """Rows that are taken over in one step of the event loop."""
 LOGGED_MAX: Final = 20
@@ -83,6 +87,8 @@ class Following:
         """What is due from this time on has not fired; None: this shard serves."""
         self._reasons: dict[int, str] = {}
         """Shard → what was logged last of why it is not followed."""
+        self._claims_mono_ms = 0
+        """When claims are looked at next."""
         self._changes: list[str] = []
         """What the look under way has changed."""
 
@@ -119,6 +125,27 @@ class Following:
         while True:
             await asyncio.sleep(look_pause_s(len(self._others)))
             await asyncio.gather(*map(self.look, self._others))
+            await self.end_claims()
+
+    async def end_claims(self) -> None:
+        """End old claims of names of which nothing is there, here or where they were made for."""
+        now = self._parts.clock.read()
+        if now.mono_ms < self._claims_mono_ms:
+            return
+        self._claims_mono_ms = now.mono_ms + CLAIMS_LOOK_MS
+        here, elsewhere = old_claims(self._parts.core, now.now_ms)
+        drop_claims(self._parts, here)
+        for shard, rows in elsewhere.items():
+            for start in range(0, len(rows), ROWS_AT_A_TIME):
+                some = rows[start : start + ROWS_AT_A_TIME]
+                try:
+                    there = await self._siblings.have(shard, list(map(key_of_named, some)))
+                except StoreError as error:
+                    self._say_why(shard, error.message)
+                    break
+                gone = [row for row, is_there in zip(some, there, strict=True) if not is_there]
+                drop_claims(self._parts, gone)
+        self._parts.committer.kick()
 
     async def look(self, shard: int) -> None:
         """Look at one shard, and take over what is new there."""

@@ -10,7 +10,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.api.tasks import TaskFields, check_options, kept_options
+from tickwheel.api.tasks import TaskFields, basis_of, check_options, kept_options
 from tickwheel.errors import (
     BacklogFull,
     BadRequest,
@@ -156,6 +156,10 @@ class NewTasks:
         count = sum(rule.action != ADD for rule in given.values())
         if not count:
             return None
+        if self._core.versions.shards > 1:
+            for index, rule in given.items():
+                if rule.action != ADD:
+                    _check_in_shard_of_key(new_tasks[index][3], f"tasks[{index}]")
         if count > self._limits.coalesced_tasks_max:
             raise LimitExceeded(
                 f"{count} tasks have a rule for a pending key; the limit is"
@@ -344,6 +348,18 @@ class NewTasks:
         task_options = _new_options(TaskOptions, values)
         checks.storable_options(task_options, field)
         return None if task_options == _NOTHING else task_options
+
+
+def _check_in_shard_of_key(options: TaskOptions | None, field: str) -> None:
+    """Check that a task with a rule for its key is where tasks with that key are. Raises
+    BadRequest."""
+    if options is None or basis_of(options.shard_by, options.order_key, options.key) == options.key:
+        return
+    name = "order_key" if options.shard_by is None else "shard_by"
+    raise BadRequest(
+        f"{field} has a rule for a pending key (if_pending, its own or its topic's), and {name}"
+        " says in which of several shards it is: with such a rule it must be the key"
+    )
 
 
 def _rule(value: Any, new_task: NewTask, field: str) -> Coalescing:

@@ -30,6 +30,7 @@ from tickwheel.server.shard.callers import OUTBOUND
 from tickwheel.server.shard.delivery import Consuming
 from tickwheel.server.shard.enqueue import Producing
 from tickwheel.server.shard.groups import Grouping, Lining
+from tickwheel.server.shard.names import Naming
 from tickwheel.server.shard.overview import Watching
 from tickwheel.server.shard.resets import Resetting
 from tickwheel.server.shard.schedules import Scheduling
@@ -137,6 +138,7 @@ class Operations:
             Watching(shard, lags, shard.stories, listings, shard.lookups, value_bytes),
             Restoring(shard, shard.restores, listings),
             Placing(shard, listings),
+            Naming(shard),
             self.targeting,
         )
         for part in parts:

@@ -21,9 +21,10 @@ from tickwheel.errors import (
     LimitExceeded,
     NotFound,
 )
-from tickwheel.model.kinds import OWN_PROPERTIES, Schedule
+from tickwheel.model.kinds import OF_SCHEDULE, OWN_PROPERTIES, Schedule
 from tickwheel.model.records import MOMENT_MS_MAX, TaskOptions, size_of
 from tickwheel.server import checks
+from tickwheel.server.shard.names import check_new_name
 from tickwheel.server.shard.new_tasks import check_stays
 from tickwheel.server.shard.parts import when_free
 from tickwheel.server.shard.views import Page, policy_map
@@ -92,6 +93,8 @@ class Scheduling:
                 f"schedule {name} is new and there are {len(known)} schedules; the limit is"
                 f" {limit} (schedules_max)"
             )
+        if name not in known:
+            check_new_name(self._core, OF_SCHEDULE, name)
         schedule = self._checked(ask.request, now_ms)
         check_stays(self._core, schedule.topic)
         table = self._timetable(schedule, now_ms)

@@ -35,6 +35,7 @@ from tickwheel.errors import (
     UnknownTransaction,
 )
 from tickwheel.model.kinds import (
+    OF_TRANSACTION,
     PART_MAX,
     TRANSACTION,
     Half,
@@ -44,10 +45,12 @@ from tickwheel.model.kinds import (
     TransactionState,
 )
 from tickwheel.model.records import ID_STEP, TaskOptions
+from tickwheel.model.values import INTEGER_MAX
 from tickwheel.persistence.codec import encode_record
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import Caller, check_share
 from tickwheel.server.shard.groups import make_topic_room
+from tickwheel.server.shard.names import check_new_name
 from tickwheel.server.shard.new_tasks import check_stays
 from tickwheel.server.shard.parts import when_free
 from tickwheel.server.shard.views import Page
@@ -62,7 +65,7 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.parts import Listings, Parts
     from tickwheel.server.shard.views import ValueBytes
 
-PREPARE_OPTIONS = ("from",)
+PREPARE_OPTIONS = ("from", "claim")
 COUNTED_FROM = ("enqueue", "commit")
 STATES = {state.name.lower(): state for state in TransactionState}
 NO_OPTIONS = TaskOptions()
@@ -117,11 +120,16 @@ class Transacting:
         counted_from = options.get("from", "enqueue")
         if type(counted_from) is not str or counted_from not in COUNTED_FROM:
             checks.wrong("from", f"one of {', '.join(COUNTED_FROM)}", counted_from)
+        claim = options.get("claim")
+        if claim is not None:
+            claim = checks.integer(claim, "claim", 1, INTEGER_MAX)
 
         def act() -> None:
             found = self._registry.known.get(name)
             if found is not None:
                 self._check_open(found, members, caller)
+            else:
+                check_new_name(self._core, OF_TRANSACTION, name, claim)
             halves: tuple[Half, ...] = ()
             if found is not None and (former := found.parts.get(number)) is not None:
                 self._check_same(former, tasks, from_commit=counted_from == "commit")

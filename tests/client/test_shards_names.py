@@ -1,0 +1,288 @@
+"""Names that are unique for the daemon, over several shards: which shard decides, and races."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.shard_rig import Peer
+from support.shards import Shards, key_in
+from tickwheel import Client, Task, errors
+from tickwheel.api.frames import FrameType as T
+from tickwheel.api.verb import Over
+from tickwheel.api.verbs import VERBS
+from tickwheel.gateway import Teller
+from tickwheel.model.values import shard_of
+from tickwheel.server.shard import following
+from tickwheel.server.shard.names import CLAIM_KEPT_MS
+
+COUNT, HOUR = 3, 3_600
+ROUNDS = 12
+NOT_UNIQUE = {
+    "enqueue": "ids are the daemon's own",
+    "enqueue_columns": "ids are the daemon's own",
+    "enqueue_unanswered": "ids are the daemon's own",
+    "configure": "settings of what is there; the home decides",
+    "delete_group": "of what is there",
+    "delete_topic": "of what is there",
+    "cancel_bulk": "of what is there",
+    "cancel_restore": "of what is there",
+    "pause_key": "of what is there, and the same everywhere",
+    "resume_key": "of what is there, and the same everywhere",
+    "set_push": "the target of a group; the same again mends it",
+    "set_forward": "the target of a group; the same again mends it",
+    "remove_target": "of what is there",
+}
+"""Verbs that tell several shards something, and make nothing that goes by a name."""
+
+
+@pytest.fixture
+async def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shards]:
+    monkeypatch.setattr(following, "LOOK_S", 3_600.0)
+    backups = tmp_path / "backups"
+    backups.mkdir()
+    async with Shards(COUNT, tmp_path, backup_dir=str(backups)) as found:
+        yield found
+
+
+async def ends_of(*asked: Awaitable[Any]) -> list[Any]:
+    """What became of requests at once; other than refusals, none may fail."""
+    ends = await asyncio.gather(*asked, return_exceptions=True)
+    for end in ends:
+        refused = (errors.Conflict, errors.IdempotencyKeyReused)
+        assert not isinstance(end, BaseException) or isinstance(end, refused), repr(end)
+    return ends
+
+
+def teller(shards: Shards) -> Teller:
+    """What asks for the HTTP API of all."""
+    found = Teller(shards.urls[0], "", None)
+    found._open_to = shards._open_to
+    shards._stack.push_async_callback(found.close)
+    return found
+
+
+async def pairs_of(shards: Shards) -> list[tuple[Client, str]]:
+    """Two programs, and the keys of two shards."""
+    one, two = await shards.client(0).connect(), await shards.client(1).connect()
+    return [(one, key_in(0, COUNT)), (two, key_in(1, COUNT))]
+
+
+async def race_for_a_schedule(shards: Shards, pairs: list[tuple[Client, str]]) -> None:
+    for n in range(ROUNDS):
+        await ends_of(
+            *(c.put_schedule(f"s{n}", topic="t", every=HOUR, key=key) for c, key in pairs)
+        )
+        there = [f"s{n}" in shards.shard(one).core.schedule_heap.known for one in range(COUNT)]
+        assert sum(there) == 1
+
+
+async def race_of_putting_and_deleting(shards: Shards, pairs: list[tuple[Client, str]]) -> None:
+    async def change(client: Client, key: str) -> None:
+        for _ in range(ROUNDS):
+            await ends_of(client.put_schedule("s", topic="t", every=HOUR, key=key))
+            there = ["s" in shards.shard(one).core.schedule_heap.known for one in range(COUNT)]
+            assert sum(there) <= 1
+            with suppress(errors.NotFound):
+                await client.delete_schedule("s")
+
+    third = await shards.client(2).connect(), key_in(2, COUNT)
+    await asyncio.gather(*(change(*pair) for pair in (*pairs, third)))
+
+
+async def race_for_a_transaction(shards: Shards, pairs: list[tuple[Client, str]]) -> None:
+    async def begin(client: Client, name: str, key: str) -> None:
+        transaction = client.transaction("p", id=name)
+        await transaction.enqueue("t", b"1", key=key)
+        await transaction.enqueue("t", b"2")
+
+    for n in range(ROUNDS):
+        ends = await ends_of(*(begin(client, f"x{n}", key) for client, key in pairs))
+        known = [shards.shard(one).core.transaction_registry.known for one in range(COUNT)]
+        assert [f"x{n}" in one for one in known].count(True) == 1
+        assert ends.count(None) >= 1
+        client = pairs[0][0]
+        assert len(await client.commit_transaction(f"x{n}")) == 2 * ends.count(None)
+        with pytest.raises(errors.TransactionCommitted):
+            await client.rollback_transaction(f"x{n}")
+
+
+async def race_for_an_idempotency_key(shards: Shards, pairs: list[tuple[Client, str]]) -> None:
+    client = pairs[0][0]
+    tellers = [await teller(shards).connect() for _ in pairs]
+    for n in range(ROUNDS):
+        tasks = [(("once", b"%d" % i, HOUR, {"key": key}),) for i, (_, key) in enumerate(pairs)]
+        asked = [
+            one.put_once(b"pay-%d" % n, i + 1, some)
+            for i, (one, some) in enumerate(zip(tellers, tasks, strict=True))
+        ]
+        ends = await ends_of(*asked)
+        assert [type(end) for end in ends].count(errors.IdempotencyKeyReused) == 1
+    assert len([one async for one in client.list_tasks(topic="once")]) == ROUNDS
+
+
+async def race_for_a_bulk_operation(shards: Shards, pairs: list[tuple[Client, str]]) -> None:
+    keys = [key_in(shard, COUNT) for shard in range(COUNT)]
+    await pairs[0][0].enqueue_many([Task("t", b"", delay=HOUR, key=key) for key in keys])
+    for n in range(ROUNDS):
+        asked = (
+            client.cancel(topic="t", filter={"tags": tag}, id=f"b{n}")
+            for (client, _), tag in zip(pairs, ("b", "c"), strict=True)
+        )
+        ends = await ends_of(*asked)
+        assert [type(end) for end in ends].count(errors.Conflict) == 1
+        know = await pairs[0][0]._know_shards()
+        assert know is not None
+        bulks = [await member.show_bulk(f"b{n}") for member in know.members]
+        assert len({str(bulk.selection) for bulk in bulks}) == 1
+
+
+async def race_for_a_backup(shards: Shards, pairs: list[tuple[Client, str]]) -> None:
+    ends = await ends_of(*(client.backup("b.db") for client, _ in pairs))
+    assert [type(end) for end in ends].count(errors.Conflict) == 1
+
+
+async def race_for_a_group(shards: Shards, pairs: list[tuple[Client, str]]) -> None:
+    for n in range(ROUNDS):
+        ends = await ends_of(*(client.create_group("t", f"g{n}") for client, _ in pairs))
+        assert sorted(end.created for end in ends) == [False, True]
+
+
+Race = Callable[[Shards, list[tuple[Client, str]]], Awaitable[None]]
+RACES: dict[str, tuple[Race, ...]] = {
+    "put_schedule": (race_for_a_schedule, race_of_putting_and_deleting),
+    "prepare": (race_for_a_transaction,),
+    "enqueue_once": (race_for_an_idempotency_key,),
+    "make_bulk": (race_for_a_bulk_operation,),
+    "backup": (race_for_a_backup,),
+    "create_group": (race_for_a_group,),
+}
+ELSEWHERE = {
+    "restore": "tests/client/test_shards_verbs.py: where one refuses, all are cancelled",
+    "reset_group": "tests/client/test_shards_verbs.py: told as a bulk operation is",
+}
+"""They need a history."""
+
+
+def test_each_verb_that_makes_what_has_a_name_says_which_shard_decides() -> None:
+    several = {
+        name
+        for name, verb in VERBS.items()
+        if verb.over in (Over.BASIS, Over.TURN, Over.TOGETHER, Over.HOME, Over.HOME_LAST)
+    }
+    unique = {name for name, verb in VERBS.items() if verb.unique is not None}
+    assert several - NOT_UNIQUE.keys() == unique == RACES.keys() | ELSEWHERE.keys()
+    for name in unique:
+        request, said = VERBS[name].request, VERBS[name].unique
+        assert said is not None
+        fields = VERBS[name].fields if request is None else [f.name for f in request.fields()]
+        assert said.name in fields, name
+
+
+@pytest.mark.parametrize("race", [one for some in RACES.values() for one in some])
+async def test_two_programs_use_a_name_at_once(shards: Shards, race: Race) -> None:
+    await race(shards, await pairs_of(shards))
+
+
+# --- a program that stops halfway ----------------------------------------------------------------
+
+
+async def claimed(shards: Shards, client: Client, of: str, name: str, shard: int) -> int:
+    """The number of a claim of which nothing was made."""
+    know = await client._know_shards()
+    found, number = await know._claim(of, name, "t", shard, None)  # type: ignore[union-attr]
+    assert found == shard and number
+    return int(number)
+
+
+def name_in(shard: int) -> str:
+    return key_in(shard, COUNT, "n")
+
+
+async def test_the_next_one_goes_on_where_a_program_has_stopped(shards: Shards) -> None:
+    (client, zero), (other, one) = await pairs_of(shards)
+    name = name_in(2)
+    await claimed(shards, client, "schedule", name, 0)
+    assert (await client.put_schedule(name, topic="t", every=HOUR, key=zero)).outcome == "created"
+    await claimed(shards, client, "transaction", name, 0)
+    async with other.transaction("p", id=name) as transaction:
+        await transaction.enqueue("t", b"", key=one)
+    assert (await other.show_transaction(name)).state == "committed"
+
+
+async def test_nothing_is_made_under_a_claim_that_has_ended(shards: Shards) -> None:
+    (client, _), (other, one) = await pairs_of(shards)
+    name = name_in(2)
+    number = await claimed(shards, client, "transaction", name, 0)
+    await other.transaction("p", id=name).enqueue("t", b"", key=one)
+    peer = Peer(shards.insides[0].daemon.listener())  # type: ignore[union-attr]
+    await peer.hello()
+    late = await peer.call(T.PREPARE, name, "p", 1, (("t", b"", 0),), {"claim": number})
+    assert late[0] == T.ERROR and "meanwhile" in str(late)
+    peer.lose()
+
+
+async def test_tasks_without_a_key_go_along(shards: Shards) -> None:
+    (client, zero), (other, _) = await pairs_of(shards)
+    name = name_in(2)
+    await client.transaction("p", id=name).enqueue("t", b"", key=zero)
+    with pytest.raises(errors.Conflict, match=r"in shard 0.*shard 1"):
+        await other.transaction("p", id=name).enqueue("t", b"", key=key_in(1, COUNT))
+    transaction = shards.client().transaction("p", id=name)
+    transaction._parts = 1
+    await transaction.enqueue("t", b"")
+    assert (await client.show_transaction(name)).tasks == 2
+
+
+async def test_a_shard_alone_refuses_a_name_whose_home_is_elsewhere(shards: Shards) -> None:
+    name = name_in(2)
+    peer = Peer(shards.insides[0].daemon.listener())  # type: ignore[union-attr]
+    await peer.hello()
+    prepared = await peer.call(T.PREPARE, name, "p", 1, (("t", b"", 0),), None)
+    put = await peer.call(T.SCHEDULE_PUT, name, {"topic": "t", "every_ms": 3_600_000})
+    for answer in (prepared, put):
+        assert answer[0] == T.ERROR and "home in shard 2" in str(answer)
+    peer.lose()
+
+
+async def test_claims_of_which_nothing_was_made_end(shards: Shards) -> None:
+    (client, zero), _ = await pairs_of(shards)
+    name, used = name_in(2), key_in(2, COUNT, "m")
+    await claimed(shards, client, "schedule", name, 0)
+    await claimed(shards, client, "transaction", name, 0)
+    await client.put_schedule(used, topic="t", every=HOUR, key=zero)
+    await client.transaction("p", id=used).enqueue("t", b"", key=zero)
+    for passed_ms, left in ((CLAIM_KEPT_MS, 4), (CLAIM_KEPT_MS, 2)):
+        shards.pass_time(passed_ms)
+        looking = shards.shard(2).following
+        assert looking is not None
+        await looking.end_claims()
+        assert len(shards.shard(2).core.claims) == left
+    assert {row.name for row in shards.shard(2).core.claims.values()} == {used}
+
+
+async def test_an_idempotency_key_whose_home_has_none_of_its_tasks(shards: Shards) -> None:
+    one = await teller(shards).connect()
+    key = next(k for k in (b"%d" % n for n in range(99)) if shard_of(k.hex(), COUNT) == 0)
+    tasks = (("t", b"", HOUR, {"key": key_in(1, COUNT)}), ("t", b"", HOUR, {"key": "k"}))
+    first = await one.put_once(key, 7, tasks)
+    assert await one.put_once(key, 7, tasks) == first
+    for other in range(COUNT):
+        with pytest.raises(errors.IdempotencyKeyReused):
+            await one.put_once(key, 8, (("t", b"", HOUR, {"key": key_in(other, COUNT)}),))
+
+
+async def test_a_topics_rule_and_an_order_key_of_another_shard(shards: Shards) -> None:
+    client = await shards.client().connect()
+    await client.configure("t", if_pending="keep")
+    key = key_in(0, COUNT)
+    with pytest.raises(errors.BadRequest, match="if_pending.*order_key"):
+        await client.enqueue("t", b"", key=key, order_key=key_in(1, COUNT))
+    await client.enqueue("t", b"", key=key, order_key=key, delay=HOUR)
+    kept = await client.enqueue("t", b"", key=key, delay=HOUR)
+    assert kept.outcome == "kept"
