@@ -84,8 +84,13 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.callers import Ask, Caller, OnEvent, Principal
     from tickwheel.server.shard.operations import Operations
 
-CLIENTS_MAX: Final = 64
-"""Clients that are kept, one for each token; streams have their own beside them."""
+CLIENTS_MAX: Final = 256
+"""Clients in use, one for each token: with a request under way, or the lease of a pull that is not
+over; streams have their own beside them."""
+IDLE_MAX: Final = 64
+"""Clients that are kept beside these."""
+STREAM_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of bodies that wait for the reader of a stream, before the shards send no more."""
 IDLE_S: Final = 60.0
 """Seconds after which a client that was asked nothing is closed, with no lease of a pull left."""
 LOOK_S: Final = 5.0
@@ -121,12 +126,19 @@ class Teller(Client):
         self._tls = tls
         self.under_way = 0
         """Requests that it works on."""
-        self.needed_until_s = 0.0
-        """When it may be closed, by the loop's clock, if nothing is under way."""
+        self.leased_until_s = 0.0
+        """When the last lease of a pull is over, by the loop's clock: its end would end them."""
+        self.idle_since_s = 0.0
+        """When it was asked last."""
 
-    def keep_for(self, time_s: float) -> None:
-        """Let nobody close it for so long."""
-        self.needed_until_s = max(self.needed_until_s, _now_s() + time_s)
+    def keep_for(self, lease_s: float) -> None:
+        """Let nobody close it before a lease is over."""
+        self.leased_until_s = max(self.leased_until_s, _now_s() + lease_s)
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether somebody would miss it."""
+        return self.under_way > 0 or self.leased_until_s > _now_s()
 
     async def tell(self, verb: Verb, request: Request) -> Any:
         """The answer to a declared verb."""
@@ -265,6 +277,7 @@ class Teller(Client):
     def wish(self, wish: SubscribeOptions, prefetch: int) -> Any:
         """A subscription that is not started."""
         self._ready()
+        self._subscriptions.buffer_bytes_max = STREAM_BYTES_MAX
         return self._subscriptions.make(wish, prefetch)
 
 
@@ -429,7 +442,7 @@ class OverShards(StandbyOperations):
                 for one in some:
                     items = cast("Any", [_told(one)])
                     sink.deliver(one.epoch, one.delivered_ms, items)
-                await reads.wait()
+                    await reads.wait()
         except TickwheelError as error:
             if has_begun:
                 sink.ended(error.code, error.message)
@@ -627,15 +640,20 @@ class Gateway:
             yield client
         finally:
             client.under_way -= 1
-            client.keep_for(IDLE_S)
+            client.idle_since_s = _now_s()
 
     def _make_room(self) -> None:
-        if len(self._clients) < CLIENTS_MAX:
-            return
-        idle = [who for who, client in self._clients.items() if not client.under_way]
-        if not idle:
-            raise Overloaded(f"{CLIENTS_MAX} tokens are in use; the limit is {CLIENTS_MAX}")
-        self._close(min(idle, key=lambda who: self._clients[who].needed_until_s))
+        """Close the client that was idle longest, if there are too many of them. Raises Overloaded
+        where too many are in use: what they have leased would be handed out again."""
+        idle = [who for who, client in self._clients.items() if not client.is_in_use]
+        in_use = len(self._clients) - len(idle)
+        if in_use >= CLIENTS_MAX:
+            raise Overloaded(
+                f"{in_use} tokens are in use, with requests or pulled tasks; the limit is"
+                f" {CLIENTS_MAX} (CLIENTS_MAX)"
+            )
+        if len(idle) >= IDLE_MAX:
+            self._close(min(idle, key=lambda who: self._clients[who].idle_since_s))
 
     def _close(self, principal: Principal) -> None:
         """Close the client of a principal, if it has one."""
@@ -651,7 +669,7 @@ class Gateway:
             await asyncio.sleep(LOOK_S)
             now_s = _now_s()
             for who, client in list(self._clients.items()):
-                if not client.under_way and client.needed_until_s <= now_s:
+                if not client.is_in_use and client.idle_since_s + IDLE_S <= now_s:
                     self._close(who)
 
     def _trust(self) -> ssl.SSLContext | None:

@@ -69,7 +69,7 @@ class DeliveryBatch:
     """What deliveries of one frame have in common."""
 
     __slots__ = ("acks", "calls", "codec", "delivered_ms", "epoch", "extending", "group", "items",
-                 "topic", "until_s")  # fmt: skip
+                 "size_bytes", "topic", "until_s")  # fmt: skip
 
     def __init__(
         self,
@@ -94,6 +94,8 @@ class DeliveryBatch:
         self.until_s = 0.0
         """Until when the leases hold for sure, by the loop's clock in seconds."""
         self.extending = False
+        self.size_bytes = 0
+        """The bytes of the bodies that came with the frame."""
 
 
 class Delivered(DeliveredOptions):

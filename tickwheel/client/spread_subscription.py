@@ -19,7 +19,7 @@ from tickwheel.client.connection import LOGGER
 from tickwheel.client.leases import Leases
 from tickwheel.client.merging import raise_first
 from tickwheel.client.requests import retry_pause_s
-from tickwheel.client.subscription import Buffer, Subscription
+from tickwheel.client.subscription import PART_BYTES_MIN, Buffer, Subscription
 from tickwheel.errors import TickwheelError
 
 if TYPE_CHECKING:
@@ -178,6 +178,7 @@ class SpreadSubscription:
         await member.connect()
         part = member._subscriptions.make(front._wish, self._shares[shard])
         part._front, part._arrived, part._insists = front, front._arrived, front._insists
+        part._bytes_max = max(PART_BYTES_MIN, front._bytes_max // self._count)
         await part.start()
         if front._closed:
             await part.close()

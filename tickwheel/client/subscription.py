@@ -199,6 +199,13 @@ PREFETCH = 256
 """The prefetch of a subscription that names none, at each shard."""
 
 
+BUFFER_BYTES_MAX = 16 * 1024 * 1024
+"""Bytes of bodies that may wait in one subscription, of all shards together: when there are more,
+the daemon is asked for none until what is here is handed out."""
+PART_BYTES_MIN = 256 * 1024
+"""Of that, the least part of one shard."""
+
+
 class Spread(Protocol):
     """A subscription on each of several shards, as the one that is in front of them sees them."""
 
@@ -265,6 +272,7 @@ class Subscription:
         self._subscribing = False
         self._credit = self._prefetch
         """The prefetch that the daemon was asked for; smaller while an old buffer drains."""
+        self._bytes_max = subscriptions.buffer_bytes_max
         self._streak = 0
         self.came = 0
         """How many deliveries have come."""
@@ -448,14 +456,17 @@ class Subscription:
         self._buffer.put(batch, self._reconnector.loop.time())
         self.came += count
         self._arrived.notify(count)
-        if not self.leased:
-            self._hold_back()
-        else:
+        self._hold_back()
+        if self.leased:
             self._extender.begin()
 
     def _hold_back(self) -> None:
-        """Ask for no more while the buffer is full: without acks nothing else stops a daemon."""
-        if self._credit and len(self._buffer) >= self._prefetch:
+        """Ask for no more while the buffer is full: of bytes, and of deliveries where without acks
+        nothing else stops a daemon."""
+        is_full = self._buffer.size_bytes >= self._bytes_max or (
+            not self.leased and len(self._buffer) >= self._prefetch
+        )
+        if self._credit and is_full:
             self._credit = 0
             self._reconnector.spawn(self._send_credit())
 
@@ -607,6 +618,7 @@ class Subscriptions:
     ) -> None:
         """``know_shards`` says all shards, where there are several; None: there is one."""
         self._codec = codec
+        self.buffer_bytes_max = BUFFER_BYTES_MAX
         self.reconnector = reconnector
         self.calls = calls
         self.acks = acks
@@ -800,6 +812,8 @@ class Buffer:
         self.lease_s = lease_s
         self.dropped = 0
         """Deliveries whose lease ended here; the daemon delivers them again."""
+        self.size_bytes = 0
+        """The bytes of bodies that wait; of a batch all count until it is handed out whole."""
         self._batches: deque[DeliveryBatch] = deque()
         self._unsure: deque[DeliveryBatch] = deque()
 
@@ -811,6 +825,8 @@ class Buffer:
 
     def put(self, batch: DeliveryBatch, now_s: float) -> None:
         batch.until_s = now_s + self.lease_s * SURE
+        batch.size_bytes = sum([len(item[3]) for item in batch.items])
+        self.size_bytes += batch.size_bytes
         self._batches.append(batch)
 
     def take(self, now_s: float) -> Delivery | None:
@@ -823,7 +839,7 @@ class Buffer:
                     return Delivery(batch, batch.items.pop())
                 self.dropped += len(batch.items)
                 batch.items.clear()
-            batches.popleft()
+            self.size_bytes -= batches.popleft().size_bytes
         return None
 
     def set_lease(self, lease_s: float, now_s: float) -> None:
@@ -871,6 +887,7 @@ class Buffer:
     def _drop_ended(self, now_s: float) -> None:
         for batch in [batch for batch in self._unsure if batch.until_s <= now_s]:
             self.dropped += len(batch.items)
+            self.size_bytes -= batch.size_bytes
             self._unsure.remove(batch)
 
     def clear(self) -> list[DeliveryBatch]:
@@ -878,6 +895,7 @@ class Buffer:
         batches = [batch for batch in (*self._unsure, *self._batches) if batch.items]
         self._unsure.clear()
         self._batches.clear()
+        self.size_bytes = 0
         return batches
 
 

@@ -362,7 +362,7 @@ async def test_half_tasks_are_kept_in_the_shard_of_the_first(hall: Hall) -> None
         assert said == {"transaction": "x", "part": part, "tasks": 1}
     other = {"transaction": {"id": "x", "group": "pay", "part": 3},
              "tasks": [{**one, "key": key_in(0, COUNT)}]}  # fmt: skip
-    assert (await hall.refused("POST", "/v1/tasks", other)).json["code"] == "bad_request"
+    assert (await hall.refused("POST", "/v1/tasks", other)).json["code"] == "conflict"
     assert (await hall.get("/v1/transactions/x"))["tasks"] == 2
     committed = await hall.post("/v1/transactions/x/commit")
     assert [shard_of(one) for one in committed["ids"]] == [2, 2]
