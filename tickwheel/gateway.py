@@ -61,6 +61,7 @@ from tickwheel.server.http.whole import Silent, fetch
 from tickwheel.server.logins import LINK_PREFIX
 from tickwheel.server.settings import found_here, split_address
 from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, PRINCIPALS_KEPT_MAX
+from tickwheel.server.shard.guard import Audited, AuditedReplies
 from tickwheel.server.shard.operations import StandbyOperations
 from tickwheel.server.shard.overview import report_page
 from tickwheel.webhooks import read_token
@@ -509,9 +510,22 @@ class OverShards(StandbyOperations):
         self.closed(caller)
 
 
+class _Audited(Audited):
+    """The operations of a principal with a line in the log for each one of an operator: the shards
+    see the address of this process, and this one that of whoever asks."""
+
+    def is_behind(self, caller: Caller) -> bool:
+        return False
+
+    def _is_own(self, caller: Caller, transaction: str) -> bool:
+        return False  # nobody is asked about transactions over HTTP
+
+
 def _settled(caller: Caller, request: int, value: Any) -> None:
     """Complete an answer, or an error in its place, if somebody waits for it."""
-    if isinstance(caller.replies, Exchange):
+    if isinstance(caller.replies, AuditedReplies):
+        caller.refuse(request, value)
+    elif isinstance(caller.replies, Exchange):
         caller.replies.settle(request, value)
 
 
@@ -578,8 +592,7 @@ class Gateway:
             settings, settings.limits(), clock, active=lambda: None, status=dict, on_event=on_event
         )
         self._api = _Api(self, logins, observed)
-        of = lru_cache(maxsize=PRINCIPALS_KEPT_MAX)(partial(OverShards, self))
-        self._api.serve_each(lambda principal: cast("Operations", of(principal)))
+        self._api.serve_each(lru_cache(maxsize=PRINCIPALS_KEPT_MAX)(self._operations_of))
         self._rest = Starlette(routes=pages(wait_ms_max=self._api.wait_ms_max))
         self._looking: asyncio.Task[None] | None = None
 
@@ -599,6 +612,10 @@ class Gateway:
         await (self._api if is_api else self._rest)(scope, receive, send)
 
     # --- principals ------------------------------------------------------------------------------
+
+    def _operations_of(self, principal: Principal) -> Operations:
+        found, log = cast("Operations", OverShards(self, principal)), self._logins.audit
+        return found if log is None else cast("Operations", _Audited(found, found, log))
 
     @property
     def present(self) -> Sequence[Principal]:

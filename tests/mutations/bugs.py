@@ -697,6 +697,10 @@ NODES = (
 
 # A client leaves a daemon without a lease for the one that leads now, and troubles nobody else.
 MOVING = "tests/client/test_shards_moving.py::test_"
+UNREAD = (
+    "tests/server/http/test_gateway.py"
+    "::test_a_stream_that_nobody_reads_takes_a_bounded_number_of_bytes"
+)
 NAMES = "tests/client/test_shards_names.py::test_"
 BESIDE = (
     Bug(
@@ -798,6 +802,22 @@ WHOLE = (
             NAMES + "two_programs_use_a_name_at_once[race_for_a_transaction]",
         ),
         usual=True,
+    ),
+    Bug(
+        "a-subscription-counts-no-bytes",
+        "whoever reads slowly has as many bodies in memory as its prefetch says",
+        {"Subscription._hold_back": (without("size_bytes"),)},
+        (UNREAD,),
+    ),
+    Bug(
+        "a-quick-reader-is-not-heard",
+        "a peer that has read all gets more before what it has sent is read, for ever",
+        {
+            "server/tcp/connection:Connection.resume_writing": (
+                replaced("loop.call_soon", "self._operations.unblocked(self.caller)"),
+            )
+        },
+        (UNREAD,),
     ),
     Bug(
         "a-claim-that-has-ended-counts",

@@ -30,6 +30,7 @@ from tickwheel.server.processes import (
     Kind,
     Parent,
     Process,
+    audit_of_http,
     live_with,
     places_of,
     say_ready,
@@ -60,7 +61,7 @@ def run(settings: Settings) -> int:
     log.info("starting", detail=detail, pid=os.getpid())
     processes = [Process(one.shard, one, is_wanted=False) for one in node.shards]
     if node.settings.http is not None:
-        whole = node.settings.model_copy(update={"audit_file": None})
+        whole = node.settings.model_copy(update={"audit_file": audit_of_http(node.settings)})
         processes.append(Process(count, whole, Kind.HTTP_ALL))
     processes.append(Process(len(processes), node.settings, Kind.REGISTRAR))
     with NodeParent(node, processes, log) as parent:

@@ -599,8 +599,17 @@ def settings_of_all(settings: Settings, count: int) -> list[Settings]:
 def settings_of_http_all(settings: Settings, of_all: list[Settings]) -> Settings:
     """The settings of the process that answers for all: its HTTP is ``http_all``, at the address
     that was chosen with those of the shards."""
-    own = {"http": of_all[0].http_all, "http_advertise": None, "audit_file": None}
+    own = {
+        "http": of_all[0].http_all,
+        "http_advertise": None,
+        "audit_file": audit_of_http(settings),
+    }
     return settings.model_copy(update=own)
+
+
+def audit_of_http(settings: Settings) -> str | None:
+    """The log of what operators did of the process that answers HTTP for all."""
+    return None if settings.audit_file is None else f"{settings.audit_file}.http"
 
 
 # --- a daemon ------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+import tickwheel
+from server.access_rig import AccessRig
 from server.http.rig import Request, Response
 from support.ports import free_port
 from support.shard_rig import NOW_MS
@@ -43,7 +45,8 @@ class Hall:
     """Three shards in this process, and the API of them together."""
 
     def __init__(self, patch: pytest.MonkeyPatch, **settings: Any) -> None:
-        self.shards = Shards(COUNT, **settings)
+        of_shards = {name: it for name, it in settings.items() if name != "audit_file"}
+        self.shards = Shards(COUNT, **of_shards)
         patch.setattr(Teller, "_open_to", staticmethod(self.shards._open_to))
         self.settings = Settings(store="memory:", http="127.0.0.1:0", **settings)
         doors = [
@@ -937,6 +940,60 @@ async def test_the_report_is_for_whoever_may_read_all(
     await guarded.hall.stop()
 
 
+ALL, READER, NOBODY = "all", "reader", "tw_x_y"
+OF_OPERATORS: list[tuple[str, str, str, Any, int]] = [
+    (ALL, "POST", "/v1/sessions", None, 201),
+    (ALL, "POST", "/v1/session-links", None, 201),
+    (NOBODY, "POST", "/v1/sessions", None, 401),
+    (ALL, "DELETE", "/v1/session", None, 200),
+    (ALL, "PUT", "/v1/topics/t/groups/g", {}, 201),
+    (ALL, "PATCH", "/v1/topics/t/groups/g", {"paused": True}, 200),
+    (READER, "PATCH", "/v1/topics/t/groups/g", {"paused": True}, 403),
+    (ALL, "PUT", "/v1/schedules/s", {"topic": "t", "every_ms": 60_000}, 201),
+    (ALL, "DELETE", "/v1/schedules/none", None, 404),
+    (ALL, "POST", "/v1/cancellations", {"ids": ["4096"]}, 200),
+    (ALL, "POST", "/v1/transactions/none/commit", None, 404),
+    (READER, "GET", "/v1/stats", None, 200),
+]
+"""Who asks what, and the status of the answer."""
+
+
+async def test_operators_and_logins_leave_the_same_lines_at_both_doors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def said_at(
+        logins: Logins, call: Callable[..., Any], tokens_of: dict[str, str]
+    ) -> list[dict[str, Any]]:
+        assert logins.audit is not None and logins.audit.close(10)
+        before = logins.audit._path.read_text().count("\n") if logins.audit._path.exists() else 0
+        for who, method, path, body, status in OF_OPERATORS:
+            answer = await call(tokens_of.get(who, who), method, path, body)
+            assert answer.status == status, (who, method, path, answer.body)
+        assert logins.audit.close(10)
+        lines = [json.loads(line) for line in logins.audit._path.read_text().splitlines()[before:]]
+        return [{n: it for n, it in line.items() if n not in ("at", "token")} for line in lines]
+
+    rig = await AccessRig(audit_file=str(tmp_path / "own"), login_delay_s=0).start()
+    assert isinstance(rig, AccessRig)
+    of_rig = {ALL: await rig.token("all", name="all"),
+              READER: await rig.token("read=a*", name="reader")}  # fmt: skip
+    at_own_door = await said_at(rig.logins, rig.http, of_rig)
+    await rig.stop()
+
+    guarded = Guarded(monkeypatch, tmp_path, audit_file=str(tmp_path / "all"))
+    hall = await guarded.hall.start()
+
+    async def call(token: str, method: str, path: str, body: Any) -> Response:
+        return await hall.call(method, path, body, authorization=bearer(token))
+
+    of_hall = {ALL: guarded.all, READER: guarded.reader}
+    at_door_of_all = await said_at(hall.logins, call, of_hall)
+    await hall.stop()
+    assert len(at_own_door) == len(OF_OPERATORS) - 1, "a reader's look is none"
+    assert at_door_of_all == at_own_door
+    assert {line["from"] for line in at_door_of_all} == {"127.0.0.1:5"}
+
+
 # --- clients -------------------------------------------------------------------------------------
 
 
@@ -962,11 +1019,12 @@ async def test_a_client_is_closed_when_nobody_has_asked_it_for_long(
 async def test_no_more_clients_are_kept_than_the_limit(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateways, "CLIENTS_MAX", 1)
+    monkeypatch.setattr(gateways, "IDLE_MAX", 1)
     hall = guarded.hall
     for token in (guarded.all, guarded.reader, guarded.all):
         await hall.get("/v1/stats", authorization=bearer(token))
         assert len(hall.gateway._clients) == 1
+    monkeypatch.setattr(gateways, "CLIENTS_MAX", 1)
     waiting = hall.begin(
         "POST", "/v1/topics/a/pull", {"wait_ms": 30_000}, authorization=bearer(guarded.all)
     )
@@ -975,6 +1033,55 @@ async def test_no_more_clients_are_kept_than_the_limit(
     assert (full.status, full.json["code"]) == (429, "overloaded")
     waiting.leave()
     await soon(waiting.task)
+
+
+async def test_a_client_whose_pull_is_leased_is_never_closed_for_another_token(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateways, "IDLE_MAX", 1)
+    hall, all_of = guarded.hall, {"authorization": bearer(guarded.all)}
+    await hall.call("PUT", "/v1/topics/t/groups/g", {}, **all_of)
+    await hall.post("/v1/tasks", {"topic": "t"}, **all_of)
+    pulled = {"group": "g", "lease_ms": 600_000}
+    assert len((await hall.post("/v1/topics/t/pull", pulled, **all_of))["deliveries"]) == 1
+    [leased] = hall.gateway._clients.values()
+    for _ in range(3):
+        await hall.get("/v1/stats", authorization=bearer(guarded.reader))
+    assert leased in hall.gateway._clients.values() and leased.connected
+    monkeypatch.setattr(gateways, "CLIENTS_MAX", 1)
+    hall.gateway._close(next(who for who in hall.gateway._clients if "all" not in who.name))
+    full = await hall.refused("GET", "/v1/stats", authorization=bearer(guarded.reader))
+    assert (full.status, full.json["code"]) == (429, "overloaded")
+
+
+async def test_a_stream_that_nobody_reads_takes_a_bounded_number_of_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateways, "STREAM_BYTES_MAX", 300_000)
+    small = {"out_bytes_soft": 65_536, "out_bytes_max": 1 << 20, "frame_bytes_max": 1 << 17}
+    hall = await Hall(monkeypatch, **small).start()
+    client = await hall.shards.client().connect()
+    await client.create_group("t", "g")
+    body, count = bytes(40_000), 120
+    await client.enqueue_many(
+        [tickwheel.Task("t", body, key=f"k{n}", delay=0) for n in range(count)]
+    )
+    hall.shards.pass_time(1)
+    stream = hall.begin("GET", "/v1/topics/t/deliveries?group=g&credit=65535")
+    stream.reads.clear()
+
+    async def stands() -> bool:
+        before = (await client.stats()).in_flight
+        await asyncio.sleep(0.1)  # nothing signals that nothing more comes
+        return before > 0 and (await client.stats()).in_flight == before
+
+    await comes(stands)
+    assert (await client.stats()).in_flight * len(body) < 2_400_000
+    stream.reads.set()
+    await stream.until(lambda it: it.body.count(b"event: delivery") == count)
+    stream.leave()
+    await soon(stream.task)
+    await hall.stop()
 
 
 def test_every_verb_is_answered() -> None:

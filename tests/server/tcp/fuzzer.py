@@ -140,11 +140,6 @@ class Fuzzer:
                 self.tasks(),
                 self.pick((None, {"from": "commit"}, {"from": "enqueue"})),
             ),
-            T.CLAIM: lambda: (
-                self.pick(TRANSACTIONS),
-                self.pick(("schedule", "transaction", self.text())),
-                {"topic": self.topic(), **self.subset({"shard": 0, "number": 5, "over": True})},
-            ),
             T.COMMIT: lambda: (self.pick(TRANSACTIONS),),
             T.ROLLBACK: lambda: (self.pick(TRANSACTIONS),),
             T.TRANSACTION_LIST: lambda: (

@@ -322,8 +322,15 @@ class Connection(asyncio.Protocol):
         self.paused, self.heard_mono_ms = False, self._clock.read().mono_ms
         if self._transport is not None and self.open and not self._held:
             self._transport.resume_reading()
-        self._operations.unblocked(self.caller)
+        # What the peer has sent meanwhile is read before it gets more: it may say that it wants no
+        # more. Else a peer that reads as quickly as deliveries come is never heard.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._unblock)
         self.go_on()
+
+    def _unblock(self) -> None:
+        if self.open and not self.paused:
+            self._operations.unblocked(self.caller)
 
     # --- the shard's ----------------------------------------------------------------------------
 
