@@ -20,7 +20,7 @@ import json
 import re
 import signal
 import ssl
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from html import escape
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
@@ -286,6 +286,8 @@ class Whole:
             if text is not None:
                 put_together(families, shard, text)
                 await asyncio.sleep(0)  # health checks get through
+        own_text = "".join(chunk for one in self._own() for chunk in lines(one, is_open=is_open))
+        put_together(families, "http", own_text.encode())
         labels = [f'{{shard="{shard}"}}' for shard in numbers]
         keys = [(str(shard),) for shard in numbers]
         ups = [int(text is not None) for text in texts]
@@ -297,6 +299,12 @@ class Whole:
             own += [chunk.encode() for chunk in lines(family, is_open=is_open)]
         parts = [part for family in families.values() for part in family]
         return b"".join([*own, *parts, *([_EOF] if is_open else [])])
+
+    def _own(self) -> Iterator[Family]:
+        """What this process notes at its own door."""
+        for name, about, noted in catalogue.DOOR:
+            values = [float(getattr(self._observed, noted))]
+            yield Family(name, catalogue.kind_of(name), about, (), [()], [""], values)
 
     async def _metrics_of(self, shard: int, accept: str) -> bytes | None:
         """None: the shard is down, or too slow."""
@@ -456,14 +464,14 @@ _LABELLED = re.compile(rb"^([a-zA-Z_:][\w:]*)\{", re.MULTILINE)
 _PLAIN = re.compile(rb"^([a-zA-Z_:][\w:]*) ", re.MULTILINE)
 
 
-def put_together(families: dict[bytes, list[bytes]], shard: int, text: bytes) -> None:
+def put_together(families: dict[bytes, list[bytes]], shard: int | str, text: bytes) -> None:
     """Put the metrics of a shard into ``families``: by name a head, and after it the samples of
-    shard after shard, each with its shard as the first label.
+    shard after shard, each with its shard as the first label; ``shard`` may be another name.
 
     ``a 1`` becomes ``a{shard="0"} 1``; ``a{b="c"} 1`` becomes ``a{shard="0",b="c"} 1``. No line of
     a text begins otherwise, because line breaks in labels and in descriptions are escaped.
     """
-    label = b'shard="%d"' % shard
+    label = f'shard="{shard}"'.encode()
     text = _LABELLED.sub(rb"\1{" + label + b",", text.removesuffix(_EOF))
     text = _PLAIN.sub(rb"\1{" + label + b"} ", text)
     for family in _FAMILY.split(text):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 import platform
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from tickwheel.model.policies import Merging
@@ -113,6 +114,11 @@ def _of(part: Part | None, read: Callable[[Part], float]) -> float:
 
 def _seen(daemon: Running) -> Observed:
     return daemon.roles.observed
+
+
+def _noted(name: str, daemon: Running) -> float:
+    found: float = getattr(_seen(daemon), name)
+    return found
 
 
 def _epoch(daemon: Running) -> int:
@@ -256,6 +262,57 @@ ENGINE: tuple[Metric[Core], ...] = (
 )  # fmt: skip
 """Metrics of the engine. Gauges exist while the daemon is active."""
 
+DOOR = (
+    (
+        "tickwheel_login_failures_total",
+        "Wrong or missing tokens, over TCP and HTTP.",
+        "login_failures",
+    ),
+    ("tickwheel_forbidden_total", "Requests that were refused for want of a right.", "forbidden"),
+    (
+        "tickwheel_tokens_file_ok",
+        "1: the file of tokens could be read, or there is none.",
+        "tokens_file_ok",
+    ),
+    (
+        "tickwheel_audit_ok",
+        "1: the log of what operators do can be written, or there is none.",
+        "audit_ok",
+    ),
+    ("tickwheel_tls_failures_total", "TLS handshakes that failed, at both ports.", "tls_failures"),
+    (
+        "tickwheel_certificate_ok",
+        "1: the files of the certificate could be read, or there are none.",
+        "certificate_ok",
+    ),
+    (
+        "tickwheel_certificate_expires_seconds",
+        "When the certificate ends, since 1970; 0: there is none.",
+        "certificate_until_s",
+    ),
+    (
+        "tickwheel_http_requests_total",
+        "Requests of the HTTP API that were answered.",
+        "http_requests",
+    ),
+    (
+        "tickwheel_http_client_errors_total",
+        "The same with a status of 400 to 499.",
+        "http_client_errors",
+    ),
+    (
+        "tickwheel_http_server_errors_total",
+        "The same with a status of 500 or more.",
+        "http_server_errors",
+    ),
+    (
+        "tickwheel_http_under_way",
+        "Requests of the HTTP API that are not answered, streams included.",
+        "http_under_way",
+    ),
+)
+"""Names, meanings and attributes of ``Observed`` of what every process notes that lets somebody in:
+a daemon, and the process that answers HTTP for all shards."""
 DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_leader", "1: this daemon is active.", lambda d: d.roles.role == "active"),
     Plain("tickwheel_serving", "1: /readyz says yes.", lambda d: readiness(d)[0]),
@@ -270,34 +327,10 @@ DAEMON: tuple[Plain, ...] = (
           lambda d: _seen(d).load_s),
     Plain("tickwheel_loaded_tasks", "Handles it loaded then.", lambda d: d.roles.loaded),
     Plain("tickwheel_connections", "Open connections.", lambda d: d.connection_count),
-    Plain("tickwheel_login_failures_total", "Wrong or missing tokens, over TCP and HTTP.",
-          lambda d: _seen(d).login_failures),
-    Plain("tickwheel_forbidden_total", "Requests that were refused for want of a right.",
-          lambda d: _seen(d).forbidden),
-    Plain("tickwheel_tokens_file_ok", "1: the file of tokens could be read, or there is none.",
-          lambda d: _seen(d).tokens_file_ok),
-    Plain("tickwheel_audit_ok", "1: the log of what operators do can be written, or there is none.",
-          lambda d: _seen(d).audit_ok),
+    *(Plain(name, text, partial(_noted, noted)) for name, text, noted in DOOR),
     Plain("tickwheel_log_dropped_total",
           "Lines of the log that were dropped because its reader stood still.",
           lambda d: logs.dropped()),
-    Plain("tickwheel_tls_failures_total", "TLS handshakes that failed, at both ports.",
-          lambda d: _seen(d).tls_failures),
-    Plain("tickwheel_certificate_ok",
-          "1: the files of the certificate could be read, or there are none.",
-          lambda d: _seen(d).certificate_ok),
-    Plain("tickwheel_certificate_expires_seconds",
-          "When the certificate ends, since 1970; 0: there is none.",
-          lambda d: _seen(d).certificate_until_s),
-    Plain("tickwheel_http_requests_total", "Requests of the HTTP API that were answered.",
-          lambda d: _seen(d).http_requests),
-    Plain("tickwheel_http_client_errors_total", "The same with a status of 400 to 499.",
-          lambda d: _seen(d).http_client_errors),
-    Plain("tickwheel_http_server_errors_total", "The same with a status of 500 or more.",
-          lambda d: _seen(d).http_server_errors),
-    Plain("tickwheel_http_under_way",
-          "Requests of the HTTP API that are not answered, streams included.",
-          lambda d: _seen(d).http_under_way),
     Plain("tickwheel_store_up", "1: commits go through, if only those without new tasks.",
           _store_up),
     Plain("tickwheel_store_full", "1: the store has no room.", _store_full),
