@@ -18,7 +18,7 @@ from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.gateway import Teller
 from tickwheel.model.values import shard_of
-from tickwheel.server.shard import following
+from tickwheel.server.shard import following, names
 from tickwheel.server.shard.names import CLAIM_KEPT_MS
 
 COUNT, HOUR = 3, 3_600
@@ -264,6 +264,16 @@ async def test_claims_of_which_nothing_was_made_end(shards: Shards) -> None:
         await looking.end_claims()
         assert len(shards.shard(2).core.claims) == left
     assert {row.name for row in shards.shard(2).core.claims.values()} == {used}
+
+
+async def test_names_that_are_claimed_have_a_limit(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (client, _), _ = await pairs_of(shards)
+    monkeypatch.setattr(names, "CLAIMS_MAX", 1)
+    await claimed(shards, client, "transaction", name_in(2), 0)
+    with pytest.raises(errors.Overloaded, match=r"1 names are claimed; the limit is 1"):
+        await claimed(shards, client, "transaction", key_in(2, COUNT, "m"), 0)
 
 
 async def test_an_idempotency_key_whose_home_has_none_of_its_tasks(shards: Shards) -> None:

@@ -820,6 +820,12 @@ WHOLE = (
         (UNREAD,),
     ),
     Bug(
+        "a-quota-of-each-shard",
+        "a token has its quota once in each shard",
+        {"part_of": (returning("most"),)},
+        ("tests/server/test_quotas.py::test_a_quota_is_of_all_shards_together[quotas0-10]",),
+    ),
+    Bug(
         "a-claim-that-has-ended-counts",
         "what was claimed is made, although somebody else has the name by now",
         {"check_new_name": (condition("is_over", "False"),)},

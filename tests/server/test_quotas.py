@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.access_rig import AccessRig
-from support.shard_rig import Peer
+from support.shard_rig import NOW_MS, Peer
+from support.shards import Shards, key_in
 from tickwheel.api.frames import FrameType as T
-from tickwheel.errors import BadRequest
+from tickwheel.errors import BadRequest, Overloaded
 from tickwheel.server import tokens
 from tickwheel.server.shard.callers import Quotas, Topics
 
@@ -317,3 +319,22 @@ def test_quotas_are_read_strictly() -> None:
     for wrong in (*names, "pending=0", "pending=-1", "pending=1.5", "tasks_per_s=0"):
         with pytest.raises(BadRequest):
             tokens.parse_quotas([wrong])
+
+
+@pytest.mark.parametrize(
+    ("quotas", "most"), [({"pending": 10}, 10), ({"tasks_per_s": 6}, 6), ({"pending": 2}, 3)]
+)
+async def test_a_quota_is_of_all_shards_together(
+    tmp_path: Path, quotas: dict[str, float], most: int
+) -> None:
+    path, count = tmp_path / "tokens.json", 3
+    own = tokens.parse_quotas([f"{name}={value}" for name, value in quotas.items()])
+    grants = tokens.parse_scopes(["produce", "read"])
+    text = tokens.create(path, "few", grants, NOW_MS, None, None, own)[1]
+    async with Shards(count, tokens_file=str(path)) as shards:
+        client = await shards.client(token=text, retries=0).connect()
+        for shard in range(count):
+            with pytest.raises(Overloaded):
+                for _ in range(most + 1):
+                    await client.enqueue("t", b"", key=key_in(shard, count), delay=3_600)
+        assert len([one async for one in client.list_tasks()]) == most

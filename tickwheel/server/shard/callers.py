@@ -277,6 +277,19 @@ USED_MAX: Final = 10_000
 """Principals whose use is remembered; those without connections are forgotten first."""
 
 
+def part_of(most: int, core: Core) -> int:
+    """The part of a limit of all shards together that one shard has: at least 1."""
+    each, extra = divmod(most, core.config.shards)
+    return max(1, each + (core.config.shard < extra))
+
+
+def _said(most: int, core: Core) -> str:
+    """The part of a limit, for messages."""
+    if core.config.shards == 1:
+        return str(most)
+    return f"{part_of(most, core)} in this shard, of {most} in all"
+
+
 class Allowance:
     """What a quota allows in a second. Unlike the bucket of a rate it may be overdrawn."""
 
@@ -343,8 +356,8 @@ class Quota:
         self._scopes = scopes
         self.callers: set[Caller] = set()
         """Connections of the principal, and its requests over HTTP that are under way."""
-        rates = {"tasks_per_s": quotas.tasks_per_s, "bytes_per_s": quotas.bytes_per_s}
-        self._allowances = {n: Allowance(n, rate) for n, rate in rates.items() if rate is not None}
+        self._allowances: dict[str, Allowance] | None = None
+        """What is allowed in a second; None: nobody has asked yet."""
         self._core: Core | None = None
         self._topics: Topics | None = None
         self._tally: Tally | None = None
@@ -375,6 +388,8 @@ class Quota:
 
     def check(self, core: Core, mono_ms: int) -> None:
         """Raises Overloaded if no task may be taken at the moment."""
+        if self._allowances is None:
+            self._allowances = self._allowed(core.config.shards)
         for allowance in self._allowances.values():
             if wait_s := allowance.wait_s(mono_ms):
                 raise allowance.refusal(self._who, wait_s)
@@ -382,12 +397,18 @@ class Quota:
         if most is None:
             return
         count = self._pending(core)
-        if count >= most:
+        if count >= part_of(most, core):
             raise over(
-                f"{self._who} has {count} tasks that are not finished; the limit is {most}"
-                " (pending)",
+                f"{self._who} has {count} tasks that are not finished; the limit is"
+                f" {_said(most, core)} (pending)",
                 FULL_WAIT_S,
             )
+
+    def _allowed(self, shards: int) -> dict[str, Allowance]:
+        """What is allowed in a second, of which each shard has an equal part."""
+        rates = {"tasks_per_s": self.quotas.tasks_per_s, "bytes_per_s": self.quotas.bytes_per_s}
+        said = {name: rate for name, rate in rates.items() if rate is not None}
+        return {name: Allowance(name, rate / shards) for name, rate in said.items()}
 
     def room(self, core: Core, mono_ms: int) -> int:
         """How many plain tasks may be taken now."""
@@ -396,22 +417,22 @@ class Quota:
         except Overloaded:
             return 0
         most = self.quotas.pending
-        return core.config.tasks_max if most is None else most - self._pending(core)
+        return core.config.tasks_max if most is None else part_of(most, core) - self._pending(core)
 
     def check_count(self, core: Core, count: int) -> None:
         """Raises Overloaded if ``count`` tasks are too many, though ``check`` has passed."""
         most = self.quotas.pending
-        if most is not None and self._pending(core) + count > most:
+        if most is not None and self._pending(core) + count > part_of(most, core):
             raise over(
                 f"{self._who} has {self._pending(core)} tasks that are not finished, and {count}"
-                f" more are over {most} (pending)",
+                f" more are over {_said(most, core)} (pending)",
                 FULL_WAIT_S,
             )
 
     def charge(self, count: int, size_bytes: int) -> None:
         """Charge tasks that are taken now; ``pending`` counts them by their topics."""
         used = {"tasks_per_s": count, "bytes_per_s": size_bytes}
-        for name, allowance in self._allowances.items():
+        for name, allowance in (self._allowances or {}).items():
             allowance.take(used[name])
 
     def _pending(self, core: Core) -> int:
@@ -438,12 +459,12 @@ def check_share(
     config, registry, owner = core.config, core.transaction_registry, principal.name
     if found is None:
         count, own = registry.share(owner).count, principal.quotas and principal.quotas.transactions
-        most = own or config.transactions_max - registry.undecided
+        most = part_of(own, core) if own else config.transactions_max - registry.undecided
         if count >= most:
-            why = "" if own else ", as many as are left for others"
+            said = _said(own, core) if own else f"{most}, as many as are left for others"
             raise over(
                 f"{owner} has {count} transactions that are not decided; the limit is"
-                f" {most}{why} (transactions)",
+                f" {said} (transactions)",
                 FULL_WAIT_S,
             )
     owner = owner if found is None else found.row.owner
