@@ -23,7 +23,7 @@ from tickwheel.server.shard.operations import StandbyOperations
 
 ON_TCP_ONLY = {
     "enqueue_plain", "enqueue_columns", "enqueue_unanswered", "ping", "set_prefetch",
-    "unsubscribe", "leave", "answer_checks",
+    "unsubscribe", "leave", "answer_checks", "claim_schedule", "claim_transaction",
 }  # fmt: skip
 """What TCP needs for its speed or its conversation; over HTTP each has another form."""
 
