@@ -227,6 +227,23 @@ async def test_nothing_is_made_under_a_claim_that_has_ended(shards: Shards) -> N
     peer.lose()
 
 
+async def test_claims_that_were_given_up_one_after_the_other_stay_over(shards: Shards) -> None:
+    (client, _), (other, _) = await pairs_of(shards)
+    name, numbers = name_in(2), list[int]()
+    for _ in range(2):  # nothing is made of either
+        numbers.append(await claimed(shards, client, "schedule", name, 0))
+        await claimed(shards, other, "schedule", name, 1)
+    assert numbers == sorted(set(numbers))
+    know = await client._know_shards()
+    assert know is not None
+    await claimed(shards, client, "schedule", name, 0)
+    verb = VERBS["claim_schedule"]
+    for number in numbers:
+        late = verb.asked.to_frame({"name": name, "topic": "t", "shard": 0, "number": number})
+        with pytest.raises(errors.Conflict, match="meanwhile"):
+            await know.members[0]._call(verb, late, None)
+
+
 async def test_tasks_without_a_key_go_along(shards: Shards) -> None:
     (client, zero), (other, _) = await pairs_of(shards)
     name = name_in(2)

@@ -828,7 +828,7 @@ WHOLE = (
     Bug(
         "a-claim-that-has-ended-counts",
         "what was claimed is made, although somebody else has the name by now",
-        {"check_new_name": (condition("is_over", "False"),)},
+        {"check_new_name": (condition("_is_over", "False"),)},
         (NAMES + "nothing_is_made_under_a_claim_that_has_ended",),
     ),
     Bug(

@@ -65,13 +65,21 @@ def check_new_name(core: Core, of: str, name: str, claim: int | None = None) -> 
                 f" shard {home}: give them the keys of the one that is there, or end it first"
             )
         return
-    if found is not None and found.is_over and claim in (None, found.number):
+    if found is not None and _is_over(found, claim):
         raise Conflict(f"somebody else uses the name of {of} {name} meanwhile; try again")
     if claim is None and found is None:
         raise Conflict(
             f"{of} {name} is new in shard {versions.shard}, and its name has its home in shard"
             f" {home}: ask a client that knows all shards, or the HTTP API of all"
         )
+
+
+def _is_over(found: ClaimRow, number: int | None) -> bool:
+    """Whether nothing may be made under the claim of this number; None: under the newest. Home
+    gives them in ascending order."""
+    if number is None or number == found.number:
+        return found.is_over
+    return number < found.number
 
 
 class Naming:
@@ -120,7 +128,7 @@ class Naming:
             number = self._parts.border.act().core.ids.take(1, now_ms)
             found = ClaimRow(of, asked.name, asked.topic, asked.shard, number, now_ms)
             self._put(found)
-        elif now_ms - found.at_ms > CLAIM_KEPT_MS // 2:
+        elif self._is_old(found, ask):
             self._put(found._replace(at_ms=now_ms))
         return found.shard, found.number
 
@@ -138,17 +146,25 @@ class Naming:
         then the number is not 0."""
         asked, own = ask.request, self._versions.shard
         found = self._core.claims.get((of, asked.name))
-        is_same = found is not None and found.number == asked.number
         if is_in_use(self._core, of, asked.name):
             return own, asked.number
-        if not asked.over and found is not None and is_same and found.is_over:
-            raise Conflict(f"somebody else uses the name of {of} {asked.name} meanwhile; try again")
-        if found is None or not is_same or found.is_over != asked.over:
+        if found is not None and _is_over(found, asked.number):
+            if not asked.over:
+                raise Conflict(
+                    f"somebody else uses the name of {of} {asked.name} meanwhile; try again"
+                )
+            return own, 0
+        row = ClaimRow(of, asked.name, asked.topic, own, asked.number, ask.now.now_ms, asked.over)
+        if found is None:
             self._check_room()
-            self._put(
-                ClaimRow(of, asked.name, asked.topic, own, asked.number, ask.now.now_ms, asked.over)
-            )
+        if found is None or found != row._replace(at_ms=found.at_ms) or self._is_old(found, ask):
+            self._put(row)
         return own, 0 if asked.over else asked.number
+
+    @staticmethod
+    def _is_old(found: ClaimRow, ask: Ask[ClaimName]) -> bool:
+        """Whether a claim has to be written anew, so that it lasts."""
+        return ask.now.now_ms - found.at_ms > CLAIM_KEPT_MS // 2
 
     def _check_room(self) -> None:
         count = len(self._core.claims)
