@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from tickwheel.model.kinds import (
     BULK,
+    CLAIM,
     COUNTER,
     GROUP,
     PAUSED_KEY,
@@ -18,6 +19,7 @@ from tickwheel.model.kinds import (
     TARGET,
     TRANSACTION,
     BulkRow,
+    ClaimRow,
     Effects,
     Halves,
     Kind,
@@ -59,6 +61,7 @@ class Rows:
         self.paused_keys: dict[tuple[str, ...], PausedKey] = {}
         self.targets: dict[tuple[str, str], TargetRow] = {}
         self.counter: dict[str, SettingsCounter] = {}
+        self.claims: dict[tuple[str, str], ClaimRow] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.id_mark = 0
         self.position_ms = 0
@@ -82,6 +85,7 @@ class Rows:
             PAUSED_KEY: self.paused_keys,
             TARGET: self.targets,
             COUNTER: self.counter,
+            CLAIM: self.claims,
         }
 
     def of_kind(self, kind: Kind[Any]) -> list[Any]:
