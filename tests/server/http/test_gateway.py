@@ -1072,7 +1072,7 @@ async def test_a_stream_that_nobody_reads_takes_a_bounded_number_of_bytes(
 
     async def stands() -> bool:
         before = (await client.stats()).in_flight
-        await asyncio.sleep(0.1)  # nothing signals that nothing more comes
+        await hall.shards.settle()
         return before > 0 and (await client.stats()).in_flight == before
 
     await comes(stands)
