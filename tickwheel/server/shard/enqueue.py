@@ -124,7 +124,7 @@ class Producing:
         if session.requests and not session.knows(fingerprint):
             raise IdempotencyKeyReused("the key came before with another payload; choose a new one")
         if tasks == () and self._core.versions.shards > 1:
-            if not self._was_answered(caller, fingerprint, 0, now):
+            if not self._was_answered(caller, fingerprint, 0, now, tasks):
                 intake = self._parts.border.act().intake
                 intake.remember(caller.replies, session, fingerprint, now.now_ms)
             return
