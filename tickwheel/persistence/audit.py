@@ -74,22 +74,23 @@ def check(url: str, *, is_locked: bool = False) -> Audit:
 @contextlib.contextmanager
 def _not_in_use(path: str) -> Iterator[None]:
     """Keep daemons off the store while it is checked. No lock file: none has ever used it here."""
-    try:
-        fd = os.open(path + ".lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    from tickwheel.persistence.sqlite.database import StoreLock
+
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(path + ".lock", os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+                raise StoreUnusable(
+                    f"{path} is in use by {holder}; stop it, or check a backup"
+                ) from error
+        lock = StoreLock(path)
+        stack.callback(lock.give_up)
+        lock.lock_file()
         yield
-        return
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
-            raise StoreUnusable(
-                f"{path} is in use by {holder}; stop it, or check a backup"
-            ) from error
-        yield
-    finally:
-        os.close(fd)
 
 
 def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:

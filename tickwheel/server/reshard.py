@@ -106,6 +106,7 @@ from tickwheel.persistence.sqlite.database import (
     GIVEN_UP_FOR,
     SINCE_EPOCH,
     FileLock,
+    StoreLock,
     connect_reader,
     free_bytes,
     identify,
@@ -294,7 +295,7 @@ class _Source:
         self.number, self.path = number, os.path.realpath(path)
         if not os.path.exists(self.path):
             raise StoreUnusable(f"{path} is missing: restore it first")
-        lock = FileLock(f"{self.path}.lock")
+        lock = StoreLock(self.path)
         lock.acquire(OWNER)
         stack.callback(lock.release)
         _check_whole(self.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sqlite3
@@ -15,9 +16,11 @@ import pytest
 from persistence.store_subject import Subject
 from support.store_rows import tasks
 from tickwheel.persistence import open_url
+from tickwheel.persistence.audit import check
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, database, options_from
 from tickwheel.persistence.sqlite.database import MIB
+from tickwheel.server.reshard import Plan, reshard
 
 
 @pytest.fixture
@@ -86,6 +89,86 @@ class TestLock:
             await subject.store.open("me", 0)
         assert await subject.commit(tasks([1])) is True
         await subject.store.close(clean=True)
+
+    async def test_holds_the_file_itself_whatever_its_name(self, path: Path) -> None:
+        subject = Subject(SqliteStore(str(path)))
+        await subject.open()
+        other = path.with_name("moved.db")
+        path.rename(other)
+        with pytest.raises(StoreUnusable, match="moved.db is in use by this process"):
+            await SqliteStore(str(other)).open("me too", 0)
+        code = (
+            "import sys; from tickwheel.persistence.sqlite.database import StoreLock\n"
+            "StoreLock(sys.argv[1]).acquire('me too')"
+        )
+        command = [sys.executable, "-c", code, str(other)]
+        ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)
+        assert b"moved.db is in use by another process under another name" in ended.stderr
+        other.rename(path)
+        # The attempts have not ended the locks that SQLite has in this process.
+        assert await subject.commit(tasks([1])) is True
+        await subject.store.close(clean=True)
+        assert not path.with_name("store.db-wal").exists()
+
+    @pytest.mark.parametrize("door", ["open", "check", "reshard"])
+    async def test_a_file_with_two_names_is_refused(self, path: Path, door: str) -> None:
+        """Its log, with what was confirmed last, lies beside one of them."""
+        store = SqliteStore(str(path))
+        await store.open("me", 0)
+        await store.close(clean=True)
+        other = path.with_name("other.db")
+        other.hardlink_to(path)
+        with pytest.raises(StoreUnusable, match="2 names"):
+            if door == "open":
+                await SqliteStore(str(other)).open("me", 0)
+            elif door == "check":
+                check(f"sqlite:///{other}")
+            else:
+                plan = Plan(f"sqlite:///{other}", 2, f"sqlite:///{path.parent}/new/")
+                await asyncio.to_thread(reshard, plan, 0)
+        path.unlink()
+        await SqliteStore(str(other)).open("me", 0)
+
+    async def test_a_mounted_file_is_refused(
+        self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mounts = tmp_path / "mountinfo"
+        odd = path.with_name("a b.db")
+        mounts.write_text(
+            f"36 35 98:0 /x {str(odd).replace(' ', chr(92) + '040')} rw - ext4 /dev/sda rw\n"
+        )
+        monkeypatch.setattr(database, "MOUNTS", str(mounts))
+        with pytest.raises(StoreUnusable, match="mount the folder"):
+            await SqliteStore(str(odd)).open("me", 0)
+        store = SqliteStore(str(path))
+        await store.open("me", 0)
+        await store.close(clean=True)
+
+    async def test_is_not_kept_by_a_forked_child(self, path: Path) -> None:
+        code = (
+            "import asyncio, os, sys\n"
+            "from tickwheel.persistence.sqlite import SqliteStore\n"
+            "asyncio.run(SqliteStore(sys.argv[1]).open('parent', 0))\n"
+            "if os.fork() == 0:\n"
+            "    print('forked', flush=True)\n"
+            "    sys.stdin.read()\n"
+            "    os._exit(0)\n"
+            "sys.stdin.readline()\n"
+            "os._exit(0)\n"
+        )
+        command = [sys.executable, "-c", code, str(path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+            assert parent.stdin
+            assert parent.stdout
+            assert parent.stdout.readline() == b"forked\n"
+            with pytest.raises(StoreUnusable, match=f"in use by pid {parent.pid} parent"):
+                await SqliteStore(str(path)).open("me", 0)
+            parent.stdin.write(b"\n")
+            parent.stdin.flush()
+            assert parent.wait() == 0
+            store = SqliteStore(str(path))  # the child lives until its input ends
+            await store.open("me", 0)
+            await store.close(clean=True)
 
 
 class TestFile:

@@ -7,7 +7,14 @@ differ between them. Threads are the caller's business: a connection is used by 
 The lock is ``flock`` on a file beside the database, held for as long as the store is open: it
 belongs to the open file, so it ends with the process however that ends, and it also keeps out a
 second store in the same process. The file stays behind; removing it would let two daemons lock two
-files of one name. Its text is for people: pid and owner.
+files of one name. Its text is pid and owner, for people, and the incarnation of the store: so a
+start notices that the database beside it is gone.
+
+The database file itself is locked, too (``StoreLock``), because a hard link, or a file mounted into
+two containers, is one database under two names. That descriptor lives as long as the lock: closing
+any descriptor of a database ends the locks that SQLite holds on it in this process. A database
+under two names is refused also while nobody else has it: the write-ahead log lies beside one of
+the names, and is missed under the other.
 
 The layout of the database: tables, the marks by which it is known as ours, its version; and how
 a database is opened: look first, then lay out or upgrade, and begin an epoch durably.
@@ -349,18 +356,22 @@ class FileLock:
         except OSError as error:
             holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
             os.close(fd)
-            raise StoreUnusable(
-                f"{self.path.removesuffix('.lock')} is in use by {holder or 'another process'}"
-                f" (lock {self.path}); stop that one first"
-            ) from error
+            raise _in_use(self.path.removesuffix(".lock"), holder, self.path) from error
         self._fd = fd
+        _HELD.add(self)
         self._write(f"pid {os.getpid()} {owner}\n")
 
     def release(self) -> None:
         if self._fd >= 0:
             self._write("")
-            os.close(self._fd)
-            self._fd = -1
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Close the descriptor and change nothing else."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        _HELD.discard(self)
 
     def _write(self, text: str) -> None:
         try:
@@ -369,6 +380,121 @@ class FileLock:
         except OSError:
             # The text is a courtesy; on a full disk the lock itself still counts.
             return
+
+
+def _in_use(path: str, holder: str, lock: str) -> StoreUnusable:
+    who = holder or "another process"
+    return StoreUnusable(f"{path} is in use by {who} (lock {lock}); stop that one first")
+
+
+_HELD: set[FileLock | StoreLock] = set()
+"""The locks of this process. A child by ``fork`` has copies of their descriptors, which would hold
+the locks when the parent has ended; closing a copy leaves the parent's lock as it is."""
+
+
+def _after_fork() -> None:
+    for lock in list(_HELD):
+        lock.give_up()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class StoreLock:
+    """The lock of a database: on the file beside it, and on the file itself."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._beside = FileLock(path + ".lock")
+        self._fd = -1
+        self._file: tuple[int, int] | None = None
+
+    def acquire(self, owner: str) -> None:
+        """Take the lock; a database that is not there yet is locked by ``lock_file``. Raises
+        StoreUnusable for one that is in use, or has another name."""
+        self._beside.acquire(owner)
+        try:
+            if os.path.exists(self._path):
+                self.lock_file()
+        except BaseException:
+            self.release()
+            raise
+
+    def lock_file(self) -> None:
+        """Lock the database file, made if need be. Raises StoreUnusable."""
+        if self._fd >= 0:
+            return
+        try:
+            check_names(self._path)
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(self._path)
+                # Before a descriptor is opened, whose end would end SQLite's locks in this process.
+                if (found.st_dev, found.st_ino) in _FILES:
+                    raise _in_use(self._path, "this process under another name", self._path)
+            fd = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreUnusable(f"cannot open {self._path}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            who = "another process under another name"
+            raise _in_use(self._path, who, self._path) from error
+        found = os.fstat(fd)
+        self._fd, self._file = fd, (found.st_dev, found.st_ino)
+        _FILES.add(self._file)
+        _HELD.add(self)
+
+    def release(self) -> None:
+        """Release the lock, after every connection to the database was closed."""
+        self.give_up()
+        self._beside.release()
+
+    def give_up(self) -> None:
+        """Close the descriptor of the database."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        if self._file is not None:
+            _FILES.discard(self._file)
+            self._file = None
+        _HELD.discard(self)
+
+
+_FILES: set[tuple[int, int]] = set()
+"""Device and inode of the databases that this process has locked."""
+MOUNTS = "/proc/self/mountinfo"
+
+
+def check_names(path: str) -> None:
+    """Raises StoreUnusable when the database file has another name: the log is beside one of
+    them."""
+    with contextlib.suppress(FileNotFoundError):
+        names = os.stat(path).st_nlink
+        if names > 1:
+            raise StoreUnusable(
+                f"{path} has {names} names (hard links), and its write-ahead log lies beside one of"
+                f" them: remove the other ones (find DIR -samefile {path}), or copy it with"
+                " `tickwheel backup`"
+            )
+    if _is_mounted(path):
+        raise StoreUnusable(
+            f"{path} is a mount point of its own, and its write-ahead log would lie outside of it:"
+            " mount the folder that it is in"
+        )
+
+
+def _is_mounted(path: str) -> bool:
+    """Whether exactly this file was mounted; False where the system does not say."""
+    try:
+        with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+            points = {line.split(" ", 5)[4] for line in file if line.count(" ") > 4}
+    except OSError:
+        return False
+    # What mountinfo escapes: space, tab, line feed, backslash.
+    for character in "\\ \t\n":
+        path = path.replace(character, f"\\{ord(character):03o}")
+    return path in points
 
 
 APPLICATION_ID = 0x544B_574C

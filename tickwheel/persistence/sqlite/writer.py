@@ -42,8 +42,8 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.sqlite import rows as sql
 from tickwheel.persistence.sqlite.database import (
-    FileLock,
     Room,
+    StoreLock,
     begin_epoch,
     blob_join,
     blob_of,
@@ -239,7 +239,7 @@ class Writer:
     def __init__(self, path: str, options: SqliteOptions) -> None:
         self._path = path
         self._wanted = options
-        self._lock = FileLock(path + ".lock")
+        self._lock = StoreLock(path)
         self._room = Room(path, 0, 0)
         self._connection: sqlite3.Connection | None = None
         self._upkeep: Upkeep | None = None
@@ -274,6 +274,7 @@ class Writer:
 
     def _open(self, owner: str, now_ms: int, epoch_min: int) -> Opened:
         layout = identify_file(self._path, self._wanted.busy_ms)
+        self._lock.lock_file()
         options = self._wanted.fitted(disk_bytes(self._path))
         # The log may exceed its limit by a batch without being cut.
         log_bytes_max = options.wal_bytes + options.wal_bytes // 4
