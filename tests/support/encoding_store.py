@@ -3,6 +3,7 @@ them, and through the history's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import msgpack
 from support.shard_rig import GatedStore
 from tickwheel.history.lines import policy_map
 from tickwheel.persistence.contract import Opened
+from tickwheel.persistence.identity import Known
 from tickwheel.persistence.redis import layout
 from tickwheel.persistence.sqlite.store import SqliteStore
 
@@ -29,9 +31,11 @@ class EncodingStore(GatedStore):
         self._sqlite = SqliteStore(str(folder / "beside.db"))
         self.batches = 0
 
-    async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
-        await self._sqlite.open(owner, now_ms, epoch_min=epoch_min)
-        return await super().open(owner, now_ms, epoch_min=epoch_min)
+    async def open(
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = ()
+    ) -> Opened:
+        await self._sqlite.open(owner, now_ms, epoch_min=epoch_min, known=known)
+        return await super().open(owner, now_ms, epoch_min=epoch_min, known=known)
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         layout.prepare(effects, ENDINGS_MAX)

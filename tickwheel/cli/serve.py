@@ -252,7 +252,15 @@ def init(
     call: Call,
     store: StoreOption = None,
     force: Annotated[
-        bool, flag("Redis: also when there is data, which is removed for good.")
+        bool,
+        flag(
+            "Begin anew where a store was lost. Redis: also when there is data, which is removed"
+            " for good."
+        ),
+    ] = False,
+    branch: Annotated[
+        bool,
+        flag("Go on with a store that lacks what its history knows: an older copy, for example."),
     ] = False,
     yes: YesOption = False,
     allow_volatile_store: VolatileOption = False,
@@ -264,18 +272,27 @@ def init(
     """Lay a store out without serving: a new SQLite file, a folder of several (--processes), or an
     empty shard in Redis.
 
-    What is there already is refused, with exit code 1. With --force a shard in Redis is laid
-    out anew: everything in it is removed, and no daemon that used it before can write to it any
-    more. That is for a shard that came back empty, damaged, or half written. Never done while
-    a daemon leads the shard.
+    What is there already is refused, with exit code 1. A daemon does not start with a store
+    that was lost or set back, as its history or the files beside it say; two options decide. With
+    --force a store begins anew: a SQLite file that is missing, empty or was never used; a shard
+    in Redis also when there is data: everything in it is removed, and no daemon that used it before
+    can write to it any more. With --branch a store keeps what it has, and its next start begins a
+    new branch. Never done while a daemon has the store.
     """
+    if force and branch:
+        raise BadRequest("--force begins anew and --branch goes on; name one of them")
     overrides = {"store": store, "allow_volatile_store": allow_volatile_store}
     settings = _load_settings(config, given({**overrides, "processes": processes}))
-    from tickwheel.persistence import parse, shard_folder, with_setting
+    from tickwheel.persistence import parse, shard_folder, with_setting, without_secrets
 
     if settings.processes != 1 or shard_folder(settings.store) is not None:
         from tickwheel.server import processes as folders
 
+        if force or branch:
+            raise BadRequest(
+                "--force and --branch are of one shard: name its database, --store"
+                " sqlite:///DIR/shard-1.db"
+            )
         shards = folders.init(settings)
         _show_laid_out(call, settings.store, f"was laid out with {shards} shards", shards=shards)
         return 0
@@ -283,26 +300,54 @@ def init(
     if kind == "memory":
         raise BadRequest("store memory: is empty at every start; there is nothing to lay out")
     if kind == "sqlite":
-        return _lay_out_sqlite(call, url, parse(url).path, force=force)
+        path = os.path.realpath(parse(url).path)
+        if branch:
+            from tickwheel.persistence.sqlite import database
+
+            held = database.begin_branch(path)
+            return _show_branch(call, url, f"{path}, which ends with epoch {held.last.epoch},")
+        return _lay_out_sqlite(call, url, path, force=force)
     if settings.allow_volatile_store:
         url = with_setting(url, "allow_volatile_store", "1")
+    if branch:
+        from tickwheel.persistence.redis import opening, options_from
+
+        asyncio.run(opening.begin_branch(options_from(url)))
+        return _show_branch(call, url, without_secrets(url))
     return _lay_out_redis(call, url, force=force, yes=yes)
+
+
+def _show_branch(call: Call, url: str, what: str) -> int:
+    from tickwheel.persistence import without_secrets
+
+    said = {"store": without_secrets(url), "created": False, "branch": True}
+    call.out.result(said, f"{what} begins a new branch with its next start")
+    return 0
 
 
 def _lay_out_sqlite(call: Call, url: str, path: str, *, force: bool) -> int:
     from tickwheel.clock import sources
-    from tickwheel.persistence import open_url
+    from tickwheel.persistence import layout_around, open_url
+    from tickwheel.persistence.identity import NEW
+    from tickwheel.persistence.sqlite import database
 
-    if os.path.exists(path):
-        hint = "; --force is for Redis: move the file away yourself" if force else ""
-        raise Conflict(f"{path} exists already{hint}")
+    if force:
+        database.begin_anew(path)
+    elif os.path.exists(path):
+        raise Conflict(f"{path} exists already")
+    layout = layout_around(path)
 
     async def lay_out() -> None:
         store = open_url(url)
-        await store.open("init", sources().wall_ms())
+        epoch_min = max(1, layout.epoch if layout is not None else 0)
+        await store.open(f"init/{secrets.token_hex(6)}", sources().wall_ms(), epoch_min=epoch_min)
         await store.close(clean=True)
 
     asyncio.run(lay_out())
+    if layout is not None and layout.epoch:
+        database.write_meta(path, {database.SINCE_EPOCH: layout.epoch})
+    if force:
+        database.write_meta(path, {database.BRANCH: NEW})
     _show_laid_out(call, url, "was laid out")
     return 0
 
@@ -315,7 +360,7 @@ def _lay_out_redis(call: Call, url: str, *, force: bool, yes: bool) -> int:
     found = asyncio.run(opening.look(options))
     if found.exists and not _may_remove(call, found, force=force, yes=yes):
         return EXIT_FAILED
-    incarnation = asyncio.run(opening.lay_out(options, found, sources().wall_ms()))
+    incarnation = asyncio.run(opening.lay_out(options, found, sources().wall_ms(), is_branch=force))
     what = "was laid out anew" if found.exists else "was laid out"
     removed = found.counts if found.exists else None
     _show_laid_out(

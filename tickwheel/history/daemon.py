@@ -31,11 +31,13 @@ from tickwheel.clock import Clock
 from tickwheel.engine.events import COMMITTED, PARKED, PUT, ROLLED_BACK
 from tickwheel.engine.state import Core
 from tickwheel.errors import BadRequest
+from tickwheel.history.branches import Reached, Start, known, start_of
 from tickwheel.history.lines import Kind
 from tickwheel.history.segments import state_folder
 from tickwheel.history.spool import BYTES_MAX, Pending, Spool, take_pending
 from tickwheel.history.writer import DISK_CLEAN, DISK_WARN, RETENTION_S, WriterOptions
 from tickwheel.persistence.contract import Opened
+from tickwheel.persistence.identity import Known
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:
@@ -461,6 +463,8 @@ class History:
         self._spool: Spool | None = None
         self._recorder: Recorder | None = None
         self._pending: Pending | None = None
+        self._reached: Reached | None = None
+        self._start = Start(0, "")
         self._prepared: dict[int, bytes] = {}
         """Number of a batch that is with the store → its packed records."""
         self._epoch = self._number = 0
@@ -495,26 +499,34 @@ class History:
             opened.epoch, self._clock.read, attrgetter("label"), bodies=options.bodies
         )
         self._lost = 0
+        self._start = start_of(opened)
         self._take_over(opened)
-        self._append([self._daemon("started", clean=opened.clean, version=__version__)], 1)
+        said = {k: v for k, v in self._start._asdict().items() if v and k != "epoch"}
+        self._append([self._daemon("started", clean=opened.clean, version=__version__, **said)], 1)
         return recorder
+
+    def known(self) -> list[Known]:
+        """What the history knows of the store, before a tenure begins."""
+        return known(Path(self._options.folder), self._options.shard)
 
     def _take_over(self, opened: Opened) -> None:
         """Append what the daemon before had no time for, though its batch was durable."""
         assert self._spool is not None
         folder, shard = Path(self._options.folder), self._options.shard
-        left = take_pending(folder, shard, opened.epoch, opened.last_batch)
-        for _, data in left:
-            self._append_packed(data, 1)
+        if not opened.is_branch:  # whose batches have numbers of their own
+            for _, data in take_pending(folder, shard, opened.epoch, opened.last_batch):
+                self._append_packed(data, 1)
         self._epoch = opened.epoch
         self._renew_pending()
 
     def _renew_pending(self) -> None:
-        if self._pending is not None:
-            self._pending.close()
+        for former in (self._pending, self._reached):
+            if former is not None:
+                former.close()
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
         self._pending = Pending(self._folder, self._epoch)
+        self._reached = Reached(self._folder, self._start, self._number)
 
     def prepare(self, number: int, notes: object) -> None:
         """Note the records of a batch that the store is about to get."""
@@ -528,6 +540,8 @@ class History:
     def keep(self, number: int, notes: object) -> None:
         """Append the records of a batch that is durable now."""
         self._number = number
+        if self._reached is not None:
+            self._reached.note(number)
         data, pending = self._prepared.pop(number, None), self._pending
         if isinstance(notes, Notes) and self._recorder is not None:
             self._count_lost(self._recorder)
@@ -564,6 +578,8 @@ class History:
         self._prepared.clear()
         if self._pending is not None:
             self._pending.close(clean)
+        if self._reached is not None:
+            self._reached.close()
         spool.close(clean)
 
     def _daemon(self, what: str, **details: Any) -> list[Any]:

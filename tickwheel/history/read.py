@@ -538,12 +538,6 @@ class Replayed:
     """Whether the newest event is a daemon's clean stop, after which nothing can have happened."""
 
 
-def missing_between(epochs: Iterable[int]) -> int:
-    """How many epochs are missing between the first and the last of these."""
-    there = set(epochs)
-    return max(there) - min(there) + 1 - len(there) if there else 0
-
-
 @dataclass(slots=True)
 class Seen(Replayed):
     """What the replay has found so far."""

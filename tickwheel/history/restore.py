@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -36,8 +37,9 @@ from typing import Any
 from tickwheel import disk
 from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
 from tickwheel.history import segments
+from tickwheel.history.branches import Branch
 from tickwheel.history.fold import ENDINGS_MAX, Fold, Owners, Task, is_done
-from tickwheel.history.read import Replay, Replayed, Start, missing_between
+from tickwheel.history.read import Replay, Replayed, Start
 from tickwheel.history.segments import STATE, Event
 from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, TRANSACTION, Effects, RecordKey, keyed
 from tickwheel.model.records import ID_STEP, GroupRow, Outcome, ProgressRow, ProgressState, id_floor
@@ -52,11 +54,15 @@ from tickwheel.persistence.contract import (
     StoredTask,
     StoreUnusable,
 )
+from tickwheel.persistence.identity import NEW
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.database import (
+    BRANCH,
     SINCE_EPOCH,
+    StoreLock,
     forget_endings,
     make_another,
+    set_aside,
     write_meta,
 )
 
@@ -77,7 +83,9 @@ class Backup:
     store: SqliteStore | None = None
     small: Small = field(default_factory=Small)
     epoch: int = 0
-    """The epoch of the daemon that made it; 1 in copies of other kinds of stores."""
+    """The epoch of the daemon that made it."""
+    mark: str = ""
+    """The mark of that epoch."""
     id_mark: int = 0
     position_ms: int = 0
     """The wheel's position at that time: not after the moment of the backup."""
@@ -136,6 +144,7 @@ async def open_backup(path: str | None, scratch: str | None) -> AsyncIterator[Ba
                 store,
                 await store.recover_small(),
                 opened.epoch - 1,
+                opened.after,
                 opened.id_mark,
                 opened.position_ms,
                 opened.since_epoch,
@@ -277,7 +286,7 @@ async def check_empty(url: str) -> None:
     if parsed.kind == "memory":
         raise BadRequest("--into memory: would be gone at once; name a SQLite file or a Redis")
     if parsed.kind == "sqlite":
-        if os.path.lexists(parsed.path):
+        if os.path.lexists(parsed.path) and not _is_empty(parsed.path):
             raise Conflict(f"{parsed.path} exists already; a restore goes into a new store")
         folder = os.path.dirname(os.path.abspath(parsed.path))
         if not os.path.isdir(folder):
@@ -293,6 +302,11 @@ async def check_empty(url: str) -> None:
         )
 
 
+def _is_empty(path: str) -> bool:
+    """Whether this is a file without any content, as a lost store may leave it."""
+    return os.path.isfile(path) and not os.path.getsize(path)
+
+
 def shard_of(url: str) -> int | None:
     """The shard that a store's URL names; None: it names none."""
     if parse(url).kind != "redis":
@@ -304,17 +318,25 @@ def shard_of(url: str) -> int | None:
 
 @asynccontextmanager
 async def filling(
-    url: str, epoch_min: int, now_ms: int, since_epoch: int = 0, base: Store | None = None
+    url: str,
+    epoch_min: int,
+    now_ms: int,
+    since_epoch: int = 0,
+    after: str = "",
+    base: Store | None = None,
 ) -> AsyncIterator[Filler]:
     """An open store to fill. An error meanwhile leaves nothing behind, or says what is left.
-    ``since_epoch``: that of the backup, which a SQLite store keeps. ``base``: a SQLite store begins
-    as a copy of this one."""
+    ``since_epoch``: that of the backup, which a SQLite store keeps. ``after``: the mark of the
+    epoch whose end it has; its next epoch begins a new branch. ``base``: a SQLite store begins as a
+    copy of this one."""
     owner = f"restore/{uuid.uuid4().hex[:12]}"
     if parse(url).kind == "sqlite":
-        async with _sqlite(url, owner, epoch_min, now_ms, since_epoch, base) as filler:
+        async with _sqlite(url, owner, epoch_min, now_ms, since_epoch, after, base) as filler:
             yield filler
         return
     assert base is None
+    from tickwheel.persistence.redis import opening, options_from
+
     election = open_election(url, LEASE_MS)
     assert election is not None
     lease = Lease(election, owner)
@@ -335,15 +357,22 @@ async def filling(
             ) from error
         finally:
             await store.close(clean)
+        await opening.end_restore(options_from(url), after)
     finally:
         await lease.release()
 
 
 @asynccontextmanager
 async def _sqlite(
-    url: str, owner: str, epoch_min: int, now_ms: int, since_epoch: int, base: Store | None
+    url: str,
+    owner: str,
+    epoch_min: int,
+    now_ms: int,
+    since_epoch: int,
+    after: str,
+    base: Store | None,
 ) -> AsyncIterator[Filler]:
-    path = os.path.abspath(parse(url).path)
+    path = os.path.realpath(parse(url).path)
     part = _part_of(path, os.getpid())
     store = SqliteStore(part, replace(SqliteOptions(), reserve_bytes=0))
     try:
@@ -360,12 +389,20 @@ async def _sqlite(
         await store.close(clean=True)
         if filler.removed_upto:
             forget_endings(part, filler.removed_upto)
-        if since_epoch:
-            write_meta(part, {SINCE_EPOCH: since_epoch})
+        more = {SINCE_EPOCH: since_epoch} if since_epoch else {}
+        write_meta(part, {BRANCH: NEW, "owner": f"restore/{after}", **more})
+        lock = StoreLock(path)
+        lock.acquire(owner)
         try:
+            if _is_empty(path):
+                lock.give_up()
+                os.unlink(path)
+            set_aside(path)
             os.link(part, path)
         except FileExistsError:
             raise Conflict(f"{path} exists already; a restore goes into a new store") from None
+        finally:
+            lock.release()
         disk.sync(os.path.dirname(path) or ".")
     finally:
         _remove_part(part)
@@ -435,6 +472,7 @@ class _Run:
         self._watch = watch
         self._shard = _shard(plan, backup)
         folders = [Path(folder) for folder in plan.history]
+        self._branch = Branch(folders, self._shard, backup.epoch, backup.mark)
         self._replay = Replay(folders, self._shard, backup.start, backup.position_ms)
         small = backup.small
         owners = Owners(small.of_kind(GROUP))
@@ -466,7 +504,11 @@ class _Run:
         fold, since_epoch = self._fold, self._backup.since_epoch
         epochs: set[int] = set()
         for found in _some(self._replay.events()):
-            some = [event for event in found if event.get("epoch", since_epoch) >= since_epoch]
+            some = [
+                event
+                for event in found
+                if event.get("epoch", since_epoch) >= since_epoch and self._branch.has(event)
+            ]
             epochs.update(event["epoch"] for event in some if "epoch" in event)
             self._watch("events", self._replay.seen.events, self._replay.expected())
             await self._bring(some)
@@ -475,7 +517,8 @@ class _Run:
         start = self._backup.start
         if start is not None and max(epochs, default=0) > start.epoch:
             epochs.add(start.epoch)
-        self._report.missing_epochs = missing_between(epochs)
+        self._report.missing_epochs = self._branch.missing(epochs)
+        self._report.branches = self._branch.notes
         self._report_events()
 
     async def _bring(self, events: list[Event]) -> None:
@@ -606,10 +649,15 @@ class _Run:
     async def _fill(self) -> None:
         report = self._report
         since_epoch = self._backup.since_epoch
+        is_whole = report.exact and self._plan.ids is None and not report.skipped_overdue.count
+        # What is not all that there was follows an epoch that nobody knows.
+        after = (self._branch.head if is_whole else "") or secrets.token_hex(6)
         if self._takes_all and parse(self._plan.into).kind == "sqlite" and self._backup.store:
-            await self._copy_and_change(self._backup.store)
+            await self._copy_and_change(self._backup.store, after)
             return
-        async with filling(self._plan.into, report.epoch, self._now_ms, since_epoch) as filler:
+        async with filling(
+            self._plan.into, report.epoch, self._now_ms, since_epoch, after
+        ) as filler:
             await self._begin(filler)
             written = 0
             async for task in self._tasks():
@@ -620,15 +668,16 @@ class _Run:
                     written += 1
             await filler.end()
 
-    async def _copy_and_change(self, store: Store) -> None:
-        """Fill a SQLite store by copying the backup, and changing in it what events have named."""
+    async def _copy_and_change(self, store: Store, after: str) -> None:
+        """Fill a SQLite store by copying the backup, and changing in it what events have named.
+        ``after`` is as in ``filling``."""
         fold, backup = self._fold, self._backup
         gone = fold.gone | {one for one, held in fold.tasks.items() if not held.has_body}
         changed = self._changed()
         of = len(gone) + sum(held.has_body for held in fold.tasks.values())
         self._watch("writing", 0, of)
         async with filling(
-            self._plan.into, self._report.epoch, self._now_ms, backup.since_epoch, store
+            self._plan.into, self._report.epoch, self._now_ms, backup.since_epoch, after, store
         ) as filler:
             await filler.remove(sorted(gone))
             await self._begin(filler)
@@ -748,6 +797,8 @@ class Report(Replayed):
     unusable_events: int = 0
     missing_epochs: int = 0
     """Epochs without any event, between two that have some."""
+    branches: list[str] = field(default_factory=list)
+    """Why it is not certain to which branch of the store the events belong, in words."""
     tail_ms: int | None = None
     """The time from the newest event to the last append to a spool, in ms."""
     # the tasks
@@ -798,6 +849,7 @@ class Report(Replayed):
                 f"no event of {self.missing_epochs:,} epochs between others is in any folder (of a"
                 " start that failed, or of a machine whose folder was not named)"
             )
+        found += self.branches
         if self.drops:
             found.append(f"the daemon dropped {self.dropped_events:,} events or more")
         if self.crashes:

@@ -145,20 +145,34 @@ def check_databases(folder: ShardFolder) -> None:
     layout = read_layout(folder)
     for shard in range(layout.shards):
         path = folder.database(shard)
-        if not os.path.exists(path):
-            raise StoreUnusable(
-                f"{path} is missing: a new one would hide what it held. Restore it: tickwheel"
-                f" restore --shard {shard} --into {folder.url(shard)} …"
-            )
         try:
-            epoch = read_number(path, SINCE_EPOCH)
+            is_there = os.path.exists(path) and read_number(path, "epoch") > 0
+            epoch = read_number(path, SINCE_EPOCH) if is_there else 0
         except StoreUnusable:
             continue  # its daemon says what is wrong with it
+        if not is_there:
+            url = folder.url(shard)
+            raise StoreUnusable(
+                f"{path} is {'empty' if os.path.exists(path) else 'missing'}: a new one would hide"
+                f" what it held. Restore it: tickwheel restore --shard {shard} --into {url} …; or"
+                f" begin anew without it: tickwheel init --force --store {url}"
+            )
         if epoch != layout.epoch:
             raise StoreUnusable(
                 f"{path} is of another layout: it begins with epoch {epoch}, and {COUNT_FILE} says"
                 f" {layout.epoch}. A backup counts for the number of shards that it was made with"
             )
+
+
+def layout_around(path: str) -> Layout | None:
+    """How the folder is laid out in which ``path`` is the database of a shard; None: it is none.
+    Raises StoreUnusable."""
+    parent, _, name = os.path.realpath(path).rpartition("/")
+    if _DATABASE.fullmatch(name) is None:
+        return None
+    above, _, part = parent.rpartition("/")
+    folder = ShardFolder(f"{above if _PART.fullmatch(part) else parent}/")
+    return read_layout(folder) if is_laid_out(folder) else None
 
 
 def layout_number(part: str) -> int:

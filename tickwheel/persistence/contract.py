@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from tickwheel.errors import TickwheelError
 from tickwheel.model.kinds import Effects, Kind, ProgressKey, RecordKey
@@ -37,6 +37,9 @@ from tickwheel.model.records import (
     TaskRow,
     task_bytes,
 )
+
+if TYPE_CHECKING:
+    from tickwheel.persistence.identity import Known
 
 _R = TypeVar("_R")
 
@@ -132,6 +135,15 @@ class Opened:
     """The seed of the hashes that ``recover_keys`` gives; see ``model/key_hash.py``."""
     since_epoch: int = 0
     """Events of earlier epochs in the history are about tasks that may be in other shards."""
+    mark: str = ""
+    """The mark of the epoch; this and what follows: see ``identity.py``."""
+    incarnation: str = ""
+    after: str = ""
+    """The mark of the epoch that it follows; empty: none."""
+    is_branch: bool = False
+    """Whether a new branch of the store begins with the epoch."""
+    is_behind: bool = False
+    """Whether the store lacks what is known of the one that it was a copy of."""
 
 
 class StoredTask(NamedTuple):
@@ -205,8 +217,13 @@ class Store(Protocol):
         """What a confirmed task survives and what not, in words; known once the store is open."""
         ...
 
-    async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
-        """Open the store; the epoch is at least ``epoch_min``, for a store that follows another."""
+    async def open(
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = ()
+    ) -> Opened:
+        """Open the store; the epoch is at least ``epoch_min``, for a store that follows another.
+
+        Raises StoreUnusable, and changes nothing, when the store lacks what is ``known`` of it.
+        """
         ...
 
     async def recover_small(self) -> Small: ...
@@ -594,7 +611,8 @@ class SharedStore(Store, Protocol):
     """A store that more than one daemon can open."""
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, may_create: bool = True
-    ) -> Opened:
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = (),
+        may_create: bool = True,
+    ) -> Opened:  # fmt: skip
         """``Store.open``; with ``may_create`` False an empty store is refused (StoreUnusable)."""
         ...

@@ -42,6 +42,7 @@ from tickwheel.persistence.contract import (
     StoredTask,
     StoreError,
 )
+from tickwheel.persistence.identity import Began, Held, Known, mark_of
 
 ENDINGS_MAX = 100_000
 
@@ -90,10 +91,13 @@ class MemoryStore:
         """See ``Store.durability``."""
         return "kept in memory: nothing survives the end of the daemon"
 
-    async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
+    async def open(
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = ()
+    ) -> Opened:
         created = self._epoch == 0
         clean = self._clean
-        self._epoch = max(self._epoch + 1, epoch_min)
+        # A history may know of stores that are gone, as was to be expected.
+        self._epoch = max(self._epoch + 1, epoch_min, *(one.epoch + 1 for one in known))
         self._owner = owner
         self._clean = False
         self._is_open = True
@@ -105,6 +109,7 @@ class MemoryStore:
             clean=clean,
             created=created,
             key_seed=self._key_seed,
+            mark=mark_of(owner),
         )
 
     async def recover_small(self) -> Small:
@@ -259,6 +264,7 @@ class MemoryStore:
         """Copy the data to a SQLite database, which a daemon can be started on."""
         self._check_open()
         from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+        from tickwheel.persistence.sqlite.database import copy_meta, write_meta
 
         if os.path.lexists(path):
             raise StoreError(f"backup: {path} exists already")
@@ -274,6 +280,8 @@ class MemoryStore:
             for rest in (".lock", ".reserve"):  # whoever opens it makes its own
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(f"{path}{rest}")
+        last = Began(self._epoch, mark_of(self._owner), self._last_batch)
+        write_meta(path, copy_meta(Held(last, "memory")))
         return os.path.getsize(path)
 
     def _everything(self) -> Effects:

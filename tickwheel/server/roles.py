@@ -49,6 +49,7 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnreachable,
 )
+from tickwheel.persistence.identity import Known
 from tickwheel.server.lease import Leadership, Life
 from tickwheel.server.logs import REPEATING, Log, Sparing, say
 from tickwheel.server.metrics.observed import Observed
@@ -368,17 +369,26 @@ class Roles:
             self._wake()
 
     async def _open_store(self, now_ms: int) -> tuple[str, Opened]:
-        leadership = self._leadership
+        leadership, known = self._leadership, self._known()
         if leadership is None:
             owner = self._new_owner()
-            return owner, await self.store.open(owner, now_ms)
+            return owner, await self.store.open(owner, now_ms, known=known)
         assert leadership.me is not None
         owner = leadership.me.owner
         # One that has seen data here must not lay out an empty store: see leadership.
         store = cast("SharedStore", self.store)
-        opened = await store.open(owner, now_ms, may_create=not leadership.incarnation)
+        may_create = not leadership.incarnation
+        opened = await store.open(owner, now_ms, known=known, may_create=may_create)
         leadership.opened(opened.epoch)
         return owner, opened
+
+    def _known(self) -> list[Known]:
+        """What is known of the store beside it: it is compared with the store, before anything is
+        served."""
+        found = self.history.known() if self.history is not None else []
+        if self.settings.expect_store:
+            found.append(Known("the setting expect_store"))
+        return found
 
     async def _load_rest(self, shard: Shard, recovering: Recovering, started_s: float) -> None:
         await recovering.rest()

@@ -56,6 +56,8 @@ class Settings(BaseSettings):
 
     # where
     store: str = "sqlite:///tickwheel.db"
+    expect_store: bool = False
+    """Refuse to start with a store that is empty: it was lost. For once it has been laid out."""
     listen: str = "tcp://127.0.0.1:7355"
     http: str | None = None
     processes: int | Literal["auto"] = 1

@@ -20,6 +20,7 @@ from tickwheel.persistence.contract import Fenced, StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
 from tickwheel.persistence.redis.layout import INIT_LAY_OUT
 from tickwheel.persistence.redis.opening import Found, lay_out, look
+from tickwheel.persistence.sqlite import SqliteStore
 
 S = "{tw:default:0}"
 NOW_MS = 1_700_000_000_000
@@ -316,9 +317,19 @@ def test_a_sqlite_file_is_made_once(tmp_path: Path, capsys: Capture) -> None:
     assert run(["init", "--store", url]) == 0
     assert (tmp_path / "a.db").stat().st_size > 0
     assert run(["check", "--store", url]) == 0
-    for options in ([], ["--force", "--yes"]):
-        assert run(["init", "--store", url, *options]) == 1
-        assert "exists already" in capsys.readouterr().err
+    assert run(["init", "--store", url]) == 1
+    assert "exists already" in capsys.readouterr().err
+    assert run(["init", "--store", url, "--force"]) == 0  # it was never used
+
+    async def use() -> None:
+        subject = Subject(SqliteStore(str(tmp_path / "a.db")))
+        await subject.open()
+        await subject.commit(tasks([1]))
+        await subject.store.close(clean=True)
+
+    asyncio.run(use())
+    assert run(["init", "--store", url, "--force"]) == 1
+    assert "holds a store" in capsys.readouterr().err
 
 
 def test_memory_has_nothing_to_lay_out(capsys: Capture) -> None:

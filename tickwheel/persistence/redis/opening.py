@@ -18,12 +18,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.persistence.contract import Opened, StoreError, StoreUnreachable, StoreUnusable
+from tickwheel.persistence.identity import (
+    NEW,
+    Began,
+    Held,
+    Known,
+    begin,
+    mark_of,
+    past_text,
+    read_past,
+)
 from tickwheel.persistence.redis.connection import Connection, check
 from tickwheel.persistence.redis.driver import (
     CLUSTER,
@@ -250,10 +260,18 @@ async def begin_epoch(
     now_ms: int,
     may_create: bool,
     epoch_min: int = 1,
+    known: Sequence[Known] = (),
 ) -> tuple[Opened, str]:
-    """Begin an epoch; returns also the incarnation. Raises StoreUnusable, Away, Lost, Answer."""
+    """Begin an epoch; returns also the incarnation. Raises StoreUnusable, Away, Lost, Answer.
+
+    What the shard says of itself is read before: nobody else opens it while this daemon has the
+    leader's lease, and it is no safeguard against those that do, but against loss.
+    """
+    held, compared = await _held(line, keys, known)
+    begun = begin(f"store {options.name}: {keys.shard}", held, compared, epoch_min)
     fresh = secrets.token_hex(8)
-    args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), epoch_min, *TYPES)
+    past = past_text([one._replace(batch=NO_BATCH) for one in begun.past])
+    args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), begun.epoch, past, *TYPES)
     reply: list[Any] = await line.run(OPEN, keys.all, args)
     status = reply[0].decode()
     if status not in ("created", "opened"):
@@ -266,8 +284,35 @@ async def begin_epoch(
         position_ms=position_ms,
         clean=bool(clean),
         created=status == "created",
+        mark=mark_of(owner),
+        incarnation=reply[6].decode(),
+        after=begun.after,
+        is_branch=begun.is_branch,
+        is_behind=begun.is_behind,
     )
-    return opened, reply[6].decode()
+    return opened, opened.incarnation
+
+
+async def _held(
+    line: Connection, keys: Keys, known: Sequence[Known]
+) -> tuple[Held | None, Sequence[Known]]:
+    """What the shard says of itself, and what to compare it with: nothing, when it is not whole or
+    none of ours, which the script says."""
+    names = ("format", "epoch", "owner", "last", "incarnation", "rewriting", "past", "branch")
+    try:
+        found = await line.call("HMGET", keys.named["wheel"], *names)
+    except ServerError as error:
+        if error.kind != "WRONGTYPE":
+            raise
+        return None, ()
+    said = {name: value.decode() for name, value in zip(names, found, strict=True) if value}
+    if not said:
+        return None, known
+    if "rewriting" in said or not {"format", "epoch", "last"} <= said.keys():
+        return None, ()
+    last = Began(int(said["epoch"]), mark_of(said.get("owner", "")), int(said["last"]))
+    past = read_past(said.get("past", ""))
+    return Held(last, said.get("incarnation", ""), past, said.get("branch", "")), known
 
 
 async def estimate(line: Connection, keys: Keys) -> int:
@@ -324,6 +369,9 @@ def _named(options: RedisOptions, why: str) -> str:
     return f"store {options.name}: {why.removeprefix(f'{options.name}: ')}"
 
 
+NO_BATCH = 1 << 62
+"""In place of an epoch's last batch: not compared, because a shard that was led by another machine
+since then would never be led again by one that knows of batches that Redis had lost."""
 OWNER = "init"
 LEADER_WATCH_S = 4.0
 """How long a leader's lease is looked for, in seconds: a living daemon renews it within 3 s, and a
@@ -398,9 +446,11 @@ async def look(options: RedisOptions) -> Found:
 
 
 async def lay_out(
-    options: RedisOptions, found: Found, now_ms: int, *, watch_s: float | None = None
-) -> str:
-    """Remove what ``found`` lists, and lay the shard out; its new incarnation.
+    options: RedisOptions, found: Found, now_ms: int, *, watch_s: float | None = None,
+    is_branch: bool = False,
+) -> str:  # fmt: skip
+    """Remove what ``found`` lists, and lay the shard out; its new incarnation. ``is_branch``: the
+    next epoch begins a new branch, whatever is known of the shard.
 
     Looks for a living daemon for ``watch_s`` first (default: LEADER_WATCH_S). Raises
     StoreUnusable: one leads the shard, or it is not any more as it was found.
@@ -410,7 +460,7 @@ async def lay_out(
     async with _line(options) as line:
         await _watch(line, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
         args = (LAYOUT, int(found.exists), found.epoch, found.incarnation, incarnation, OWNER,
-                now_ms, *TYPES)  # fmt: skip
+                now_ms, NEW if is_branch else "", *TYPES)  # fmt: skip
         status, *rest = await line.run(INIT_LAY_OUT, (*keys.all, keys.leader), args)
         if status != b"laid out":
             raise _not_laid_out(options, keys, status.decode(), rest)
@@ -418,6 +468,27 @@ async def lay_out(
         while await line.call("UNLINK", keys.stage(part)) or part < found.parts:
             part += 1
     return incarnation
+
+
+async def begin_branch(options: RedisOptions, *, watch_s: float | None = None) -> None:
+    """Let the next epoch of the shard begin a new branch, on an operator's word. Raises
+    StoreUnusable when there is no shard, or a daemon leads it."""
+    keys = Keys(options.prefix, options.namespace, options.shard)
+    async with _line(options) as line:
+        await _watch(line, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
+        if not await line.call("HLEN", keys.named["wheel"]):
+            raise _unusable(options, f"{keys.shard} is empty: there is no store to go on with")
+        # Another incarnation: whoever used the shard before does not write to it any more.
+        values = ("branch", NEW, "incarnation", secrets.token_hex(8))
+        await line.call("HSET", keys.named["wheel"], *values)
+
+
+async def end_restore(options: RedisOptions, after: str) -> None:
+    """Let the next epoch begin a new branch of a shard that was filled, by who has the lease.
+    ``after``: the mark of the epoch whose end it has."""
+    wheel = Keys(options.prefix, options.namespace, options.shard).named["wheel"]
+    async with _line(options) as line:
+        await line.call("HSET", wheel, "branch", NEW, "owner", f"restore/{after}")
 
 
 async def _watch(line: Connection, options: RedisOptions, keys: Keys, watch_s: float) -> None:

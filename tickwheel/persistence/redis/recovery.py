@@ -243,13 +243,16 @@ async def copy_to_sqlite(
 ) -> int:
     """Copy the shard; returns the copy's bytes. Raises StoreError if the file exists."""
     from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+    from tickwheel.persistence.sqlite.database import copy_meta, write_meta
 
     if os.path.lexists(path):
         raise StoreError(f"backup: {path} exists already")
     part = f"{path}.part-{os.getpid()}"
     target = SqliteStore(part, SqliteOptions(reserve_bytes=0))
+    held = writer.held  # before: what is confirmed meanwhile may be in the copy, or not
     try:
         await _copy(reader, small, writer, target)
+        write_meta(part, copy_meta(held))
         size_bytes = os.path.getsize(part)
         os.link(part, path)
     except OSError as error:

@@ -45,6 +45,7 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
     StoreUnusable,
 )
+from tickwheel.persistence.identity import Known
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.redis.connection import Connection, check, is_not_run
 from tickwheel.persistence.redis.driver import NoReply, NotConnected, RedisOptions, ServerError
@@ -149,8 +150,9 @@ class RedisStore:
         return self._mirror.bytes_held
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, may_create: bool = True
-    ) -> Opened:
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = (),
+        may_create: bool = True,
+    ) -> Opened:  # fmt: skip
         """See ``Store.open``. ``may_create`` False: an empty Redis is refused (a standby that
         has seen data here must not lay out an empty shard while its owner may live)."""
         check(self.options)
@@ -158,7 +160,7 @@ class RedisStore:
         # The line that reads connects meanwhile.
         reading = asyncio.get_running_loop().create_task(self._reading.ready())
         try:
-            opened = await self._open(owner, now_ms, epoch_min, may_create)
+            opened = await self._open(owner, now_ms, epoch_min, may_create, known)
             await reading
         except BaseException:
             reading.cancel()
@@ -180,14 +182,16 @@ class RedisStore:
             )
         return opened
 
-    async def _open(self, owner: str, now_ms: int, epoch_min: int, may_create: bool) -> Opened:
+    async def _open(
+        self, owner: str, now_ms: int, epoch_min: int, may_create: bool, known: Sequence[Known]
+    ) -> Opened:
         """Begin an epoch, and become its writer."""
         line = self._writing
         try:
             await opening.inspect(line, self.options)
             self._durability = await opening.durability(line, self.options)
             opened, incarnation = await opening.begin_epoch(
-                line, self.keys, self.options, owner, now_ms, may_create, epoch_min
+                line, self.keys, self.options, owner, now_ms, may_create, epoch_min, known
             )
             await self._writer.begin(owner, opened, incarnation)
             if opened.created:

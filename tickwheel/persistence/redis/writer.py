@@ -45,6 +45,7 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreLost,
 )
+from tickwheel.persistence.identity import Began, Held, mark_of
 from tickwheel.persistence.redis.driver import (
     REFUSING,
     Argument,
@@ -414,6 +415,12 @@ class Writer:
     @property
     def id_mark(self) -> int:
         return self._sender.id_mark
+
+    @property
+    def held(self) -> Held:
+        """What the shard says of itself, with all batches that were confirmed so far."""
+        sender = self._sender
+        return Held(Began(sender.epoch, mark_of(sender.owner), self.last), self.incarnation)
 
     @property
     def unsettled(self) -> bool:

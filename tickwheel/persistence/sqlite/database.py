@@ -56,6 +56,18 @@ from tickwheel import disk
 from tickwheel.model.key_hash import SEED_BYTES
 from tickwheel.model.records import ProgressState
 from tickwheel.persistence.contract import Opened, StoreUnusable
+from tickwheel.persistence.identity import (
+    COPY,
+    NEW,
+    Began,
+    Beginning,
+    Held,
+    Known,
+    mark_of,
+    past_text,
+    read_past,
+)
+from tickwheel.persistence.identity import begin as begin_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -344,6 +356,8 @@ class FileLock:
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = -1
+        self.store = ""
+        """The incarnation of the store beside the lock; empty: there was none yet."""
 
     def acquire(self, owner: str) -> None:
         """Take the lock. Raises StoreUnusable naming the holder."""
@@ -354,12 +368,20 @@ class FileLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+            holder = _text_of(fd).partition("\n")[0].strip()
             os.close(fd)
             raise _in_use(self.path.removesuffix(".lock"), holder, self.path) from error
         self._fd = fd
         _HELD.add(self)
-        self._write(f"pid {os.getpid()} {owner}\n")
+        said = _text_of(fd).rpartition(_STORE)
+        self.store = said[2].strip() if said[1] else ""
+        self._holder = f"pid {os.getpid()} {owner}\n"
+        self._write(self._holder)
+
+    def note(self, store: str) -> None:
+        """Remember the incarnation of the store, also when the lock is released; empty: none."""
+        self.store = store
+        self._write(self._holder)
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -373,13 +395,23 @@ class FileLock:
             os.close(fd)
         _HELD.discard(self)
 
-    def _write(self, text: str) -> None:
+    def _write(self, holder: str) -> None:
+        data = f"{holder}{_STORE}{self.store}\n".encode() if self.store else holder.encode()
         try:
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, text.encode(), 0)
+            # In this order: the block that a file has is there on a full disk, too.
+            os.pwrite(self._fd, data, 0)
+            os.ftruncate(self._fd, len(data))
         except OSError:
-            # The text is a courtesy; on a full disk the lock itself still counts.
+            # The lock itself counts all the same.
             return
+
+
+_STORE = "store "
+"""Begins the line of a lock's text that has the incarnation."""
+
+
+def _text_of(fd: int) -> str:
+    return os.pread(fd, 400, 0).decode(errors="replace")
 
 
 def _in_use(path: str, holder: str, lock: str) -> StoreUnusable:
@@ -408,6 +440,15 @@ class StoreLock:
         self._beside = FileLock(path + ".lock")
         self._fd = -1
         self._file: tuple[int, int] | None = None
+
+    @property
+    def store(self) -> str:
+        """The incarnation of the store that was here when the lock was used last; empty: none."""
+        return self._beside.store
+
+    def note(self, incarnation: str) -> None:
+        """Remember which store is here; empty: none."""
+        self._beside.note(incarnation)
 
     def acquire(self, owner: str) -> None:
         """Take the lock; a database that is not there yet is locked by ``lock_file``. Raises
@@ -550,6 +591,12 @@ META = (
 GIVEN_UP_FOR = "given_up_for"
 """The name, in table ``meta``, of where the records were taken to when the number of shards was
 changed. A store that has it is not opened any more."""
+PAST = "past"
+"""The name of the epochs before the newest one: see ``identity.py``."""
+BRANCH = "branch"
+"""The name of why the next epoch begins a new branch of the store."""
+CAME_TO = "came_to"
+"""The name of the batch that a copy of another kind of store has come to; its own count from 1."""
 SINCE_EPOCH = "since_epoch"
 """The name of the first epoch of a store whose tasks were taken over from stores of other shards:
 events of earlier epochs in the history are about tasks that may be elsewhere."""
@@ -647,6 +694,7 @@ def make_another(path: str, dropped_kinds: Sequence[int]) -> None:
         )
         copy.executemany("DELETE FROM record WHERE kind = ?", [(one,) for one in dropped_kinds])
         copy.execute("DELETE FROM ending")
+        copy.execute("DELETE FROM meta WHERE key IN (?, ?, ?)", (BRANCH, PAST, CAME_TO))
         values = {"epoch": 0, "owner": "", "incarnation": secrets.token_hex(16)}
         copy.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
         copy.execute("COMMIT")
@@ -670,6 +718,85 @@ def read_number(path: str, name: str) -> int:
             )
     except sqlite3.Error as error:
         raise StoreUnusable(f"cannot read {path}: {describe(error)}") from error
+
+
+def held_by(meta: dict[str, int | str]) -> Held:
+    """What the store says of itself."""
+    batch = int(meta.get(CAME_TO, meta["last_batch"]))
+    last = Began(int(meta["epoch"]), mark_of(str(meta["owner"])), batch)
+    past = read_past(str(meta.get(PAST, "")))
+    return Held(last, str(meta["incarnation"]), past, str(meta.get(BRANCH, "")))
+
+
+def copy_meta(held: Held) -> dict[str, int | str]:
+    """The values for the meta table of a copy of another kind of store that says this of itself."""
+    last = held.last
+    return {
+        "epoch": last.epoch, "owner": f"copy/{last.mark}", CAME_TO: last.batch,
+        "incarnation": held.incarnation, PAST: past_text(held.past), BRANCH: COPY,
+    }  # fmt: skip
+
+
+def left_behind(path: str, incarnation: str) -> list[Known]:
+    """The files beside a database that is missing or empty, which say that there was a store.
+    ``incarnation``: what its lock says. A daemon that was killed in its first start leaves none of
+    this."""
+    found = []
+    if incarnation:
+        found.append(Known(f"{path}.lock (of incarnation {incarnation})"))
+    if os.path.exists(f"{path}.reserve"):
+        found.append(Known(f"{path}.reserve beside it"))
+    with contextlib.suppress(OSError):
+        # An empty database in a file that is not empty may have a log of its first transaction.
+        if os.path.getsize(f"{path}-wal") and not (os.path.exists(path) and os.path.getsize(path)):
+            found.append(Known(f"{path}-wal beside it"))
+    return found
+
+
+def set_aside(path: str) -> None:
+    """Take away what a store that is gone has left beside ``path``: a database that comes there
+    must not be given its log. The log is kept under another name, as it may hold tasks."""
+    for end in ("-shm", ".reserve"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{path}{end}")
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.getsize(f"{path}-wal"):
+            os.replace(f"{path}-wal", f"{path}.lost-{secrets.token_hex(4)}-wal")
+
+
+def begin_anew(path: str, busy_ms: int = 1_000) -> None:
+    """Make room for a new store at ``path``, on an operator's word. Raises StoreUnusable when one
+    is there that was used."""
+    lock = StoreLock(path)
+    lock.acquire("init")
+    try:
+        if identify_file(path, busy_ms):
+            if batches := read_number(path, "last_batch"):
+                raise StoreUnusable(
+                    f"{path} holds a store, of {batches} batches: `tickwheel init --branch` goes on"
+                    " with what it has; to begin without it, move the file away"
+                )
+        else:
+            set_aside(path)
+            lock.note("")
+    finally:
+        lock.release()
+
+
+def begin_branch(path: str, busy_ms: int = 1_000) -> Held:
+    """Let the next epoch of a store begin a new branch, on an operator's word; what the store said
+    of itself. Raises StoreUnusable when there is none."""
+    lock = StoreLock(path)
+    lock.acquire("init")
+    try:
+        if not identify_file(path, busy_ms):
+            raise StoreUnusable(f"{path} is empty: there is no store to go on with")
+        with contextlib.closing(connect_reader(path, IDENTIFY_CACHE_BYTES, busy_ms)) as connection:
+            held = held_by(read_meta(connection, path))
+        write_meta(path, {BRANCH: NEW})
+    finally:
+        lock.release()
+    return held
 
 
 IDENTIFY_CACHE_BYTES = 1 << 16
@@ -703,22 +830,27 @@ def begin_epoch(
     now_ms: int,
     room: Room,
     epoch_min: int = 1,
+    known: Sequence[Known] = (),
 ) -> Opened:
     """Begin an epoch, durable on return; returns what ``meta`` said before. The caller adds what is
-    known of room."""
+    known of room. Raises StoreUnusable when the store lacks what is ``known``."""
+
+    def begin() -> tuple[dict[str, int | str], Beginning, str]:
+        return _begin_epoch(connection, path, layout, owner, now_ms, epoch_min, known)
+
     try:
-        before = _begin_epoch(connection, path, layout, owner, now_ms, epoch_min)
+        before, beginning, incarnation = begin()
     except sqlite3.Error as error:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         if not is_full(error, path):
             raise
         room.give_up()
-        before = _begin_epoch(connection, path, layout, owner, now_ms, epoch_min)
+        before, beginning, incarnation = begin()
     if not layout:
         disk.sync(os.path.dirname(path) or ".")
     return Opened(
-        epoch=_next_epoch(before, epoch_min),
+        epoch=beginning.epoch,
         last_batch=int(before["last_batch"]),
         id_mark=int(before["id_mark"]),
         position_ms=int(before["position_ms"]),
@@ -726,11 +858,12 @@ def begin_epoch(
         created=not layout,
         key_seed=bytes.fromhex(str(before[KEY_SEED])),
         since_epoch=int(before.get(SINCE_EPOCH, 0)),
+        mark=mark_of(owner),
+        incarnation=incarnation,
+        after=beginning.after,
+        is_branch=beginning.is_branch,
+        is_behind=beginning.is_behind,
     )
-
-
-def _next_epoch(before: dict[str, int | str], epoch_min: int) -> int:
-    return max(int(before["epoch"]) + 1, epoch_min)
 
 
 def _begin_epoch(
@@ -740,7 +873,8 @@ def _begin_epoch(
     owner: str,
     now_ms: int,
     epoch_min: int,
-) -> dict[str, int | str]:
+    known: Sequence[Known],
+) -> tuple[dict[str, int | str], Beginning, str]:
     connection.execute("BEGIN IMMEDIATE")
     if layout:
         upgrade(connection, layout)
@@ -752,12 +886,17 @@ def _begin_epoch(
             f"{path}: its tasks were taken to {before[GIVEN_UP_FOR]} by `tickwheel reshard`; serve"
             " that, or run the command again if it was cut off"
         )
+    beginning = begin_as(path, held_by(before) if layout else None, known, epoch_min)
+    incarnation = secrets.token_hex(16) if beginning.is_branch else str(before["incarnation"])
     values: dict[str, int | str] = {
-        "epoch": _next_epoch(before, epoch_min),
+        "epoch": beginning.epoch,
+        "incarnation": incarnation,
+        PAST: past_text(beginning.past),
         "owner": owner,
         "clean": 0,
         "opened_ms": now_ms,
     }
     connection.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
+    connection.execute("DELETE FROM meta WHERE key IN (?, ?)", (BRANCH, CAME_TO))
     connection.execute("COMMIT")
-    return before
+    return before, beginning, incarnation

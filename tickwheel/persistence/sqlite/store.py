@@ -47,7 +47,9 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnusable,
 )
+from tickwheel.persistence.identity import COPY, Known
 from tickwheel.persistence.sqlite.database import (
+    BRANCH,
     SqliteOptions,
     blob_join,
     blob_of,
@@ -57,6 +59,7 @@ from tickwheel.persistence.sqlite.database import (
     free_bytes,
     is_busy,
     snapshot,
+    write_meta,
 )
 from tickwheel.persistence.sqlite.packs import DUE_BYTES, topics_of
 from tickwheel.persistence.sqlite.reader import Reader
@@ -340,6 +343,7 @@ def copy_database(
     part = f"{path}.part-{os.getpid()}"
     try:
         _copy(source, part, slack_bytes, stop)
+        write_meta(part, {BRANCH: COPY})
         size_bytes = os.path.getsize(part)
         _publish(part, path)
     except (OSError, sqlite3.Error) as error:
@@ -414,11 +418,13 @@ class SqliteStore:
         """See ``Store.durability``."""
         return "synced to the disk before each answer: a confirmed task survives a power cut"
 
-    async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
+    async def open(
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = ()
+    ) -> Opened:
         self._closing = False
         writing = StoreThread("tickwheel-sqlite-write")
         try:
-            opened = await writing.ask(lambda: self._writer.open(owner, now_ms, epoch_min))
+            opened = await writing.ask(lambda: self._writer.open(owner, now_ms, epoch_min, known))
         except BaseException:
             writing.shutdown(wait=False)
             raise

@@ -40,6 +40,7 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnusable,
 )
+from tickwheel.persistence.identity import begin
 from tickwheel.persistence.sqlite import rows as sql
 from tickwheel.persistence.sqlite.database import (
     Room,
@@ -54,6 +55,7 @@ from tickwheel.persistence.sqlite.database import (
     identify_file,
     is_busy,
     is_full,
+    left_behind,
     make_durable,
     read_meta,
 )
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
 
     from tickwheel.model.kinds import Effects
     from tickwheel.model.records import Outcome, TaskRow
+    from tickwheel.persistence.identity import Known
     from tickwheel.persistence.sqlite.database import SqliteOptions
 
 
@@ -261,19 +264,25 @@ class Writer:
 
     # --- opening and closing -----------------------------------------------------------------
 
-    def open(self, owner: str, now_ms: int, epoch_min: int = 1) -> Opened:
+    def open(
+        self, owner: str, now_ms: int, epoch_min: int = 1, known: Sequence[Known] = ()
+    ) -> Opened:
         """Open the database. Raises StoreUnusable; lock and connection are then released."""
         self._lock.acquire(owner)
         try:
-            return self._open(owner, now_ms, epoch_min)
+            return self._open(owner, now_ms, epoch_min, known)
         except BaseException as error:
             self._release()
             if isinstance(error, sqlite3.Error | OSError):
                 raise StoreUnusable(f"cannot open {self._path}: {describe(error)}") from error
             raise
 
-    def _open(self, owner: str, now_ms: int, epoch_min: int) -> Opened:
+    def _open(self, owner: str, now_ms: int, epoch_min: int, known: Sequence[Known]) -> Opened:
         layout = identify_file(self._path, self._wanted.busy_ms)
+        if not layout:
+            # Before anything is made: SQLite would remove a log that lies beside an empty file.
+            known = (*known, *left_behind(self._path, self._lock.store))
+            begin(self._path, None, known)
         self._lock.lock_file()
         options = self._wanted.fitted(disk_bytes(self._path))
         # The log may exceed its limit by a batch without being cut.
@@ -284,7 +293,8 @@ class Writer:
         make_durable(connection)
         room = Room(self._path, options.reserve_bytes, options.wal_bytes, options.disk_refuse)
         self._room = room
-        opened = begin_epoch(connection, self._path, layout, owner, now_ms, room, epoch_min)
+        opened = begin_epoch(connection, self._path, layout, owner, now_ms, room, epoch_min, known)
+        self._lock.note(opened.incarnation)
         self._key_hash = KeyHash(opened.key_seed)
         (upto,) = connection.execute("SELECT max(upto) FROM ending").fetchone()
         self._endings_upto = upto or 0

@@ -1,5 +1,5 @@
 -- owner, now, incarnation if it is new, newest layout known here, may be created (0/1), lowest
--- epoch, types of the keys …
+-- epoch, the epochs before it, types of the keys …
 local kind = redis.call('TYPE', WHEEL).ok
 if kind == 'none' then
   for k = 2, #KEYS do
@@ -14,7 +14,7 @@ if kind == 'none' then
 end
 for k = 1, #KEYS do
   kind = redis.call('TYPE', KEYS[k]).ok
-  if kind ~= 'none' and kind ~= ARGV[6 + k] then return {'foreign', KEYS[k]} end
+  if kind ~= 'none' and kind ~= ARGV[7 + k] then return {'foreign', KEYS[k]} end
 end
 local w = redis.call('HMGET', WHEEL, 'format', 'epoch', 'last', 'id_mark', 'position_ms',
   'clean', 'incarnation', 'link', 'rewriting')
@@ -26,5 +26,7 @@ if w[9] then return {'rewriting', w[9]} end
 begin(true)
 local epoch = math.max(tonumber(w[2]) + 1, tonumber(ARGV[6]))
 redis.call('HSET', WHEEL, 'epoch', epoch)
-redis.call('HSET', WHEEL, 'format', ARGV[4], 'owner', ARGV[1], 'clean', 0, 'opened_ms', ARGV[2])
+redis.call('HSET', WHEEL, 'format', ARGV[4], 'owner', ARGV[1], 'clean', 0, 'opened_ms', ARGV[2],
+  'past', ARGV[7])
+redis.call('HDEL', WHEEL, 'branch')
 return {'opened', tostring(epoch), w[3], w[4], w[5], w[6], w[7]}
