@@ -185,7 +185,9 @@ class Branch:
         if way:
             self.head = way[0].mark
         self._judge(way, epoch, has_backup=bool(mark))
-        if newest and newest[0].epoch > max([epoch, *self._on]):
+        if mark and self._every and mark not in self._every:
+            self.notes.append(f"it has nothing of epoch {epoch}, in which the backup was made")
+        if newest and newest[0].epoch not in self._on:
             self.notes.append(
                 f"it goes on to epoch {newest[0].epoch} in another branch of the store, to which"
                 f" the backup does not belong; this one ends with epoch {max([epoch, *self._on])}"
