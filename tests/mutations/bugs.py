@@ -36,6 +36,7 @@ TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[12]"
 SIMULATION = "tests/simulation/test_simulation.py::test_every_run_holds[1000]"
 SIMULATED_NODES = "tests/simulation/test_simulation.py::test_every_run_of_nodes_holds[2000]"
 SIMULATED_WHOLE = "tests/simulation/test_simulation.py::test_every_run_of_the_whole_holds[40]"
+BRANCHES = "tests/history/test_branches.py::test_"
 ORDERING = "tests/engine/test_engine_ordering.py::test_"
 KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
@@ -518,6 +519,34 @@ TOGETHER = (
     ),
 )
 
+# A store that was lost or set back is not served in silence.
+WHICH = (
+    Bug(
+        "a-store-of-another-branch-is-served",
+        "an older copy of a database goes on beside the history of what it lacks",
+        {"persistence/identity:_is_lacking": (returning("False"),)},
+        (
+            BRANCHES + "an_older_copy_is_served_when_an_operator_says_so",
+            BRANCHES + "whatever_is_done_to_files_a_loss_is_loud_and_exact_is_exact[0]",
+        ),
+    ),
+    Bug(
+        "an-empty-file-is-made-anew",
+        "what lies beside a database that is missing or empty is not looked at",
+        {"sqlite/database:left_behind": (returning("[]"),)},
+        (
+            "tests/persistence/sqlite/test_sqlite_opening.py"
+            "::TestLost::test_is_not_made_anew_beside_what_was_left[.lock-empty]",
+        ),
+    ),
+    Bug(
+        "a-branch-that-was-lost-is-restored",
+        "a restore applies the events of every branch",
+        {"history/branches:Branch.has": (returning("True"),)},
+        (BRANCHES + "what_was_served_last_is_followed_and_the_lost_branch_left_out",),
+    ),
+)
+
 # Who may do what, and what others see of it.
 ALLOWED = (
     Bug(
@@ -845,4 +874,7 @@ WHOLE = (
     ),
 )
 
-BUGS = (*LOST, *DELIVERED, *FENCED, *OWED, *TOGETHER, *ALLOWED, *BOUNDED, *NODES, *BESIDE, *WHOLE)
+BUGS = (
+    *LOST, *DELIVERED, *FENCED, *OWED, *TOGETHER, *WHICH, *ALLOWED, *BOUNDED, *NODES, *BESIDE,
+    *WHOLE,
+)  # fmt: skip

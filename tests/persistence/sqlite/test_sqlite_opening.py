@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -18,7 +19,13 @@ from support.store_rows import tasks
 from tickwheel.persistence import open_url
 from tickwheel.persistence.audit import check
 from tickwheel.persistence.contract import StoreUnusable
-from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, database, options_from
+from tickwheel.persistence.sqlite import (
+    SqliteOptions,
+    SqliteStore,
+    database,
+    options_from,
+    writer,
+)
 from tickwheel.persistence.sqlite.database import MIB
 from tickwheel.server.reshard import Plan, reshard
 
@@ -344,3 +351,100 @@ class TestUrls:
         fitted = options.fitted(32 * MIB)
         assert (fitted.wal_bytes, fitted.reserve_bytes) == (2 * MIB, 4 * MIB)
         assert options_from("url", []) == options
+
+
+class TestLost:
+    """A database that is missing or empty, and what lies beside it."""
+
+    @pytest.fixture
+    async def used(self, path: Path) -> Path:
+        """A store that was killed: its log has what was confirmed last."""
+        subject = Subject(SqliteStore(str(path)))
+        await subject.open()
+        await subject.commit(tasks([1]))
+        saved = path.with_name("log")
+        shutil.copy(path.with_name("store.db-wal"), saved)
+        await subject.store.close(clean=False)
+        saved.rename(path.with_name("store.db-wal"))
+        return path
+
+    @pytest.mark.parametrize("how", ["missing", "empty"])
+    @pytest.mark.parametrize("left", [".lock", ".reserve", "-wal"])
+    async def test_is_not_made_anew_beside_what_was_left(
+        self, used: Path, how: str, left: str
+    ) -> None:
+        for path in used.parent.glob("store.db?*"):
+            if path.name != f"store.db{left}":
+                path.unlink()
+        os.truncate(used, 0)
+        if how == "missing":
+            used.unlink()
+        before = used.with_name(f"store.db{left}").stat().st_size
+        for _ in range(2):  # the first attempt leaves what the second one goes by
+            with pytest.raises(StoreUnusable, match=rf"store.db is empty, and .*store.db{left}"):
+                await SqliteStore(str(used)).open("me", 0)
+        assert used.exists() == (how == "empty")
+        assert used.with_name(f"store.db{left}").stat().st_size == before
+
+    async def test_is_begun_anew_on_demand_and_its_log_is_kept(self, used: Path) -> None:
+        os.truncate(used, 0)
+        database.begin_anew(str(used))
+        store = SqliteStore(str(used))
+        assert (await store.open("me", 0)).created
+        await store.close(clean=True)
+        (log,) = used.parent.glob("store.db.lost-*-wal")
+        assert log.stat().st_size
+
+    async def test_what_was_used_is_not_begun_anew(self, path: Path) -> None:
+        subject = Subject(SqliteStore(str(path)))
+        await subject.open()
+        await subject.commit(tasks([1]))
+        with pytest.raises(StoreUnusable, match="in use"):
+            database.begin_anew(str(path))
+        await subject.store.close(clean=True)
+        with pytest.raises(StoreUnusable, match="holds a store, of 1 batches"):
+            database.begin_anew(str(path))
+
+    async def test_an_empty_file_without_anything_beside_it_is_a_new_store(
+        self, path: Path
+    ) -> None:
+        path.touch()
+        store = SqliteStore(str(path))
+        assert (await store.open("me", 0)).created
+        await store.close(clean=True)
+
+    async def test_a_first_start_that_was_cut_off_is_no_loss(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever is there by then: the lock, an empty file, a log without a commit."""
+
+        def cut_off(*args: object) -> None:
+            raise OSError("killed")
+
+        for place in ("connect_writer", "make_durable", "begin_epoch"):
+            with monkeypatch.context() as patch:
+                patch.setattr(writer, place, cut_off)
+                with pytest.raises(StoreUnusable, match="killed"):
+                    await SqliteStore(str(path)).open("me", 0)
+        store = SqliteStore(str(path))
+        assert (await store.open("me", 0)).created
+        await store.close(clean=True)
+
+    async def test_a_backup_that_is_served_is_a_branch_with_an_incarnation_of_its_own(
+        self, path: Path
+    ) -> None:
+        subject = Subject(SqliteStore(str(path)))
+        await subject.open("tester")
+        await subject.commit(tasks([1]))
+        copy = path.with_name("copy.db")
+        await subject.store.backup(str(copy))
+        await subject.store.close(clean=True)
+        served = SqliteStore(str(copy))
+        opened = await served.open("node/second", 0)
+        await served.close(clean=True)
+        assert (opened.is_branch, opened.is_behind, opened.after) == (True, False, "tester")
+        assert opened.incarnation != subject.opened.incarnation
+        again = await served.open("node/third", 0)  # from then on it is a store like any other
+        await served.close(clean=True)
+        assert (again.is_branch, again.after) == (False, "second")
+        assert again.incarnation == opened.incarnation
