@@ -32,8 +32,8 @@ from tickwheel.history.restore import Plan, Report, restore
 from tickwheel.history.segments import STATE
 from tickwheel.model.kinds import Effects
 from tickwheel.model.records import Outcome, TaskRow
-from tickwheel.persistence.contract import Opened, StoreUnusable
-from tickwheel.persistence.identity import COPY, NEW, Began, Beginning, Held, Known, begin
+from tickwheel.persistence.contract import Known, Opened, StoreUnusable
+from tickwheel.persistence.identity import COPY, NEW, Began, Beginning, Held, begin
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.database import begin_anew, begin_branch, write_meta
 

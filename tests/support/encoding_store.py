@@ -11,8 +11,7 @@ import msgpack
 
 from support.shard_rig import GatedStore
 from tickwheel.history.lines import policy_map
-from tickwheel.persistence.contract import Opened
-from tickwheel.persistence.identity import Known
+from tickwheel.persistence.contract import Known, Opened
 from tickwheel.persistence.redis import layout
 from tickwheel.persistence.sqlite.store import SqliteStore
 

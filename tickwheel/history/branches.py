@@ -19,14 +19,14 @@ import os
 import struct
 import zlib
 from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tickwheel.history import segments, spool
 from tickwheel.history.segments import PART, STATE, Event
-from tickwheel.persistence.contract import Opened
-from tickwheel.persistence.identity import Known
+from tickwheel.persistence.contract import Known, Opened
 
 STARTS, REACHED = "starts", "reached"
 STARTS_MAX = 1_024
@@ -126,11 +126,13 @@ def known(history_dir: Path, shard: int) -> list[Known]:
     for folder in _folders(history_dir, shard):
         with contextlib.suppress(OSError):
             path = folder / REACHED
-            data, until_ms = path.read_bytes(), path.stat().st_mtime_ns // 1_000_000
+            data, until = path.read_bytes(), datetime.fromtimestamp(path.stat().st_mtime, UTC)
             if len(data) == _REACHED.size and zlib.crc32(data[:-4]) == _REACHED.unpack(data)[3]:
                 epoch, batch, mark, _ = _REACHED.unpack(data)
                 where = f"its history {folder}"
-                found.append(Known(where, epoch, mark.rstrip(b"\0").decode(), batch, until_ms))
+                found.append(
+                    Known(where, epoch, mark.rstrip(b"\0").decode(), batch, f"{until:%F %T} UTC")
+                )
     if found:
         return found
     epochs = [segment.name.epoch for segment in _segments(history_dir, shard)]

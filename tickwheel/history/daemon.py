@@ -36,8 +36,7 @@ from tickwheel.history.lines import Kind
 from tickwheel.history.segments import state_folder
 from tickwheel.history.spool import BYTES_MAX, Pending, Spool, take_pending
 from tickwheel.history.writer import DISK_CLEAN, DISK_WARN, RETENTION_S, WriterOptions
-from tickwheel.persistence.contract import Opened
-from tickwheel.persistence.identity import Known
+from tickwheel.persistence.contract import Known, Opened
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:

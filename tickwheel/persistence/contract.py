@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from tickwheel.errors import TickwheelError
 from tickwheel.model.kinds import Effects, Kind, ProgressKey, RecordKey
@@ -37,9 +37,6 @@ from tickwheel.model.records import (
     TaskRow,
     task_bytes,
 )
-
-if TYPE_CHECKING:
-    from tickwheel.persistence.identity import Known
 
 _R = TypeVar("_R")
 
@@ -111,6 +108,21 @@ class StoreBehind(StoreError):
 
 class StoreLost(StoreError):
     """The store came back without its data: empty, or laid out anew by somebody."""
+
+
+class Known(NamedTuple):
+    """What is known of a store from elsewhere. ``epoch`` 0: only that there was one."""
+
+    where: str
+    """Who knows it, for people."""
+    epoch: int = 0
+    mark: str = ""
+    """The mark of the epoch; empty: unknown. Then nothing is compared, and the number of the epoch
+    is not given again."""
+    batch: int = 0
+    """The last batch of the epoch that is known to have been durable."""
+    until: str = ""
+    """When that was, about, for people; empty: unknown."""
 
 
 @dataclass(slots=True)

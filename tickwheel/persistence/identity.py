@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import NamedTuple
 
-from tickwheel.persistence.contract import StoreUnusable
+from tickwheel.persistence.contract import Known, StoreUnusable
 
 COPY, NEW = "copy", "new"
 """Why the next epoch begins a branch."""
@@ -34,21 +33,6 @@ class Began(NamedTuple):
     epoch: int
     mark: str
     batch: int
-
-
-class Known(NamedTuple):
-    """What is known of a store from elsewhere. ``epoch`` 0: only that there was one."""
-
-    where: str
-    """Who knows it, for people."""
-    epoch: int = 0
-    mark: str = ""
-    """The mark of the epoch; empty: unknown. Then nothing is compared, and the number of the epoch
-    is not given again."""
-    batch: int = 0
-    """The last batch of the epoch that is known to have been durable."""
-    until_ms: int = 0
-    """When that was, about; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +109,7 @@ def _is_lacking(held: Held, one: Known) -> bool:
 def _told(one: Known) -> str:
     if not one.epoch:
         return f"{one.where} says that there was a store"
-    until = ""
-    if one.until_ms:
-        at = datetime.fromtimestamp(one.until_ms / 1000, UTC)
-        until = f", until {at.isoformat(' ', 'seconds').removesuffix('+00:00')} UTC"
+    until = one.until and f", until {one.until}"
     return f"{one.where} has come to epoch {one.epoch} ({one.mark}), batch {one.batch}{until}"
 
 

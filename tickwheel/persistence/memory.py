@@ -36,13 +36,14 @@ from tickwheel.persistence.contract import (
     Handles,
     Heads,
     Keyed,
+    Known,
     Opened,
     Small,
     StoreBroken,
     StoredTask,
     StoreError,
 )
-from tickwheel.persistence.identity import Began, Held, Known, mark_of
+from tickwheel.persistence.identity import Began, Held, mark_of
 
 ENDINGS_MAX = 100_000
 

@@ -37,6 +37,7 @@ from tickwheel.persistence import (
 )
 from tickwheel.persistence.contract import (
     Fenced,
+    Known,
     Leader,
     Located,
     Mirrored,
@@ -49,7 +50,6 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnreachable,
 )
-from tickwheel.persistence.identity import Known
 from tickwheel.server.lease import Leadership, Life
 from tickwheel.server.logs import REPEATING, Log, Sparing, say
 from tickwheel.server.metrics.observed import Observed

@@ -23,17 +23,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.persistence.contract import Opened, StoreError, StoreUnreachable, StoreUnusable
-from tickwheel.persistence.identity import (
-    NEW,
-    Began,
-    Held,
+from tickwheel.persistence.contract import (
     Known,
-    begin,
-    mark_of,
-    past_text,
-    read_past,
+    Opened,
+    StoreError,
+    StoreUnreachable,
+    StoreUnusable,
 )
+from tickwheel.persistence.identity import NEW, Began, Held, begin, mark_of, past_text, read_past
 from tickwheel.persistence.redis.connection import Connection, check
 from tickwheel.persistence.redis.driver import (
     CLUSTER,

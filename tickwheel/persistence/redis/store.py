@@ -31,6 +31,7 @@ from tickwheel.persistence.contract import (
     Claim,
     Handles,
     Keyed,
+    Known,
     Leader,
     NodeRecord,
     NodesSeen,
@@ -45,7 +46,6 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
     StoreUnusable,
 )
-from tickwheel.persistence.identity import Known
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.redis.connection import Connection, check, is_not_run
 from tickwheel.persistence.redis.driver import NoReply, NotConnected, RedisOptions, ServerError

@@ -55,14 +55,13 @@ from urllib.parse import quote
 from tickwheel import disk
 from tickwheel.model.key_hash import SEED_BYTES
 from tickwheel.model.records import ProgressState
-from tickwheel.persistence.contract import Opened, StoreUnusable
+from tickwheel.persistence.contract import Known, Opened, StoreUnusable
 from tickwheel.persistence.identity import (
     COPY,
     NEW,
     Began,
     Beginning,
     Held,
-    Known,
     mark_of,
     past_text,
     read_past,

@@ -39,6 +39,7 @@ from tickwheel.persistence.contract import (
     Handles,
     Heads,
     Keyed,
+    Known,
     Opened,
     Small,
     StoreBroken,
@@ -47,7 +48,7 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnusable,
 )
-from tickwheel.persistence.identity import COPY, Known
+from tickwheel.persistence.identity import COPY
 from tickwheel.persistence.sqlite.database import (
     BRANCH,
     SqliteOptions,

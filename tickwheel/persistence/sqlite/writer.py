@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
     from tickwheel.model.kinds import Effects
     from tickwheel.model.records import Outcome, TaskRow
-    from tickwheel.persistence.identity import Known
+    from tickwheel.persistence.contract import Known
     from tickwheel.persistence.sqlite.database import SqliteOptions
 
 
