@@ -48,6 +48,22 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
     server.kill()
 
 
+@pytest.fixture(autouse=True)
+def nothing_runs_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End the daemons of a test that fails, too."""
+    started: list[Daemon] = []
+    spawn = Daemon.spawn
+
+    def noted(daemon: Daemon) -> None:
+        started.append(daemon)
+        spawn(daemon)
+
+    monkeypatch.setattr(Daemon, "spawn", noted)
+    yield
+    for daemon in started:
+        daemon.close()
+
+
 class Served:
     """One start of a store, with or without its history."""
 
