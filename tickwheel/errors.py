@@ -41,6 +41,16 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_LENGTH_MAX else text[: SHOWN_LENGTH_MAX - 3] + "..."
 
 
+def text_of(value: object) -> str:
+    """The text of a value that a user's code made, as it can be sent: lone surrogates are escaped,
+    and a ``__str__`` that raises is named instead."""
+    try:
+        text = str(value)
+    except Exception as problem:
+        text = f"(no text: its __str__ raised {type(problem).__name__})"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 class TickwheelError(Exception):
     """Root of every error this package raises on purpose. Anything else is a bug."""
 

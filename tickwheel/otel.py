@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tickwheel.client import Client, Task
 from tickwheel.client.subscription import reason_of
 from tickwheel.client.worker import Reject, RetryLater, Snooze, Worker
-from tickwheel.errors import BadRequest, TickwheelError, shown
+from tickwheel.errors import BadRequest, TickwheelError, shown, text_of
 from tickwheel.model.records import id_time_ms
 from tickwheel.model.values import place_in_trace
 from tickwheel.version import __version__
@@ -416,6 +416,6 @@ def _failed(span: trace.Span, error: BaseException, delivery: Delivered | None =
         span.add_event("exception", where)
     elif isinstance(error, Exception) and is_bug:
         span.record_exception(error)
-    span.set_status(StatusCode.ERROR, word if is_secret else str(error))
+    span.set_status(StatusCode.ERROR, word if is_secret else text_of(error))
     span.set_attribute("error.type", word)
     return word

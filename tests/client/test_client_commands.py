@@ -13,7 +13,9 @@ from support.fake_daemon import NOW_MS, FakeDaemon, turns
 from support.waiting import soon
 from tickwheel import errors
 from tickwheel.api.frames import FrameType as T
+from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BadRequest
+from tickwheel.protocol import encode
 
 
 async def collect(items: AsyncIterator[Any]) -> list[Any]:
@@ -215,6 +217,7 @@ async def test_a_backup_that_takes_long_is_waited_for() -> None:
         peer.ok(frame, {"path": "p", "bytes": 5})
         await soon(asking)
         assert daemon.connections == 1
+        await client.close()
 
 
 async def test_a_backup_is_not_made_twice() -> None:
@@ -299,3 +302,33 @@ async def test_a_cancelled_call_leaves_nothing_and_is_not_sent_later() -> None:
         pinging = asyncio.ensure_future(client.ping())
         peer.ok(await peer.next(T.PING))
         await soon(pinging)
+
+
+async def test_a_frame_over_the_daemons_limit_is_refused_and_never_sent() -> None:
+    kinds = {verb.frame for verb in VERBS.values() if verb.frame is not None} | {T.NACK, T.REJECT}
+    async with FakeDaemon(frame_bytes_max=1024) as daemon:
+        client = daemon.client()
+        early = client.enqueue_nowait("t", b"x" * 2000)  # the daemon has not said its limit yet
+        with pytest.raises(errors.LimitExceeded, match=r"frame of 2\d+ bytes; the limit is 1024"):
+            await soon(early)
+        peer = await daemon.peer()
+        for kind in kinds:
+            with pytest.raises(errors.LimitExceeded, match=f"{kind.name}.*frame_bytes_max"):
+                await soon(client._calls.call(kind, "x" * 1024))
+        asking = asyncio.ensure_future(client.ping())
+        peer.ok(await peer.next(T.PING))
+        await soon(asking)
+        assert daemon.connections == 1
+        await client.close()
+
+
+async def test_acks_fit_the_frames_of_a_daemon_with_small_ones() -> None:
+    async with FakeDaemon(frame_bytes_max=1024) as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        channel = client._acks.channel("t" * 255, "g" * 255, 1)
+        acks = [channel.add(2**63 - n, 2**31) for n in range(1, 100)]
+        while not all(ack.done() for ack in acks):
+            frame = await peer.next(T.ACK)
+            assert len(encode(frame)) <= 1024
+            peer.ok(frame)
+            await turns()

@@ -24,7 +24,7 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.cli.options import retry_of
 from tickwheel.client.subscription import REASON_CHARACTERS_MAX, TRACE_CHARACTERS_MAX
 from tickwheel.model.policies import parse_policy
-from tickwheel.protocol import Frame
+from tickwheel.protocol import Frame, encode
 
 
 class Rig:
@@ -34,13 +34,22 @@ class Rig:
         self.worker = worker
         self.peer = peer
         self.sub = sub
-        self.running: asyncio.Task[None]
+        self.running: asyncio.Task[BaseException | None]
 
     async def deliver(self, *bodies: bytes, attempt: int = 1) -> list[int]:
         return self.peer.deliver(self.sub, *bodies, attempt=attempt)
 
     async def ended(self) -> None:
         await soon(self.running)
+
+
+async def run(worker: Worker) -> BaseException | None:
+    """Run a worker; an exit is returned, because a task that raises it ends the event loop."""
+    try:
+        await worker.run()
+    except (SystemExit, KeyboardInterrupt) as error:
+        return error
+    return None
 
 
 @asynccontextmanager
@@ -51,7 +60,7 @@ async def rig(
         peer = await daemon.peer()
         worker = Worker(client, grace=grace, signals=False)
         worker.on("t", **options)(handler)
-        running = asyncio.ensure_future(worker.run())
+        running = asyncio.ensure_future(run(worker))
         made = Rig(worker, peer, await peer.subscribed(lease_ms))
         made.running = running
         yield made
@@ -80,6 +89,148 @@ async def nothing(delivery: Delivery) -> None:
 
 
 # --- what becomes of a delivery ---------------------------------------------------------------
+
+
+class Mute(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise AttributeError("message")
+
+
+class Bare(Reject):
+    """Lacks what ``Reject`` sets."""
+
+    def __init__(self) -> None:
+        """Set nothing."""
+
+
+TEXTS = {
+    "lone surrogate": "half \ud83d",
+    "long": "x" * 5_000_000,
+    "long in UTF-8": "\u20ac" * 100_000,
+    "no text at all": Mute(),
+    "no text but an object": {"a": "\ud83d"},
+}
+
+
+async def _ends(delivery: Delivery, how: str, text: Any) -> None:
+    """End a delivery in one of the ways that say why."""
+    if how == "nack":
+        await delivery.nack(reason=text)
+    elif how == "reject":
+        await delivery.reject(text)
+    elif how == "Reject":
+        raise Reject(text)
+    elif how == "RetryLater":
+        raise RetryLater(1, text)
+    elif how == "Mute":
+        raise Mute(text)
+    elif how == "Bare":
+        raise Bare
+    raise text if isinstance(text, Exception) else ValueError(text)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("how", ["raise", "Reject", "RetryLater", "Mute", "Bare", "nack", "reject"])
+async def test_whatever_text_says_why_the_delivery_is_settled_at_once(
+    how: str, text: Any, plain: bool
+) -> None:
+    def in_a_thread(delivery: Delivery) -> None:
+        asyncio.run(_ends(delivery, how, text))
+
+    async def handler(delivery: Delivery) -> None:
+        await _ends(delivery, how, text)
+
+    if plain and how in ("nack", "reject"):
+        return  # these have to be awaited
+    async with rig(in_a_thread if plain else handler) as r:
+        [task_id] = await r.deliver(b"a")
+        frame = await r.peer.next()
+        r.peer.ok(frame, ("dead",))
+        assert frame[0] in (T.NACK, T.REJECT)
+        ((*receipt, said),) = frame[4]
+        assert receipt[:3] == [task_id, 1, 1]
+        assert said and len(said.encode()) <= 64 * 1024
+        if isinstance(text, str) and how not in ("Mute", "Bare"):
+            assert text[:4] in said
+        await r.deliver(b"b")  # the worker goes on
+        r.peer.ok(await r.peer.next(), ("dead",))
+
+
+async def test_a_reason_fits_the_frame_of_a_daemon_with_small_ones() -> None:
+    async with FakeDaemon(frame_bytes_max=1024) as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        subscription = client.subscribe("t" * 255, group="g" * 255)
+        starting = asyncio.ensure_future(subscription.start())
+        sub = await peer.subscribed()
+        await starting
+        peer.deliver(sub, b"a")
+        delivery = await anext(subscription)
+        asking = asyncio.ensure_future(delivery.nack(reason="x" * 5000))
+        frame = await peer.next(T.NACK)
+        assert len(encode(frame)) <= 1024
+        peer.ok(frame, ("retrying",))
+        assert await asking == "retrying"
+
+
+class Own(BaseException):
+    """No Exception."""
+
+
+EXITS = (SystemExit(3), KeyboardInterrupt("by hand"))
+
+
+@pytest.mark.parametrize("timeout", [None, 5])
+@pytest.mark.parametrize("error", [*EXITS, Own("of mine"), GeneratorExit()], ids=repr)
+async def test_a_handler_fails_no_other_one_whatever_it_raises(
+    error: BaseException, timeout: float | None
+) -> None:
+    started = asyncio.Semaphore(0)
+
+    async def handler(delivery: Delivery) -> None:
+        if delivery.body == b"bad":
+            for _ in range(2):
+                await started.acquire()
+            raise error
+        started.release()
+        await asyncio.Event().wait()
+
+    async with rig(handler, timeout=timeout, concurrency=3) as r:
+        good, bad, other = await r.deliver(b"good", b"bad", b"other")
+        frame = await answer(r.peer, T.NACK, ("retrying",))
+        ((task_id, _, _, delay, reason),) = frame[4]
+        assert (task_id, delay) == (bad, None)
+        assert reason.startswith(type(error).__name__)
+        if error not in EXITS:
+            assert not r.running.done()
+            r.worker.stop()
+            r.worker._hurry.set()  # type: ignore[union-attr]
+        frames = [await answer(r.peer, T.RELEASE) for _ in range(2)]
+        assert sorted(frame[5][0] for frame in frames) == [good, other]
+        await asyncio.wait((r.running,), timeout=5)
+        assert r.running.result() is (error if error in EXITS else None)
+
+
+async def test_an_event_loop_that_ends_gives_back_what_is_in_hand() -> None:
+    started = asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        if delivery.body == b"b":
+            started.set()
+        await asyncio.Event().wait()
+
+    async with rig(handler, concurrency=2) as r:
+        ids = await r.deliver(b"a", b"b")
+        await soon(started.wait())
+        for runner in r.worker._lanes[0]._runners:
+            runner.task.cancel()
+        r.running.cancel()
+        given = [(await answer(r.peer, T.RELEASE))[5][0] for _ in ids]
+        assert sorted(given) == ids
+        await asyncio.wait((r.running,), timeout=5)
+        assert not r.peer.sent(T.NACK)
 
 
 async def test_returning_acks() -> None:

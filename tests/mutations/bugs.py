@@ -37,6 +37,7 @@ SIMULATION = "tests/simulation/test_simulation.py::test_every_run_holds[1000]"
 SIMULATED_NODES = "tests/simulation/test_simulation.py::test_every_run_of_nodes_holds[2000]"
 SIMULATED_WHOLE = "tests/simulation/test_simulation.py::test_every_run_of_the_whole_holds[40]"
 BRANCHES = "tests/history/test_branches.py::test_"
+WORKER = "tests/client/test_worker.py::test_"
 ORDERING = "tests/engine/test_engine_ordering.py::test_"
 KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
@@ -773,6 +774,23 @@ BESIDE = (
     ),
 )
 
+# Clients: what one handler does is no failure of another one.
+CLIENTS = (
+    Bug(
+        "a-neighbour-failed-by-sys-exit",
+        "a handler's sys.exit ends the event loop, with the deliveries of all others in hand",
+        {"Runner._exit_by": (replaced("_exits", "raise error"),)},
+        (WORKER + "a_handler_fails_no_other_one_whatever_it_raises",),
+        usual=True,
+    ),
+    Bug(
+        "a-text-that-cannot-be-sent",
+        "an exception whose text has a lone surrogate leaves its task unsettled",
+        {"errors:text_of": (word("backslashreplace", "strict"),)},
+        (WORKER + "whatever_text_says_why_the_delivery_is_settled_at_once",),
+    ),
+)
+
 # Daemons of nodes and clients of several shards: what neither simulation of only one of them finds.
 WHOLE = (
     Bug(
@@ -876,5 +894,5 @@ WHOLE = (
 
 BUGS = (
     *LOST, *DELIVERED, *FENCED, *OWED, *TOGETHER, *WHICH, *ALLOWED, *BOUNDED, *NODES, *BESIDE,
-    *WHOLE,
+    *CLIENTS, *WHOLE,
 )  # fmt: skip

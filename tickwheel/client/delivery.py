@@ -27,9 +27,17 @@ from tickwheel.api.times import Duration, duration_ms, moment, seconds
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
 from tickwheel.client.encodings import PLAIN, UNPACK_ASIDE_BYTES, Codec, key_of
 from tickwheel.client.reconnector import Reconnector
-from tickwheel.client.requests import Outbox, Resendable
+from tickwheel.client.requests import SETTLEMENT_BYTES, Outbox, Resendable
 from tickwheel.client.task_options import DeliveredOptions
-from tickwheel.errors import NotActive, SendTimeout, TickwheelError, Undecodable
+from tickwheel.errors import (
+    BadRequest,
+    NotActive,
+    SendTimeout,
+    TickwheelError,
+    Undecodable,
+    shown,
+    text_of,
+)
 from tickwheel.protocol import encode
 
 if TYPE_CHECKING:
@@ -38,6 +46,10 @@ if TYPE_CHECKING:
 
 Item = tuple[Any, ...]
 """(id, attempt, due_ms, body) or the same with a map of options."""
+REASON_BYTES_MAX = 64 * 1024
+"""Bytes of a reason that are sent, in UTF-8; the daemon takes as many characters."""
+RECEIPT_BYTES = 18
+"""What the id and the attempt of one ack take in a frame, at most."""
 UNPACKED = 5
 """Where an item, once it was looked at, has the body as it was before it was packed, or why it
 cannot be unpacked."""
@@ -49,6 +61,7 @@ class Finished:
 
     __slots__ = ()
     WORD = "done"
+    reason_bytes_max = 0
 
     def add(self, task_id: int, attempt: int) -> asyncio.Future[str]:
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -270,9 +283,10 @@ class Delivery(Delivered):
     ) -> NackWord:
         """It failed: again after ``delay`` (default: the daemon's retry policy), or, when its
         retries are used up, to the dead letters. "retrying", "dead", or "held": its order
-        key waits for an operator; or "cancelled": a newer task with its key has replaced it."""
+        key waits for an operator; or "cancelled": a newer task with its key has replaced it. Of a
+        long ``reason`` the first 64 KiB are sent; lone surrogates are escaped."""
         delay_ms = None if delay is None else duration_ms(delay, "delay")
-        item, until_s = (*self._receipt, delay_ms, reason), _until_s(timeout)
+        item, until_s = (*self._receipt, delay_ms, self._sent(reason)), _until_s(timeout)
         self.settled = True
         return cast("NackWord", await self._one(FrameType.NACK, [item], until_s))
 
@@ -280,10 +294,10 @@ class Delivery(Delivered):
         self, reason: str | None = None, *, timeout: Duration | None = None
     ) -> RejectWord:
         """It can never succeed: to the dead letters at once: "dead"; or "held": its order
-        key waits for an operator."""
-        until_s = _until_s(timeout)
+        key waits for an operator. ``reason`` is as in ``nack``."""
+        item, until_s = (*self._receipt, self._sent(reason)), _until_s(timeout)
         self.settled = True
-        word = await self._one(FrameType.REJECT, [(*self._receipt, reason)], until_s)
+        word = await self._one(FrameType.REJECT, [item], until_s)
         return cast("RejectWord", word)
 
     async def extend(self, seconds: Duration, *, timeout: Duration | None = None) -> ExtendWord:
@@ -312,6 +326,16 @@ class Delivery(Delivered):
     @property
     def _receipt(self) -> tuple[int, int, int]:
         return self._item[0], self._batch.epoch, self._item[1]
+
+    def _sent(self, reason: str | None) -> str | None:
+        """A reason as it is sent: cut, and without what cannot be encoded. Raises BadRequest."""
+        if reason is None:
+            return None
+        if not isinstance(reason, str):
+            raise BadRequest(f"reason must be a str, not {shown(reason)}")
+        cut = text_of(reason[:REASON_BYTES_MAX]).encode()
+        bytes_max = min(REASON_BYTES_MAX, self._batch.calls.reason_bytes_max)
+        return cut[:bytes_max].decode(errors="ignore")
 
     async def _one(
         self, kind: FrameType, items: list[tuple[Any, ...]], until_s: float | None
@@ -507,7 +531,9 @@ class Acks:
 
     def _close_channels(self) -> None:
         gathering, self._gathering = self._gathering, []
-        step = self.reconnector.limits.ids_per_frame_max
+        limits = self.reconnector.limits
+        step = (limits.frame_bytes_max - SETTLEMENT_BYTES) // RECEIPT_BYTES
+        step = max(1, min(limits.ids_per_frame_max, step))
         for channel in gathering:
             ids, channel.ids = channel.ids, []
             attempts, channel.attempts = channel.attempts, []

@@ -35,7 +35,7 @@ from tickwheel.client.delivery import Delivery, unpack_aside
 from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.subscription import reason_of
 from tickwheel.client.tasks import TaskChecker
-from tickwheel.errors import BadBody, BadRequest, TickwheelError, Undecodable, shown
+from tickwheel.errors import BadBody, BadRequest, TickwheelError, Undecodable, shown, text_of
 
 if TYPE_CHECKING:
     from tickwheel.client.leases import Leases
@@ -241,6 +241,8 @@ class Outcome(NamedTuple):
     delay: Duration | None = None
 
 
+CANCELLED_S = 1.0
+"""How long, in seconds, a task that somebody else has cancelled waits for its release."""
 ACK = Outcome("ack")
 NOTHING = Outcome("nothing")
 
@@ -275,9 +277,10 @@ class Runner:
         settled: Callable[[Runner], Delivery | None],
         tracing: Observer | None = None,
         on_settled: OnSettled | None = None,
+        exits: Callable[[BaseException], object] = lambda error: None,
     ) -> None:
         """``settled`` returns the next delivery after each; None: the runner waits for
-        ``go_on``."""
+        ``go_on``. ``exits`` is called with the SystemExit or KeyboardInterrupt of a handler."""
         self.delivery: Delivery | None = delivery
         """The delivery that the runner works on."""
         self.until_s = delivery.lease_until_s
@@ -294,10 +297,13 @@ class Runner:
         self._settled = settled
         self._tracing = tracing
         self._on_settled = on_settled
+        self._exits = exits
         self._limit: asyncio.Timeout | None = None
         self._is_handling = False
         self._lost: str | None = None
         self._stopped = False
+        self._cancellation: asyncio.CancelledError | None = None
+        """That of somebody else, such as the end of the event loop."""
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.Future[Delivery | None] = self._loop.create_future()
         self.task = self._loop.create_task(self._run(), name=route.name)
@@ -358,20 +364,27 @@ class Runner:
                 _check_ended(await cast("Any", route.handler(delivery)))
             else:
                 await self._handle(delivery)
-        except (asyncio.CancelledError, Exception) as error:
-            failure, outcome = error, NOTHING
-            outcome = self._outcome(error)
+        except GeneratorExit:
+            if not self._is_running:
+                raise  # nobody runs the loop any more: nothing can be awaited
+            outcome = Outcome("nack", "GeneratorExit")
+        except BaseException as error:
+            # An exit that left this task would end the event loop, with other deliveries in hand.
+            failure, outcome = error, self._outcome_of(error)
+            self._exit_by(error)
         finally:
             self._is_handling, self.is_settling = False, True
             self._leases.drop(delivery)
             if attempt is not None:
-                attempt.end("settled" if delivery.settled else outcome.verb, failure)
+                self._end(attempt, delivery, outcome, failure)
         word = "settled" if self._lost is None else "lost"
         if self._lost is None and not delivery.settled:
             word = await self._settle_as(delivery, outcome)
         if self._on_settled is not None:
             self._tell(self._on_settled, delivery, word, began_s, failure)
         failure = None  # its traceback has this frame
+        if self._cancellation is not None:
+            raise self._cancellation
 
     async def _settle_as(self, delivery: Delivery, outcome: Outcome) -> str:
         """Settle the delivery; the word of what became of it."""
@@ -379,19 +392,45 @@ class Runner:
             if outcome is ACK:
                 delivery.ack_unwatched()
                 return "acked"
-            return await self._settle(delivery, outcome)
+            if self._cancellation is None:
+                return await self._settle(delivery, outcome)
+            async with asyncio.timeout(CANCELLED_S):
+                return await self._settle(delivery, outcome)
         except TickwheelError as error:  # the lease ends by itself, and the task comes again
             LOGGER.warning("%r was not settled: %s: %s", delivery, error.code, error.message)
         except Exception as bug:
             LOGGER.error("%r: %r", delivery, bug, exc_info=bug)
         return "unsettled"
 
+    @property
+    def _is_running(self) -> bool:
+        """Whether it is the event loop that runs this code."""
+        try:
+            return asyncio.current_task() is self.task
+        except RuntimeError:
+            return False
+
     @staticmethod
-    def _tell(on_settled: OnSettled, delivery: Delivery, *told: Any) -> None:
+    def _end(
+        attempt: Attempt, delivery: Delivery, outcome: Outcome, failure: BaseException | None
+    ) -> None:
+        try:
+            attempt.end("settled" if delivery.settled else outcome.verb, failure)
+        except Exception as bug:
+            LOGGER.error("%r: its observer: %r", delivery, bug, exc_info=bug)
+
+    def _tell(self, on_settled: OnSettled, delivery: Delivery, *told: Any) -> None:
         try:
             on_settled(delivery, *told)
-        except Exception as bug:
+        except BaseException as bug:
             LOGGER.error("%r: on_settled: %r", delivery, bug, exc_info=bug)
+            self._exit_by(bug)
+
+    def _exit_by(self, error: BaseException) -> None:
+        """Ask for the end of the program, if that is what was raised."""
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            LOGGER.error("%r: the worker ends by %r", self.delivery, error)
+            self._exits(error)
 
     def _is_spent(self, before: contextvars.Context) -> bool:
         """Whether something of the last handler is left in the task."""
@@ -431,6 +470,15 @@ class Runner:
                 )  # fmt: skip
         _check_ended(await self.call.result)
 
+    def _outcome_of(self, error: BaseException) -> Outcome:
+        """What becomes of the delivery of a handler that raised, whatever the exception is like: a
+        subclass of Reject may lack its reason."""
+        try:
+            return self._outcome(error)
+        except Exception as bug:
+            LOGGER.error("%r: %r", self.delivery, bug, exc_info=bug)
+            return Outcome("nack", type(error).__name__)
+
     def _outcome(self, error: BaseException) -> Outcome:
         """What becomes of the delivery of a handler that raised."""
         delivery, limit = self.delivery, self._limit
@@ -438,7 +486,7 @@ class Runner:
             return self._cancelled(error)
         assert delivery is not None, "it works on it"
         if isinstance(error, BadBody):
-            return Outcome("reject", f"{type(error).__name__}: {error}")
+            return Outcome("reject", f"{type(error).__name__}: {text_of(error)}")
         if isinstance(error, Undecodable):
             self.unable = error
             return Outcome("release")
@@ -446,14 +494,14 @@ class Runner:
         if delivery.encrypted_with is not None and not is_late:
             return self._outcome_of_encrypted(error, delivery)
         if isinstance(error, Reject):
-            LOGGER.info("%r was rejected: %s", delivery, error)
-            return Outcome("reject", error.reason)
+            LOGGER.info("%r was rejected: %s", delivery, _first_line(text_of(error)))
+            return Outcome("reject", _said(error.reason))
         if isinstance(error, Snooze):
-            LOGGER.info("%r is postponed: %s", delivery, error)
-            return Outcome("snooze", str(error), error.delay)
+            LOGGER.info("%r is postponed: %s", delivery, _first_line(text_of(error)))
+            return Outcome("snooze", text_of(error), error.delay)
         if isinstance(error, RetryLater):
-            LOGGER.info("%r is to come again: %s", delivery, error)
-            return Outcome("nack", error.reason, error.delay)
+            LOGGER.info("%r is to come again: %s", delivery, _first_line(text_of(error)))
+            return Outcome("nack", _said(error.reason), error.delay)
         if is_late:
             reason = f"timed out after {self._route.timeout_s:g} s"
             LOGGER.warning("%r %s", delivery, reason)
@@ -472,7 +520,7 @@ class Runner:
         if isinstance(error, Reject):
             return Outcome("reject", reason)
         if isinstance(error, Snooze):
-            return Outcome("snooze", str(error), error.delay)
+            return Outcome("snooze", text_of(error), error.delay)
         return Outcome("nack", reason, error.delay if isinstance(error, RetryLater) else None)
 
     def _cancelled(self, error: asyncio.CancelledError) -> Outcome:
@@ -486,7 +534,10 @@ class Runner:
             LOGGER.warning("%r was stopped before it was done", self.delivery)
             return Outcome("release")
         if self.task.cancelling():  # somebody else's doing: the event loop ends
-            raise error
+            self.task.uncancel()
+            self._cancellation = error
+            is_ended = self.call is None or self.call.ended.done()
+            return Outcome("release") if is_ended else NOTHING
         LOGGER.warning("%r failed: its handler was cancelled from within", self.delivery)
         assert self.delivery is not None, "it works on it"
         return Outcome("nack", reason_of(error, self.delivery))
@@ -514,8 +565,17 @@ class Runner:
         return word
 
 
+LINE_CHARACTERS_MAX = 1000
+"""Characters of a reason in a line of the log."""
+
+
 def _first_line(reason: str) -> str:
-    return reason.partition("\n")[0]
+    return reason[:LINE_CHARACTERS_MAX].partition("\n")[0]
+
+
+def _said(reason: object) -> str | None:
+    """The reason of an exception, which may have been given anything."""
+    return None if reason is None else text_of(reason)
 
 
 def _check_ended(returned: Any) -> None:
@@ -598,7 +658,7 @@ class Call:
             self.result.set_exception(_awaitable(error))
             self.result.exception()  # seen: the job may have been given up
         else:  # SystemExit in a thread ends the thread's call, not the program
-            self.result.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+            self.result.set_exception(RuntimeError(f"{type(error).__name__}: {text_of(error)}"))
             self.result.exception()
 
 
@@ -636,5 +696,5 @@ class Threads:
 def _awaitable(error: BaseException) -> BaseException:
     """The error for a future, which cannot hold StopIteration, nor a cancellation of its own."""
     if isinstance(error, (StopIteration, asyncio.CancelledError)):
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        return RuntimeError(f"{type(error).__name__}: {text_of(error)}")
     return error

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.frames import FrameType
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
-from tickwheel.client.requests import Pauses, Resendable
+from tickwheel.client.requests import Pauses, Resendable, check_frame
 from tickwheel.client.tasks import (
     FRAME_BYTES,
     CheckedTask,
@@ -326,7 +326,8 @@ class Producer:
         floor = self._window[0].number
         try:
             data = encode(batch.frame(floor))
-        except TickwheelError as error:  # checked one by one before: cannot be
+            check_frame(data, "ENQUEUE", self.reconnector.limits)
+        except TickwheelError as error:  # only where the limits were not known, or are new
             batch.failed(error)
             return
         connection.ask(batch.number, batch, data)

@@ -28,6 +28,7 @@ from tickwheel.errors import (
     ConnectionLost,
     Draining,
     InternalError,
+    LimitExceeded,
     NotActive,
     Overloaded,
     ProtocolError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from tickwheel.api.verb import Verb
     from tickwheel.client.reconnector import Reconnector
     from tickwheel.client.tasks import TaskChecker
+    from tickwheel.limits import Limits
 
 T = TypeVar("T")
 
@@ -48,6 +50,8 @@ CALLS_MAX = 65_536
 """How many calls may wait for answers."""
 PAGE = 1000
 """How many items of a listing are asked for at a time."""
+SETTLEMENT_BYTES = 600
+"""What a frame of settlements takes around its items, at most: the names above all."""
 RETRY_S = 0.1
 RETRY_S_MAX = 2.0
 
@@ -220,6 +224,15 @@ class Call(Resendable):
             fail(self.future, self.overdue(self._calls.reconnector, self.kind.name))
 
 
+def check_frame(data: bytes, what: str, limits: Limits) -> None:
+    """Raises LimitExceeded for a frame that the daemon would end the connection for."""
+    if len(data) > limits.frame_bytes_max:
+        raise LimitExceeded(
+            f"{what} takes a frame of {len(data)} bytes; the limit is {limits.frame_bytes_max}"
+            " (frame_bytes_max)"
+        )
+
+
 class Calls:
     """All calls of one client."""
 
@@ -230,6 +243,11 @@ class Calls:
         self.outbox: Outbox[Call] = Outbox(reconnector)
         self._count = 0
         self._stopped: TickwheelError | None = None
+
+    @property
+    def reason_bytes_max(self) -> int:
+        """How many bytes of a reason fit the frame that says it."""
+        return self.reconnector.limits.frame_bytes_max - SETTLEMENT_BYTES
 
     async def call(
         self,
@@ -301,6 +319,7 @@ class Calls:
             number = self.reconnector.next_number()
             try:
                 data = encode((int(call.kind), number, *call.fields))
+                check_frame(data, call.kind.name, self.reconnector.limits)
             except TickwheelError as error:
                 fail(call.future, error)
                 continue

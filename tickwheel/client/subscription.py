@@ -46,6 +46,7 @@ from tickwheel.errors import (
     TickwheelError,
     Undecodable,
     shown,
+    text_of,
 )
 
 if TYPE_CHECKING:
@@ -69,14 +70,17 @@ def reason_of(error: BaseException, delivery: Delivered) -> str:
     name = type(error).__name__
     if delivery.encrypted_with is not None:
         return f"{name}\n{_bare_trace(error)}".rstrip()[-TRACE_CHARACTERS_MAX:]
-    text = " ".join(str(error).splitlines())
+    text = " ".join(text_of(error).splitlines())
     said = (f"{name}: {text}" if text else name)[:REASON_CHARACTERS_MAX]
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
         trace = trace.tb_next
     if trace is None:
         return said
-    told = "".join(traceback.format_exception(type(error), error, trace))
+    try:
+        told = text_of("".join(traceback.format_exception(type(error), error, trace)))
+    except Exception:  # attributes of the exception that a traceback shows may be anything
+        return said
     told = told.removeprefix("Traceback (most recent call last):\n").rstrip()
     return f"{said}\n{told[-TRACE_CHARACTERS_MAX:]}"
 
@@ -99,11 +103,11 @@ def _bare_trace(error: BaseException) -> str:
 
 
 async def settle_failed(delivery: Delivery, error: BaseException) -> None:
-    """Settle a delivery whose consumer has raised: a nack; released when it was cancelled, or when
-    another client may be able to unpack the body, rejected when none is."""
+    """Settle a delivery whose consumer has raised: a nack; released when it was cancelled or
+    interrupted, or when another client may be able to unpack the body, rejected when none is."""
     if isinstance(error, BadBody):
-        await delivery.reject(f"{type(error).__name__}: {error}")
-    elif isinstance(error, Exception) and not isinstance(error, Undecodable):
+        await delivery.reject(f"{type(error).__name__}: {text_of(error)}")
+    elif isinstance(error, (Exception, SystemExit)) and not isinstance(error, Undecodable):
         await delivery.nack(reason=reason_of(error, delivery))
     else:
         await delivery.release()

@@ -130,7 +130,9 @@ class Worker:
 
     ``client``: one that is not connected is connected, and closed at the end; one that is stays
     open. ``grace``: how long running handlers may take after ``stop``. ``signals``: whether
-    SIGTERM and SIGINT stop it (the second one ends the grace). ``on_settled``: is called after
+    SIGTERM and SIGINT stop it (the second one ends the grace). A handler that raises SystemExit or
+    KeyboardInterrupt has failed; the worker gives all others back at once, and ``run`` raises it.
+    ``on_settled``: is called after
     each delivery with it, the word of what became of it, when its handler began, by the event
     loop's clock, and what the handler raised. The words are those of Delivery's verbs, and
     "settled" (by the handler), "lost" (its lease), "unsettled" (it comes again by itself).
@@ -157,6 +159,8 @@ class Worker:
         self._lanes: list[Lane] = []
         self._stand_in: Client | None = None
         """The client that typed tasks are enqueued by instead, while a test works on a wheel."""
+        self._exit: BaseException | None = None
+        """What ``run`` ends by: the SystemExit or KeyboardInterrupt of a handler."""
         self._asked: asyncio.Event | None = None
         self._hurry: asyncio.Event | None = None
         self.started = asyncio.Event()
@@ -266,6 +270,15 @@ class Worker:
         finally:
             if ours:
                 await self._client.close()
+        if self._exit is not None:
+            raise self._exit
+
+    def _exits(self, error: BaseException) -> None:
+        """End by this, without any grace."""
+        self._exit = self._exit or error
+        self.stop()
+        if self._hurry is not None:
+            self._hurry.set()
 
     async def _connect(self, *, wait: bool) -> bool:
         """Connect; whether there is a connection. A worker that is stopped waits no longer."""
@@ -287,7 +300,7 @@ class Worker:
 
     async def _work(self, routes: Iterable[Route]) -> None:
         threads = Threads("tickwheel-worker")
-        told = self._tracing, self.on_settled
+        told = self._tracing, self.on_settled, self._exits
         self._lanes = lanes = [Lane(self._client, found, threads, *told) for found in routes]
         try:
             await _all(lane.start() for lane in lanes)
@@ -383,9 +396,11 @@ class Lane:
         threads: Threads,
         tracing: Observer | None = None,
         on_settled: OnSettled | None = None,
+        exits: Callable[[BaseException], object] = lambda error: None,
     ) -> None:
         self.route = route
         self._on_settled = on_settled
+        self._exits = exits
         self._threads = threads
         self._tracing = tracing
         self._free = route.concurrency
@@ -439,7 +454,7 @@ class Lane:
                 return
         runner = Runner(
             self.route, self._threads, self._leases, delivery, self._settled, self._tracing,
-            self._on_settled,
+            self._on_settled, self._exits,
         )  # fmt: skip
         self._runners.add(runner)
         runner.task.add_done_callback(partial(self._gone, runner))
