@@ -111,7 +111,7 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
         (b"[]", "a JSON object is needed, not list"),
         (_line(body="x", dealy=1), "field dealy: not known"),
         (_line(body="x", body_base64="eA=="), "field body: give body or body_base64"),
-        (_line(body=1), "field body: text is needed"),
+        *((_line(body=body), "field body: text is needed") for body in (1, 0, [], {}, False)),
         (_line(body="\ud800"), "field body: holds half a surrogate pair"),
         (_line(body_base64="!"), "field body_base64: not base64"),
         (_line(body_base64=1), "field body_base64: not base64"),

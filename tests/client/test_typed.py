@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -435,3 +435,39 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "msgspec", None)
     with pytest.raises(BadRequest, match=r"a typed task needs the extra typed: pip install"):
         tickwheel.task("t")(run)
+
+
+INF = float("inf")
+ODD_SECONDS = timezone(timedelta(hours=1, seconds=3))
+CHANGING: dict[str, list[tuple[Any, Any]]] = {
+    "json": [
+        (float | None, float("nan")), (float | None, float("inf")), (list[float | None], [INF]),
+        (Any, INF), (Any, {"a": [INF]}), (dict, {1: "a"}), (dict, {1: 1, "1": 2}), (Any, {1}),
+        (Any, b"ab"), (Any, datetime(2020, 1, 1, tzinfo=UTC)), (Any, Decimal("1.1")),
+        (float, 2**53 + 1), (datetime, datetime(2020, 1, 1, tzinfo=ODD_SECONDS)), (Any, (1, 2)),
+    ],
+    "msgpack": [(Any, {1}), (Any, Decimal("1.1")), (float, 2**53 + 1), (Any, (1, 2))],
+}  # fmt: skip
+KEPT: list[tuple[Any, Any]] = [
+    (float, 3), (float, -0.0), (int, 2**60), (Decimal, Decimal("1.10")), (set[int], {1, 2}),
+    (tuple[int, str], (1, "a")),
+    (datetime, datetime(2020, 1, 1, tzinfo=timezone(timedelta(hours=5)))),
+    (dict[int, str], {1: "a"}), (float | None, None), (bytes, b"\xff"), (Decimal, Decimal("NaN")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+def test_an_argument_comes_out_equal_or_is_refused_by_its_name(encoding: Any) -> None:
+    def typed(kind: Any) -> Any:
+        def function(first: int, x: Any) -> None: ...
+
+        function.__annotations__["x"] = kind
+        return task("t", encoding=encoding)(function)
+
+    for kind, value in CHANGING[encoding]:
+        with pytest.raises(BadRequest, match=r"\$\.x"):
+            typed(kind).body(1, value)
+    for kind, value in KEPT:
+        typed(kind).body(1, value)
+    if encoding == "msgpack":
+        typed(float).body(1, float("nan"))

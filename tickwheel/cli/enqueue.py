@@ -397,9 +397,9 @@ def _text(value: Any) -> str:
 
 
 def _body_text(value: Any) -> bytes:
-    if value and not isinstance(value, str):
+    if not isinstance(value, str):
         raise ValueError(f"text is needed, not {value!r:.40}")
-    return _utf8(value or "")
+    return _utf8(value)
 
 
 def _utf8(text: str) -> bytes:

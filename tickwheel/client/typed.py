@@ -391,9 +391,14 @@ class Schema:
         except _CANNOT_WRITE as problem:
             self._blame(arguments, problem)
         try:
-            self._readers[self._format].decode(body)
+            found = self._readers[self._format].decode(body)
         except self._no_fit as problem:
             raise _unfit(problem) from None
+        for name, value in arguments.items():
+            if not _is_same(value, got := getattr(found, name)):
+                raise Unfit(
+                    f"$.{name}", f"{shown(value)} would come to the handler as {shown(got)}"
+                )
         return body
 
     def _blame(self, arguments: Mapping[str, Any], problem: Exception) -> NoReturn:
@@ -491,6 +496,21 @@ def _write_other(value: Any) -> Any:
     if model is not None and isinstance(value, model):
         return value.model_dump(mode="json")
     raise TypeError(f"a {type(value).__name__} cannot be written")
+
+
+def _is_same(said: Any, read: Any) -> bool:
+    """Whether a value that was read back is equal to the one that was written; NaN is to NaN."""
+    if said == read or (said != said and read != read):  # noqa: PLR0124  # true of NaN alone
+        return True
+    if type(said) is not type(read):
+        return False
+    if isinstance(said, dict):
+        return said.keys() == read.keys() and all(_is_same(said[n], read[n]) for n in said)
+    if isinstance(said, (list, tuple)):
+        return len(said) == len(read) and all(map(_is_same, said, read))
+    kind = type(said)
+    names: Any = getattr(kind, "__struct_fields__", getattr(kind, "__dataclass_fields__", ()))
+    return bool(names) and all(_is_same(getattr(said, n), getattr(read, n)) for n in names)
 
 
 def _unfit(problem: Exception) -> Unfit:
