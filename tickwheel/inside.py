@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 from tickwheel import sync
 from tickwheel.client import Client
+from tickwheel.client.delivery import seen
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.persistence.contract import StoreBroken
 from tickwheel.server.daemon import Daemon
@@ -175,6 +176,8 @@ class Inside:
         self.failed: Callable[[TickwheelError], None] = lambda error: None
         """Called when the daemon cannot go on."""
         self._starting: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | None = None
+        """Opens a daemon; goes on when its start is cancelled, because a thread opens the store."""
         self._watching: asyncio.Task[None] | None = None
         self._numbers = count(1)
 
@@ -189,16 +192,20 @@ class Inside:
         daemon = Daemon(self._settings, cast("Log", _Log()), is_inside=True, sources=self._sources)
         if store is not None:
             daemon.roles.store = store
+        self._opening = asyncio.ensure_future(self._open(daemon))
+        await asyncio.shield(self._opening)
+        assert daemon.roles.shard is not None, "it has started"
+        self._watching = asyncio.ensure_future(self._watch(daemon))
+        await daemon.roles.shard.loaded.wait()
+        self.is_up.set()
+
+    async def _open(self, daemon: Daemon) -> None:
         try:
             await daemon.start()
         except BaseException:
             await daemon.stop()
             raise
         self.daemon = daemon
-        assert daemon.roles.shard is not None, "it has started"
-        await daemon.roles.shard.loaded.wait()
-        self._watching = asyncio.ensure_future(self._watch(daemon))
-        self.is_up.set()
 
     async def _watch(self, daemon: Daemon) -> None:
         """Wait for a failure of the daemon, and tell it."""
@@ -210,8 +217,14 @@ class Inside:
             self.failed(told)
 
     async def stop(self) -> None:
-        """Drain and stop the daemon that runs, if there is one. Raises what prevented a clean
-        stop."""
+        """Drain and stop the daemon that runs or starts, if there is one. Raises what prevented a
+        clean stop."""
+        for task in (self._starting, self._opening):
+            if task is not None:
+                if task is self._starting:
+                    task.cancel()
+                await asyncio.wait((task,))
+                seen(task)
         daemon, self.daemon = self.daemon, None
         self.is_up.clear()
         if self._watching is not None:
@@ -299,11 +312,16 @@ class Embedded:
     async def __aenter__(self) -> Client:
         client = self._new_client()
         assert self._inside is not None, "made with the client"
-        await self._inside.begin()  # raises what connecting would only be told
-        return await client.connect()
+        try:
+            await self._inside.begin()  # raises what connecting would only be told
+            return await client.connect()
+        except BaseException:
+            # To its end, also if it is cancelled again: the store would stay locked.
+            await asyncio.shield(asyncio.ensure_future(self._close()))
+            raise
 
     async def __aexit__(self, *_: object) -> None:
-        await self._close()
+        await asyncio.shield(asyncio.ensure_future(self._close()))
 
     async def _close(self) -> None:
         if self._client is not None:
@@ -317,20 +335,12 @@ class Embedded:
         try:
             return blocking.connect()
         except BaseException:
-            blocking.close()
+            blocking._end(self._close)
             raise
 
     def __exit__(self, *_: object) -> None:
         assert self._blocking is not None, "entered"
-        blocking = self._blocking
-
-        async def close(_: object) -> None:
-            await self._close()
-
-        try:
-            blocking._call(close)
-        finally:
-            blocking.close()
+        self._blocking._end(self._close)
 
 
 class _Blocking(sync.Client):
@@ -339,6 +349,16 @@ class _Blocking(sync.Client):
     def __init__(self, make: Callable[[], Client]) -> None:
         super().__init__(NOWHERE)
         self._make = make
+
+    def _end(self, closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Close what ``closing`` does, in the client's thread, and that. It may not be connected,
+        so this is no call."""
+        runtime = self._made
+        try:
+            if runtime is not None:
+                asyncio.run_coroutine_threadsafe(closing(), runtime._loop).result()
+        finally:
+            self.close()
 
 
 class _Log:

@@ -585,7 +585,12 @@ class Client:
             runtime.close(timeout)
 
     def __enter__(self) -> Self:
-        return self.connect()
+        try:
+            return self.connect()
+        except BaseException as error:
+            if not isinstance(error, Exception):  # interrupted: nobody will close it
+                self.close(0.0)
+            raise
 
     def __exit__(self, *_: object) -> None:
         self.close()

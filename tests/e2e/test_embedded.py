@@ -7,16 +7,23 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from support.daemon import Daemon
 from support.waiting import comes, soon, until
 from tickwheel import BadRequest, Client, Retry, StoreBroken, TickwheelError, Worker, embedded
+from tickwheel.client.delivery import seen
+from tickwheel.inside import _Log
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.sqlite.store import SqliteStore
+from tickwheel.server.daemon import Daemon as Served
+from tickwheel.server.settings import Settings
+from tickwheel.testing import TestWheel
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -143,3 +150,53 @@ async def test_what_is_wrong_with_it_is_said(store: str) -> None:
         with pytest.raises(StoreUnusable, match="in use"):
             async with embedded(store):
                 pass
+
+
+async def begin_daemon(store: str) -> None:
+    daemon = Served(Settings(store=store), cast("Any", _Log()), is_inside=True)
+    try:
+        await daemon.start()
+    finally:
+        await daemon.stop()
+
+
+async def begin_embedded(store: str) -> None:
+    async with embedded(store):
+        pass
+
+
+async def begin_wheel(store: str) -> None:
+    async with TestWheel():
+        pass
+
+
+async def begin_client(store: str) -> None:
+    client = Client("tcp://127.0.0.1:1")  # nobody listens there
+    early = client.enqueue_nowait("t", b"x")
+    early.add_done_callback(seen)
+    async with client:
+        pass
+
+
+STEPS = [*range(16), 20, 24, 32, 48, 64, 128, 256]
+
+
+@pytest.mark.parametrize("begin", [begin_daemon, begin_embedded, begin_wheel, begin_client])
+async def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing_behind(
+    begin: Callable[[str], Coroutine[Any, Any, None]], tmp_path: Path
+) -> None:
+    tasks = asyncio.all_tasks()
+    for steps in STEPS:
+        store = f"sqlite:///{tmp_path}/{steps}.db"
+        beginning = asyncio.ensure_future(begin(store))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        beginning.cancel()
+        await soon(asyncio.wait((beginning,)))
+        async with embedded(store) as client:  # its lock is free
+            await client.ping()
+        await comes(lambda: asyncio.all_tasks() <= tasks)
+        await comes(
+            lambda: not [one for one in threading.enumerate() if one.name.startswith("tickw")]
+        )
+        assert beginning.cancelled() or beginning.exception() is None

@@ -328,7 +328,11 @@ class Client(WrittenVerbs):
         self._subscriptions.ended(sub, error)
 
     async def __aenter__(self) -> Self:
-        return await self.connect()
+        try:
+            return await self.connect()
+        except asyncio.CancelledError:
+            await self.close(0.0)  # of one that had begun with a call, nobody would do it
+            raise
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()

@@ -103,11 +103,15 @@ class TestWheel:
     # --- life -----------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        await self.client.connect()
+        try:
+            await self.client.connect()
+        except BaseException:
+            await asyncio.shield(asyncio.ensure_future(self.close()))
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await asyncio.shield(asyncio.ensure_future(self.close()))
 
     async def close(self) -> None:
         """End the clients and the daemon."""

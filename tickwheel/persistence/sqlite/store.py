@@ -426,6 +426,12 @@ class SqliteStore:
         writing = StoreThread("tickwheel-sqlite-write")
         try:
             opened = await writing.ask(lambda: self._writer.open(owner, now_ms, epoch_min, known))
+        except asyncio.CancelledError:
+            # The thread opens it all the same: it has to give the lock back behind that.
+            with contextlib.suppress(Exception):
+                await asyncio.shield(writing.ask(lambda: self._writer.close(False)))
+            writing.shutdown(wait=False)
+            raise
         except BaseException:
             writing.shutdown(wait=False)
             raise
