@@ -431,7 +431,30 @@ async def test_many_with_a_bad_one_fail_together() -> None:
         assert peer.nothing()
 
 
-@pytest.mark.parametrize("code", ["refused", "overloaded", "store_full", "window_full"])
+@pytest.mark.parametrize("retries", [0, 2])
+async def test_a_store_that_takes_nothing_is_asked_while_the_call_has_time(retries: int) -> None:
+    async with FakeDaemon() as daemon, daemon.client(retries=retries, send_timeout=0.5) as client:
+        peer = await daemon.peer()
+        peer.auto.add(T.ENQUEUE)
+        peer.auto.add(T.CANCEL)
+        refused = 0
+
+        def refuse(frame: Frame, result: Any = None) -> None:
+            nonlocal refused
+            refused += 1
+            peer.error(frame, "refused", "not now")
+
+        peer.ok = refuse  # type: ignore[method-assign]
+        for ask in (lambda: client.enqueue("t", b"x"), lambda: client.cancel(5)):
+            refused = 0
+            with pytest.raises(errors.Refused, match="not now"):
+                await soon(ask())
+            assert (refused == 1) if retries == 0 else (refused > 3)
+        peer.auto |= {T.BYE}
+        del peer.ok
+
+
+@pytest.mark.parametrize("code", ["overloaded", "store_full", "window_full"])
 async def test_what_is_refused_is_tried_again_then_raised(code: str) -> None:
     async with FakeDaemon() as daemon, daemon.client(retries=2) as client:
         peer = await daemon.peer()

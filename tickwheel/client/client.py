@@ -70,9 +70,10 @@ class Client(WrittenVerbs):
     ``url``: ``tcp://HOST:PORT``, several with commas (default: ``TICKWHEEL_URL``, else
     tcp://127.0.0.1:7355); the one that is active is found and followed. A call takes at most
     ``send_timeout * (1 + retries)`` seconds; refusals that may pass are retried ``retries``
-    times. After ``heartbeat`` seconds without a byte from the daemon it is asked whether it is
-    there, and after 2.5 times that given up. The daemon asks too, and gives up a client whose
-    event loop stands still for its ``heartbeat_timeout_s`` (30 s): long synchronous work belongs
+    times, and as long as the call has time when the store takes nothing now (``refused``). After
+    ``heartbeat`` seconds without a byte from the daemon it is asked whether it is there, and after
+    2.5 times that given up. The daemon asks too, and gives up a client whose event loop stands
+    still for its ``heartbeat_timeout_s`` (30 s): long synchronous work belongs
     into a thread. Errors are ``TickwheelError``s.
 
     ``tls://HOST:PORT`` is TCP with TLS. ``ca``: a file with whom to trust instead of the system's;

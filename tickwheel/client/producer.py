@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.frames import FrameType
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
-from tickwheel.client.requests import Pauses, Resendable, check_frame
+from tickwheel.client.requests import Pauses, Resendable, check_frame, is_final
 from tickwheel.client.tasks import (
     FRAME_BYTES,
     CheckedTask,
@@ -382,7 +382,7 @@ class Producer:
             if batch.sent == 1:
                 self._renumber(batch)
             return  # the next connection sends it, whatever the number
-        if batch.tries >= self._retries:
+        if is_final(batch, error, self._retries):
             self.give_up(batch, error)
             return
         self._pauses.begin(batch)

@@ -32,6 +32,7 @@ from tickwheel.errors import (
     NotActive,
     Overloaded,
     ProtocolError,
+    Refused,
     TickwheelError,
     shown,
 )
@@ -80,6 +81,13 @@ class Resendable(Request):
         """The error for a request whose time is over without an answer."""
         waited_s = round(reconnector.loop.time() - self.began_s, 1)
         return self.refusal or reconnector.overdue(what, waited_s, written=self.sent > 0)
+
+
+def is_final(request: Resendable, error: TickwheelError, retries: int) -> bool:
+    """Whether a refusal is the answer. A store that does not take it now (``refused``), such as
+    one in a failover, is asked for as long as the call has time; what is full or over a quota is
+    so for longer, and the caller hears of it after ``retries`` tries. 0 tries nothing again."""
+    return request.tries >= retries and (type(error) is not Refused or retries == 0)
 
 
 R = TypeVar("R", bound=Resendable)
@@ -295,7 +303,7 @@ class Calls:
             if self.reconnector.connection is not None:
                 self.reconnector.connection.leave(error)
             self.outbox.add(call)
-        elif call.tries >= self._retries:
+        elif is_final(call, error, self._retries):
             fail(call.future, error)
         else:
             self.outbox.pause(call, error)
