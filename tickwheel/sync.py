@@ -80,8 +80,9 @@ class Runtime:
         self._attempt: AsyncClient | None = None
         self._connecting: asyncio.Task[AsyncClient] | None = None
         self._closed = False
-        self._lock = threading.Lock()
-        """Held while a call is handed to the loop: a call that was handed over is answered."""
+        self._lock = threading.RLock()
+        """Held while a call is handed to the loop: a call that was handed over is answered. A
+        signal handler may call while it interrupts just that."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="tickwheel-client", daemon=True)
         self._thread.start()
@@ -155,10 +156,17 @@ class Runtime:
 
     def forget(self) -> None:
         """Abandon the connection in the child of a fork: it is the parent's alone."""
-        connection = None if self._client is None else self._client._reconnector.connection
-        descriptor = -1 if connection is None else connection.fileno()
-        if descriptor < 0:
+        client = self._client
+        if client is None:
             return
+        members = [client] if client._shards is None else [client, *client._shards.members]
+        for member in members:  # some may not have begun
+            connection = getattr(getattr(member, "_reconnector", None), "connection", None)
+            if connection is not None and (descriptor := connection.fileno()) >= 0:
+                self._cover(descriptor)
+
+    @staticmethod
+    def _cover(descriptor: int) -> None:
         # A descriptor that is closed here may be another file's when the abandoned socket closes
         # it again; and the loop's epoll set, which closing it by the loop would change, is shared.
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -560,7 +568,7 @@ class Client:
         self._handlers: dict[str, Callable[[Check], Coroutine[Any, Any, str | None]]] = {}
         """Producer group → the handler of its checks."""
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._made: Runtime | None = None
         _CLIENTS.add(self)
 
@@ -619,7 +627,7 @@ class Client:
 
     def _forked(self) -> None:
         """Begin anew in the child of a fork: the lock may be held by a thread that is not here."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         made, self._made = self._made, None
         if made is not None:
             made.forget()

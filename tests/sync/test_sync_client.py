@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pydoc
 import re
 import signal
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ import pytest
 import tickwheel
 from support.daemon import Daemon
 from tickwheel import Retry, Task, errors
-from tickwheel.sync import Client, Delivery, Subscription, Transaction
+from tickwheel.sync import Client, Delivery, Runtime, Subscription, Transaction
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
@@ -396,3 +398,66 @@ VERBS = {
     "enqueue_nowait": "Future[Receipt]",
     "stats": "Stats",
 }
+
+
+def test_clients_begin_anew_in_a_child_beside_a_blocking_embedded(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    done = run(
+        daemon,
+        f"""
+from tickwheel import embedded
+from tickwheel.sync import Client
+clients = [client, *(Client(sys.argv[1]).connect() for _ in range(5))]
+with embedded("sqlite:///{tmp_path}/a.db") as inside:
+    inside.ping()
+    pid = os.fork()
+    if pid == 0:
+        print(sum(one.enqueue("beside", b"child", timeout=20).id > 0 for one in clients))
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+for one in clients:
+    one.close()
+""",
+    )
+    assert (done.stdout.split(), done.stderr) == (["6"], "")
+
+
+def test_a_child_gives_up_the_connections_to_all_shards() -> None:
+    pipes = [descriptor for _ in range(3) for descriptor in os.pipe()]
+
+    def to(descriptor: int) -> Any:
+        connection = SimpleNamespace(fileno=lambda: descriptor)
+        return SimpleNamespace(_reconnector=SimpleNamespace(connection=connection), _shards=None)
+
+    here, *others = map(to, pipes)
+    unconnected = SimpleNamespace(_shards=None)  # it has not begun
+    here._shards = SimpleNamespace(members=[here, *others, unconnected])
+    runtime = Runtime.__new__(Runtime)
+    runtime._client = here
+    try:
+        runtime.forget()
+        nothing = os.stat(os.devnull).st_rdev
+        assert [os.fstat(descriptor).st_rdev for descriptor in pipes] == [nothing] * len(pipes)
+    finally:
+        for descriptor in pipes:
+            os.close(descriptor)
+
+
+def test_a_signal_handler_may_call_while_it_interrupts_a_call(daemon: Daemon) -> None:
+    """The signal comes in the moment in which the main thread hands a call over."""
+    done = run(
+        daemon,
+        """
+import signal
+futures = []
+signal.signal(signal.SIGUSR1, lambda *_: futures.append(client.enqueue_nowait("s", b"x")))
+client.ping()
+with client._lock, client._runtime()._lock:
+    signal.raise_signal(signal.SIGUSR1)
+print(len(futures), futures[0].result(20).id > 0)
+client.close()
+""",
+    )
+    assert (done.stdout.split(), done.stderr) == (["1", "True"], "")

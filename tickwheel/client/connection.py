@@ -425,7 +425,8 @@ class Connection(asyncio.Protocol):
         """The descriptor of the socket; -1: there is none."""
         if self._transport is None or self._transport.is_closing():
             return -1
-        return int(self._transport.get_extra_info("socket").fileno())
+        found = self._transport.get_extra_info("socket")  # None: the daemon is in this process
+        return -1 if found is None else int(found.fileno())
 
     def close(self) -> None:
         """Close the connection when what was written has left."""
