@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tickwheel import sync
 from tickwheel.client import Client
+from tickwheel.client.connection import to_its_end
 from tickwheel.client.delivery import seen
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.persistence.contract import StoreBroken
@@ -317,11 +318,11 @@ class Embedded:
             return await client.connect()
         except BaseException:
             # To its end, also if it is cancelled again: the store would stay locked.
-            await asyncio.shield(asyncio.ensure_future(self._close()))
+            await to_its_end(self._close())
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.shield(asyncio.ensure_future(self._close()))
+        await to_its_end(self._close())
 
     async def _close(self) -> None:
         if self._client is not None:

@@ -19,7 +19,15 @@ from tickwheel.api.policies import Retry
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
 from tickwheel.api.times import Duration, duration_ms, seconds
-from tickwheel.client.connection import DEFAULT_URL, Open, Trust, connect, is_secure, parse_url
+from tickwheel.client.connection import (
+    DEFAULT_URL,
+    Open,
+    Trust,
+    connect,
+    is_secure,
+    parse_url,
+    to_its_end,
+)
 from tickwheel.client.delivery import Acks, Delivery, seen
 from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Codec, Compression, body_of
 from tickwheel.client.keywords import GroupKeywords, TaskKeywords
@@ -332,7 +340,9 @@ class Client(WrittenVerbs):
         try:
             return await self.connect()
         except asyncio.CancelledError:
-            await self.close(0.0)  # of one that had begun with a call, nobody would do it
+            await to_its_end(
+                self.close(0.0)
+            )  # of one that had begun with a call, nobody would do it
             raise
 
     async def __aexit__(self, *_: object) -> None:

@@ -358,9 +358,7 @@ class Runner:
             elif self._tracing is not None:
                 attempt = self._tracing.begin(delivery)
                 await self._handle(delivery)
-            elif route.is_async and route.timeout_s is None:
-                if delivery.encoding is not None:
-                    await unpack_aside(delivery)
+            elif route.is_async and route.timeout_s is None and delivery.encoding is None:
                 _check_ended(await cast("Any", route.handler(delivery)))
             else:
                 await self._handle(delivery)

@@ -29,7 +29,7 @@ from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import FilterFields, GroupFields
 from tickwheel.api.kinds import FLAG
 from tickwheel.api.policies import Retry, policy_wire
-from tickwheel.client.connection import LOGGER, Connection, Signal
+from tickwheel.client.connection import LOGGER, Connection, Signal, to_its_end
 from tickwheel.client.delivery import FINISHED, Delivered, Delivery, DeliveryBatch
 from tickwheel.client.encodings import PLAIN, Codec
 from tickwheel.client.keywords import GroupKeywords
@@ -364,7 +364,11 @@ class Subscription:
             await self._release()
 
     async def __aenter__(self) -> Self:
-        return await self.start()
+        try:
+            return await self.start()
+        except BaseException:
+            await to_its_end(self.close())  # nobody else will
+            raise
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:

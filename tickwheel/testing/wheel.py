@@ -30,6 +30,7 @@ from tickwheel import sync
 from tickwheel.api.frames import FrameType
 from tickwheel.api.times import duration_ms, moment, moment_ms
 from tickwheel.client import Client
+from tickwheel.client.connection import to_its_end
 from tickwheel.client.worker import Worker, joined
 from tickwheel.clock import StandingSources
 from tickwheel.errors import BadRequest, Undecodable, shown
@@ -106,12 +107,12 @@ class TestWheel:
         try:
             await self.client.connect()
         except BaseException:
-            await asyncio.shield(asyncio.ensure_future(self.close()))
+            await to_its_end(self.close())
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.shield(asyncio.ensure_future(self.close()))
+        await to_its_end(self.close())
 
     async def close(self) -> None:
         """End the clients and the daemon."""

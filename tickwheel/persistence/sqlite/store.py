@@ -460,15 +460,15 @@ class SqliteStore:
     async def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
         handles = HandleReader(self._connect(LONG_CACHE_BYTES))
         try:
-            found = await self._read(self._long, lambda: handles.first(chunk))
+            found = await self._read_through(lambda: handles.first(chunk))
             if not found.ids:
                 return
             yield found
             failpoints.hit("recovery.middle")
             if len(found.ids) < chunk:
                 return
-            await self._read(self._long, handles.sort)
-            while (found := await self._read(self._long, lambda: handles.next(chunk))).ids:
+            await self._read_through(handles.sort)
+            while (found := await self._read_through(lambda: handles.next(chunk))).ids:
                 yield found
         finally:
             handles.close()
@@ -484,7 +484,7 @@ class SqliteStore:
     async def recover_keys(self) -> AsyncIterator[Keyed]:
         keys = KeyReader(self._connect(LONG_CACHE_BYTES))
         try:
-            while (found := await self._read(self._long, keys.next)) is not None:
+            while (found := await self._read_through(keys.next)) is not None:
                 yield found
         finally:
             keys.close()
@@ -598,6 +598,20 @@ class SqliteStore:
                 message = f"store {self.path}: no further reader now: {describe(error)}"
                 raise StoreBusy(message) from error
             raise StoreBroken(f"store {self.path}: reading failed: {describe(error)}") from error
+
+    async def _read_through(self, work: Callable[[], _T]) -> _T:
+        """Run a step on a connection that its caller closes. A caller that is cancelled goes on
+        when the step has ended: closing a connection that a thread uses crashes the process."""
+        step = asyncio.ensure_future(self._read(self._long, work))
+        cancelled: asyncio.CancelledError | None = None
+        while not step.done():
+            try:
+                await asyncio.wait((step,))
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        return step.result()
 
 
 class StoreThread:
