@@ -17,6 +17,7 @@ import pytest
 from support.daemon import Daemon
 from support.waiting import comes, soon, until
 from tickwheel import BadRequest, Client, Retry, StoreBroken, TickwheelError, Worker, embedded
+from tickwheel.client.connection import to_its_end
 from tickwheel.client.delivery import seen
 from tickwheel.inside import _Log
 from tickwheel.persistence.contract import StoreUnusable
@@ -157,7 +158,7 @@ async def begin_daemon(store: str) -> None:
     try:
         await daemon.start()
     finally:
-        await daemon.stop()
+        await to_its_end(daemon.stop())
 
 
 async def begin_embedded(store: str) -> None:

@@ -428,9 +428,11 @@ class SqliteStore:
             opened = await writing.ask(lambda: self._writer.open(owner, now_ms, epoch_min, known))
         except asyncio.CancelledError:
             # The thread opens it all the same: it has to give the lock back behind that.
-            with contextlib.suppress(Exception):
-                await asyncio.shield(writing.ask(lambda: self._writer.close(False)))
+            closing = writing.ask(lambda: self._writer.close(False))
             writing.shutdown(wait=False)
+            while not closing.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait((closing,))
             raise
         except BaseException:
             writing.shutdown(wait=False)
