@@ -214,10 +214,11 @@ def test_nothing_is_planned_before_the_start_nor_after_the_end() -> None:
         ({"cron": "0 0 30 2 *"}, "cron", "never runs"),
         ({"cron": "0 0 31 4,6,9,11 *"}, "cron", "never runs"),
         ({"cron": "* * */20 * 1L"}, "cron", "never runs: nothing matches it in 50 years"),
-        ({"cron": "60 * * * *"}, "cron", "cannot be read: bad minute"),
+        ({"cron": "60 * * * *"}, "cron", "cannot be read: minute 60 is not a number from 0 to 59"),
         ({"cron": "* * *"}, "cron", "3 fields; 5 are needed"),
         ({"cron": ""}, "cron", "0 fields"),
         ({"cron": "@never"}, "cron", "known are @yearly"),
+        ({"cron": "@every 1h"}, "cron", "is an interval; give it as every instead (--every 1h"),
         ({"cron": "L/2 * * * *"}, "cron", "cannot be read"),
         ({"cron": "* * * * 1L/2"}, "cron", "cannot be read"),
         ({"cron": "*" * 256}, "cron", "256 characters; the limit is 255"),
@@ -232,10 +233,122 @@ def test_what_cannot_be_is_said(fields: dict[str, Any], field: str, words: str) 
     assert caught.value.field == field and words in str(caught.value)
 
 
-@given(st.text(alphabet="*/-,0123456789LW#MONJAN @", max_size=30))
-def test_no_expression_breaks_it(text: str) -> None:
+# Cases of our own, from the rules of crontab(5). 1 June 2026 is a Monday.
+READ = (
+    ("0 0 * * SAT-SUN", (6, 7, 13, 14, 20, 21, 27, 28)),  # day 7 is Sunday, as day 0 is
+    ("0 0 * * fri-sun", (5, 6, 7, 12, 13, 14, 19, 20, 21, 26, 27, 28)),
+    ("0 0 * * 6-sun", (6, 7, 13, 14, 20, 21, 27, 28)),
+    ("0 0 * * Sun-mon", (1, 7, 8, 14, 15, 21, 22, 28, 29)),
+    ("0 0 * * SAT-SUN/2", (6, 13, 20, 27)),  # a step goes through the range
+    ("0 0 * * SUN-SUN/3", (7, 14, 21, 28)),
+    ("0 0 * * MON-MON/2", (1, 8, 15, 22, 29)),
+    ("0 0 * * 7-7/2", (7, 14, 21, 28)),
+    ("0 0 2-2/5 * *", (2,)),
+    ("0 0 2-2/5,9 * *", (2, 9)),
+    ("0 0 2-9/5 * *", (2, 7)),
+    ("0 0 20/5 * *", (20, 25, 30)),  # an extension: from 20 to the end
+    ("0 0 1 JUN-JUN/2 *", (1,)),
+    ("0 0 1 6-6/1 *", (1,)),
+    ("0 0 1 4-4/2 *", ()),
+    ("0-0/7 0-0/7 3 * *", (3,)),
+    ("0 0-0/7 0-0/23 3 * *", (3,)),
+    ("0 0 */31 * *", (1,)),
+    ("0 0 * * */7", (7, 14, 21, 28)),
+    ("0 0 L,01 * *", (1, 30)),
+    ("0 0 LW * *", (30,)),
+    ("0 0 * * 5L", (26,)),
+    ("0 0 * * fri#2,SUN#1", (7, 12)),
+)
+
+
+@pytest.mark.parametrize(("cron", "days"), READ)
+def test_an_expression_is_read_as_crontab_has_it(cron: str, days: tuple[int, ...]) -> None:
+    table = Timetable(schedule(cron=cron), is_new=True)
+    found = table.between(utc("2026-06-01T00:00"), utc("2026-06-30T23:59:59"))
+    assert list(found) == [utc(f"2026-06-{day:02}T00:00") for day in days]
+
+
+@pytest.mark.parametrize(
+    ("cron", "words"),
+    [
+        ("0 0 1 FOO *", "month FOO is not a number from 1 to 12 or a name from JAN to DEC"),
+        ("0 0 31 13 *", "month 13 is not a number from 1 to 12"),
+        ("0 0 1 jan-foo *", "month FOO is not"),
+        ("0 24 * * *", "hour 24 is not a number from 0 to 23"),
+        ("60 0 0 * * *", "second 60 is not a number from 0 to 59"),
+        ("0 0 0 * *", "day of month 0 is not a number from 1 to 31 or L or LW"),
+        ("0 0 15W * *", "day of month 15W is not"),
+        ("0 0 * * 8", "day of week 8 is not a number from 0 to 7 or a name from SUN to SAT"),
+        ("0 0 * * MONDAY", "day of week MONDAY is not"),
+        ("0 0 * * L", "day of week L is not"),
+        ("0 0 * * 8L", "day of week 8 is not"),
+        ("0 0 * * 1#6", "day of week 1#6 has 6 after the #; a number from 1 to 5 is needed"),
+        ("1,,2 * * * *", "minute (nothing) is not"),
+        ("-5 * * * *", "minute (nothing) is not"),
+        ("\u0661 * * * *", "minute \u0661 is not"),
+        ("5-1 * * * *", "minute 5-1 has a range that ends before it begins"),
+        ("0 0 * * FRI-TUE", "day of week FRI-TUE has a range that ends before it begins"),
+        (
+            "0 0 * * 5-0",
+            "day of week 5-0 has a range that ends before it begins; Sunday is 7 at the end of",
+        ),
+        ("*/0 * * * *", "minute */0 has the step 0; a number from 1 is needed"),
+        ("*/ * * * *", "minute */ has the step (nothing)"),
+        ("*/2/3 * * * *", "minute */2/3 has the step 2/3"),
+        ("*/90 * * * *", "minute */90 has the step 90; the limit is 59"),
+        ("7,*/60 * * * * *", "second */60 has the step 60; the limit is 59"),
+        ("0 */24 * * *", "hour */24 has the step 24; the limit is 23"),
+        ("0 0 1-9/32 * *", "day of month 1-9/32 has the step 32; the limit is 31"),
+        ("0 0 1 2/13 *", "month 2/13 has the step 13; the limit is 12"),
+        ("0 0 * * MON-MON/8", "day of week MON-MON/8 has the step 8; the limit is 7"),
+        ("0 0 L/2 * *", "day of month L/2 has a step; L is one day and takes none"),
+        ("0 0 1,LW/2 * *", "day of month LW/2 has a step; LW is one day and takes none"),
+        ("0 0 ? * MON", "day of month ? has a ?, which is not known; write * for any value"),
+        ("0 0 12 1 * ?", "day of week ? has a ?, which is not known; write * for any value"),
+    ],
+)
+def test_what_cannot_be_read_is_named_by_field_and_value(cron: str, words: str) -> None:
+    with pytest.raises(BadTiming) as caught:
+        Timetable(schedule(cron=cron), is_new=True)
+    assert caught.value.field == "cron" and f"cannot be read: {words}" in str(caught.value)
+
+
+ODD_ZONES = ("right/Europe/Berlin", "posix/Europe/Berlin", "posixrules", "Factory", "localtime")
+OF_BEFORE = (
+    {"cron": "*/90 * * * *"}, {"cron": "0 0 L/2 * *"}, {"cron": "0 0 1,LW/3 * *"},
+    {"cron": "0 0 * * MON-MON/99"},
+)  # fmt: skip
+"""What was accepted once, and may be in a store."""
+
+
+@pytest.mark.parametrize("name", ODD_ZONES)
+def test_a_zone_is_one_of_iana(name: str) -> None:
+    """Whatever other files a machine has among those of the zones."""
+    with pytest.raises(BadTiming, match="an IANA name such as Europe/Berlin or UTC is needed"):
+        Timetable(schedule(cron="@daily", timezone=name), is_new=True)
+    for of_iana in (*ZONES, "UTC", "Etc/UTC", "GMT", "US/Eastern"):
+        assert Timetable(schedule(cron="@daily", timezone=of_iana), is_new=True).after(0)
+
+
+@pytest.mark.parametrize("fields", OF_BEFORE)
+def test_what_a_store_holds_from_before_it_was_refused_is_read(fields: dict[str, Any]) -> None:
+    assert Timetable(schedule(**fields)).after(0) is not None
+    with pytest.raises(BadTiming):
+        Timetable(schedule(**fields), is_new=True)
+
+
+def test_a_stored_zone_that_is_refused_now_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tickwheel.engine.timetables._iana_names", frozenset)
+    fields = {"cron": "@daily", "timezone": "Europe/Berlin"}
+    assert Timetable(schedule(**fields)).after(0) is not None
+    with pytest.raises(BadTiming):
+        Timetable(schedule(**fields), is_new=True)
+
+
+@given(st.text(alphabet="*/-,0123456789LW#MONJAN @?", max_size=30), st.booleans())
+def test_no_expression_breaks_it(text: str, is_new: bool) -> None:
     try:
-        table = Timetable(schedule(cron=text, timezone="Europe/Berlin"))
+        table = Timetable(schedule(cron=text, timezone="Europe/Berlin"), is_new=is_new)
     except BadTiming:
         return
     planned_ms = table.after(utc("2026-03-28T23:59"))

@@ -1,5 +1,6 @@
 """Timetables against what is slow and obvious: every second around a change of a clock is looked
-at; wall times against ``cronsim``'s own search; counts and newest ones against a walk."""
+at, and every minute of some weeks; wall times against ``cronsim``'s own search; counts and newest
+ones against a walk."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.test_timetables import ALL, ms, schedule
-from tickwheel.engine.timetables import YEARS_MAX, Timetable, _Walls
+from tickwheel.engine.timetables import YEARS_MAX, BadTiming, Timetable, _Walls
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 AROUND = 3 * HOUR
@@ -25,7 +26,11 @@ def field(low: int, high: int, *, stars: bool = True) -> st.SearchStrategy[str]:
     number = st.integers(low, high)
     one = number.map(str)
     span = st.tuples(number, number).map(lambda two: f"{min(two)}-{max(two)}")
-    step = st.tuples(span, st.integers(1, 20)).map(lambda two: f"{two[0]}/{two[1]}")
+    # cronsim itself goes on beyond a range of one value; the sweep over every minute has those.
+    wide = st.tuples(number, number).filter(lambda two: two[0] < two[1])
+    step = st.tuples(wide.map("{0[0]}-{0[1]}".format), st.integers(1, 20)).map(
+        lambda two: f"{two[0]}/{two[1]}"
+    )
     some = st.lists(st.one_of(one, span, step), min_size=1, max_size=3).map(",".join)
     if not stars:
         return some
@@ -154,6 +159,88 @@ def test_what_is_counted_is_what_a_walk_counts(
     assert table.count(begin_ms, until_ms, most) == len(walked)
     if walked and len(walked) < most:
         assert table.newest(walked[0], until_ms) == walked[-1]
+
+
+Term = tuple[str, set[int]]
+"""A field or one of its terms: the text, and the values that it means by crontab(5)."""
+
+
+@st.composite
+def terms(draw: st.DrawFn, low: int, high: int, names: str = "") -> Term:
+    """A value, a range or all of them, with or without a step that goes through the range."""
+    shown = dict(zip(range(low, high + 1), names.split(), strict=False))
+    first = draw(st.integers(low, high))
+    last = draw(st.one_of(st.just(first), st.integers(first, high)))
+
+    def text_of(value: int) -> str:
+        named = shown.get(value % 7 if value == 7 and "SUN" in names else value)
+        return draw(st.sampled_from([str(value), named, named.lower()])) if named else str(value)
+
+    begin, end = text_of(first), text_of(last)
+    match draw(st.sampled_from(["value", "range", "range", "all", "on"])):
+        case "value":
+            return begin, {first}
+        case "all":
+            text, first, last = "*", low, high
+        case "on":
+            step = draw(st.integers(1, high))
+            return f"{begin}/{step}", set(range(first, high + 1, step))
+        case _:
+            if end.upper() == "SUN" and begin == "7":
+                begin = "SUN"
+            text = f"{begin}-{end}"
+            if begin.upper() == "SUN":  # as the beginning of a range it is day 0
+                first = 0
+                if end.upper() == "SUN":
+                    last = 0
+    step = draw(st.one_of(st.none(), st.integers(1, high)))
+    if step is not None:
+        return f"{text}/{step}", set(range(first, last + 1, step))
+    return text, set(range(first, last + 1))
+
+
+def some_terms(low: int, high: int, names: str = "") -> st.SearchStrategy[Term]:
+    one = terms(low, high, names)
+    return st.one_of(one, st.lists(one, min_size=1, max_size=3).map(together))
+
+
+def together(found: list[Term]) -> Term:
+    return ",".join(text for text, _ in found), set().union(*(values for _, values in found))
+
+
+@given(
+    parts=st.tuples(
+        some_terms(0, 59),
+        some_terms(0, 23),
+        some_terms(1, 31),
+        some_terms(1, 12, "JAN FEB MAR APR MAY JUN JUL AUG SEP OCT NOV DEC"),
+        some_terms(0, 7, "SUN MON TUE WED THU FRI SAT"),
+    ),
+    begin=st.datetimes(datetime(2024, 1, 1), datetime(2026, 12, 31)),  # noqa: DTZ001
+)
+@settings(max_examples=150, deadline=None)
+def test_every_minute_of_some_days_matches_as_crontab_says(
+    parts: tuple[Term, ...], begin: datetime
+) -> None:
+    (minutes, hours, days, months, weekdays) = (values for _, values in parts)
+    text = " ".join(text for text, _ in parts)
+    begin = begin.replace(second=0, microsecond=0, tzinfo=UTC)
+    is_either = not (parts[2][0].startswith("*") or parts[4][0].startswith("*"))
+    expected = []
+    for n in range(8 * 24 * 60):
+        at = begin + n * timedelta(minutes=1)
+        of_month = at.day in days
+        of_week = at.isoweekday() in weekdays or at.isoweekday() % 7 in weekdays
+        is_day = of_month or of_week if is_either else of_month and of_week
+        if at.minute in minutes and at.hour in hours and at.month in months and is_day:
+            expected.append(ms(at))
+    try:
+        table = Timetable(schedule(cron=text), is_new=True)
+    except BadTiming as error:
+        assert "never runs" in str(error) and not expected, text
+        return
+    until = begin + 8 * 24 * HOUR - timedelta(minutes=1)
+    assert list(table.between(ms(begin), ms(until))) == expected, text
 
 
 RARE = (

@@ -444,6 +444,17 @@ OWED = (
 # Schedules, bulk operations and the history are one commit with what they stand for.
 TOGETHER = (
     Bug(
+        "a-cron-step-beyond-its-range",
+        "a schedule fires at times that its cron expression does not name",
+        {"timetables:_term": (instead("first == last", "False"),)},
+        (
+            "tests/engine/test_timetables.py"
+            "::test_an_expression_is_read_as_crontab_has_it[0 0 2-2/5 * *-days8]",
+            "tests/engine/test_timetables_model.py"
+            "::test_every_minute_of_some_days_matches_as_crontab_says",
+        ),
+    ),
+    Bug(
         "an-advance-without-its-task",
         "a schedule is not written in the batch of its task",
         {

@@ -28,8 +28,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING
-from zoneinfo import ZoneInfo
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
 
@@ -75,15 +76,17 @@ class BadTiming(ValueError):
 class Timetable:
     """The planned times of one schedule, ascending."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        """Raises BadTiming for a cron expression or zone that is wrong."""
+    def __init__(self, schedule: Schedule, *, is_new: bool = False) -> None:
+        """Raises BadTiming for a cron expression or zone that is wrong. ``is_new``: also for what
+        a store may hold from before it was refused."""
         self._start_ms = schedule.start_ms
         self._end_ms = schedule.end_ms
         self._every_ms, self._anchor_ms = schedule.every_ms, schedule.anchor_ms
         self._asked = 0
         self._cron: _Cron | None = None
         if schedule.cron is not None:
-            self._cron = _Cron(schedule.cron, zone_of(schedule.timezone), schedule)
+            zone = zone_of(schedule.timezone, is_new=is_new)
+            self._cron = _Cron(_fields(schedule.cron, is_new=is_new), zone, schedule)
 
     @property
     def steps(self) -> int:
@@ -149,21 +152,30 @@ class Timetable:
             planned_ms = self.after(planned_ms)
 
 
-def zone_of(name: str) -> ZoneInfo:
-    """The time zone of this name. Raises BadTiming if it is not known."""
+def zone_of(name: str, *, is_new: bool = False) -> ZoneInfo:
+    """The time zone of this name. Raises BadTiming if it is not known; ``is_new``: also if the
+    name is not an IANA name, such as that of another file among those of the zones."""
     try:
-        return ZoneInfo(name)
+        zone = ZoneInfo(name)
     except (KeyError, ValueError, OSError):
+        zone = None
+    if zone is None or (is_new and name != "UTC" and name not in _iana_names()):
         raise BadTiming(
             "timezone", "is not known; an IANA name such as Europe/Berlin or UTC is needed"
-        ) from None
+        )
+    return zone
+
+
+@cache
+def _iana_names() -> frozenset[str]:
+    """The names of zones. They are listed once: every file of the zones is opened for that."""
+    return frozenset(available_timezones() - {"Factory", "localtime"})
 
 
 class _Cron:
     """One cron expression in one zone. Moments are seconds since 1970."""
 
-    def __init__(self, expression: str, zone: ZoneInfo, schedule: Schedule) -> None:
-        fields = _fields(expression)
+    def __init__(self, fields: list[str], zone: ZoneInfo, schedule: Schedule) -> None:
         _check(fields)
         self._walls = _Walls(" ".join(fields))
         self._zone = zone
@@ -416,40 +428,127 @@ def _count_below(bits: int, end: int) -> int:
     return (bits & ((1 << end) - 1)).bit_count()
 
 
-def _fields(expression: str) -> list[str]:
-    """The five fields of a cron expression, or six with seconds first. Raises BadTiming."""
+class _Part(NamedTuple):
+    """What one field of an expression may hold."""
+
+    called: str
+    low: int
+    high: int
+    names: tuple[str, ...] = ()
+    """Names of the values, from ``low`` on."""
+    special: tuple[str, ...] = ()
+
+    def number(self, text: str) -> int:
+        """The value of a number or a name. Raises BadTiming."""
+        if text in self.names:
+            return self.low + self.names.index(text)
+        if not _is_number(text) or not self.low <= int(text) <= self.high:
+            raise self.wrong(text, f"is not {self.values}")
+        return int(text)
+
+    @property
+    def values(self) -> str:
+        found = f"a number from {self.low} to {self.high}"
+        if self.names:
+            found += f" or a name from {self.names[0]} to {self.names[-1]}"
+        return " or ".join([found, *self.special])
+
+    def wrong(self, text: str, why: str) -> BadTiming:
+        return BadTiming("cron", f"cannot be read: {self.called} {text or '(nothing)'} {why}")
+
+
+_MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+_WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+_SUNDAY = 7
+"""Sunday as the end of a range; as its beginning it is 0."""
+_WEEKDAY = "day of week"
+_PARTS = (
+    _Part("second", 0, 59),
+    _Part("minute", 0, 59),
+    _Part("hour", 0, 23),
+    _Part("day of month", 1, 31, special=("L", "LW")),
+    _Part("month", 1, 12, _MONTHS),
+    _Part(_WEEKDAY, 0, _SUNDAY, _WEEKDAYS),
+)
+
+
+def _fields(expression: str, *, is_new: bool) -> list[str]:
+    """The five fields of a cron expression, or six with seconds first, as ``cronsim`` reads them
+    right. Raises BadTiming, which names the field and the value."""
     if len(expression) > CRON_LENGTH_MAX:
         why = f"has {len(expression)} characters; the limit is {CRON_LENGTH_MAX}"
         raise BadTiming("cron", why)
-    words = MACROS.get(expression.strip().lower(), expression).split()
-    if len(words) == 1 and words[0].startswith("@"):
+    words = MACROS.get(expression.strip().lower(), expression).upper().split()
+    if words and words[0] == "@EVERY":
+        raise BadTiming(
+            "cron", "is an interval; give it as every instead (--every 1h, every_ms), without cron"
+        )
+    if words and words[0].startswith("@"):
         raise BadTiming("cron", f"is not known; known are {', '.join(MACROS)}")
     if len(words) not in (5, 6):
         raise BadTiming("cron", f"has {len(words)} fields; 5 are needed, or 6 with seconds first")
-    return words
+    return [
+        ",".join(_term(part, term, is_new=is_new) for term in word.split(","))
+        for part, word in zip(_PARTS[-len(words) :], words, strict=True)
+    ]
+
+
+def _term(part: _Part, text: str, *, is_new: bool) -> str:
+    """One of the terms between the commas of a field. Raises BadTiming."""
+    if "?" in text:
+        raise part.wrong(text, "has a ?, which is not known; write * for any value")
+    is_last = _is_number(text[:-1]) and text.endswith("L")
+    if part.called == _WEEKDAY and (is_last or "#" in text):
+        return _nth_weekday(part, text)
+    span, slash, step = text.partition("/")
+    low, dash, high = span.partition("-")
+    is_single = False
+    if dash:
+        first, last = part.number(low), part.number(high)
+        if part.called == _WEEKDAY and high == _WEEKDAYS[0] and first:
+            last, span = _SUNDAY, f"{first}-{_SUNDAY}"
+        if last < first:
+            hint = "; Sunday is 7 at the end of a range" if high == "0" and part.names else ""
+            raise part.wrong(text, f"has a range that ends before it begins{hint}")
+        is_single = first == last
+    elif span != "*" and span not in part.special:
+        part.number(span)
+    if not slash:
+        return span
+    if not _is_number(step) or not int(step):
+        raise part.wrong(text, f"has the step {step or '(nothing)'}; a number from 1 is needed")
+    if is_new and span in part.special:
+        raise part.wrong(text, f"has a step; {span} is one day and takes none")
+    if is_new and int(step) > part.high:
+        raise part.wrong(text, f"has the step {step}; the limit is {part.high}")
+    # crontab(5): a step goes through its range. cronsim goes on beyond a range of one value.
+    return low if is_single else f"{span}/{step}"
+
+
+def _nth_weekday(part: _Part, text: str) -> str:
+    """``5L``, the last Friday of a month, or ``FRI#2``, its second. Raises BadTiming."""
+    day, mark, nth = text.partition("#")
+    part.number(day if mark else text[:-1])
+    if mark and not (_is_number(nth) and 1 <= int(nth) <= 5):
+        raise part.wrong(
+            text, f"has {nth or 'nothing'} after the #; a number from 1 to 5 is needed"
+        )
+    return text
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 def _check(fields: list[str]) -> None:
-    """Raises BadTiming for an expression that cannot be read, or never matches."""
+    """Raises BadTiming for an expression that never matches."""
     text = " ".join(fields)
     try:
-        CronSim(text, _SOME_DAY)
-    except CronSimError as error:
-        if _is_read([*fields[:-2], "*", fields[-1]]):
-            raise BadTiming("cron", "never runs: there is no such day in these months") from None
-        raise BadTiming("cron", f"cannot be read: {str(error).lower()}") from None
-    except Exception:  # what it does not expect fails it in other ways
-        raise BadTiming("cron", "cannot be read") from None
-    if _Walls(text).at_or_after(_SOME_DAY, _SOME_DAY.year + YEARS_MAX) is None:
+        walls = _Walls(text)
+    except CronSimError:  # it can be read, as ``_fields`` has seen
+        raise BadTiming("cron", "never runs: there is no such day in these months") from None
+    if walls.at_or_after(_SOME_DAY, _SOME_DAY.year + YEARS_MAX) is None:
         raise BadTiming("cron", f"never runs: nothing matches it in {YEARS_MAX} years")
-
-
-def _is_read(fields: list[str]) -> bool:
-    try:
-        CronSim(" ".join(fields), _SOME_DAY)
-    except Exception:
-        return False
-    return True
 
 
 @dataclass(slots=True)

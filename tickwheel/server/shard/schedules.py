@@ -178,7 +178,7 @@ class Scheduling:
 
     def _timetable(self, schedule: Schedule, now_ms: int) -> Timetable:
         try:
-            table = Timetable(schedule)
+            table = Timetable(schedule, is_new=True)
         except BadTiming as error:
             value = checks.shown(getattr(schedule, error.field))
             raise BadRequest(f"{error.field} {value} {error}") from None
