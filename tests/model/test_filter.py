@@ -15,6 +15,7 @@ from tickwheel.model.filters import (
     FILTER_COST_MAX,
     FILTER_DEPTH_MAX,
     Filter,
+    why_never,
 )
 from tickwheel.model.records import PropertyValue, TaskOptions, TaskRow
 from tickwheel.model.values import FILTER_LENGTH_MAX
@@ -282,6 +283,87 @@ def test_of_a_long_text_the_part_around_the_place_is_shown() -> None:
     _, text, caret = str(failure(where=where)).split("\n")
     assert text[caret.index("^") :].startswith("= 1 AND") and len(text) < 80
     assert text.startswith("  ...") and text.endswith("...")
+
+
+# --- what no task can meet -------------------------------------------------------------------
+
+UNKNOWN = (
+    ("a = NULL", "a = NULL is UNKNOWN for every task: nothing compares with NULL; write IS NULL"),
+    ("NULL <> a", "NULL <> a is UNKNOWN"),
+    ("NOT a = NULL", "a = NULL is UNKNOWN"),
+    ("b OR a > NULL", "a > NULL is UNKNOWN"),
+    ("a BETWEEN 1 AND NULL", "a <= NULL is UNKNOWN"),
+    ("a IN (NULL)", "a IN (NULL) is UNKNOWN for every task: nothing compares with NULL"),
+    ("NULL", "NULL is UNKNOWN for every task: it is not TRUE or FALSE"),
+    ("NULL IN (1, 2)", "NULL IN (1, 2) is UNKNOWN"),
+    ("NULL LIKE 'a'", "NULL LIKE 'a' is UNKNOWN for every task: LIKE is for texts"),
+    ("TRUE > 0", "TRUE > 0 is UNKNOWN for every task"),
+    ("1 = 'a'", "1 = 'a' is UNKNOWN for every task: it compares values of two kinds"),
+    ("a > TRUE", "a > TRUE is UNKNOWN for every task: truth values have no order"),
+    ("a BETWEEN FALSE AND TRUE", "a >= FALSE is UNKNOWN"),
+    ("tag > 1", "tag > 1 is UNKNOWN for every task: it compares values of two kinds"),
+    ("key IN (1, TRUE)", "key IN (1, TRUE) is UNKNOWN for every task: it compares values of two"),
+    ("priority = 'high'", "priority = 'high' is UNKNOWN"),
+    ("priority = tag", "priority = tag is UNKNOWN"),
+    ("priority LIKE '1%'", "priority LIKE '1%' is UNKNOWN for every task: LIKE is for texts"),
+    ("tag", "tag is UNKNOWN for every task: it is not TRUE or FALSE"),
+)
+NEVER = (
+    ("a BETWEEN 10 AND 0", "a >= 10 AND a <= 0 cannot be TRUE for any value of a"),
+    ("a BETWEEN 'z' AND 'a'", "a >= 'z' AND a <= 'a' cannot be TRUE for any value of a"),
+    ("a BETWEEN 1 AND 'z'", "a >= 1 AND a <= 'z' cannot be TRUE"),
+    ("b = 1 AND (a > 5 AND c) AND a < 5", "a > 5 AND a < 5 cannot be TRUE for any value of a"),
+    ("a = 1 AND a = 2", "a = 1 AND a = 2 cannot"),
+    ("a = 1 AND a = 'x'", "a = 1 AND a = 'x' cannot"),
+    ("a = 1 AND a = TRUE", "a = 1 AND a = TRUE cannot"),
+    ("a = 1 AND a IS NULL", "a = 1 AND a IS NULL cannot"),
+    ("a AND NOT a", "a AND NOT a cannot"),
+    ("a = TRUE AND a = FALSE", "a = TRUE AND a = FALSE cannot"),
+    ("a LIKE 'x%' AND a > 5", "a LIKE 'x%' AND a > 5 cannot"),
+    ("a IN (1, 2) AND a NOT IN (1, 2, 3)", "a IN (1, 2) AND NOT a IN (1, 2, 3) cannot"),
+    ("a NOT IN (1, NULL)", "NOT a IN (1, NULL) cannot be TRUE for any value of a"),
+    ("a NOT IN (1, 'x')", "NOT a IN (1, 'x') cannot"),
+    ("NOT (a > 5 OR a <= 5)", "NOT a > 5 AND NOT a <= 5 cannot"),
+    ("a IS NULL AND a IS NOT NULL", "a IS NULL AND a IS NOT NULL cannot"),
+    ("a < a", "a < a cannot be TRUE for any value of a"),
+    ("priority IS NULL", "priority IS NULL cannot be TRUE for any value of priority"),
+    ("priority > 255", "priority > 255 cannot"),
+    ("priority = 1.5", "priority = 1.5 cannot"),
+    ("FALSE", "FALSE cannot be TRUE"),
+    ("1 = 2", "1 = 2 cannot be TRUE"),
+    ("'a' LIKE 'b%'", "'a' LIKE 'b%' cannot be TRUE"),
+    ("a > 9007199254740992 AND a < 9007199254740993", "cannot be TRUE for any value of a"),
+    ("a BETWEEN 5 AND 1 OR b BETWEEN 6 AND 2", "a >= 5 AND a <= 1 cannot"),
+    ("(a < 1 OR a = 5) AND a > 1 AND a < 5", "(a < 1 OR a = 5) AND a > 1 AND a < 5 cannot"),
+    ("a IS NULL AND a NOT BETWEEN 0 AND 1", "a IS NULL AND (NOT a >= 0 OR NOT a <= 1) cannot"),
+    ("b AND (a < 1 AND a > 2 OR FALSE)", "((a < 1 AND a > 2) OR FALSE) cannot"),
+    ('"tag" = 1 AND "tag" = 2', '"tag" = 1 AND "tag" = 2 cannot be TRUE for any value of "tag"'),
+)
+
+
+@pytest.mark.parametrize(("where", "reason"), [*UNKNOWN, *NEVER])
+def test_a_condition_that_no_task_can_meet_has_a_reason(where: str, reason: str) -> None:
+    """It can be read all the same: a store may hold it."""
+    wanted = Filter(where=where)
+    assert reason in (why_never(wanted) or "")
+    assert not wanted.passes(ORDER)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "a > 1 AND a < 2", "a > 9007199254740992 AND a < 9007199254740994", "a >= 5 AND a <= 5",
+        "a > 1.7e308", "a < -1.7e308", "a > 'a' AND a < 'aa'", "a < 'a'", "a >= '' AND a <= ''",
+        "a > 18446744073709551614", "a < -9223372036854775807", "a <> 0 AND a <> 1",
+        "a LIKE 'x%' AND a LIKE '%y'", "a IN (1, 'x')", "a IN (1, NULL)", "a NOT IN (1, 2)",
+        "a IS NULL OR a > 5", "a = b", "a < b AND b < a", "priority BETWEEN 0 AND 255",
+        "priority = 1.0", "tag IS NULL", "tag < 'a'", "TRUE", "1 < 2", "NOT FALSE",
+        "FALSE OR a = 1", "a BETWEEN 5 AND 1 OR b", "NOT a BETWEEN 10 AND 0", "a", "NOT a",
+        " AND ".join(f"a<>{n}" for n in range(150)) + " AND a IN (1,2,3)",  # not looked for
+    ],
+)  # fmt: skip
+def test_of_a_condition_that_some_task_can_meet_nothing_is_said(where: str) -> None:
+    assert why_never(Filter(where=where)) is None
 
 
 # --- limits ----------------------------------------------------------------------------------

@@ -10,6 +10,9 @@ without touching what they answer:
   comparison that SQLite is asked stands in a CASE that gives NULL for two kinds. Truth values are
   stored as blobs of one byte, which SQLite takes for equal to nothing else.
 
+Beside that, what is said to be met by no task (``why_never``) is held against all rows here, and
+against every value of a small range.
+
 Left out because SQLite is meant to differ: NUL in texts, whole numbers beyond its 64 bits, and
 escapes before other characters than ``%``, ``_`` and themselves, which SQL-92 refuses.
 """
@@ -42,7 +45,7 @@ from tickwheel.model.conditions import (
     Operand,
     parse,
 )
-from tickwheel.model.filters import Filter
+from tickwheel.model.filters import Filter, why_never
 from tickwheel.model.records import TaskOptions, TaskRow
 from tickwheel.model.values import FILTER_LENGTH_MAX
 
@@ -341,3 +344,52 @@ def test_any_text_is_a_condition_or_a_clear_error(text: str) -> None:
     except FilterError as error:
         assert error.position is not None and 0 <= error.position <= len(text)
         assert str(error).splitlines()[-1].endswith("^")
+
+
+# --- what no task can meet -------------------------------------------------------------------
+
+
+@examples(300)
+@given(where=st.one_of(ONE_KIND, MIXED), given_rows=st.one_of(ROWS, MIXED_ROWS))
+def test_a_condition_that_chooses_a_row_can_be_met(where: str, given_rows: list[Row]) -> None:
+    """Unless a part of it, which then stands beside an OR, is UNKNOWN for every task."""
+    reason = why_never(Filter(where=where))
+    if reason is not None and "UNKNOWN" not in reason:
+        possible = [row | {"priority": abs(row["priority"] or 0)} for row in given_rows
+                    if type(row["priority"]) is int and not isinstance(row["tag"], int | float)
+                    and not isinstance(row["key"], int | float)]  # fmt: skip
+        assert chosen(where, possible) == []
+
+
+near = st.integers(0, 3)
+of_one_name = st.one_of(
+    st.tuples(signs, near).map(lambda two: f"a {two[0]} {two[1]}"),
+    st.tuples(near, near).map(lambda two: f"a BETWEEN {two[0]} AND {two[1]}"),
+    st.lists(near, min_size=1, max_size=4).map(lambda some: f"a IN ({', '.join(map(str, some))})"),
+    st.sampled_from(["a IS NULL", "a = 'x'", "a <= 'x'", "a", "a = FALSE", "a IN ('x', 2, TRUE)"]),
+)
+negated = st.one_of(of_one_name, of_one_name.map(lambda text: f"NOT ({text})"))
+EVERY_VALUE = [None, True, False, "", "w", "x", "y", *(n / 2 for n in range(-2, 10))]
+"""Every value that makes a difference to the conditions above."""
+
+
+@examples(500)
+@given(
+    joined=st.lists(negated, min_size=1, max_size=5),
+    junction=st.sampled_from([" AND ", " AND ", " OR "]),
+    is_negated=st.booleans(),
+)
+def test_a_condition_on_one_name_that_no_value_meets_is_found(
+    joined: list[str], junction: str, is_negated: bool
+) -> None:
+    where = junction.join(joined)
+    if is_negated:
+        where = f"NOT ({where})"
+    wanted = Filter(where=where)
+    is_met = any(
+        wanted.passes(
+            TaskRow(1, 1, "t", b"", TaskOptions(properties={} if a is None else {"a": a}))
+        )
+        for a in EVERY_VALUE
+    )
+    assert (why_never(wanted) is None) is is_met

@@ -444,6 +444,16 @@ OWED = (
 # Schedules, bulk operations and the history are one commit with what they stand for.
 TOGETHER = (
     Bug(
+        "a-condition-taken-for-one-that-never-holds",
+        "a filter between two whole numbers that lie far apart is refused, though tasks meet it",
+        {"conditions:_around": (instead("floor(number) + 1", "floor(number)"),)},
+        (
+            "tests/model/test_filter.py"
+            "::test_of_a_condition_that_some_task_can_meet_nothing_is_said"
+            "[a > 9007199254740992 AND a < 9007199254740994]",
+        ),
+    ),
+    Bug(
         "a-cron-step-beyond-its-range",
         "a schedule fires at times that its cron expression does not name",
         {"timetables:_term": (instead("first == last", "False"),)},

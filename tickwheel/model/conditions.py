@@ -6,6 +6,8 @@ A condition is TRUE, FALSE or UNKNOWN (``True``, ``False``, ``None``), as in SQL
 is NULL. Numbers are compared with numbers, texts with texts (by code points), truth values with
 truth values (``=`` and ``<>`` only); any other pair is UNKNOWN, never an error.
 
+``why_never`` finds conditions that no task can meet.
+
 ``compiled`` makes nested functions. No text is ever evaluated, and the work of one judgement is
 bounded by ``cost``, because a pattern never backtracks: what stands between two ``%`` is found at
 its first place, which leaves the most room for the rest.
@@ -20,11 +22,12 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from math import isfinite
+from itertools import product
+from math import floor, inf, isfinite, nextafter
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.model.records import PropertyValue, TaskOptions
@@ -710,3 +713,226 @@ def _parser() -> Callable[[str], Condition]:
         return found  # type: ignore[no-any-return]
 
     return run
+
+
+# --- conditions that no task can meet --------------------------------------------------------
+
+JUDGED_MAX = 20_000
+"""Judgements of one search for a value at most. A longer search is not made."""
+SHOWN_LENGTH_MAX = 200
+PRIORITY_MAX = 255
+"""The highest priority of a task; the lowest is 0."""
+PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+
+Simple = Comparison | Member | Like | IsNull | Holds
+Wanted = tuple[Condition, bool]
+"""A condition, and whether it has to be TRUE or FALSE."""
+Sample = tuple[TaskOptions, Properties]
+
+
+def why_never(condition: Condition) -> str | None:
+    """Say why no task can meet the condition; None: nothing rules that out.
+
+    A part that is UNKNOWN for every task is a mistake wherever it stands. Otherwise the parts on
+    one name that have to hold together are tried on all values that make a difference to them:
+    each literal, and what lies between two of them. What two names rule out together, or two
+    patterns, is not looked for."""
+    for part in _simple_parts(condition):
+        judge = compiled(part)
+        if all(judge(*sample) is None for sample in _samples([part])):
+            return f"{_cut(_shown(part))} is UNKNOWN for every task: {_why_unknown(part)}"
+    return _why_not([(condition, True)])
+
+
+def _simple_parts(condition: Condition) -> Iterator[Simple]:
+    match condition:
+        case Inverted(term):
+            yield from _simple_parts(term)
+        case AllOf(terms) | AnyOf(terms):
+            for term in terms:
+                yield from _simple_parts(term)
+        case _:
+            yield condition
+
+
+def _why_not(wanted: Iterable[Wanted]) -> str | None:
+    """Say why the conditions cannot all be as they are wanted; None: nothing rules that out."""
+    of_names: dict[frozenset[Name], dict[Wanted, None]] = {}
+    for condition, truth in _together(wanted):
+        parts = list(_simple_parts(condition))
+        names = frozenset(name for part in parts for name in _names(part))
+        if isinstance(condition, AllOf | AnyOf) and (
+            len(names) > 1 or any(isinstance(part, Like) for part in parts)
+        ):
+            reasons = [_why_not([(term, truth)]) for term in condition.terms]
+            if None not in reasons:
+                return reasons[0]
+        else:
+            of_names.setdefault(names, {})[condition, truth] = None
+    for names, together in of_names.items():
+        if len(names) <= 1 and not _can_be(list(together)):
+            said = _cut(" AND ".join(_shown(*one) for one in together))
+            of = "".join(f" for any value of {_shown_operand(name)}" for name in names)
+            return f"{said} cannot be TRUE{of}"
+    return None
+
+
+def _together(wanted: Iterable[Wanted]) -> Iterator[Wanted]:
+    """The conditions that all have to be so; of the terms of an AND or OR among them, one."""
+    for condition, truth in wanted:
+        match condition:
+            case Inverted(term):
+                yield from _together([(term, not truth)])
+            case AllOf(terms) if truth:
+                yield from _together((term, True) for term in terms)
+            case AnyOf(terms) if not truth:
+                yield from _together((term, False) for term in terms)
+            case _:
+                yield condition, truth
+
+
+def _can_be(wanted: list[Wanted]) -> bool:
+    """Whether a value makes all conditions as they are wanted; they have one name, or none."""
+    parts = [part for condition, _ in wanted for part in _simple_parts(condition)]
+    samples = list(_samples(parts))
+    if len(samples) * len(parts) > JUDGED_MAX:
+        return True
+    judges = [
+        # Any text may match: which ones patterns match together is not worked out.
+        (_is_text(condition.operand), True)
+        if isinstance(condition, Like) and isinstance(condition.operand, Name)
+        else (compiled(condition), truth)
+        for condition, truth in wanted
+    ]
+    return any(all(judge(*sample) is truth for judge, truth in judges) for sample in samples)
+
+
+def _is_text(operand: Operand) -> Predicate:
+    get = _getter(operand)
+    return lambda options, properties: type(get(options, properties)) is str
+
+
+def _operands(part: Simple) -> tuple[Operand, ...]:
+    match part:
+        case Comparison(_, left, right):
+            return left, right
+        case Member(operand, values):
+            return operand, *values
+        case Like(operand) | IsNull(operand) | Holds(operand):
+            return (operand,)
+
+
+def _names(part: Simple) -> frozenset[Name]:
+    return frozenset(one for one in _operands(part) if isinstance(one, Name))
+
+
+def _samples(parts: list[Simple]) -> Iterator[Sample]:
+    """Tasks with every value that makes a difference to conditions on one name; of two names, with
+    values of every kind."""
+    literals = [one for part in parts for one in _operands(part) if isinstance(one, Literal)]
+    names = list({name for part in parts for name in _names(part)})
+    for values in product(*(_values(name, literals) for name in names)):
+        sample: Sample = (TaskOptions(), {})
+        for name, value in zip(names, values, strict=True):
+            sample = _with_value(sample, name, value)
+        yield sample
+
+
+def _with_value(sample: Sample, name: Name, value: Any) -> Sample:
+    options, properties = sample
+    match name.source:
+        case Source.PROPERTY:
+            return options, properties if value is None else {**properties, name.name: value}
+        case Source.TAG:
+            return options._replace(tag=value), properties
+        case Source.KEY:
+            return options._replace(key=value), properties
+        case Source.PRIORITY:
+            return options._replace(priority=value), properties
+
+
+def _values(name: Name, literals: list[Literal]) -> list[PropertyValue | None]:
+    if name.source is Source.PRIORITY:
+        return [*range(PRIORITY_MAX + 1)]
+    given = [one.value for one in literals if one.kind is Kind.TEXT]
+    # Nothing lies between a text and the same one with a NUL behind it.
+    texts = ["", *given, *(f"{text}\0" for text in given)]
+    if name.source is not Source.PROPERTY:
+        return [None, *texts]
+    numbers = [one.value for one in literals if one.kind is Kind.NUMBER]
+    return [None, True, False, *texts, *_around(numbers)]
+
+
+def _around(numbers: Iterable[Any]) -> Iterator[float]:
+    """Each number, the lowest ones that a property can have, and behind each of all these the next
+    whole number and the next fraction: so there is one in every gap that a value fits in."""
+    for number in (nextafter(-inf, 0), INTEGER_MIN, 0, *numbers):
+        yield number
+        if INTEGER_MIN <= (whole := floor(number) + 1) <= INTEGER_MAX:
+            yield whole
+        nearest = float(number)
+        fraction = nearest if nearest > number else nextafter(nearest, inf)
+        if isfinite(fraction):
+            yield fraction
+
+
+def _why_unknown(part: Simple) -> str:
+    if isinstance(part, Like):
+        return "LIKE is for texts"
+    if isinstance(part, Holds):
+        return "it is not TRUE or FALSE"
+    others = _operands(part)[1:] if isinstance(part, Member) else _operands(part)
+    literals = [one for one in others if isinstance(one, Literal)]
+    kinds = {one.kind for one in literals}
+    if kinds == {Kind.NULL} or (Kind.NULL in kinds and isinstance(part, Comparison)):
+        return "nothing compares with NULL; write IS NULL or IS NOT NULL"
+    if isinstance(part, Comparison) and Kind.TRUTH in kinds and part.operator not in {"=", "<>"}:
+        return "truth values have no order"
+    return "it compares values of two kinds"
+
+
+def _shown(condition: Condition, truth: bool = True) -> str:
+    match condition:
+        case Inverted(term):
+            return _shown(term, not truth)
+        case AllOf(terms) | AnyOf(terms):
+            joint = " AND " if isinstance(condition, AllOf) is truth else " OR "
+            return f"({joint.join(_shown(term, truth) for term in terms)})"
+        case Comparison(sign, left, right):
+            said = f"{_shown_operand(left)} {sign} {_shown_operand(right)}"
+        case Member(operand, values):
+            listed = ", ".join(map(_shown_operand, values))
+            said = f"{_shown_operand(operand)} IN ({listed})"
+        case Like(operand, pattern):
+            marks = {ANY_ONE: "_", ANY_MANY: "%"}
+            text = "".join(marks.get(char, char or "") for char in pattern)
+            said = f"{_shown_operand(operand)} LIKE {_quoted(text)}"
+        case IsNull(operand):
+            return f"{_shown_operand(operand)} IS {'' if truth else 'NOT '}NULL"
+        case Holds(operand):
+            said = _shown_operand(operand)
+    return said if truth else f"NOT {said}"
+
+
+def _shown_operand(operand: Operand) -> str:
+    if isinstance(operand, Literal):
+        match operand.kind:
+            case Kind.TEXT:
+                return _quoted(str(operand.value))
+            case Kind.NUMBER:
+                return repr(operand.value)
+            case Kind.TRUTH | Kind.NULL:
+                return "NULL" if operand.value is None else str(operand.value).upper()
+    if operand.source is not Source.PROPERTY:
+        return str(operand.source.value)
+    is_plain = PLAIN_NAME.fullmatch(operand.name) and operand.name.lower() not in OWN
+    return operand.name if is_plain else '"' + operand.name.replace('"', '""') + '"'
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _cut(text: str) -> str:
+    shown = text if len(text) <= SHOWN_LENGTH_MAX else text[: SHOWN_LENGTH_MAX - 3] + "..."
+    return "".join(char if char.isprintable() else " " for char in shown)

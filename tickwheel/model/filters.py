@@ -32,6 +32,7 @@ from tickwheel.model.conditions import (
     parse,
     steps_of,
 )
+from tickwheel.model.conditions import why_never as why_never_of
 from tickwheel.model.records import (
     FormerFilter,
     GroupSettings,
@@ -105,6 +106,12 @@ class Filter:
 def known_filter(tags: str | None, where: str | None) -> Filter:
     """A filter, read once for all who use the same text: thousands may. Raises FilterError."""
     return Filter(tags, where)
+
+
+@lru_cache(maxsize=128)
+def why_never(wanted: Filter) -> str | None:
+    """Say why no task can meet the filter's condition; None: nothing rules that out."""
+    return None if wanted._condition is None else why_never_of(wanted._condition)
 
 
 def _tags(text: str) -> frozenset[str | None] | None:

@@ -22,7 +22,7 @@ from tickwheel.errors import BadRequest, DueTooFar, LimitExceeded, TickwheelErro
 from tickwheel.limits import Limits
 from tickwheel.model import policies
 from tickwheel.model.conditions import FilterError
-from tickwheel.model.filters import Filter, known_filter
+from tickwheel.model.filters import Filter, known_filter, why_never
 from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, Bulk, BulkRow, Kind, Schedule, ScheduleRow
 from tickwheel.model.policies import DEFAULT, Coalescing, PolicyRef, RetryPolicy
 from tickwheel.model.records import (
@@ -218,6 +218,8 @@ def settings(
         named["if_pending"] = rule(named["if_pending"], "if_pending")
     if "tags" in named or "where" in named:
         wanted = filter_of(named.get("tags", before.tags), named.get("where", before.where))
+        if named.get("where") is not None:
+            check_can_hold(wanted)
         named |= {"tags": wanted.tags, "where": wanted.where}
     return lines(given, before._replace(**named))
 
@@ -276,7 +278,19 @@ def filter_of(tags: str | None, where: str | None) -> Filter:
     return NO_FILTER if found.is_open else found
 
 
+def check_can_hold(wanted: Filter) -> None:
+    """Raise BadRequest for a client's condition that no task can meet. A store may hold one from
+    before this was checked, so ``filter_of`` takes it."""
+    reason = why_never(wanted)
+    if reason is not None:
+        raise BadRequest(f"where: {reason}")
+
+
 def asked_filter(options: Mapping[str, Any]) -> Filter | None:
     """The filter that a consumer names for its group; None: it names none."""
     tags, where = options.get("tags"), options.get("where")
-    return None if tags is None and where is None else filter_of(tags, where)
+    if tags is None and where is None:
+        return None
+    wanted = filter_of(tags, where)
+    check_can_hold(wanted)
+    return wanted

@@ -348,6 +348,7 @@ async def test_a_rate_is_kept(daemon: InProcess, monkeypatch: pytest.MonkeyPatch
         ("reschedule", {"delay_ms": 1, "shift_ms": 1}, "bad_request", "one of delay_ms"),
         ("reschedule", {"shift_ms": 1 << 60}, "bad_request", "shift_ms"),
         ("cancel", {"where": "a = = 2"}, "bad_request", "\n      ^"),
+        ("cancel", {"where": "a = NULL"}, "bad_request", "a = NULL is UNKNOWN for every task"),
         ("cancel", {"rate": True}, "bad_request", "rate"),
     ],
 )

@@ -18,6 +18,7 @@ from tickwheel.model.filters import (
 )
 from tickwheel.model.records import FORMER_FILTERS_MAX
 from tickwheel.model.values import FILTER_LENGTH_MAX
+from tickwheel.server import checks
 from tickwheel.server.shard import groups
 
 EU = {"tags": "eu"}
@@ -150,6 +151,48 @@ async def test_a_filter_that_cannot_be_read_names_the_place(daemon: InProcess) -
     assert "g" not in (await peer.do(T.STATS))["topics"].get("t", {"groups": {}})["groups"]
     code, message = await peer.refused(T.CONFIGURE, "t", None, EU)
     assert (code, message) == ("bad_request", "tags is a setting of a group, not of a topic")
+
+
+async def test_a_condition_that_no_task_can_meet_is_refused_by_every_request(
+    daemon: InProcess,
+) -> None:
+    peer = daemon.connect()
+    await peer.do(T.GROUP_CREATE, "t", "kept", BIG)
+    for where, reason in (
+        ("a = NULL", "where: a = NULL is UNKNOWN for every task"),
+        ("a BETWEEN 10 AND 0", "where: a >= 10 AND a <= 0 cannot be TRUE for any value of a"),
+    ):
+        wrong = {"where": where}
+        for kind, fields in (
+            (T.SUBSCRIBE, (1, "t", "g", 1, wrong)),
+            (T.SUBSCRIBE, (1, "t", None, 1, wrong | {"broadcast": True})),
+            (T.PULL, ("t", "g", 1, 0, wrong)),
+            (T.GROUP_CREATE, ("t", "g", wrong)),
+            (T.CONFIGURE, ("t", "kept", wrong)),
+        ):
+            code, message = await peer.refused(kind, *fields)
+            assert code == "bad_request" and message.startswith(reason)
+    assert set((await peer.do(T.STATS))["topics"]["t"]["groups"]) == {"kept"}
+
+
+async def test_a_condition_that_a_store_holds_is_read_whether_a_task_can_meet_it_or_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with InProcess(tmp_path) as daemon:
+        with monkeypatch.context() as before_it_was_checked:
+            before_it_was_checked.setattr(checks, "check_can_hold", lambda _wanted: None)
+            await daemon.connect().do(T.GROUP_CREATE, "t", "g", {"where": "a = NULL"})
+        store = daemon.store
+    async with InProcess(tmp_path, store=store) as daemon:
+        peer = daemon.connect()
+        (left_out,) = await put(daemon, peer, {"properties": {"a": 1}})
+        assert [one["state"] for one in await peer.do(T.LOOKUP, (left_out,))] == ["filtered"]
+        assert (await peer.do(T.CONFIGURE, "t", "g", {"rate": 5}))["where"] == "a = NULL"
+        assert (await peer.do(T.CONFIGURE, "t", "g", {"tags": "eu"}))["where"] == "a = NULL"
+        assert (await subscribe(peer, 1, "g", {}))[0] == T.OK
+        code, message = await peer.refused(T.PULL, "t", "g", 1, 0, BIG)
+        assert code == "conflict" and "a = NULL" in message
+        assert (await peer.do(T.CONFIGURE, "t", "g", {"tags": None} | BIG))["where"] == BIG["where"]
 
 
 async def test_a_filter_over_a_limit_is_refused(daemon: InProcess) -> None:

@@ -597,7 +597,7 @@ def bulk_map(row: BulkRow) -> dict[str, Any]:
 
 
 def _selection(asked: BulkFields) -> Selection:
-    checks.filter_of(asked.tags, asked.where)
+    checks.check_can_hold(checks.filter_of(asked.tags, asked.where))
     said = {name: getattr(asked, name) for name in Selection._fields}
     return Selection(**{name: value for name, value in said.items() if value is not None})
 
