@@ -454,6 +454,19 @@ TOGETHER = (
         ),
     ),
     Bug(
+        "a-stored-schedule-checked-as-a-new-one",
+        "a restart pauses schedules that were accepted before a check was there",
+        {
+            "Recovering.begin": (
+                instead("Timetable(row.schedule)", "Timetable(row.schedule, is_new=True)"),
+            ),
+        },
+        (
+            "tests/server/shard/test_scheduling.py"
+            "::test_a_stored_schedule_that_a_put_would_refuse_runs_on",
+        ),
+    ),
+    Bug(
         "a-cron-step-beyond-its-range",
         "a schedule fires at times that its cron expression does not name",
         {"timetables:_term": (instead("first == last", "False"),)},

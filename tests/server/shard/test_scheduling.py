@@ -211,6 +211,28 @@ async def test_a_restart_finds_them_and_what_it_cannot_time_it_pauses(
         assert any("schedule_paused" in line and "gone" in line for line in daemon.log.lines)
 
 
+async def test_a_stored_schedule_that_a_put_would_refuse_runs_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = {"topic": "t", "cron": "*/90 * * * * *"}
+    async with InProcess(tmp_path) as daemon:
+        with monkeypatch.context() as before_it_was_refused:
+            before_it_was_refused.setattr(
+                "tickwheel.server.shard.schedules.Timetable",
+                lambda schedule, *, is_new: Timetable(schedule, is_new=not is_new),
+            )
+            assert (await Rig(daemon).ask(T.SCHEDULE_PUT, "old", old))["outcome"] == "created"
+        store = daemon.store
+    async with InProcess(tmp_path, store=store, now_ms=NOW_MS + 60_000) as daemon:
+        rig = Rig(daemon)
+        await daemon.settle()
+        (found,) = (await rig.ask(T.SCHEDULE_LIST, {}))["schedules"]
+        assert (found["name"], found["paused"]) == ("old", False)
+        assert len(await rig.tasks()) == 1
+        code, message = await daemon.connect().refused(T.SCHEDULE_PUT, "old", old)
+        assert code == "bad_request" and "second */90 has the step 90; the limit is 59" in message
+
+
 @pytest.mark.parametrize("field", ["start_ms", "end_ms"])
 async def test_a_schedule_begins_and_ends_within_what_a_calendar_can_say(
     tmp_path: Path, field: str
