@@ -668,6 +668,15 @@ BOUNDED = (
         ),
     ),
     Bug(
+        "a-targets-not-now-counted-as-a-failure",
+        "what a target says of itself costs the tasks of the batch their retries",
+        {"Runner._send": (condition("NotNow", "True"),)},
+        (
+            "tests/outbound/test_runner.py"
+            "::test_what_a_target_says_of_itself_costs_no_task_an_attempt",
+        ),
+    ),
+    Bug(
         "requests-are-looked-at-however-many-wait",
         "a peer whose answers wait goes on asking",
         {"Connection.must_wait": (without("is_behind"),)},

@@ -130,13 +130,67 @@ async def dead(wheel: TestWheel) -> list[str]:
     return [letter.failures[-1].reason for letter in await wheel.dead_letters("t", "g")]
 
 
-async def test_what_a_full_queue_refuses_has_failed(wheel: TestWheel, server: RabbitServer) -> None:
+async def test_what_a_full_queue_refuses_waits_for_room(
+    wheel: TestWheel, server: RabbitServer
+) -> None:
     await declare_queue(server, "full", **{"x-max-length": 1, "x-overflow": "reject-publish"})
     await wheel.client.configure("t", group="g", retry=Retry.none())
-    await wheel.client.enqueue_columns("t", [b"1", b"2", b"3"])
-    async with running(wheel.client, target_of(f"{server.url}/?routing_key=full")):
-        await comes(lambda: dead(wheel))
-    assert len(await dead(wheel)) + len(await drained(server, "full")) == 3
+    receipts = await wheel.client.enqueue_columns("t", [b"1", b"2", b"3"])
+    found: list[bytes] = []
+    async with running(wheel.client, target_of(f"{server.url}/?routing_key=full")) as made:
+        await comes(lambda: made.trouble)
+        assert "Nack" in (made.trouble or "")
+
+        async def are_acked() -> bool:
+            found.extend([one.body for one in await drained(server, "full")])
+            return all([await acked(wheel, one) for one in receipts.ids])
+
+        await comes(are_acked)
+    found += [one.body for one in await drained(server, "full")]
+    assert set(found) == {b"1", b"2", b"3"} and await dead(wheel) == []
+
+
+async def test_an_exchange_that_is_gone_costs_no_task_an_attempt(
+    wheel: TestWheel, server: RabbitServer
+) -> None:
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    await declare_queue(server, "behind")
+    async with await aio_pika.connect(server.url) as connection:
+        channel = await connection.channel()
+
+        async def declare() -> None:
+            await channel.declare_exchange("goes", "fanout")
+            await (await channel.get_queue("behind")).bind("goes")
+
+        await declare()
+        async with running(wheel.client, target_of(f"{server.url}/?exchange=goes")) as made:
+            first = await wheel.client.enqueue("t", b"0")
+            await comes(lambda: acked(wheel, first.id))
+            await channel.exchange_delete("goes")
+            receipts = await wheel.client.enqueue_columns("t", [b"1", b"2", b"3"])
+            await comes(lambda: made.tries > 2)
+            assert "no exchange 'goes'" in (made.trouble or "")
+            await declare()
+            for one in receipts.ids:
+                await comes(partial(acked, wheel, one))
+    assert await dead(wheel) == []
+
+
+async def test_an_alarm_of_the_broker_costs_no_task_an_attempt(
+    wheel: TestWheel, server: RabbitServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "ANSWER_S", 0.5)
+    monkeypatch.setattr(runner, "CONNECT_S", 2.0)
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    await declare_queue(server, "alarm")
+    receipts = await wheel.client.enqueue_columns("t", [b"1", b"2", b"3"])
+    await asyncio.to_thread(server.control, "set_vm_memory_high_watermark", "0")
+    async with running(wheel.client, target_of(f"{server.url}/?routing_key=alarm")) as made:
+        await comes(lambda: made.trouble == forward.BLOCKED)
+        await asyncio.to_thread(server.control, "set_vm_memory_high_watermark", "0.6")
+        for one in receipts.ids:
+            await comes(partial(acked, wheel, one))
+    assert await dead(wheel) == []
 
 
 @pytest.mark.parametrize(
@@ -151,9 +205,10 @@ async def test_what_keeps_it_from_connecting_is_the_reason(
 ) -> None:
     await wheel.client.configure("t", group="g", retry=Retry.none())
     await wheel.client.enqueue("t", b"x")
-    async with running(wheel.client, target_of(f"{server.url}/?{query}", secret)):
-        await comes(lambda: dead(wheel))
-    assert words in (await dead(wheel))[0]
+    async with running(wheel.client, target_of(f"{server.url}/?{query}", secret)) as made:
+        await comes(lambda: made.tries > 3)
+        assert words in (made.trouble or "")
+    assert await dead(wheel) == []
 
 
 async def test_a_broker_that_hangs_is_given_up_and_gets_all_later(

@@ -9,10 +9,15 @@ from typing import Any, ClassVar, NamedTuple
 import aiokafka
 import pytest
 from aiokafka.errors import (
+    InvalidTimestampError,
     KafkaConnectionError,
+    KafkaTimeoutError,
     MessageSizeTooLargeError,
     NotEnoughReplicasError,
+    ProducerFenced,
     RecordTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
 )
 
 from support.waiting import comes
@@ -124,6 +129,17 @@ async def test_a_user_and_tls(wheel: TestWheel, producer: type[FakeProducer]) ->
     assert (options["sasl_plain_username"], options["sasl_plain_password"]) == ("ann", "anns")
 
 
+async def test_a_record_with_a_time_that_the_brokers_refuse_has_failed(
+    wheel: TestWheel, producer: type[FakeProducer]
+) -> None:
+    producer.answers[b"2"] = InvalidTimestampError()
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    await wheel.client.enqueue_columns("t", [b"1", b"2", b"3"])
+    async with running(wheel.client, target_of("kafka://a/?topic=orders")):
+        await comes(lambda: wheel.dead_letters("t", "g"))
+    assert {record.value for record in producer.records} == {b"1", b"3"}
+
+
 @pytest.mark.parametrize("error", [MessageSizeTooLargeError("1"), RecordTooLargeError("2")])
 async def test_a_record_that_is_too_large_is_a_dead_letter_at_once(
     wheel: TestWheel, producer: type[FakeProducer], error: Exception
@@ -138,18 +154,25 @@ async def test_a_record_that_is_too_large_is_a_dead_letter_at_once(
     assert type(error).__name__ in dead.failures[-1].reason
 
 
-async def test_a_record_that_the_brokers_refuse_is_tried_again_alone(
-    wheel: TestWheel, producer: type[FakeProducer]
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotEnoughReplicasError(), TopicAuthorizationFailedError("t"),
+        UnknownTopicOrPartitionError(), KafkaTimeoutError(), ProducerFenced(),
+    ],
+)  # fmt: skip
+async def test_what_the_cluster_says_of_itself_costs_no_record_an_attempt(
+    wheel: TestWheel, producer: type[FakeProducer], error: Exception
 ) -> None:
-    producer.answers[b"2"] = NotEnoughReplicasError()
-    await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=1, retries=5))
+    producer.answers[b"2"] = error
+    await wheel.client.configure("t", group="g", retry=Retry.none())
     await wheel.client.enqueue_columns("t", [b"1", b"2", b"3"])
     async with running(wheel.client, target_of("kafka://a/?topic=orders")):
         await comes(lambda: len(producer.records) == 2)
         producer.answers.clear()
         await in_time(wheel, lambda: len(producer.records) == 3)
         assert [record.value for record in producer.records] == [b"1", b"3", b"2"]
-    assert len(producer.made) == 1
+    assert await wheel.dead_letters("t", "g") == []
 
 
 async def test_when_nothing_is_taken_a_new_producer_is_made(

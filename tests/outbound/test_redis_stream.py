@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +188,88 @@ async def test_a_server_that_takes_nothing_is_a_target_that_fails(
         redis.config_set("maxmemory", 0)
         await in_time(wheel, lambda: redis.xlen("s") == 1)
     assert [found.state for found in await wheel.client.lookup_many([receipt.id])] == ["acked"]
+
+
+@pytest.mark.parametrize("word", ["NOPERM", "BUSY", "OOM", "NOREPLICAS"])
+async def test_what_a_server_says_of_itself_costs_no_task_an_attempt(
+    wheel: TestWheel, server: RedisServer, redis: Any, word: str
+) -> None:
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    async with running(wheel.client, to(server, "stream=s&batch=4")) as made:
+        await wheel.client.enqueue("t", b"first")
+        await comes(lambda: redis.xlen("s") == 1)
+        with trouble(server, redis, word):
+            await wheel.client.enqueue_columns("t", [b"%d" % n for n in range(10)])
+            await comes(lambda: made.tries > 2)
+            assert word in (made.trouble or "")
+        await comes(lambda: redis.xlen("s") == 11)
+    assert await wheel.dead_letters("t", "g") == []
+
+
+@contextmanager
+def trouble(server: RedisServer, redis: Any, word: str) -> Iterator[None]:
+    """While the server answers with this word."""
+    script = None
+    if word == "NOPERM":
+        redis.execute_command("ACL", "SETUSER", "default", "-xadd")
+    elif word == "OOM":
+        redis.config_set("maxmemory", 1)
+    elif word == "NOREPLICAS":
+        redis.config_set("min-replicas-to-write", 3)
+    else:
+        redis.config_set("lua-time-limit", 50)
+        script = threading.Thread(target=_hold, args=(server,))
+        script.start()
+        while _answers(redis):
+            pass
+    yield
+    if word == "NOPERM":
+        redis.execute_command("ACL", "SETUSER", "default", "+xadd")
+    elif word == "OOM":
+        redis.config_set("maxmemory", 0)
+    elif word == "NOREPLICAS":
+        redis.config_set("min-replicas-to-write", 0)
+    elif script is not None:
+        redis.script_kill()
+        script.join()
+
+
+def _answers(redis: Any) -> bool:
+    try:
+        return bool(redis.ping())
+    except redis_module.ResponseError:
+        return False
+
+
+def _hold(server: RedisServer) -> None:
+    with (
+        redis_module.Redis(port=server.port, password=PASSWORD, socket_timeout=60) as other,
+        suppress(redis_module.ResponseError),
+    ):
+        other.eval("while true do end", 0)
+
+
+async def test_part_of_a_batch_that_a_server_refuses_costs_no_attempt_either(
+    wheel: TestWheel, server: RedisServer, redis: Any
+) -> None:
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    await wheel.client.enqueue_columns("t", [b"%d" % number for number in range(20)])
+    redis.execute_command("ACL", "SETUSER", "default", "resetkeys", "~s")
+    target = to(server, "stream=s")
+    make = target._make.command
+
+    def every_third_elsewhere(found: Any) -> tuple[str | bytes, ...]:
+        words = list(make(found))
+        words[1] = "forbidden" if int(found.body) % 3 == 0 else "s"
+        return tuple(words)
+
+    target._make.command = every_third_elsewhere
+    async with running(wheel.client, target) as made:
+        await comes(lambda: made.tries > 1)
+        assert len(bodies(redis)) == redis.xlen("s") == 13, "what was taken is not sent again"
+        redis.execute_command("ACL", "SETUSER", "default", "allkeys")
+        await comes(lambda: redis.xlen("forbidden") == 7)
+    assert await wheel.dead_letters("t", "g") == []
 
 
 async def test_a_server_that_hangs_is_given_up_and_one_that_is_back_gets_all(

@@ -12,7 +12,7 @@ from tests.outbound.conftest import Scripted, running
 from tickwheel import BadRequest, Delivery, NotFound, Retry
 from tickwheel.outbound import runner as runner_module
 from tickwheel.outbound.runner import Runner
-from tickwheel.outbound.target import ACK, Outcome
+from tickwheel.outbound.target import ACK, NotNow, Outcome
 from tickwheel.testing import TestWheel
 
 
@@ -188,23 +188,44 @@ async def test_a_target_that_breaks_at_all_of_a_batch_is_not_asked_for_each(
     target = Scripted(breaks_at_bad)
     async with running(wheel.client, target):
         await all_are(wheel, ids, "dead")
-    assert [len(batch) for batch in target.batches] == [10, 10, *[1] * runner_module.ALONE_MAX]
+    alone = [1] * runner_module.ALONE_MAX
+    assert [len(batch) for batch in target.batches[:6]] == [10, 10, *alone, 7]
 
 
 async def test_what_cannot_be_connected_to_is_tried_again_and_the_rest_waits(
     wheel: TestWheel,
 ) -> None:
     target = Scripted(batch_max=2)
-    target.refusals = [OSError("nobody there") for _ in range(3)]
+    target.refusals = [OSError("nobody there") for _ in range(9)]
+    await wheel.client.configure("t", group="g", retry=Retry.none())
     ids = await enqueue(wheel, *(b"%d" % number for number in range(10)))
-    await wheel.client.configure("t", group="g", retry=Retry.fixed(delay=5, retries=9))
     async with running(wheel.client, target) as runner:
-        await comes(lambda: len(target.bodies) == 6)
-        assert (await states(wheel, ids)).count("waiting") == 4, "the first is tried once more"
-        assert runner.trouble is None
-        await wheel.advance(5)
         await all_are(wheel, ids, "acked")
+        assert runner.trouble is None
         assert len(target.bodies) == 10
+
+
+async def test_what_a_target_says_of_itself_costs_no_task_an_attempt(wheel: TestWheel) -> None:
+    """Neither those that it refuses of a batch, nor a batch that it refuses as a whole."""
+    refusals, pauses = 6, list[int]()
+
+    async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
+        pauses.append(runner.tries)
+        if len(pauses) > refusals:
+            return [ACK] * len(deliveries)
+        if len(pauses) % 2:
+            raise NotNow("busy")
+        raise NotNow("busy", [ACK, *[Outcome("later", reason="busy")] * (len(deliveries) - 1)])
+
+    await wheel.client.configure("t", group="g", retry=Retry.none())
+    ids = await enqueue(wheel, *(b"%d" % number for number in range(10)))
+    target, told = Scripted(answer), list[str | None]()
+    async with running(
+        wheel.client, target, on_settled=lambda d, o, word: told.append(runner.trouble)
+    ) as runner:
+        await all_are(wheel, ids, "acked")
+    assert pauses[: refusals + 1] == list(range(refusals + 1)), "each pause is longer"
+    assert "busy" in told and runner.trouble is None
 
 
 async def test_what_a_closed_connection_has_failed_is_sent_on_a_new_one_without_a_failure(

@@ -118,6 +118,14 @@ class RabbitServer:
         self.kill()
         self.start()
 
+    def control(self, *words: str) -> None:
+        """Give the broker a command of ``rabbitmqctl``."""
+        command = [str(Path(program()).with_name("rabbitmqctl")), *words]
+        subprocess.run(
+            command, env=self._environment(), cwd=self.folder, check=True,
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=60,
+        )  # fmt: skip
+
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
 

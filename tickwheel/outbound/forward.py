@@ -21,9 +21,9 @@ writes stands in the order in which it came due. The library of a broker is impo
   one.
 
 Invariants: a delivery is acked by the answer to its own command, message or record; what a broken
-connection has left open counts as not done. What a broker returns or refuses is a failure of the
-task, and one that is too large for Kafka is rejected, since no retry makes it smaller. A lost
-channel, and a server or cluster that takes nothing at all, is a failure of the target.
+connection has left open counts as not done. Few errors are about one task: those are named here,
+and count as its failure; one that is too large for Kafka is rejected, since no retry makes it
+smaller. Whatever else a broker says is about itself: ``NotNow``, also for part of a batch.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from tickwheel.outbound.target import (
     DEDUPE_ID,
     PROPERTY,
     Message,
+    NotNow,
     Outcome,
     TargetUrl,
     as_text,
@@ -61,13 +62,17 @@ ANSWER_S: Final = 10.0
 
 REDIS_PORT: Final = 6379
 READ_BYTES: Final = 1 << 16
-OF_THE_SERVER: Final = frozenset(
-    ("LOADING", "READONLY", "MASTERDOWN", "OOM", "MISCONF", "NOREPLICAS", "NOAUTH", "CLUSTERDOWN")
+OF_A_TASK: Final = (
+    "WRONGTYPE ",
+    "ERR Elements are too large",
+    "ERR string exceeds maximum allowed size",
+    "ERR Protocol error: invalid bulk length",
 )
-"""First words of errors that say how the server is, whatever it was asked."""
+"""How errors begin that are about one command. All others say how the server is, whatever it was
+asked: what it lacks, forbids or is busy with."""
 
 
-class RedisFailed(Exception):
+class RedisFailed(NotNow):
     """The server's word for why it takes nothing."""
 
 
@@ -143,13 +148,11 @@ class RedisTarget:
         async with asyncio.timeout(ANSWER_S):
             replies = await self._ask(commands, len(deliveries))
         outcomes = [
-            Outcome("retry", reason=str(reply)) if isinstance(reply, Exception) else ACK
-            for reply in replies
+            _of_error(str(reply)) if isinstance(reply, Exception) else ACK for reply in replies
         ]
-        if all(outcome.settled != "ack" for outcome in outcomes):
-            said = outcomes[0].reason or ""
-            if said.partition(" ")[0] in OF_THE_SERVER:
-                raise RedisFailed(said)
+        refused = next((one for one in outcomes if one.settled == "later"), None)
+        if refused is not None:
+            raise RedisFailed(refused.reason or "", outcomes)
         return outcomes
 
     async def close(self) -> None:
@@ -183,6 +186,10 @@ class RedisTarget:
             while (reply := get()) is not _MORE:
                 replies.append(reply)
         return replies
+
+
+def _of_error(said: str) -> Outcome:
+    return Outcome("retry" if said.startswith(OF_A_TASK) else "later", reason=said)
 
 
 _MORE: Final = object()
@@ -231,6 +238,7 @@ Maker = StreamEntries | ListElements
 AMQP_PORT: Final = 5672
 AMQPS_PORT: Final = 5671
 AMQP_USER: Final = "guest"
+BLOCKED: Final = "the broker has blocked the connection: an alarm of its memory or disk"
 NAME_BYTES_MAX: Final = 128
 """Bytes of a header's name in AMQP."""
 HEADERS_BYTES_MAX: Final = 64 * 1024
@@ -272,7 +280,16 @@ class AmqpTarget:
         """``place`` is what aio-pika connects by."""
         with needs("amqp"):
             import aio_pika
+            import aiormq.exceptions as errors
         self._aio_pika: Any = aio_pika
+        self._returned = errors.PublishError
+        self._of_a_message = (
+            errors.PublishError, errors.ChannelPreconditionFailed, errors.ConnectionSyntaxError,
+            errors.ConnectionFrameError, errors.ConnectionUnexpectedFrame,
+        )  # fmt: skip
+        """What the broker answers to one message: it returns it, or does not understand it."""
+        self._said = errors.DeliveryError, errors.ChannelClosed, errors.ConnectionClosed
+        """Whatever the broker says: it did not confirm a message, or closed something."""
         self._exchange_name, self._routing_key = exchange, routing_key
         self._place = place
         self.batch_max = batch_max
@@ -290,19 +307,52 @@ class AmqpTarget:
 
     async def send(self, deliveries: Sequence[Delivery]) -> list[Outcome]:
         """Publish all, and wait for the confirm of each."""
-        async with asyncio.timeout(ANSWER_S):
-            ends = await asyncio.gather(*map(self._publish, deliveries), return_exceptions=True)
-        return [self._outcome(end) for end in ends]
+        begun = [asyncio.ensure_future(self._publish(one)) for one in deliveries]
+        try:
+            await asyncio.wait(begun, timeout=ANSWER_S)
+            is_blocked = not all(one.done() for one in begun) and await self._is_blocked()
+        finally:
+            for one in begun:
+                one.cancel()
+        ends = await asyncio.gather(*begun, return_exceptions=True)
+        return self._outcomes(ends, BLOCKED if is_blocked else None)
+
+    async def _is_blocked(self) -> bool:
+        """Whether the broker has said that it takes nothing from this connection: an alarm."""
+        try:
+            async with asyncio.timeout(0):
+                await self._connection.transport.connection.ready()
+        except TimeoutError:
+            return True
+        return False
+
+    def _outcomes(self, ends: Sequence[BaseException | None], refusal: str | None) -> list[Outcome]:
+        """The outcome of each end. Raises NotNow for what the broker says of itself, else what no
+        broker has said."""
+        for end in ends:
+            if refusal is None and end is not None and self._is_of_the_broker(end):
+                refusal = why(end)
+        outcomes = []
+        for end in ends:
+            if end is None:
+                outcomes.append(ACK)
+            elif isinstance(end, self._returned):
+                outcomes.append(Outcome("retry", reason=why(end)))
+            elif refusal is not None:
+                outcomes.append(Outcome("later", reason=refusal))
+            elif isinstance(end, asyncio.CancelledError):
+                raise TimeoutError
+            else:
+                raise end
+        if refusal is not None:
+            raise NotNow(refusal, outcomes)
+        return outcomes
 
     async def _publish(self, delivery: Delivery) -> None:
         await self._exchange.publish(self._message(delivery), self._routing_key, mandatory=True)
 
-    def _outcome(self, end: BaseException | None) -> Outcome:
-        if end is None:
-            return ACK
-        if isinstance(end, self._aio_pika.exceptions.DeliveryError):
-            return Outcome("retry", reason=why(end))
-        raise end
+    def _is_of_the_broker(self, end: object) -> bool:
+        return isinstance(end, self._said) and not isinstance(end, self._of_a_message)
 
     def _message(self, delivery: Delivery) -> Any:
         found = message(delivery)
@@ -383,7 +433,15 @@ class KafkaTarget:
         with needs("kafka"):
             import aiokafka
             import aiokafka.errors
+        errors = aiokafka.errors
         self._aiokafka: Any = aiokafka
+        self._kafka_error = errors.KafkaError
+        self._of_a_record = (
+            errors.MessageSizeTooLargeError, errors.RecordTooLargeError,
+            errors.RecordListTooLargeError, errors.InvalidTimestampError,
+            errors.CorruptRecordException,
+        )  # fmt: skip
+        """What the brokers answer to one record; all else is about a topic or the cluster."""
         self._too_large = (
             aiokafka.errors.MessageSizeTooLargeError,
             aiokafka.errors.RecordTooLargeError,
@@ -404,12 +462,18 @@ class KafkaTarget:
     async def send(self, deliveries: Sequence[Delivery]) -> list[Outcome]:
         """Hand over all records, and wait for the answer to each."""
         async with asyncio.timeout(KAFKA_ANSWER_S):
-            begun = [await self._begin(delivery) for delivery in deliveries]
+            begun: list[asyncio.Future[Any]] = []
+            for delivery in deliveries:
+                begun.append(await self._begin(delivery))
+                if begun[-1].done() and self._is_of_the_cluster(begun[-1].exception()):
+                    break  # the next ones would wait for the same
             ends = await asyncio.gather(*begun, return_exceptions=True)
-        errors = [end for end in ends if isinstance(end, BaseException)]
-        if len(errors) == len(ends) and not any(isinstance(e, self._too_large) for e in errors):
-            raise errors[0]
-        return [self._outcome(end) for end in ends]
+            ends += ends[-1:] * (len(deliveries) - len(ends))
+        outcomes = [self._outcome(end) for end in ends]
+        refused = next((one for one in outcomes if one.settled == "later"), None)
+        if refused is not None:
+            raise NotNow(refused.reason or "", outcomes)
+        return outcomes
 
     async def _begin(self, delivery: Delivery) -> asyncio.Future[Any]:
         """The future of the brokers' answer for one record."""
@@ -420,7 +484,7 @@ class KafkaTarget:
             answer: asyncio.Future[Any] = await self._producer.send(
                 self._topic, found.body, None if key is None else key.encode(), headers=headers
             )
-        except self._too_large as error:  # seen before it was sent
+        except self._kafka_error as error:  # too large, seen before it was sent; no metadata
             answer = asyncio.get_running_loop().create_future()
             answer.set_exception(error)
         return answer
@@ -428,7 +492,12 @@ class KafkaTarget:
     def _outcome(self, end: Any) -> Outcome:
         if not isinstance(end, BaseException):
             return ACK
-        return Outcome("reject" if isinstance(end, self._too_large) else "retry", reason=why(end))
+        if isinstance(end, self._too_large):
+            return Outcome("reject", reason=why(end))
+        return Outcome("later" if self._is_of_the_cluster(end) else "retry", reason=why(end))
+
+    def _is_of_the_cluster(self, end: object) -> bool:
+        return isinstance(end, self._kafka_error) and not isinstance(end, self._of_a_record)
 
     async def close(self) -> None:
         producer, self._producer = self._producer, None

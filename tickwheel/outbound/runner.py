@@ -5,9 +5,11 @@
 
 A lane takes what is there, as one batch, sends it, settles it, and takes what has come meanwhile:
 there is no timer, batches grow with the load. What has failed with a connection is sent once more
-on a new one. When that fails, too, each of the batch is sent alone, because one of them may be
-what the target fails at; what fails then goes back by the group's retry policy. Before each further
-try to connect there is a pause, and all that comes due meanwhile waits in the daemon, untouched.
+on a new one. When that fails as well, each of the batch is sent alone, because one of them may be
+what the target fails at; what fails then goes back by the group's retry policy. A target that
+cannot be reached, or that refuses with ``NotNow``, costs no task an attempt: what it has not taken
+is released. Before each further try to connect there is a pause, which grows, and all that comes
+due meanwhile waits in the daemon, untouched.
 
 Invariants: nothing is acked before the target has said so; at most ``concurrency`` batches are
 under way; leases are kept up while a batch is; there is one try to connect at a time; after ``run``
@@ -35,7 +37,7 @@ from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.subscription import REASON_CHARACTERS_MAX
 from tickwheel.errors import BadRequest, Forbidden, TickwheelError, shown
-from tickwheel.outbound.target import Outcome, Target, why
+from tickwheel.outbound.target import NotNow, Outcome, Target, why
 
 if TYPE_CHECKING:
     from tickwheel.client.leases import InHand, Leases
@@ -239,41 +241,50 @@ class Runner:
                 problem = await self._send(batch)
         if problem is None:
             return True
-        if away is None and len(batch) > 1:
+        if away is not None:
+            return await self._put_off(batch, away)
+        if len(batch) > 1:
             return await self._forward_each(batch)
         return await self._failed(batch, problem)
 
     async def _forward_each(self, batch: list[Delivery]) -> bool:
         """Send each delivery of a batch that has failed alone: what the target fails at may be one
         of them, and shall not take the others along. When ``ALONE_MAX`` in a row have failed, it is
-        the target, and the rest has failed as well."""
+        the target, and the rest is put off."""
         failures = 0
         for at, delivery in enumerate(batch):
-            problem = await self._connect() or await self._send([delivery])
+            away = await self._connect()
+            if away is not None:
+                return await self._put_off(batch[at:], away)
+            problem = await self._send([delivery])
             failures = 0 if problem is None else failures + 1
             if problem is None:
                 continue
-            is_last = failures == ALONE_MAX
-            if not await self._failed(batch[at:] if is_last else [delivery], problem):
+            if not await self._failed([delivery], problem):
                 return False
-            if is_last:
-                break
+            if failures == ALONE_MAX:
+                return await self._put_off(batch[at + 1 :], problem)
         return True
 
     async def _failed(self, batch: list[Delivery], problem: str) -> bool:
         """Nack what could not be sent; False: the runner stops, and it goes back as it is."""
+        return await self._settle_unsent(batch, Outcome("retry", reason=problem))
+
+    async def _put_off(self, batch: list[Delivery], problem: str) -> bool:
+        """Release what the target has not taken; False: the runner stops, and it goes back."""
+        return await self._settle_unsent(batch, Outcome("later", reason=problem))
+
+    async def _settle_unsent(self, batch: list[Delivery], outcome: Outcome) -> bool:
         if self._stopping.is_set():
             return False
-        await self._settle(batch, [Outcome("retry", reason=problem)] * len(batch))
+        await self._settle(batch, [outcome] * len(batch))
         return True
 
     async def _send(self, batch: list[Delivery]) -> str | None:
         """Send a batch and settle it by the target's answers; else why that was not possible."""
         connection = self._connections
         try:
-            outcomes = await self._target.send(batch)
-            if len(outcomes) != len(batch):
-                raise RuntimeError(f"{len(outcomes)} outcomes of {len(batch)} deliveries")
+            outcomes = _one_each(await self._target.send(batch), batch)
         except (Exception, asyncio.CancelledError) as error:
             if _is_cancelled():
                 raise
@@ -282,7 +293,11 @@ class Runner:
             if connection == self._connections and self.is_connected:
                 self.is_connected = False
                 await self._close_target()
-            return problem
+            if not isinstance(error, NotNow):
+                return problem
+            put_off = [Outcome("later", reason=problem)] * len(batch)
+            await self._settle(batch, _one_each(error.outcomes or put_off, batch))
+            return None
         self.tries, self.trouble = 0, None
         self.batches += 1
         await self._settle(batch, outcomes)
@@ -375,6 +390,12 @@ class Runner:
             if _is_cancelled():
                 raise
             LOGGER.info("the target was not closed: %s", why(error))
+
+
+def _one_each(outcomes: Sequence[Outcome], batch: Sequence[Delivery]) -> Sequence[Outcome]:
+    if len(outcomes) != len(batch):
+        raise RuntimeError(f"{len(outcomes)} outcomes of {len(batch)} deliveries")
+    return outcomes
 
 
 def _is_cancelled() -> bool:

@@ -38,6 +38,18 @@ class Outcome(NamedTuple):
 ACK: Final = Outcome("ack")
 
 
+class NotNow(Exception):
+    """The other side says of itself that it takes nothing at the moment: no task is to blame.
+
+    ``outcomes``: what became of each delivery of the batch, in order, where some were taken;
+    ``later`` stands for those that were not. Without them none was taken.
+    """
+
+    def __init__(self, reason: str, outcomes: Sequence[Outcome] = ()) -> None:
+        super().__init__(reason)
+        self.outcomes = outcomes
+
+
 class Target(Protocol):
     """Where deliveries go. One ``connect`` before the first ``send``, and again after ``close``."""
 
@@ -51,8 +63,9 @@ class Target(Protocol):
 
     async def send(self, deliveries: Sequence[Delivery]) -> Sequence[Outcome]:
         """Hand over deliveries; one Outcome for each, in order, once the other side has confirmed
-        it. Raising means: all of them again, and ``connect`` before. It has a time-out of its
-        own."""
+        it. Raising means: all of them again, and ``connect`` before. ``NotNow`` costs no task an
+        attempt; with any other error one of the deliveries may be to blame. It has a time-out of
+        its own."""
 
     async def close(self) -> None:
         """Let go of the connection, also of one that has failed. It may be called twice."""
@@ -232,6 +245,8 @@ def why(error: BaseException) -> str:
     """An error on one line, for reasons and states."""
     text = " ".join(str(error).split())
     name = type(error).__name__
+    if type(error) is NotNow:
+        return text
     if isinstance(error, TimeoutError) and not text:
         return "no answer in time"
     return f"{name}: {text}" if text else name
