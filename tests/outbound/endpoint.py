@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +65,47 @@ class Endpoint:
 
     async def until_count(self, count: int, timeout_s: float = 60.0) -> None:
         await self.until(lambda: len(self.got) >= count, timeout_s)
+
+
+class Hostile:
+    """An endpoint, or a broker, in a thread of its own: it reads something, then answers with
+    ``begin`` and with ``piece`` for ever, whatever it is asked."""
+
+    def __init__(self, begin: bytes, piece: bytes) -> None:
+        self._begin, self._piece = begin, piece
+        self.sent = 0
+        """Bytes that the other side, or the kernel, has taken."""
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._server.accept()
+                threading.Thread(target=self._flood, args=(connection,), daemon=True).start()
+
+    def _flood(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.recv(65_536)
+            connection.sendall(self._begin)
+            while True:
+                self.sent += connection.send(self._piece)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+
+@contextlib.contextmanager
+def flooding(begin: bytes, piece: bytes) -> Iterator[Hostile]:
+    """While a hostile endpoint answers."""
+    made = Hostile(begin, piece)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 @contextlib.asynccontextmanager

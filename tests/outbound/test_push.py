@@ -8,12 +8,14 @@ import gc
 import json
 import re
 import socket
+import struct
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from outbound.endpoint import SECRET, Endpoint, serving
+from outbound.endpoint import SECRET, Endpoint, flooding, serving
 from support.daemon import Daemon
 from support.waiting import comes
 from tickwheel import Client, Conflict, NotFound, TargetInfo, Task
@@ -29,9 +31,11 @@ from tickwheel.api import cloudevents
 from tickwheel.client import Retry
 from tickwheel.outbound.push import (
     ANSWER_BYTES_MAX,
+    INTERIM_MAX,
     LOG_BYTES_MAX,
     LOG_MAX,
     RETRY_AFTER_MAX_S,
+    Answer,
     Http,
     PushTarget,
     Request,
@@ -388,6 +392,106 @@ async def test_an_answer_is_read_as_far_as_it_may_be(
     (sent,) = await client.push_log(topic, "g")
     assert sent.body is not None and set(sent.body) == {"y"} and len(sent.body) <= 2_048
     assert written < 2_000 * 16 * 1024 and written + 16 * 1024 * 1024 > ANSWER_BYTES_MAX
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[Http]:
+    made = Http(Guard.of([LOCAL]))
+    yield made
+    await made.close()
+
+
+async def posted(http: Http, port: int) -> Answer:
+    request = Request(f"http://127.0.0.1:{port}/", "m", {}, b"x" * 1_000)
+    return await post(http, request, Signer([SECRET]), Spans(request_s=30.0))
+
+
+@pytest.mark.parametrize("how", ["closes", "resets", "begins"])
+async def test_a_kept_connection_that_ends_without_an_answer_is_nobodys_failure(
+    http: Http, how: str
+) -> None:
+    """One that ends in the middle of an answer, or at its first request, is a failure."""
+    asked: list[int] = []
+    is_well = True
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for number in count(1):
+            await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(1_000)
+            asked.append(number)
+            if number == 1 and is_well:
+                writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+                continue
+            if how == "begins":
+                writer.write(b"HTTP/1.1 2")
+            if how == "resets":
+                linger = struct.pack("ii", 1, 0)
+                writer.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, linger
+                )
+            writer.close()
+            return
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    for _ in range(3):
+        assert (await posted(http, port)).status == 204
+        assert len(http.session.connector._conns) == 1, "it is kept"  # type: ignore[union-attr]
+        answer = await posted(http, port)
+        assert answer.status == (None if how == "begins" else 204), answer.error
+    assert asked == [1, 2] * 3 if how == "begins" else asked == [1, 2, 1] * 3
+    is_well = False
+    asked.clear()
+    assert (await posted(http, port)).status is None
+    assert asked == [1]
+    server.close()
+
+
+LINES = b"".join(b"x-%d: %s\r\n" % (number, b"y" * 4_000) for number in range(16))
+HOSTILE = {
+    "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 4_000),
+    "early hints": (b"", b"HTTP/1.1 103 Early Hints\r\n" + LINES + b"\r\n"),
+    "headers": (b"HTTP/1.1 200 OK\r\n", LINES),
+    "a line": (b"HTTP/1.1 200 ", b"z" * 65_536),
+    "chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 8_000),
+    "an extension": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"e" * 65_536,
+    ),
+    "trailers": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", LINES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+async def test_an_endless_answer_is_dropped_and_holds_up_no_other(
+    http: Http, endpoint: Endpoint, what: str
+) -> None:
+    with flooding(*HOSTILE[what]) as hostile:
+        floods = [asyncio.create_task(posted(http, hostile.port)) for _ in range(16)]
+        others = 0
+        while not all(one.done() for one in floods):
+            request = Request(endpoint.url, "m", {}, b"x")
+            answer = await post(http, request, Signer([SECRET]), Spans(request_s=5.0))
+            assert answer.status == 204, answer.error
+            others += 1
+        answers = [await one for one in floods]
+    assert others
+    is_answered = what in ("chunks", "an extension", "trailers")
+    assert {one.status for one in answers} == {200 if is_answered else None}
+    if what == "continue":
+        assert all("(INTERIM_MAX)" in (one.error or "") for one in answers), answers[0].error
+
+
+async def test_interim_answers_before_the_answer_are_let_through(http: Http) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(1_000)
+        writer.write(b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" * INTERIM_MAX)
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    assert (await posted(http, server.sockets[0].getsockname()[1])).status == 204
+    server.close()
 
 
 @pytest.mark.parametrize("how", ["never", "trickles", "body trickles"])

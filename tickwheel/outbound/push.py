@@ -32,8 +32,10 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from hashlib import blake2s
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from urllib.parse import quote, urlsplit
@@ -131,12 +133,19 @@ class Host:
 with needs("push"):
     import aiohttp
     from aiohttp.abc import AbstractResolver, ResolveResult
+    from aiohttp.client_proto import ResponseHandler
 
 if TYPE_CHECKING:
     from tickwheel.api.tasks import Value
 
 ANSWER_BYTES_MAX: Final = 64 * 1024
 """Bytes of an answer's body that are read; a longer one costs its connection."""
+WIRE_BYTES_MAX: Final = 128 * 1024
+"""Bytes of an answer with its headers and chunks; one with more is dropped with its connection."""
+INTERIM_MAX: Final = 8
+"""Interim answers (100 to 199) before the answer."""
+TURN_BYTES_MAX: Final = 4 * 1024
+"""Bytes of one answer that are looked at in a turn of the event loop."""
 KEPT_BYTES_MAX: Final = 2 * 1024
 """Bytes of an answer's body that are remembered."""
 REASON_BYTES_MAX: Final = 200
@@ -188,19 +197,83 @@ class Response(aiohttp.ClientResponse):
         return await super().start(connection)
 
 
+class AnswerTooLarge(aiohttp.ClientError):
+    """An endpoint answers with more than may be read."""
+
+
+class Wire(ResponseHandler):
+    """One connection. It drops an answer that has more bytes than may be read, or more interim
+    answers, and reads a bounded piece in one turn of the loop."""
+
+    requests = 0
+    """How many requests the connection was used for."""
+    _read = _answers = 0
+    """Bytes that have come since the last request, and answers, interim ones included."""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the connection was used before, and has answered nothing to its last request."""
+        return self.requests > 1 and not self._read
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        transport.max_size = TURN_BYTES_MAX  # type: ignore[attr-defined]  # what it reads in a turn
+
+    def set_response_params(self, **params: Any) -> None:
+        self.requests += 1
+        self._read = self._answers = 0
+        super().set_response_params(**params)
+
+    def data_received(self, data: bytes) -> None:
+        if not data:  # the parser goes on with what it has
+            super().data_received(data)
+        for start in range(0, len(data), TURN_BYTES_MAX):  # TLS has more than a piece at a time
+            piece = data[start : start + TURN_BYTES_MAX]
+            self._read += len(piece)
+            if self._read > WIRE_BYTES_MAX:
+                self._drop(f"more than {WIRE_BYTES_MAX} bytes (WIRE_BYTES_MAX)")
+                return
+            super().data_received(piece)
+            if self._answers > INTERIM_MAX + 1:
+                self._drop(f"more than {INTERIM_MAX} interim answers (INTERIM_MAX)")
+                return
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        self._answers += 1
+        super().feed_data(data, size)
+
+    def _drop(self, what: str) -> None:
+        self.set_exception(AnswerTooLarge(f"the endpoint answers with {what}"))
+        if isinstance(self.transport, asyncio.Transport):
+            self.transport.abort()
+
+
+_USED: ContextVar[Wire | None] = ContextVar("_USED", default=None)
+"""The connection of the present request."""
+
+
+class Connector(aiohttp.TCPConnector):
+    """Makes connections with bounds, and notes which one a request has got."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        made: Any = partial(Wire, loop=asyncio.get_running_loop())
+        self._factory = made
+
+    async def connect(self, *args: Any, **options: Any) -> Any:
+        _USED.set(None)
+        found = await super().connect(*args, **options)
+        _USED.set(found.protocol if isinstance(found.protocol, Wire) else None)
+        return found
+
+
 class Http:
     """The connections of all pushes of this process, and what is known of their hosts."""
 
     def __init__(self, guard: Guard) -> None:
-        connector = aiohttp.TCPConnector(
-            limit=0, resolver=GuardedResolver(guard), keepalive_timeout=KEEP_ALIVE_S
-        )
-        # Cookies of one endpoint must not reach another, and nothing of the environment counts.
-        self.session = aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False,
-            auto_decompress=False, response_class=Response,
-            headers={"user-agent": f"tickwheel/{__version__}"},
-        )  # fmt: skip
+        self.session = _session(guard, keepalive_timeout=KEEP_ALIVE_S)
+        self.fresh = _session(guard, force_close=True)
+        """Makes a connection for each request."""
         self._hosts: WeakValueDictionary[str, Host] = WeakValueDictionary()
 
     def host(self, url: str) -> Host:
@@ -209,6 +282,17 @@ class Http:
 
     async def close(self) -> None:
         await self.session.close()
+        await self.fresh.close()
+
+
+def _session(guard: Guard, **options: Any) -> aiohttp.ClientSession:
+    connector = Connector(limit=0, resolver=GuardedResolver(guard), **options)
+    # Cookies of one endpoint must not reach another, and nothing of the environment counts.
+    return aiohttp.ClientSession(
+        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False,
+        auto_decompress=False, response_class=Response,
+        headers={"user-agent": f"tickwheel/{__version__}"},
+    )  # fmt: skip
 
 
 class Request(NamedTuple):
@@ -250,13 +334,32 @@ class Spans(NamedTuple):
 
 
 async def post(http: Http, request: Request, signer: Signer, spans: Spans) -> Answer:
-    """Send a request, and read a bounded answer. Raises nothing but a cancel."""
+    """Send a request, and read a bounded answer. Raises nothing but a cancel.
+
+    A connection that was kept may have been closed by the endpoint just now, which is nobody's
+    failure: where one ends before any byte of an answer, the request is sent on a new one.
+    """
+    began_s = time.monotonic()
+    try:
+        return await _post(http.session, request, signer, spans)
+    except ClosedWhileIdle:
+        left_s = max(0.001, spans.request_s - (time.monotonic() - began_s))
+        return await _post(http.fresh, request, signer, spans._replace(request_s=left_s))
+
+
+class ClosedWhileIdle(Exception):
+    """A connection that was used before has ended without any byte of an answer."""
+
+
+async def _post(
+    session: aiohttp.ClientSession, request: Request, signer: Signer, spans: Spans
+) -> Answer:
     headers = request.headers | signer.headers(request.message_id, int(time.time()), request.body)
     timeout = aiohttp.ClientTimeout(total=spans.request_s, sock_connect=spans.connect_s)
     status: int | None = None
     body, address, retry_after, error = b"", None, None, None
     try:
-        async with http.session.post(
+        async with session.post(
             request.url, data=request.body, headers=headers, timeout=timeout,
             allow_redirects=False,
         ) as response:  # fmt: skip
@@ -266,6 +369,10 @@ async def post(http: Http, request: Request, signer: Signer, spans: Spans) -> An
     except TimeoutError:
         error = None if status is not None else f"no answer within {spans.request_s:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as problem:
+        used = _USED.get()
+        is_closed = isinstance(problem, (aiohttp.ServerDisconnectedError, OSError))
+        if status is None and is_closed and used is not None and used.is_stale:
+            raise ClosedWhileIdle from None
         error = None if status is not None else _trouble(problem)
     return Answer(status, error, retry_after, body, address)
 
