@@ -234,7 +234,7 @@ async def test_the_second_attempt_has_the_same_id(
 # --- what is answered ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 422, 500, 302, 503])
+@pytest.mark.parametrize("status", [400, 401, 404, 422, 500, 302, 502])
 async def test_a_failure_is_one_and_the_policy_decides(
     client: Client, topic: str, endpoint: Endpoint, status: int
 ) -> None:
@@ -248,12 +248,28 @@ async def test_a_failure_is_one_and_the_policy_decides(
     assert f"answer {status}" in letter.reason
 
 
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_host_that_takes_nothing_costs_no_task_an_attempt(
+    client: Client, topic: str, endpoint: Endpoint, status: int
+) -> None:
+    await client.create_group(topic, "g", retry=Retry.none())
+    endpoint.status = status
+    await push(client, topic, endpoint)
+    receipts = [await client.enqueue(topic, b"x") for _ in range(3)]
+    found = await until(client, topic, lambda one: one.sent >= 3)
+    assert (found.state, found.last_error) == ("failing", f"answer {status}")
+    endpoint.status = 204
+    assert [await settled(client, one.id) for one in receipts] == ["acked"] * 3
+    last = endpoint.got[-1].headers
+    assert last["tickwheel-attempt"] == "2"
+
+
 @pytest.mark.parametrize("form", ["seconds", "date"])
 @pytest.mark.parametrize("status", [429, 503])
 async def test_retry_after_is_obeyed(
     client: Client, topic: str, endpoint: Endpoint, status: int, form: str
 ) -> None:
-    await client.create_group(topic, "g", retry=Retry.fixed(60, retries=5))
+    await client.create_group(topic, "g", retry=Retry.none())
     times: list[float] = []
 
     async def answer(request: web.Request) -> web.Response:

@@ -1,8 +1,9 @@
 """The target of a push: each task is one signed POST to a URL.
 
 What becomes of a task by the answer: 2xx acks it (202 waits for a callback, where the push has a
-lease for them); 410 ends the push; 429 and 503 with ``Retry-After`` try it again then; everything
-else, no answer included, is a failure after which the group's retry policy decides. A 4xx is no
+lease for them); 410 ends the push; 429 and 503 are what the host says of itself, and put the task
+off, by ``Retry-After`` or a pause that grows; everything else, no answer included, is a failure
+after which the group's retry policy decides. A 4xx is no
 exception: while an endpoint is deployed anew, or its secret is changed, 401 and 404 are answers
 like any other, and the policy ends in the dead letters anyway.
 
@@ -159,6 +160,8 @@ HEADERS_BYTES_MAX: Final = 6 * 1024
 """Bytes of headers for properties of a task; those beyond are left out."""
 REQUEST_S, CONNECT_S = 30.0, 5.0
 KEEP_ALIVE_S: Final = 30.0
+OF_THE_HOST: Final = (429, 503)
+"""Answers by which a host says that it takes nothing now: they cost no task an attempt."""
 HELD: Final = Outcome("held")
 """The task waits for a callback, with a lease of its own: nothing is settled now."""
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -477,8 +480,11 @@ class PushTarget:
             return await self._hold(delivery)
         if status is not None and 200 <= status < 300:
             return ACK, "acked"
-        delay_s = retry_after_s(answer.retry_after, time.time()) if status in (429, 503) else None
-        return Outcome("retry", delay_s, _reason(answer)), "retry"
+        if status in OF_THE_HOST:
+            asked_s = retry_after_s(answer.retry_after, time.time())
+            pause_s = _pause_s(delivery.attempt) if asked_s is None else max(OPEN_S, asked_s)
+            return Outcome("later", pause_s, _reason(answer)), "retry"
+        return Outcome("retry", reason=_reason(answer)), "retry"
 
     async def _hold(self, delivery: Delivery) -> tuple[Outcome, str]:
         try:
@@ -566,6 +572,11 @@ def said(answer: Answer, result: str, began_s: float, number: int) -> dict[str, 
         "body": answer.body.decode("utf-8", "replace"),
         "address": answer.address,
     }
+
+
+def _pause_s(attempt: int) -> float:
+    """The seconds before a task goes again to a host that takes nothing now."""
+    return min(OPEN_MAX_S, OPEN_S * 2.0 ** min(attempt - 1, 16))
 
 
 def _reason(answer: Answer) -> str:
