@@ -345,6 +345,30 @@ async def test_202_waits_for_a_callback(
     assert len(endpoint.got) == 1
 
 
+@pytest.mark.parametrize("result", ["ack", "nack", "reject", "extend"])
+async def test_a_callback_of_an_earlier_sending_counts_no_more(
+    client: Client, topic: str, endpoint: Endpoint, result: str
+) -> None:
+    endpoint.status = 202
+    await push(client, topic, endpoint, callback_lease=60)
+    receipt = await client.enqueue(topic, b"x")
+    await endpoint.until_count(1)
+    await until(client, topic, lambda one: one.sent == 1)
+    old = endpoint.got[0].headers["tickwheel-callback"]
+    async with aiohttp.ClientSession() as session:
+        async with session.post(old, json={"result": "nack", "delay_ms": 1}) as response:
+            assert (await response.json())["result"] == "retrying"
+        await endpoint.until_count(2)
+        await until(client, topic, lambda one: one.sent == 2)
+        async with session.post(old, json={"result": result, "lease_ms": 5_000}) as response:
+            assert (await response.json())["result"] in ("stale", "lost")
+        assert (await client.lookup(receipt.id)).state == "in_flight"
+        new = endpoint.got[1].headers["tickwheel-callback"]
+        async with session.post(new, json={"result": "ack"}) as response:
+            assert (await response.json())["result"] == "acked"
+    assert await settled(client, receipt.id) == "acked"
+
+
 async def test_202_without_a_callback_in_time_is_tried_again(
     client: Client, topic: str, endpoint: Endpoint
 ) -> None:

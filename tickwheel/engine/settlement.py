@@ -191,6 +191,18 @@ class Settlement:
             return None
         return lease
 
+    def is_newest(self, group: Group, task_id: int, epoch: int, attempt: int) -> bool:
+        """Whether nothing is known of a later delivery of the task than this one."""
+        lease = group.flight.get(task_id)
+        if lease is not None:
+            return (lease.epoch, lease.attempt) == (epoch, attempt)
+        attempts = group.delivery_attempts.get(task_id)
+        if attempts is not None:
+            return (epoch, attempt) >= (attempts.epoch or self._core.epoch, attempts.attempt)
+        return (epoch, attempt) >= (self._core.epoch, group.numbers.get(task_id, 0)) or (
+            epoch < self._core.epoch and task_id not in group.numbers
+        )
+
     def nack(self, lease: Lease, delay_ms: int | None, reason: str | None, now_ms: int) -> str:
         """The attempt failed: wait for the next, or go to the dead letters."""
         verdict = self._judge(lease, delay_ms, _said(reason, "nack"), now_ms)

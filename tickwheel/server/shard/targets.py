@@ -36,7 +36,7 @@ from tickwheel.model.kinds import TargetRow
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import OUTBOUND, Caller
 from tickwheel.server.shard.groups import begin_group, find_room, found_group, targets_changed
-from tickwheel.webhooks import NEEDS_EXTRA, PRIVATE, ForbiddenAddress, Guard, read_token
+from tickwheel.webhooks import NEEDS_EXTRA, PRIVATE, Callback, ForbiddenAddress, Guard, read_token
 
 if TYPE_CHECKING:
     from tickwheel.api.groups import OfGroup
@@ -289,7 +289,9 @@ class Targeting:
             address=ask.caller.address,
         )
         of_group, settling = (caller, ask.number, topic, group), self._settling
-        if request.result == "ack":
+        if request.result == "ack" and not self._is_newest(settled):
+            self._parts.committer.answer(ask, {"result": "stale"})
+        elif request.result == "ack":
             settling.ack(*of_group, epoch, (task_id,), (attempt,))
         elif request.result == "nack":
             item = (*receipt, request.delay_ms, request.reason)
@@ -304,6 +306,13 @@ class Targeting:
                 )
             settling.extend(*of_group, epoch, (task_id,), (attempt,), lease_ms, ask.now)
         self._parts.wake()
+
+    def _is_newest(self, settled: Callback) -> bool:
+        """Whether a task was not sent again since: a token is of one sending."""
+        group = self._core.find_group(settled.topic, settled.group)
+        return group is None or self._parts.border.act().settlement.is_newest(
+            group, settled.id, settled.epoch, settled.attempt
+        )
 
     def _sender(self) -> Sender:
         sender = self._parts.outbound
