@@ -19,8 +19,10 @@ from support.redis_proxy import Proxy
 from support.redis_server import RedisServer
 from support.waiting import comes
 from tests.outbound.conftest import PASSWORD, in_time, running
+from tests.outbound.endpoint import flooding
 from tickwheel import Retry
 from tickwheel.outbound import forward, runner
+from tickwheel.outbound.runner import Runner
 from tickwheel.outbound.target import target_of
 from tickwheel.testing import TestWheel
 
@@ -247,6 +249,38 @@ def _hold(server: RedisServer) -> None:
         suppress(redis_module.ResponseError),
     ):
         other.eval("while true do end", 0)
+
+
+FLOODS = {
+    "a bulk": (b"$500000000000\r\n", b"x" * (1 << 20)),
+    "an array": (b"*1000000000\r\n", b":1\r\n" * 100_000),
+    "a map": (b"%1000000000\r\n", b":1\r\n" * 100_000),
+    "a line": (b"+", b"x" * (1 << 20)),
+    "an error": (b"-ERR ", b"x" * (1 << 20)),
+    "replies": (b"+OK\r\n", b":1\r\n" * 100_000),
+}
+
+
+@pytest.mark.parametrize("what", FLOODS)
+@pytest.mark.parametrize("begin", [b"", b"+OK\r\n"], ids=["at once", "later"])
+async def test_a_reply_without_end_is_not_read_and_holds_up_no_other(
+    wheel: TestWheel, server: RedisServer, redis: Any, begin: bytes, what: str
+) -> None:
+    first, piece = FLOODS[what]
+    await wheel.client.create_group("u", "g")
+    with flooding(begin + first, piece) as hostile:
+        target = target_of(f"redis://127.0.0.1:{hostile.port}/0?stream=s")
+        flooded = Runner(wheel.client, "u", "g", target)
+        running_on = asyncio.create_task(flooded.run())
+        await wheel.client.enqueue("u", b"x")
+        async with running(wheel.client, to(server, "stream=s")):
+            await comes(lambda: flooded.tries > 3)
+            await wheel.client.enqueue("t", b"x")
+            await comes(lambda: redis.xlen("s") == 1)
+        await flooded.stop()
+        await running_on
+        assert "the server" in (flooded.trouble or "")
+        assert hostile.sent < 200 * (1 << 20), "kernels take some; each try reads a little"
 
 
 async def test_part_of_a_batch_that_a_server_refuses_costs_no_attempt_either(

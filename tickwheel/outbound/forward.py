@@ -31,6 +31,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import ssl
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -62,6 +63,11 @@ ANSWER_S: Final = 10.0
 
 REDIS_PORT: Final = 6379
 READ_BYTES: Final = 1 << 16
+REPLY_BYTES_MAX: Final = 9_999
+"""Bytes of one reply of Redis; a connection with a longer one is closed before it is read."""
+_TOO_LARGE: Final = re.compile(rb"\n(?:[*%%~>|]|\$\d{%d,})" % (len(str(REPLY_BYTES_MAX)) + 1))
+"""Begins a reply that nothing asked for: several values, or a string that is longer. The parser
+makes room for as many values as are announced."""
 OF_A_TASK: Final = (
     "WRONGTYPE ",
     "ERR Elements are too large",
@@ -127,6 +133,8 @@ class RedisTarget:
         self._make = make
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._parser: Any = None
+        self._tail, self._held = b"\n", 0
+        """The last bytes that were read, and how many of them since the last whole reply."""
         self._asking = asyncio.Lock()
 
     async def connect(self) -> None:
@@ -134,6 +142,7 @@ class RedisTarget:
         host, port = self._address
         self._streams = await asyncio.open_connection(host, port, ssl=self._tls)
         self._parser = self._hiredis.Reader(notEnoughData=_MORE)
+        self._tail, self._held = b"\n", 0
         pack = self._hiredis.pack_command
         async with asyncio.timeout(ANSWER_S):
             replies = await self._ask(b"".join(map(pack, self._hello)), len(self._hello))
@@ -182,10 +191,24 @@ class RedisTarget:
             data = await reader.read(READ_BYTES)
             if not data:
                 raise ConnectionError("the server closed the connection")
+            self._check(data)
             self._parser.feed(data)
             while (reply := get()) is not _MORE:
+                self._held = 0
                 replies.append(reply)
+        if len(replies) > count:
+            raise RedisFailed(f"the server gave {len(replies)} replies to {count} commands")
         return replies
+
+    def _check(self, data: bytes) -> None:
+        """Raises RedisFailed for a reply that is too large."""
+        self._held += len(data)
+        looked = self._tail + data
+        if self._held > READ_BYTES + REPLY_BYTES_MAX or _TOO_LARGE.search(looked):
+            raise RedisFailed(
+                f"the server answers with more than {REPLY_BYTES_MAX} bytes (REPLY_BYTES_MAX)"
+            )
+        self._tail = looked[-32:]
 
 
 def _of_error(said: str) -> Outcome:
