@@ -17,6 +17,7 @@ from support.redis_proxy import Proxy
 from support.waiting import comes
 from tests.outbound.brokers import declare_queue, drained
 from tests.outbound.conftest import in_time, running
+from tests.outbound.endpoint import flooding
 from tickwheel import Retry, Task
 from tickwheel.outbound import forward, runner
 from tickwheel.outbound.target import target_of
@@ -148,6 +149,27 @@ async def test_what_a_full_queue_refuses_waits_for_room(
         await comes(are_acked)
     found += [one.body for one in await drained(server, "full")]
     assert set(found) == {b"1", b"2", b"3"} and await dead(wheel) == []
+
+
+@pytest.mark.parametrize("begin", [b"\1\0\0\x7f\xff\xff\xff", b"\1\0\0\0\x20\0\0"])
+async def test_a_frame_that_is_too_large_is_not_read_and_holds_up_no_other(
+    wheel: TestWheel, server: RabbitServer, begin: bytes
+) -> None:
+    await declare_queue(server, "beside")
+    await wheel.client.create_group("u", "g")
+    await wheel.client.enqueue("u", b"x")
+    with flooding(begin, b"x" * (1 << 20)) as hostile:
+        url = f"amqp://127.0.0.1:{hostile.port}/?routing_key=q"
+        flooded = runner.Runner(wheel.client, "u", "g", target_of(url))
+        running_on = asyncio.create_task(flooded.run())
+        async with running(wheel.client, target_of(f"{server.url}/?routing_key=beside")):
+            await comes(lambda: flooded.tries > 3)
+            receipt = await wheel.client.enqueue("t", b"x")
+            await comes(lambda: acked(wheel, receipt.id))
+        await flooded.stop()
+        await running_on
+        assert "(FRAME_BYTES_MAX)" in (flooded.trouble or "")
+        assert hostile.sent < 200 * (1 << 20), "kernels take some of each try"
 
 
 async def test_an_exchange_that_is_gone_costs_no_task_an_attempt(

@@ -261,6 +261,8 @@ Maker = StreamEntries | ListElements
 AMQP_PORT: Final = 5672
 AMQPS_PORT: Final = 5671
 AMQP_USER: Final = "guest"
+FRAME_BYTES_MAX: Final = 1 << 20
+"""Bytes of one frame of RabbitMQ, whose own limit is 128 KiB."""
 BLOCKED: Final = "the broker has blocked the connection: an alarm of its memory or disk"
 NAME_BYTES_MAX: Final = 128
 """Bytes of a header's name in AMQP."""
@@ -305,6 +307,14 @@ class AmqpTarget:
             import aio_pika
             import aiormq.exceptions as errors
         self._aio_pika: Any = aio_pika
+        is_tls = bool(place.get("ssl"))
+
+        class Bounded(aio_pika.Connection):
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **options)
+                self.kwargs["transport_factory"] = BoundedTransport(is_tls=is_tls)
+
+        self._bounded = Bounded
         self._returned = errors.PublishError
         self._of_a_message = (
             errors.PublishError, errors.ChannelPreconditionFailed, errors.ConnectionSyntaxError,
@@ -321,7 +331,9 @@ class AmqpTarget:
 
     async def connect(self) -> None:
         """Connect, and see that the exchange is there."""
-        self._connection = await self._aio_pika.connect(**self._place)
+        self._connection = await self._aio_pika.connect(
+            connection_class=self._bounded, **self._place
+        )
         channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
         if self._exchange_name:
             self._exchange = await channel.get_exchange(self._exchange_name, ensure=True)
@@ -394,6 +406,43 @@ class AmqpTarget:
         connection, self._connection, self._exchange = self._connection, None, None
         if connection is not None:
             await connection.close()
+
+
+class BoundedReader(asyncio.StreamReader):
+    """A stream of frames that makes no room for one that is announced as too large."""
+
+    async def readexactly(self, n: int) -> bytes:
+        if n > FRAME_BYTES_MAX:
+            raise ConnectionError(
+                f"the broker sends a frame of {n} bytes; {FRAME_BYTES_MAX} (FRAME_BYTES_MAX) are"
+                " allowed"
+            )
+        return await super().readexactly(n)
+
+
+class BoundedTransport:
+    """Makes the streams of a connection of aiormq, a ``TransportFactory`` there."""
+
+    def __init__(self, *, is_tls: bool) -> None:
+        self._is_tls = is_tls
+
+    async def create(
+        self, url: Any, *, ssl_context_provider: Any, **options: Any
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect; failures are those of aiormq's own factories."""
+        from aiormq.exceptions import AMQPConnectionError
+
+        loop = asyncio.get_running_loop()
+        context = await ssl_context_provider.get_context() if self._is_tls else None
+        reader = BoundedReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        try:
+            transport, _ = await loop.create_connection(
+                lambda: protocol, url.host, url.port, ssl=context, **options
+            )
+        except OSError as error:
+            raise AMQPConnectionError(*error.args) from error
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 def headers_of(told: Mapping[str, Value]) -> dict[str, Value]:
