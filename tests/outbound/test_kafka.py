@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import aiokafka
+import aiokafka.producer.producer as real_producer
 import pytest
 from aiokafka.errors import (
     InvalidTimestampError,
@@ -22,8 +24,9 @@ from aiokafka.errors import (
 
 from support.waiting import comes
 from tests.outbound.conftest import in_time, running
+from tests.outbound.endpoint import flooding
 from tickwheel import Retry
-from tickwheel.outbound import runner
+from tickwheel.outbound import forward, runner
 from tickwheel.outbound.target import target_of
 from tickwheel.testing import TestWheel
 
@@ -127,6 +130,20 @@ async def test_a_user_and_tls(wheel: TestWheel, producer: type[FakeProducer]) ->
     assert options["security_protocol"] == "SASL_SSL" and options["ssl_context"] is not None
     assert options["sasl_mechanism"] == "SCRAM-SHA-512"
     assert (options["sasl_plain_username"], options["sasl_plain_password"]) == ("ann", "anns")
+
+
+@pytest.mark.parametrize("size", [0x7FFFFFFF, -1, forward.RESPONSE_BYTES_MAX + 1])
+async def test_a_response_that_is_too_large_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    monkeypatch.setattr(aiokafka, "AIOKafkaProducer", real_producer.AIOKafkaProducer)
+    with flooding(struct.pack(">i", size), b"x" * (1 << 20)) as hostile:
+        target = target_of(f"kafka://127.0.0.1:{hostile.port}/?topic=t")
+        with pytest.raises(KafkaConnectionError):
+            await target.connect()
+        await target.close()
+        assert hostile.sent < 50 * (1 << 20), "kernels take some of each try"
+    assert "(RESPONSE_BYTES_MAX)" in caplog.text
 
 
 async def test_a_record_with_a_time_that_the_brokers_refuse_has_failed(

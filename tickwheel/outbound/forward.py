@@ -30,7 +30,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import json
+import logging
 import re
 import ssl
 from collections.abc import Mapping, Sequence
@@ -55,6 +57,8 @@ from tickwheel.outbound.target import (
 
 if TYPE_CHECKING:
     from tickwheel.api.tasks import Value
+
+LOGGER = logging.getLogger("tickwheel.outbound")
 
 ANSWER_S: Final = 10.0
 """How long, in seconds, Redis or RabbitMQ may take for a batch."""
@@ -467,6 +471,8 @@ KAFKA_ANSWER_S: Final = 15.0
 """How long, in seconds, the brokers may take for a batch."""
 KAFKA_REQUEST_MS: Final = 10_000
 KAFKA_PORT: Final = 9092
+RESPONSE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bytes of one response of Kafka: the largest one names all partitions of a topic."""
 RECORDS_BYTES: Final = 1 << 18
 """Bytes of the records that one request has for a partition."""
 
@@ -495,6 +501,33 @@ def kafka_target(url: str, secret: str | None) -> KafkaTarget:
     return made
 
 
+def _bound_responses(connection: Any) -> None:
+    """Bound what a connection of aiokafka reads: it has no limit of its own, and no place for
+    one."""
+    begin = connection._create_reader_task
+    if hasattr(begin, "__wrapped__"):
+        return
+
+    @functools.wraps(begin)
+    def bounded(self: Any) -> Any:
+        read = self._reader.readexactly
+
+        async def readexactly(n: int) -> Any:
+            if not 0 <= n <= RESPONSE_BYTES_MAX:
+                problem = (
+                    f"the broker sends a response of {n} bytes; {RESPONSE_BYTES_MAX}"
+                    " (RESPONSE_BYTES_MAX) are allowed"
+                )
+                LOGGER.warning("%s", problem)  # aiokafka says only that the connection has ended
+                raise ConnectionError(problem)
+            return await read(n)
+
+        self._reader.readexactly = readexactly
+        return begin(self)
+
+    connection._create_reader_task = bounded
+
+
 class KafkaTarget:
     """A topic of one cluster."""
 
@@ -504,7 +537,9 @@ class KafkaTarget:
         """``options`` are those of ``AIOKafkaProducer``."""
         with needs("kafka"):
             import aiokafka
+            import aiokafka.conn
             import aiokafka.errors
+        _bound_responses(aiokafka.conn.AIOKafkaConnection)
         errors = aiokafka.errors
         self._aiokafka: Any = aiokafka
         self._kafka_error = errors.KafkaError
