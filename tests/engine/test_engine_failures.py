@@ -14,6 +14,7 @@ from tickwheel.model.records import (
     REASON_LENGTH_MAX,
     TRACE_LENGTH_MAX,
     TRACES_LENGTH_MAX,
+    TaskOptions,
 )
 
 
@@ -212,3 +213,35 @@ def test_a_dead_letter_whose_ttl_is_over_stays_when_it_is_requeued(rig: Rig) -> 
     rig.commit()
     assert {key[0] for key in rig.rows.dead} == {letters[0]}
     assert rig.core.totals.expired == 0
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
+@pytest.mark.parametrize("ttl_ms", [None, 100, 5_000])
+def test_a_new_ttl_holds_in_all_groups_of_the_task(
+    rig: Rig, ttl_ms: int | None, restarted: bool
+) -> None:
+    """It is the task's, and counts from the requeue on: where it is ready, waits for a retry, or is
+    in flight and comes back, and where it was a dead letter as well."""
+    rig.subscribe_all(("dead", "dead-too", "flight", "waiting"))
+    rig.subscribe(group="ready", prefetch=0)
+    task_id = rig.enqueue(ttl_ms=ttl_ms)
+    got = {one.group.name: one for one in rig.tick()}
+    rig.nack(got["waiting"], 5_000)
+    for name in ("dead", "dead-too"):
+        rig.reject(got[name], "no good")
+    rig.after(200).fire()
+    gone = {"ready", "waiting"} if ttl_ms == 100 else set()
+    assert [rig.requeue(task_id, name, 300) for name in ("dead", "dead-too")] == ["requeued"] * 2
+    recount(rig)
+    rig.commit()
+    if restarted:
+        rig.stop_and_start()
+    assert rig.rows.tasks[task_id].options == TaskOptions(ttl_ms=500)
+    groups = rig.core.topics["t"].groups
+    lease = groups["flight"].flight[task_id]
+    assert lease.traits.ttl_end_ms == rig.now_ms + 301
+    for after_ms, over in ((300, set[str]()), (1, {"dead", "dead-too", "ready", "waiting"} - gone)):
+        counted = {name: group.expired for name, group in groups.items()}
+        rig.after(after_ms).fire()
+        recount(rig)
+        assert {name for name, group in groups.items() if group.expired > counted[name]} == over

@@ -271,6 +271,8 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
     ),
     ([Kind.MERGED, T, "", "t", "rejected", [5]], [{"event": "rejected", **TASK}]),
     ([Kind.REQUEUED, T, "t", "g", [5]], [{"event": "requeued", **TASK, "group": "g"}]),
+    ([Kind.REQUEUED, T, "t", "g", [5], 70],
+     [{"event": "requeued", **TASK, "group": "g", "ttl_ms": 70}]),
     (
         [Kind.GROUP, T, "t", "g", "created", {"since_ms": 0, "since_id": "7"}],
         [

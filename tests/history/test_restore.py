@@ -236,18 +236,22 @@ async def test_rescheduled_after_a_failure_only_the_retry_moves(tmp_path: Path) 
 
 async def test_dead_letters_are_made_deleted_and_requeued(tmp_path: Path) -> None:
     rows = [TaskRow(i, DUE, "t", b"x") for i in (A, B, C, D)]
-    letters = [DeadRow(i, "g", "t", t(-9), 3, "why") for i in (C, D)]
+    letters = [DeadRow(i, "g", "t", t(-9), 3, "why") for i in (B, C, D)]
     backup = await make_backup(tmp_path, rows, dead=letters)
     dead = [Kind.DEAD, t(9), "t", "g", [A], [1], ["w" * 300]]
     write(
         tmp_path,
         [[STARTED], [delivered([A], time_ms=t(6)), dead],
          [[Kind.ENDED, t(10), "t", "g", "deleted", [C], True]],
-         [[Kind.REQUEUED, t(11), "t", "g", [D]]],
+         [[Kind.REQUEUED, t(11), "t", "g", [D]], [Kind.REQUEUED, t(11), "t", "g", [B], 77]],
          [stopped()]],
     )  # fmt: skip
     report, found = await restored(tmp_path, backup)
-    assert set(found.rows) == {A, B, D}
+    assert found.rows == {
+        A: rows[0],
+        B: rows[1]._replace(options=TaskOptions(ttl_ms=77)),
+        D: rows[3],
+    }
     failure = Failure(1, t(9), "w" * 200, "w@1")
     assert found.dead == {(A, "g"): DeadRow(A, "g", "t", t(9), 1, "w" * 200, (failure,), failed=1)}
     assert found.progress == {}

@@ -534,11 +534,17 @@ TOGETHER = (
     Bug(
         "requeued-though-its-ttl-is-over",
         "a dead letter whose time to live is over is requeued, and vanishes",
-        {"DeadLetters.requeue": (condition("end_ms", "False"),)},
+        {"DeadLetters.is_over": (instead("now_ms >= end_ms", "False"),)},
         (
             "tests/engine/test_engine_failures.py::"
             "test_a_dead_letter_whose_ttl_is_over_stays_when_it_is_requeued",
         ),
+    ),
+    Bug(
+        "new-ttl-is-not-written",
+        "a requeued task has its new time to live until a restart",
+        {"DeadLetters._live_on": (instead("core.write(row, is_moved=False)", "None"),)},
+        ("tests/engine/test_engine_failures.py::test_a_new_ttl_holds_in_all_groups_of_the_task",),
     ),
     Bug(
         "restore-begins-too-late",

@@ -109,15 +109,15 @@ class Rig(RigBase):
         assert answered_ms == (due_ms if word == "scheduled" else None)
         return word
 
-    def requeue(self, task_id: int, group: str = "default") -> str:
-        return self._settle_dead("requeue", task_id, group)
+    def requeue(self, task_id: int, group: str = "default", ttl_ms: int | None = None) -> str:
+        return self._settle_dead("requeue", task_id, group, ttl_ms)
 
     def delete_dead(self, task_id: int, group: str = "default") -> str:
         return self._settle_dead("delete", task_id, group)
 
-    def _settle_dead(self, kind: str, task_id: int, group: str) -> str:
+    def _settle_dead(self, kind: str, task_id: int, group: str, ttl_ms: int | None = None) -> str:
         control, known = self.engine.control, self.find(task_id)
-        return control.settle_dead(kind, task_id, group, known, self.now_ms)
+        return control.settle_dead(kind, task_id, group, known, self.now_ms, ttl_ms)
 
     def group(self, topic: str = "t", name: str = "default") -> Group:
         found = self.core.find_group(topic, name)

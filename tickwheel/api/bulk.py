@@ -61,12 +61,13 @@ class AnySelectionFields(TaskSelectionFields, DeadSelectionFields):
 
 
 SELECTED: Final[Mapping[str, tuple[type[Request], ...]]] = {
-    **{
-        verb.bulk: (TaskSelectionFields, *([MOVES[verb.bulk]] if verb.bulk in MOVES else ()))
-        for verb in tasks.VERBS
-        if verb.bulk
-    },
-    **{verb.bulk: (DeadSelectionFields,) for verb in tasks.LETTER_VERBS if verb.bulk},
+    verb.bulk: (block, *([MOVES[verb.bulk]] if verb.bulk in MOVES else ()))
+    for block, verbs in (
+        (TaskSelectionFields, tasks.VERBS),
+        (DeadSelectionFields, tasks.LETTER_VERBS),
+    )
+    for verb in verbs
+    if verb.bulk
 }
 """Kind of a bulk operation → the blocks of options that it has."""
 KINDS: Final = Choice("str", *SELECTED)
@@ -124,7 +125,9 @@ class BulkInfo(Answer):
     kind: Annotated[str, f"{', '.join(SELECTED)}; reset."]
     topic: Annotated[str, NAME]
     selection: Annotated[Mapping[str, Any], "What must be true of a task."] = {}
-    arguments: Annotated[Mapping[str, Any], "Of a reschedule: where to."] = {}
+    arguments: Annotated[
+        Mapping[str, Any], "Of a reschedule: where to; of a requeue: the new time to live."
+    ] = {}
     rate: Annotated[float | None, "Changes a second at most."]
     state: Annotated[str, "running, done, cancelled, failed."]
     looked_at: int

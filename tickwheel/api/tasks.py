@@ -252,7 +252,7 @@ class LookUp(Selection):
 
 
 class Moving(Request):
-    """A command that moves tasks says where to."""
+    """A command that moves tasks says where to, and one that gives them a new life how long."""
 
     def moved(self) -> dict[str, int]:
         """What was said of it, by name, once it is checked together. Raises BadRequest."""
@@ -260,7 +260,7 @@ class Moving(Request):
 
     def due_at_ms(self, now_ms: int) -> int | None:
         """The due time that all get, or the first of them; None: it follows from their own."""
-        raise NotImplementedError
+        return None
 
 
 class MoveFields(Moving):
@@ -305,12 +305,30 @@ class SpreadFields(Moving):
         return self.start_ms
 
 
-MOVES: Final[Mapping[str, type[Moving]]] = {"reschedule": MoveFields, "spread": SpreadFields}
-"""Command → the block that says where it moves tasks to."""
+class RequeueFields(Moving):
+    """A requeue may give tasks a new time to live."""
+
+    ttl_ms: Annotated[
+        int | None,
+        Span(1, "delay_ms_max"),
+        "A new time to live, from the requeue on, in place of the task's own. It is the task's in"
+        " all of its groups.",
+    ] = None
+
+    def moved(self) -> dict[str, int]:
+        return {} if self.ttl_ms is None else {"ttl_ms": self.ttl_ms}
 
 
-class AnyMoveFields(SpreadFields, MoveFields):
-    """A command that moves tasks says where to, by the block that it has."""
+MOVES: Final[Mapping[str, type[Moving]]] = {
+    "reschedule": MoveFields,
+    "spread": SpreadFields,
+    "requeue": RequeueFields,
+}
+"""Command → the block that says where it moves tasks to, or how long they live then."""
+
+
+class AnyMoveFields(RequeueFields, SpreadFields, MoveFields):
+    """A command on tasks says what they get, by the block that it has."""
 
 
 class Move(MoveFields, Selection):
@@ -531,6 +549,10 @@ class Letters(Request):
     pairs: Annotated[Any, LETTERS, "Each (id, group)."]
 
 
+class Requeue(RequeueFields, Letters):
+    """The request names dead letters to be delivered again."""
+
+
 class DeadLetter(Answer):
     """A task that a group could not finish, until it is requeued or deleted."""
 
@@ -564,9 +586,9 @@ LETTER_VERBS: Final = (
         methods=(Method("dead_list"),),
         over=Over.PAGES,
     ),
-    Verb("requeue_dead", Letters, list[str], _OPERATE, "Requeue dead letters",
+    Verb("requeue_dead", Requeue, list[str], _OPERATE, "Requeue dead letters",
          'Deliver dead letters again, failures counted anew: "requeued", "unknown", or "ttl_over",'
-         " of one that stays because its time to live is over.",
+         " of one that stays because its time to live is over and ``ttl`` gives it no new one.",
          FrameType.DEAD_REQUEUE, audit=Audit.ALWAYS, changes=True, bulk="requeue",
          methods=(Method("dead_requeue", word="RequeueWord"),), over=Over.IDS),
     Verb("delete_dead", Letters, list[str], _OPERATE, "Delete dead letters",

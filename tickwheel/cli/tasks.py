@@ -26,6 +26,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Unpack
@@ -559,9 +560,12 @@ async def cancel_bulk(call: Call, bulk: BulkArgument) -> None:
 def say_bulk(call: Call, found: BulkInfo) -> int:
     """Show a bulk operation; the exit code is 1 when it did not come to its end."""
     of = f"{found.changed:,} of {found.matched:,} changed"
+    if not found.is_over:
+        of += f" so far; `tickwheel bulk show {found.id}` says how far it is"
     note = f": {found.note}" if found.note else ""
     line = f"{found.id}  {found.state}  {of}{_reasons(found.refused)}{note}"
     call.out.result(fields_of(found), line)
+    _remark_ttl_over(call, found.refused.get(TTL_OVER, 0))
     return EXIT_FAILED if found.state in ("failed", "cancelled") else 0
 
 
@@ -742,6 +746,10 @@ async def requeue(
     call: Call,
     ids: IdsOrFilters = None,
     rate: Annotated[float | None, option("So many a second; without, as fast as can.", "N")] = None,
+    ttl: Annotated[
+        float | None,
+        duration("A new time to live from the requeue on: 1h, 2d. What has expired needs one."),
+    ] = None,
     **options: Unpack[SettleOptions],
 ) -> int:
     """Let dead letters be delivered again, with their failures counted anew.
@@ -749,7 +757,7 @@ async def requeue(
     By ids; or those that --topic, --group, --since, --until, --reason select, one page after the
     other; or with a task that matches --where and the like, as a bulk operation in the background.
     """
-    return await _settle(call, "requeue", ids, rate, options)
+    return await _settle(call, "requeue", ids, rate, options, given({"ttl": ttl}))
 
 
 async def delete(
@@ -764,7 +772,12 @@ async def delete(
 
 
 async def _settle(
-    call: Call, kind: str, ids: list[str] | None, rate: float | None, options: SettleOptions
+    call: Call,
+    kind: str,
+    ids: list[str] | None,
+    rate: float | None,
+    options: SettleOptions,
+    moved: Mapping[str, Any] = {},
 ) -> int:
     selection = Selection(**{name: options.get(name) for name in _SELECTING})  # type: ignore[arg-type]  # of one block
     # An option that only a bulk operation has; those of a delete have the rate, too.
@@ -776,11 +789,13 @@ async def _settle(
             )
         of_bulk = {name: value for name, value in options.items() if name != "topic"}
         how = of_bulk | given({"rate": rate})
-        return await do_bulk(call, Matching(kind, selection.topic, how))
+        return await do_bulk(call, Matching(kind, selection.topic, how, moved))
     check_rate(rate)
     wanted = _check(ids, selection, bool(options.get("all_")))
     async with call.client() as client:
-        settle: Settle = client.dead_requeue if kind == "requeue" else client.dead_delete
+        settle: Settle = client.dead_delete
+        if kind == "requeue":
+            settle = partial(client.dead_requeue, **moved)
         good = _DONE[kind]
         if wanted:
             return await _by_id(call, client, settle, good, wanted, selection.group)
@@ -859,8 +874,7 @@ def _remark_ttl_over(call: Call, count: int) -> None:
     if count:
         call.out.remark(
             f"{TTL_OVER}: {count:,} dead letters were not requeued and stay, because their ttl is"
-            " over and they would expire at once; `tickwheel dead show` has their bodies, to be"
-            " enqueued again with a new --ttl"
+            " over and they would expire at once; --ttl 1h gives them another hour"
         )
 
 

@@ -381,7 +381,11 @@ class GeneratedVerbs(Verbs):
 
     @overload
     async def dead_requeue(
-        self, pairs: Iterable[tuple[int, str]], *, timeout: Duration | None = None
+        self,
+        pairs: Iterable[tuple[int, str]],
+        *,
+        ttl: Duration | None = None,
+        timeout: Duration | None = None,
     ) -> list[RequeueWord]: ...
     @overload
     async def dead_requeue(
@@ -391,6 +395,7 @@ class GeneratedVerbs(Verbs):
         filter: DeadSelectionKeywords,
         rate: float | None = None,
         id: str | None = None,
+        ttl: Duration | None = None,
         timeout: Duration | None = None,
     ) -> BulkInfo: ...
     async def dead_requeue(
@@ -401,18 +406,29 @@ class GeneratedVerbs(Verbs):
         filter: DeadSelectionKeywords | None = None,
         rate: float | None = None,
         id: str | None = None,
+        ttl: Duration | None = None,
         timeout: Duration | None = None,
     ) -> list[RequeueWord] | BulkInfo:
         """Deliver dead letters again, failures counted anew: "requeued", "unknown", or "ttl_over",
-        of one that stays because its time to live is over. Of pairs (id, group), each.
+        of one that stays because its time to live is over and ``ttl`` gives it no new one. Of pairs
+        (id, group), each.
 
         By topic and ``filter``, a dict of DeadSelectionKeywords (an empty one means all of the
         topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
         what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
         most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
-        Overloaded when too many bulk operations are running."""
+        Overloaded when too many bulk operations are running.
+
+        ``ttl``: a new time to live, from the requeue on, in place of the task's own. It is the
+        task's in all of its groups."""
         return await self._selected(
-            "requeue_dead", pairs, topic, None, filter, {"rate": rate, "id": id}, timeout
+            "requeue_dead",
+            pairs,
+            topic,
+            None,
+            filter,
+            {"rate": rate, "id": id, "ttl": ttl},
+            timeout,
         )
 
     @overload

@@ -180,7 +180,7 @@ class AnySelectionKeywords(TaskSelectionKeywords, DeadSelectionKeywords, total=F
 
 
 class MovingKeywords(TypedDict, total=False):
-    """A command that moves tasks says where to."""
+    """A command that moves tasks says where to, and one that gives them a new life how long."""
 
 
 class MoveKeywords(MovingKeywords, total=False):
@@ -209,5 +209,13 @@ class SpreadKeywords(MovingKeywords, total=False):
     """or the first moment behind it."""
 
 
-class AnyMoveKeywords(SpreadKeywords, MoveKeywords, total=False):
-    """A command that moves tasks says where to, by the block that it has."""
+class RequeueKeywords(MovingKeywords, total=False):
+    """A requeue may give tasks a new time to live."""
+
+    ttl: Duration | None
+    """A new time to live, from the requeue on, in place of the task's own. It is the task's in all
+    of its groups."""
+
+
+class AnyMoveKeywords(RequeueKeywords, SpreadKeywords, MoveKeywords, total=False):
+    """A command on tasks says what they get, by the block that it has."""

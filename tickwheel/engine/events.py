@@ -126,7 +126,7 @@ class Recorder(Protocol):
     def rescheduled_many(self, topic: str, ids: Sequence[int], dues_ms: Sequence[int]) -> None:
         """``rescheduled`` for many tasks that keep their places in the order."""
 
-    def requeued(self, topic: str, group: str, task_id: int) -> None:
+    def requeued(self, topic: str, group: str, task_id: int, ttl_ms: int | None = None) -> None:
         """A task has come back from the dead letters of its group."""
 
     # --- groups ------------------------------------------------------------------------------

@@ -55,6 +55,8 @@ from tickwheel.model.records import (
     OrderRules,
     Outcome,
     ProgressState,
+    TaskOptions,
+    TaskRow,
     TaskSnapshot,
 )
 
@@ -537,6 +539,10 @@ def _judge_ordered(lease: Lease, delay_ms: int | None, failure: Failure) -> Verd
     return Verdict(failure, rules.retry_ms if delay_ms is None else delay_ms)
 
 
+TTL_OVER = "ttl_over"
+"""The word for a dead letter that stays, because it would expire at once."""
+
+
 class DeadLetters:
     """The dead letters of all groups. ``requeue`` and ``delete`` answer with protocol words."""
 
@@ -576,22 +582,53 @@ class DeadLetters:
 
     # --- they go ---------------------------------------------------------------------------
 
-    def requeue(self, known: TaskSnapshot, name: str, now_ms: int) -> str:
-        """Make a dead letter ready in its group at once, with failures counted anew. One whose time
-        to live is over stays."""
+    def is_over(self, known: TaskSnapshot, ttl_ms: int | None, now_ms: int) -> bool:
+        """Whether the task, requeued with a new ``ttl_ms`` or with its own, would expire at
+        once."""
+        end_ms = ttl_end_ms(known.row.due_ms, self._options(known.row))
+        return ttl_ms is None and end_ms is not None and now_ms >= end_ms
+
+    def requeue(self, known: TaskSnapshot, name: str, now_ms: int, ttl_ms: int | None) -> str:
+        """Make a dead letter ready in its group at once, with failures counted anew, and with a new
+        time to live if there is a ``ttl_ms``. One whose time to live is over stays."""
         core, row, group = self._core, known.row, self._keeper(known, name)
         if group is None:
             return "unknown"
-        end_ms = ttl_end_ms(row.due_ms, row.options)
-        if end_ms is not None and now_ms >= end_ms:
-            return "ttl_over"  # it would expire at once
+        if self.is_over(known, ttl_ms, now_ms):
+            return TTL_OVER
+        new_ms = None
+        if ttl_ms is not None:
+            new_ms = max(0, now_ms - row.due_ms) + ttl_ms  # an option counts from the due time
+            row = self._live_on(known, new_ms)
         self._take_out(group, row.id, owes_it=True)
         core.begins_anew(group, row.id, known.dead[name].attempt)
         core.come(group, row, now_ms)
         core.lifetimes.begin(row)
         core.wake(group)
-        core.recorder.requeued(row.topic, name, row.id)
+        core.recorder.requeued(row.topic, name, row.id, new_ms)
         return "requeued"
+
+    def _live_on(self, known: TaskSnapshot, ttl_ms: int) -> TaskRow:
+        """The row of the task with another time to live, in all groups that have it."""
+        core, former = self._core, known.row._replace(options=self._options(known.row))
+        options = (former.options or TaskOptions())._replace(ttl_ms=ttl_ms)
+        row, end_ms = former._replace(options=options), ttl_end_ms(former.due_ms, options)
+        for group in self._ownership.groups_of(known):
+            lease = group.flight.get(row.id)
+            if lease is None:
+                core.lifetimes.end(former)
+                core.lifetimes.begin(row)
+            else:
+                lease.traits = lease.traits._replace(ttl_end_ms=end_ms)
+        resident = core.resident_rows.get(row.id)
+        if resident is not None:
+            core.keep(resident._replace(options=options))
+        core.write(row, is_moved=False)
+        return row
+
+    def _options(self, row: TaskRow) -> TaskOptions | None:
+        """The options of the task; another dead letter of it may just have changed them."""
+        return self._core.open.effects.updated.get(row.id, row).options
 
     def delete(self, known: TaskSnapshot, name: str) -> str:
         """Delete a dead letter; the task ends when no group keeps or owes it."""

@@ -18,7 +18,7 @@ refused. A kind that makes new tasks, which may be refused, says so before each 
 | reschedule | tasks | another due time (``_due_ms``) | in_flight, dead, due_too_far |
 | spread | tasks | the emptiest ticks of a due window (``_spread``) | all but scheduled |
 | run_now | tasks | due at once | in_flight, dead |
-| requeue | dead letters | delivered again, failures counted anew | |
+| requeue | dead letters | delivered again, failures counted anew | ttl_over |
 | delete | dead letters | gone | |
 | reset | what came due since a moment | it is the group's again (``groups.Resets``) | no_body |
 
@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tickwheel.engine.events import CANCELLED, DELETED
 from tickwheel.engine.ordering import NEVER_MS, mark_of_key
 from tickwheel.engine.ownership import Ownership, keeps_place, owes, wants
-from tickwheel.engine.settlement import DeadLetters
+from tickwheel.engine.settlement import TTL_OVER, DeadLetters
 from tickwheel.engine.state import MOVE_BYTES, Core
 from tickwheel.engine.topics import (
     DeliveryAttempts,
@@ -425,15 +425,29 @@ class Control:
     # --- dead letters ------------------------------------------------------------------------
 
     def settle_dead(
-        self, kind: str, task_id: int, name: str, known: TaskSnapshot | None, now_ms: int
+        self,
+        kind: str,
+        task_id: int,
+        name: str,
+        known: TaskSnapshot | None,
+        now_ms: int,
+        ttl_ms: int | None = None,
     ) -> str:
         """Requeue or delete a dead letter of the group ``name``; returns the word for what became
-        of it."""
+        of it. ``ttl_ms``: the new time to live of what is requeued."""
         if known is None:
             return self.absent(task_id)
         if kind == "requeue":
-            return self._dead_letters.requeue(known, name, now_ms)
+            return self._dead_letters.requeue(known, name, now_ms, ttl_ms)
         return self._dead_letters.delete(known, name)
+
+    def says_no_to_dead(
+        self, kind: str, known: TaskSnapshot, now_ms: int, ttl_ms: int | None
+    ) -> str | None:
+        """Why ``settle_dead`` would leave a dead letter where it is; None: it would not."""
+        if kind == "requeue" and self._dead_letters.is_over(known, ttl_ms, now_ms):
+            return TTL_OVER
+        return None
 
 
 OF_TASKS = ("cancel", "reschedule", "spread", "run_now")

@@ -255,8 +255,9 @@ class Recorder:
     def ended_many(self, topic: str, how: str, ids: Sequence[int]) -> None:
         self._note(Kind.ENDED, self._clock()[0], topic, None, how, list(ids), None)
 
-    def requeued(self, topic: str, group: str, task_id: int) -> None:
-        self._note(Kind.REQUEUED, self._clock()[0], topic, group, [task_id])
+    def requeued(self, topic: str, group: str, task_id: int, ttl_ms: int | None = None) -> None:
+        new = () if ttl_ms is None else (ttl_ms,)
+        self._note(Kind.REQUEUED, self._clock()[0], topic, group, [task_id], *new)
 
     # --- groups ------------------------------------------------------------------------------
 

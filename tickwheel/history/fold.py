@@ -525,6 +525,9 @@ class Fold:
     def _requeued(self, task: Task, event: Event) -> None:
         task.progress.pop(event["group"], None)
         task.dead.pop(event["group"], None)
+        if (ttl_ms := event.get("ttl_ms")) is not None:
+            options = (task.row.options or TaskOptions())._replace(ttl_ms=int(ttl_ms))
+            task.row = task.row._replace(options=options)
 
     def _deleted(self, task: Task, event: Event) -> None:
         group = event.get("group")

@@ -50,7 +50,7 @@ class Kind(IntEnum):
     RESCHEDULED = 9
     """time_ms, topic, ids, dues[, places in the order]"""
     REQUEUED = 10
-    """time_ms, topic, group, ids"""
+    """time_ms, topic, group, ids[, ttl_ms of the tasks from then on, if that is new]"""
     GROUP = 11
     """time_ms, topic, group | nil, "created" | "deleted" | "configured" | "reset", details"""
     DAEMON = 12
@@ -294,8 +294,9 @@ class Renderer:
         return self._each((time_ms, how, topic, group), ids, seq, lasts, *whys)
 
     def _requeued(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, ids, *_ = record
-        return self._each((time_ms, "requeued", topic, group), ids, seq)
+        _, time_ms, topic, group, ids, *more = record
+        columns = [[f',"ttl_ms":{more[0]:d}'] * len(ids)] if more else []
+        return self._each((time_ms, "requeued", topic, group), ids, seq, *columns)
 
     def _group(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, what, details, *_ = record

@@ -425,6 +425,8 @@ def outline(task_id: int, events: Sequence[Event]) -> dict[str, Any]:
             dead[group] = str(event.get("reason", ""))
         elif name == "requeued":
             dead.pop(group, None)
+            if "ttl_ms" in event:
+                found["ttl_ms"] = event["ttl_ms"]
         if name in _ENDS and (not group or event.get("ended")):
             found |= {"state": name, "ended_ms": event["time_ms"]}
     if found["state"] == UNFINISHED and dead:

@@ -9,7 +9,8 @@ from verbs.scene import Stage, Values, scene
 
 
 def items(values: Values) -> Any:
-    return {"items": [{"id": str(one), "group": group} for one, group in values["pairs"]]}
+    said = {name: value for name, value in values.items() if name != "pairs"}
+    return {"items": [{"id": str(one), "group": group} for one, group in values["pairs"]], **said}
 
 
 @scene(
@@ -27,10 +28,11 @@ def list_dead(stage: Stage) -> Any:
 
 
 @scene("requeue_dead", http="POST /v1/dead-letters/requeue", body=items,
-       cli="dead requeue {pairs[0][0]} --group {pairs[0][1]}")  # fmt: skip
+       cli="dead requeue {pairs[0][0]} --group {pairs[0][1]}"
+       " [ttl_ms: --ttl {ttl_ms}ms]")  # fmt: skip
 def requeue_dead(stage: Stage) -> Any:
     [task] = stage.bury()
-    yield {"pairs": ((task, "g"),)}, ["requeued"]
+    yield {"pairs": ((task, "g"),), "ttl_ms": 5}, ["requeued"]
     assert stage.state(task) == "ready"
 
 

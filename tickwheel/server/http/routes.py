@@ -150,7 +150,7 @@ TASKS_TYPE = msgspec.defstruct("TaskList", [("tasks", list[answer_type(TaskInfo)
 _ids = msgspec.json.Decoder(IDS_TYPE)
 _reschedule = msgspec.json.Decoder(types.RescheduleIn)
 _move = msgspec.json.Decoder(types.Move)
-_dead = msgspec.json.Decoder(types.DeadIn)
+_dead, _requeue = msgspec.json.Decoder(types.DeadIn), msgspec.json.Decoder(types.RequeueIn)
 
 
 def _check(name: str, word: str, good: Sequence[str]) -> None:
@@ -197,14 +197,19 @@ async def reschedule_many(call: Call) -> None:
 def on_dead(verb: str) -> Handler:
     """The handler of a command on dead letters."""
 
+    decoder: msgspec.json.Decoder[Any] = _requeue if verb == "requeue_dead" else _dead
+
     async def handle(call: Call) -> None:
-        items = (await call.json(_dead)).items
+        asked: types.DeadIn = await call.json(decoder)
+        items, said = asked.items, dict[str, Any]()
+        if isinstance(asked, types.RequeueIn) and asked.ttl_ms is not None:
+            said["ttl_ms"] = asked.ttl_ms
         if not items:
             raise BadRequest("items has 0 elements; name at least one")
         pairs = tuple(
             (read_id(item.id, f"items[{index}].id"), item.group) for index, item in enumerate(items)
         )
-        words = await call.ask(verb, {"pairs": pairs})
+        words = await call.ask(verb, {"pairs": pairs, **said})
         ids = (pair[0] for pair in pairs)
         await call.answer(results(list(zip(ids, words, strict=True))))
 
@@ -546,7 +551,7 @@ ROUTES: Final = (
           ("show_topic",), answer_type(GroupStats), codes=("not_found",)),
     *_declared(),
     Route("POST", "/v1/dead-letters/requeue", on_dead("requeue_dead"), "dead letters",
-          "Requeue dead letters", ("requeue_dead",), RESULTS_TYPE, body=types.DeadIn),
+          "Requeue dead letters", ("requeue_dead",), RESULTS_TYPE, body=types.RequeueIn),
     Route("POST", "/v1/dead-letters/delete", on_dead("delete_dead"), "dead letters",
           "Delete dead letters", ("delete_dead",), RESULTS_TYPE, body=types.DeadIn),
     Route("GET", "/v1/limits", limits, "daemon", "What the daemon accepts", ("status",),

@@ -334,6 +334,12 @@ class DeadIn(In):
     items: Annotated[list[DeadRef], _shape("", minItems=1, maxItems=16_384)]
 
 
+class RequeueIn(DeadIn, kw_only=True):
+    """Dead letters to be delivered again, with a new time to live if there is a ``ttl_ms``."""
+
+    ttl_ms: Milliseconds | None = None
+
+
 # --- the console ---------------------------------------------------------------------------------
 
 

@@ -390,15 +390,24 @@ class OverDeadLetters(Search):
         return selector.reason in letter.reason.casefold() and selector.fits(task.row)
 
     def words(self, bulk: Bulk, seen: Seen) -> list[str | None]:
-        return [None] * len(seen.matched)
+        now_ms, ttl_ms = self._runner.clock.read().now_ms, _ttl_ms(bulk)
+        says_no = self._control.says_no_to_dead
+        return [says_no(bulk.kind, seen.known[i], now_ms, ttl_ms) for i, _ in seen.matched]
 
     def act(self, bulk: Bulk, seen: Seen, view: View) -> Counter[str]:
         words, now_ms = Counter[str](), self._runner.clock.read().now_ms
+        settle, ttl_ms = self._control.settle_dead, _ttl_ms(bulk)
         for task_id, group in seen.matched:
             # One by one: a task with letters of two groups changes with the first.
             known = view([task_id]).get(task_id)
-            words[self._control.settle_dead(bulk.kind, task_id, group, known, now_ms)] += 1
+            words[settle(bulk.kind, task_id, group, known, now_ms, ttl_ms)] += 1
         return words
+
+
+def _ttl_ms(bulk: Bulk) -> int | None:
+    """The new time to live of what a bulk operation requeues."""
+    found = bulk.argument("ttl_ms")
+    return None if found is None else int(found)
 
 
 def _ids(keys: Sequence[Place]) -> list[int]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.api.tasks import PAGE, DeadPage, Letters, TasksPage
+from tickwheel.api.tasks import PAGE, DeadPage, Letters, Requeue, TasksPage
 from tickwheel.engine.tasks import AT_ONCE
 from tickwheel.errors import BadRequest, LimitExceeded, shown
 from tickwheel.limits import ID_MAX
@@ -177,15 +177,15 @@ class Controlling:
 
     # --- dead letters --------------------------------------------------------------------------
 
-    def requeue_dead(self, ask: Ask[Letters]) -> None:
+    def requeue_dead(self, ask: Ask[Requeue]) -> None:
         """Requeue dead letters ``(id, group)``. Raises Overloaded."""
-        self._dead(ask, "requeue")
+        self._dead(ask, "requeue", ask.request.ttl_ms)
 
     def delete_dead(self, ask: Ask[Letters]) -> None:
         """Delete dead letters ``(id, group)``. Raises Overloaded."""
         self._dead(ask, "delete")
 
-    def _dead(self, ask: Ask[Letters], kind: str) -> None:
+    def _dead(self, ask: Ask[Any], kind: str, ttl_ms: int | None = None) -> None:
         """Do to each dead letter what bulk operations of this kind do; answers a word for each. One
         that is named twice is acted on once, and has the same word twice."""
         parts, pairs, only = self._parts, ask.request.pairs, ask.only
@@ -199,7 +199,9 @@ class Controlling:
                 if pair not in words:
                     task, words[pair] = known.get(task_id), UNKNOWN
                     if _is_seen(task, only):
-                        words[pair] = self._control.settle_dead(kind, task_id, group, task, now_ms)
+                        words[pair] = self._control.settle_dead(
+                            kind, task_id, group, task, now_ms, ttl_ms
+                        )
 
         def done() -> None:
             answer = [words[pair] for pair in pairs]
