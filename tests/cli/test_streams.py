@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from tickwheel.api.bulk import BulkInfo
 from tickwheel.cli import enqueue
+from tickwheel.cli.call import Call
 from tickwheel.cli.enqueue import BadLine, Defaults, read_tasks
-from tickwheel.errors import LimitExceeded
+from tickwheel.cli.output import Output
+from tickwheel.cli.tasks import follow_bulk
+from tickwheel.client import Receipt, encodings
+from tickwheel.errors import BadRequest, LimitExceeded
 
 EVERY_COMMAND = """
 import json, os, sys
@@ -82,3 +89,66 @@ def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert next(tasks)[0].topic == "t"
     with pytest.raises(BadLine, match="2.*the limit is 40"):
         next(tasks)
+
+
+def test_a_file_of_keys_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encodings, "KEYS_BYTES_MAX", 40)
+    keys = tmp_path / "keys"
+    keys.write_bytes(b"#" * 41)
+    keys.chmod(0o600)
+    with pytest.raises(BadRequest, match="more than 40 bytes"):
+        encodings.read_keys(keys)
+    keys.write_bytes(b"#" * 40)
+    assert not encodings.read_keys(keys)
+
+
+async def test_an_interrupted_bulk_operation_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fields: dict[str, Any] = {
+        "id": "b1", "kind": "cancel", "topic": "t", "rate": None, "state": "running",
+        "looked_at": 1_200, "matched": 30, "changed": 20, "refused": {}, "note": "",
+    }  # fmt: skip
+    asked = asyncio.Event()
+
+    class Asked:
+        async def show_bulk(self, name: str) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+    following = asyncio.ensure_future(follow_bulk(cast("Any", Asked()), BulkInfo(**fields)))
+    await asked.wait()
+    following.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await following
+    said = capsys.readouterr().err
+    assert "looked at 1,200, changed 20 so far" in said
+    assert "tickwheel bulk show b1" in said
+
+
+async def test_an_interrupted_file_of_tasks_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enqueue, "CHUNK_TASKS", 2)
+    lines = io.BytesIO(b'{"topic":"t","body":"a"}\n' * 5)
+    under_way, calls = asyncio.Event(), list[int]()
+
+    class Asked:
+        async def enqueue_many(self, tasks: Any) -> Any:
+            calls.append(len(tasks))
+            if len(calls) > 1:
+                under_way.set()
+                await asyncio.Event().wait()
+            return [Receipt(one, 0, "stored") for one in range(len(tasks))]
+
+    call = Call("tcp://127.0.0.1:1", None, Output(as_json=False))
+    sending = asyncio.ensure_future(
+        enqueue._send(call, cast("Any", Asked()), lines, Defaults(None), lambda **_: None)
+    )
+    await under_way.wait()
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    said = capsys.readouterr().err
+    assert "2 tasks were enqueued before this, up to line 2; of the next 2 lines" in said
+    assert "tail -n +3 FILE | tickwheel enqueue --from -" in said

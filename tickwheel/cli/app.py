@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -237,12 +237,18 @@ def _fill_streams() -> None:
 
 
 def _is_written() -> bool:
-    """Whether stdout has taken everything. What it has not would fail again at the exit."""
+    """Whether stdout has taken everything. What it, or stderr, has not would fail again at the
+    exit."""
+    _flush(sys.stderr)
+    return _flush(sys.stdout)
+
+
+def _flush(stream: TextIO) -> bool:
     try:
-        sys.stdout.flush()
+        stream.flush()
     except (OSError, ValueError):
         with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return False
     return True
 
