@@ -272,11 +272,15 @@ STORE = Dashboard(
                         ),
                         (f"tickwheel_certificate_ok{{{NODE}}}", "{{instance}} in order"),
                         (f"tickwheel_audit_ok{{{NODE}}}", "{{instance}} audit log"),
+                        (
+                            f"rate(tickwheel_log_dropped_total{{{NODE}}}[5m])",
+                            "{{instance}} lines dropped",
+                        ),
                     ],
                     about="The first is 0 when there is no certificate, or it is over."
                     " The second is 0 when files that have changed cannot be used: the"
                     " certificate of before stays. The third is 0 when the log of what operators"
-                    " do cannot be written.",
+                    " do cannot be written. The fourth is above 0 while nobody reads the log.",
                 ),
                 Panel(
                     "Descriptors",

@@ -91,14 +91,13 @@ def test_a_line_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         next(tasks)
 
 
-def test_a_file_of_keys_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encodings, "KEYS_BYTES_MAX", 40)
+def test_a_file_of_keys_has_a_limit(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    keys.write_bytes(b"#" * 41)
+    keys.write_bytes(b"#" * (encodings.KEYS_BYTES_MAX + 1))
     keys.chmod(0o600)
-    with pytest.raises(BadRequest, match="more than 40 bytes"):
+    with pytest.raises(BadRequest, match=f"more than {encodings.KEYS_BYTES_MAX} bytes"):
         encodings.read_keys(keys)
-    keys.write_bytes(b"#" * 40)
+    keys.write_bytes(b"#" * encodings.KEYS_BYTES_MAX)
     assert not encodings.read_keys(keys)
 
 

@@ -271,6 +271,9 @@ class _Check:
             return
         if delivery.priority != task.priority:
             self._wrong.append(f"priority: {task.token} had {task.priority}: {delivery}")
+        again_ms = self._requeued.get((delivery.id, delivery.group))
+        if again_ms is not None and delivery.got_ms >= again_ms:
+            return  # a requeue may give it a new time to live
         if task.ttl_ms is not None and delivery.delivered_ms > delivery.due_ms + task.ttl_ms:
             self._wrong.append(f"late: {task.token} had expired ({task.ttl_ms} ms): {delivery}")
 

@@ -61,6 +61,8 @@ SETTLED_S = 300.0
 """Requests that nobody answers for so long will never be answered."""
 SHOWN_WITHIN_S = 60.0
 LOOK_S = 0.05
+TTL_AGAIN_MS = 60_000
+"""The time to live of a dead letter that had used its own up, from its requeue on."""
 COUNTS = ("pending", "ready", "in_flight", "waiting", "dead")
 FAULTS_ANSWER_TIMEOUT_S = 30.0
 """What Redis is asked about waits until Redis is back."""
@@ -606,9 +608,15 @@ class Run:
         if listed[0] != FrameType.OK:
             return
         letters = [(letter["id"], letter["group"]) for letter in listed[2]["dead"]]
-        if letters:
-            self._operator.requeued += [Requeued(i, group, now_ms()) for i, group in letters]
-            await caller.ask(FrameType.DEAD_REQUEUE, letters)
+        if not letters:
+            return
+        self._operator.requeued += [Requeued(i, group, now_ms()) for i, group in letters]
+        answer = await caller.ask(FrameType.DEAD_REQUEUE, letters)
+        if answer[0] != FrameType.OK:
+            return
+        over = [one for one, word in zip(letters, answer[2], strict=True) if word == "ttl_over"]
+        if over:
+            await caller.ask(FrameType.DEAD_REQUEUE, over, {"ttl_ms": TTL_AGAIN_MS})
 
     async def _look_up(self) -> None:
         """How those ended that need no ack."""

@@ -389,14 +389,17 @@ def test_a_backups_name_is_counted_in_bytes(
 
 @pytest.mark.parametrize("kind", ["missing", "file", "link"])
 @pytest.mark.parametrize("store", ["sqlite", "memory"])
-def test_a_backup_folder_that_is_none_is_an_answer(tmp_path: Path, kind: str, store: str) -> None:
+def test_a_backup_folder_that_has_gone_is_an_answer(tmp_path: Path, kind: str, store: str) -> None:
+    """A start without it is refused; one that goes away later is named."""
     folder = tmp_path / "backups"
-    if kind == "file":
-        folder.touch()
-    elif kind == "link":
-        folder.symlink_to(folder)
+    folder.mkdir()
     url = None if store == "sqlite" else "memory:"
     with Daemon(tmp_path / "daemon", store=url, backup_dir=folder) as daemon:
+        folder.rmdir()
+        if kind == "file":
+            folder.touch()
+        elif kind == "link":
+            folder.symlink_to(folder)
         with Raw(daemon.port) as raw:
             answer = raw.call(T.BACKUP, "x.db")
             assert answer[0] == ERROR and answer[2] in ("refused", "conflict"), answer

@@ -48,6 +48,7 @@ from tickwheel.persistence.memory import MemoryStore
 if TYPE_CHECKING:
     from simulation.loop import Host, SimLoop
     from simulation.network import Network, Trace
+    from tickwheel.persistence.contract import Known
 
 STORE = "store"
 """The name of the server's host."""
@@ -353,8 +354,10 @@ class NodeStore:
         self._is_open = False
 
     async def open(
-        self, owner: str, now_ms: int, *, epoch_min: int = 1, may_create: bool = True
-    ) -> Opened:
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = (),
+        may_create: bool = True,
+    ) -> Opened:  # fmt: skip
+        assert not known, "no daemon of the simulation has a history"
         server = self._server
         try:
             opened = await self._line.call(

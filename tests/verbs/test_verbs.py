@@ -170,7 +170,9 @@ def test_all_ways_say_the_same(name: str, ways: Ways, begin: Begin) -> None:
                 play.close()
             continue
         logged = ways.house.logged()
-        assert logged == [scene.verb.name] * (scene.verb.audit is not Audit.NEVER), way.name
+        # The process that answers for all shards has a log of its own beside the shard's.
+        lines = 2 if way.name == "http of all shards" else 1
+        assert logged == [scene.verb.name] * lines * (scene.verb.audit is not Audit.NEVER), way.name
         found = steady(stage.plain(said.value))
         if reference is None:
             reference = found
