@@ -314,6 +314,8 @@ OF_ALL = frozenset(("exact", "clean_stop", "reaches_back", "history"))
 EARLIEST = frozenset(("backup_ms", "first_event_ms"))
 LATEST = frozenset(("last_event_ms", "tail_ms", "groups"))
 """A group is in every shard."""
+NOTES = ("gaps", "branches")
+"""Why a restore is not exact, in words."""
 OF_A_STORE = ("shard", "epoch", "id_mark")
 """What a report says of the new store of one shard."""
 
@@ -372,7 +374,7 @@ def _progress(parts: Sequence[Raw]) -> Raw:
 
 
 def _reports(reports: Mapping[int, Raw]) -> Raw:
-    """One report of those of some shards: counts are added, gaps say their shard."""
+    """One report of those of some shards: counts are added, notes say their shard."""
     every = [*reports.values()]
     found: dict[str, Any] = {}
     for name in every[0]:
@@ -381,8 +383,8 @@ def _reports(reports: Mapping[int, Raw]) -> Raw:
             continue
         if not values:
             found[name] = None
-        elif name == "gaps":
-            found[name] = [f"shard {n}: {gap}" for n, one in reports.items() for gap in one[name]]
+        elif name in NOTES:
+            found[name] = [f"shard {n}: {note}" for n, one in reports.items() for note in one[name]]
         elif name == "backup":
             found[name] = ", ".join(values)
         elif isinstance(values[0], Mapping):  # how many, and ids or names of the first ones

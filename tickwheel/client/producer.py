@@ -382,7 +382,7 @@ class Producer:
             if batch.sent == 1:
                 self._renumber(batch)
             return  # the next connection sends it, whatever the number
-        if is_final(batch, error, self._retries):
+        if is_final(batch, error, self._retries, batch.deadline_s):
             self.give_up(batch, error)
             return
         self._pauses.begin(batch)

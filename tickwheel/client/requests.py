@@ -83,11 +83,17 @@ class Resendable(Request):
         return self.refusal or reconnector.overdue(what, waited_s, written=self.sent > 0)
 
 
-def is_final(request: Resendable, error: TickwheelError, retries: int) -> bool:
+def is_final(
+    request: Resendable, error: TickwheelError, retries: int, refused_until_s: float
+) -> bool:
     """Whether a refusal is the answer. A store that does not take it now (``refused``), such as
-    one in a failover, is asked for as long as the call has time; what is full or over a quota is
-    so for longer, and the caller hears of it after ``retries`` tries. 0 tries nothing again."""
-    return request.tries >= retries and (type(error) is not Refused or retries == 0)
+    one in a failover, is asked until ``refused_until_s``, the usual time of a call; what is full or
+    over a quota is so for longer, and the caller hears of it after ``retries`` tries. 0 tries
+    nothing again."""
+    if request.tries < retries:
+        return False
+    now_s = asyncio.get_running_loop().time()
+    return type(error) is not Refused or retries == 0 or now_s >= refused_until_s
 
 
 R = TypeVar("R", bound=Resendable)
@@ -303,7 +309,7 @@ class Calls:
             if self.reconnector.connection is not None:
                 self.reconnector.connection.leave(error)
             self.outbox.add(call)
-        elif is_final(call, error, self._retries):
+        elif is_final(call, error, self._retries, call.began_s + self._total_s):
             fail(call.future, error)
         else:
             self.outbox.pause(call, error)
