@@ -74,6 +74,15 @@ def test_a_mistyped_name_is_refused_by_daemon_and_command_line(
     assert said in capsys.readouterr().err
 
 
+def test_no_setting_of_the_daemon_is_near_a_name_of_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Programs that do not know the daemon's settings run beside it, in its environment."""
+    for name in Settings.model_fields:
+        monkeypatch.setenv(f"TICKWHEEL_{name.upper()}", "1")
+    environment.check(lambda: None)
+
+
 def test_without_the_daemon_only_what_is_near_a_name_of_clients_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

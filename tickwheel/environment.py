@@ -26,6 +26,7 @@ OTHERS: Final = (
 """Variables of reports, of tests, of ``--reload``, of what ``subscribe --exec`` runs, and settings
 of Flask, which applications may take from the environment."""
 KNOWN: Final = frozenset(f"{PREFIX}{name}" for name in (*CLIENT, *OTHERS))
+_BARE: Final = (*CLIENT, *OTHERS)
 NEAR: Final = 0.85
 """How near a name is to that of a client to be refused where the settings are not known."""
 _LINK: Final = re.compile(
@@ -64,7 +65,8 @@ def check(settings: Callable[[], Iterable[str] | None]) -> None:
         if known is None:
             more = settings()
             if more is None:
-                if get_close_matches(upper, KNOWN, n=1, cutoff=NEAR):
+                # Without what all names begin with, which would make any two of them near.
+                if get_close_matches(upper.removeprefix(PREFIX), _BARE, n=1, cutoff=NEAR):
                     raise unknown("environment variable", name, upper, KNOWN)
                 continue
             known = KNOWN | {f"{PREFIX}{one.upper()}" for one in more}
