@@ -197,7 +197,9 @@ class Witness:
         elif state not in ("deleted", "filtered"):
             self.bad(f"{task_id} of {sent.topic} was acknowledged, and is {state} in the end")
             return
-        is_kept = sent.topic == self._keeper[0] and not sent.has_ttl
+        # One that was replaced while another group had it is not given to this one any more.
+        is_replaced = sent.key is not None and (sent.topic, sent.key) in self.cancelled.keys
+        is_kept = sent.topic == self._keeper[0] and not (sent.has_ttl or is_replaced)
         if is_kept and task_id not in self._kept:
             self.bad(f"{task_id} is {state}, and group {self._keeper[1]} never got it")
 
