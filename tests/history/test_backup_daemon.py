@@ -12,7 +12,7 @@ import pytest
 from support.daemon import Daemon
 from support.history_daemon import daemon_in, metric
 from support.restore_rig import held, url
-from support.waiting import comes
+from support.waiting import comes, until
 from tickwheel import Client, Task
 from tickwheel.cli.app import run
 from tickwheel.errors import Conflict
@@ -73,7 +73,13 @@ def test_a_start_without_its_folder_is_refused_and_makes_none(
     path = tmp_path / value
     arguments = ["serve", "--store", "memory:", "--listen", "tcp://127.0.0.1:0"]
     assert run([*arguments, "--set", f"{setting}={path}"]) == 1
-    assert f"setting {setting}: " in capfd.readouterr().err
+    told: list[str] = []  # a thread writes it
+
+    def is_named() -> bool:
+        told.append(capfd.readouterr().err)
+        return f"setting {setting}: " in "".join(told)
+
+    until(is_named)
     assert not (tmp_path / "none").exists()
 
 
