@@ -14,7 +14,7 @@ from e2e.cli_runner import Cli
 from support import forked
 from support.daemon import ANY_DISK, Daemon, DaemonFailed
 from support.forked_shell import commands
-from support.waiting import soon
+from support.waiting import soon, until
 from tickwheel import Client
 
 pytestmark = pytest.mark.usefixtures("way")
@@ -35,9 +35,9 @@ def test_it_serves_and_ends_by_signals(tmp_path: Path) -> None:
         assert Cli(daemon).one("stats")["pending"] == 0
         assert daemon.terminate() == 0
         daemon.start()
+        until(lambda: daemon.log_text().count(" serving ") == 2)  # a thread writes it
         daemon.kill()
         assert daemon.wait() == -signal.SIGKILL
-    assert daemon.log_text().count(" serving ") == 2
 
 
 async def test_it_is_killed_at_a_failpoint_of_its_own_environment(tmp_path: Path) -> None:
