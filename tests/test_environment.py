@@ -74,6 +74,17 @@ def test_a_mistyped_name_is_refused_by_daemon_and_command_line(
     assert said in capsys.readouterr().err
 
 
+def test_names_of_scripts_around_the_product_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in environment.SURROUNDING:
+        monkeypatch.setenv(name, "/opt/tickwheel")
+    check()
+    check(is_installed=False)
+    settings = {f"{environment.PREFIX}{name.upper()}" for name in Settings.model_fields}
+    assert not environment.SURROUNDING & (environment.KNOWN | settings)
+
+
 def test_no_setting_of_the_daemon_is_near_a_name_of_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -26,6 +26,10 @@ OTHERS: Final = (
 """Variables of reports, of tests, of ``--reload``, of what ``subscribe --exec`` runs, and settings
 of Flask, which applications may take from the environment."""
 KNOWN: Final = frozenset(f"{PREFIX}{name}" for name in (*CLIENT, *OTHERS))
+SURROUNDING: Final = frozenset(
+    f"{PREFIX}{name}" for name in ("DIR", "HOME", "IMAGE", "ROOT", "TAG", "USER", "VENV", "VERSION")
+)
+"""Variables that scripts and images around the product set for themselves; nothing reads them."""
 _BARE: Final = (*CLIENT, *OTHERS)
 NEAR: Final = 0.85
 """How near a name is to that of a client to be refused where the settings are not known."""
@@ -60,7 +64,9 @@ def check(settings: Callable[[], Iterable[str] | None]) -> None:
     known: frozenset[str] | None = None
     for name, text in os.environ.items():
         upper = name.upper()
-        if not upper.startswith(PREFIX) or upper in KNOWN or _is_link(upper, text):
+        if not upper.startswith(PREFIX) or upper in KNOWN or upper in SURROUNDING:
+            continue
+        if _is_link(upper, text):
             continue
         if known is None:
             more = settings()
