@@ -175,8 +175,10 @@ class EngineMachine(DeliveryRules):
             return
         key = chosen(dead, pick)
         if requeues:
-            assert self.rig.requeue(*key) == "requeued"
-            self.model.requeue(*key)
+            is_over = self.model.now.tasks[key[0]].is_over(self.rig.now_ms)
+            assert self.rig.requeue(*key) == ("ttl_over" if is_over else "requeued")
+            if not is_over:
+                self.model.requeue(*key)
         else:
             assert self.rig.delete_dead(*key) == "deleted"
             self.model.delete_dead(*key)

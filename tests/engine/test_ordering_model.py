@@ -116,7 +116,7 @@ class OrderMachine(RuleBasedStateMachine):
         """The keys of the delivered task, as its group sees them now."""
         known = self.rig.find(got.id)
         assert known is not None
-        options, by = known.row.options, got.group.settings.fair_by
+        options, by = known.row.options, got.group.settings.shares.fair_by
         key = None if options is None else options.order_key
         found: set[tuple[str, str | None, object]] = {(got.group.name, None, key)}
         return found if by is None else found | {(got.group.name, by, shared_value(known.row, by))}
@@ -288,7 +288,7 @@ class OrderMachine(RuleBasedStateMachine):
         if resumes:
             self.resume_key(name, *key)
             return
-        if key[0] not in (None, group.settings.fair_by):
+        if key[0] not in (None, group.settings.shares.fair_by):
             return  # it cannot be named
         wanted = PausedKey("t", name, *key, self.rig.now_ms, "ops")
         found = self.rig.engine.key_control.pause(group, wanted)
@@ -306,7 +306,7 @@ class OrderMachine(RuleBasedStateMachine):
     def share(self, by: str | None, rate: float | None) -> None:
         limit = None if by is None else LIMIT_EACH
         rate = None if by is None else rate
-        if by != self.rig.group(name="b").settings.fair_by:
+        if by != self.rig.group(name="b").settings.shares.fair_by:
             self.paused = {one for one in self.paused if one[0] != "b" or one[1] is None}
         self.rig.configure("t", "b", fair_by=by, limit_each=limit, rate_each=rate)
 

@@ -21,12 +21,14 @@ from tickwheel.model.records import (
     FormerFilter,
     GroupRow,
     GroupSettings,
+    OrderSettings,
     Outcome,
     Past,
     ProgressRow,
     ProgressState,
     Replayed,
     SessionRow,
+    ShareSettings,
     TaskOptions,
     TaskRow,
 )
@@ -70,6 +72,7 @@ progress = st.builds(
     counts,
     counts,
     counts,
+    ints,
 )
 dead = st.builds(DeadRow, ints, names, names, ints, ints, names, failures, counts, ints, counts)
 rules = st.builds(Coalescing, names, st.none() | ints, names, names, names, st.none() | ints)
@@ -79,8 +82,8 @@ settings = st.builds(
     st.none() | rules, st.booleans(), st.none() | names, st.none() | names,
     st.lists(st.builds(FormerFilter, st.none() | names, st.none() | names, ints, ints), max_size=3)
     .map(tuple),
-    st.none() | ints, st.none() | ints, st.none() | names, st.none() | names, st.none() | ints,
-    st.none() | floats,
+    st.builds(OrderSettings, st.none() | ints, st.none() | ints, st.none() | names),
+    st.builds(ShareSettings, st.none() | names, st.none() | ints, st.none() | floats),
 )  # fmt: skip
 groups = st.builds(GroupRow, names, names, ints, st.none() | settings, ints, ints)
 outcomes = st.lists(st.tuples(ints, ints, ints, ints), max_size=5).map(tuple)

@@ -131,10 +131,10 @@ class Rig(RigBase):
         core, grouping = self.core, self.engine.grouping
         if group is None:
             found = core.topic(topic)
-            grouping.set_topic(found, found.settings._replace(**changes), self.mono_ms)
+            grouping.set_topic(found, found.settings.replaced(changes), self.mono_ms)
         else:
             one = self.group(topic, group)
-            grouping.set(one, one.settings._replace(**changes), self.mono_ms)
+            grouping.set(one, one.settings.replaced(changes), self.mono_ms)
 
     def create_group(
         self, topic: str, name: str, since_ms: int | None = None, *, replays: bool = True

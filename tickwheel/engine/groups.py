@@ -320,7 +320,7 @@ class Grouping:
         topic.filtering |= group.judge is not None
         topic.known_steps = None
         self._core.filters_length += length_of(settings)
-        if settings.fair_by is not None and not group.is_closed:
+        if settings.shares.fair_by is not None and not group.is_closed:
             self._core.orderings.begin(group)
         group.was_restored = group.is_closed
         topic.default_backlog = None
@@ -330,7 +330,7 @@ class Grouping:
 
 
 def _sharing(settings: GroupSettings) -> tuple[object, ...]:
-    return settings.fair_by, settings.limit_each, settings.rate_each
+    return settings.shares.fair_by, settings.shares.limit_each, settings.shares.rate_each
 
 
 @dataclass(eq=False)

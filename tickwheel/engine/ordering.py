@@ -119,13 +119,15 @@ class FairShares:
 
     def mark_of(self, row: TaskRow) -> int:
         """The mark of the value of a task; 0: the group is not shared."""
-        by = self._group.settings.fair_by
+        by = self._group.settings.shares.fair_by
         return 0 if by is None else mark_of_key(by, shared_value(row, by))
 
     @property
     def are_looked_at(self) -> bool:
         """Whether some ready task has a share, or may have had one."""
-        return bool(self.called or self.plain_left or self._group.settings.fair_by is not None)
+        return bool(
+            self.called or self.plain_left or self._group.settings.shares.fair_by is not None
+        )
 
     # --- a task comes ------------------------------------------------------------------------
 
@@ -140,7 +142,7 @@ class FairShares:
                 return
             share.called += 1
             self.called[task_id] = share
-        elif group.settings.fair_by is not None:
+        elif group.settings.shares.fair_by is not None:
             self.plain_left += 1
         if front:
             group.ready.push_front(task_id, priority)
@@ -225,7 +227,7 @@ class FairShares:
     def _share(self, mark: int) -> Share:
         found = self.of.get(mark)
         if found is None:
-            rate, bucket = self._group.settings.rate_each, None
+            rate, bucket = self._group.settings.shares.rate_each, None
             if rate is not None:
                 bucket = Bucket(rate, None, self._mono_ms)
             found = self.of[mark] = Share(mark, bucket)
@@ -235,7 +237,7 @@ class FairShares:
         """Whether one more task of a value may be called."""
         if self._paused and share.mark in self._paused:
             return False
-        limit, called = self._group.settings.limit_each, share.called
+        limit, called = self._group.settings.shares.limit_each, share.called
         if limit is not None and called + share.in_flight >= limit:
             return False
         if called and called >= min(CALLED_MAX, CALLED_IN_ALL // len(self.of)):
@@ -305,10 +307,10 @@ class FairShares:
         settings, group = self._group.settings, self._group
         self._heap.clear()
         self._orderings.paced.pop(group, None)
-        if settings.fair_by != former.fair_by:
+        if settings.shares.fair_by != former.shares.fair_by:
             self._dissolve()
         for share in list(self.of.values()):
-            share.bucket = changed(share.bucket, settings.rate_each, None, mono_ms)
+            share.bucket = changed(share.bucket, settings.shares.rate_each, None, mono_ms)
             share.is_paced = False
             self._admit(share)
         self._orderings.wake(group)
@@ -565,7 +567,7 @@ class KeyHolders:
         elif min(dues_ms) < late_ms:
             pairs = zip(heads, dues_ms, strict=True)
             self._shares.waited.update([head for head, due_ms in pairs if due_ms < late_ms])
-        if odd or group.settings.fair_by is not None:
+        if odd or group.settings.shares.fair_by is not None:
             for head in heads:
                 priority, share = odd.pop(head, (0, 0))
                 self._shares.call(head, share, priority, front=False)
@@ -773,7 +775,7 @@ class Ordering:
         options, shares = row.options, self.shares
         if now_ms > shares.now_ms:
             shares.now_ms = now_ms
-        share = 0 if self._group.settings.fair_by is None else shares.mark_of(row)
+        share = 0 if self._group.settings.shares.fair_by is None else shares.mark_of(row)
         priority = 0 if options is None else options.priority
         if options is None or options.order_key is None:
             shares.call(row.id, share, priority, front=False)
@@ -793,7 +795,7 @@ class Ordering:
     def _marks_of_usual(self, rows: Sequence[TaskRow]) -> list[int] | None:
         """The marks of tasks that have an order key and nothing else to decide about; None: some
         of them are not so."""
-        if self._group.settings.fair_by is not None or self.keys.gathers:
+        if self._group.settings.shares.fair_by is not None or self.keys.gathers:
             return None
         options = [row[4] for row in rows]
         if not all(options):
@@ -980,7 +982,7 @@ class Ordering:
         what comes from now on: what is there goes out as it came. Returns the values that were
         paused and are not any more."""
         resumed: list[PausedKey] = []
-        if self._group.settings.fair_by != former.fair_by:
+        if self._group.settings.shares.fair_by != former.shares.fair_by:
             self.keys.forget_shares()
             resumed = self.pauses.forget_shares()
             self.waiting = {i: known._replace(share=0) for i, known in self.waiting.items()}

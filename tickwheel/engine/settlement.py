@@ -234,7 +234,7 @@ class Settlement:
     def reject(self, lease: Lease, reason: str | None, now_ms: int) -> str:
         """Make the task a dead letter at once, or hold its key, as its group says."""
         failure = self._core.failure(lease, _said(reason, "rejected"), now_ms)
-        rules = OrderRules.of(lease.group.settings)
+        rules = OrderRules.of(lease.group.settings.order)
         holds_key = bool(lease.order) and rules.failure == ORDER_HOLD
         self._end_one(NACKED, lease, now_ms, Verdict(failure, None, holds_key))
         if lease.past.replaced_by:
@@ -502,7 +502,7 @@ class Settlement:
         config, deaths = self._core.config, lease.past.deaths + 1
         reason = f"{CONSUMER_DIED}: {lease.subscriber.death}"
         failure = self._core.failure(lease, reason, now_ms)
-        rules = OrderRules.of(lease.group.settings)
+        rules = OrderRules.of(lease.group.settings.order)
         is_endless = bool(lease.order) and rules.failure == ORDER_RETRY
         if deaths >= config.deaths_max and not is_endless:
             return Verdict(failure, None, bool(lease.order) and rules.failure == ORDER_HOLD)
@@ -533,7 +533,7 @@ def _current(
 
 def _judge_ordered(lease: Lease, delay_ms: int | None, failure: Failure) -> Verdict:
     """The verdict of the group's rules for order keys, which take the place of a retry policy."""
-    rules = OrderRules.of(lease.group.settings)
+    rules = OrderRules.of(lease.group.settings.order)
     if rules.attempts is not None and lease.past.failed + 1 >= rules.attempts:
         return Verdict(failure, None, rules.failure == ORDER_HOLD)
     return Verdict(failure, rules.retry_ms if delay_ms is None else delay_ms)

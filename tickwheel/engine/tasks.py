@@ -869,7 +869,7 @@ class KeyControl:
             if (
                 group is None
                 or group.is_closed
-                or row.fair_by not in (None, group.settings.fair_by)
+                or row.fair_by not in (None, group.settings.shares.fair_by)
             ):
                 self._core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(row))
                 continue
@@ -895,7 +895,7 @@ def _state(group: Group, ordering: Ordering, mark: int, task_id: int) -> str:
 def _held_back(group: Group, share: Share) -> str:
     if share.mark in group.paused_keys:
         return "paused"
-    limit = group.settings.limit_each
+    limit = group.settings.shares.limit_each
     if limit is not None and share.called + share.in_flight >= limit:
         return "limited"
     return "throttled" if share.is_paced else "ready"

@@ -346,7 +346,7 @@ def _events_of(record: Record) -> int:
 def settings_map(settings: GroupSettings) -> dict[str, Any]:
     """The settings of a group or topic that are set; ``closed_ms``: the topic is being deleted."""
     rule = settings.if_pending
-    found = settings._asdict() | {
+    found = settings.flat() | {
         "if_pending": None if rule is None else rule.to_map(),
         "broadcast_only": settings.broadcast_only or None,
         # Ids as text, here too.

@@ -21,7 +21,7 @@ import binascii
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from tickwheel.engine.ownership import is_closed, moved_before, owing
 from tickwheel.history.lines import NAMES
@@ -94,7 +94,7 @@ def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
     """The settings in an event; None: nothing was ever set."""
     if not given:
         return None
-    said = {name: given[name] for name in GroupSettings._fields if name in given}
+    said = {name: given[name] for name in _SETTINGS if name in given}
     if (rule := given.get("if_pending")) is not None:
         said["if_pending"] = checked_rule(rule, "if_pending")
     if "former" in given:
@@ -102,8 +102,12 @@ def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
             FormerFilter(tags, where, int(due_ms), int(order))
             for tags, where, due_ms, order in given["former"]
         )
-    found = GroupSettings(**said | {"retry": of_history(given.get("retry"))})
-    return None if found == GroupSettings() else found
+    found = _NOTHING_SET.replaced(said | {"retry": of_history(given.get("retry"))})
+    return None if found == _NOTHING_SET else found
+
+
+_NOTHING_SET: Final = GroupSettings()
+_SETTINGS: Final = tuple(_NOTHING_SET.flat())
 
 
 # --- groups --------------------------------------------------------------------------------------

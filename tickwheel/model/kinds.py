@@ -38,11 +38,13 @@ from tickwheel.model.records import (
     GroupRow,
     GroupSettings,
     NewTask,
+    OrderSettings,
     Outcome,
     ProgressRow,
     Replayed,
     SessionRow,
     SettingsCounter,
+    ShareSettings,
     TaskOptions,
     TaskRow,
     size_of,
@@ -441,15 +443,23 @@ def _options_or_none(fields: Iterable[Any] | None) -> TaskOptions | None:
 
 # --- groups -----------------------------------------------------------------------------------
 
-_RARE_SETTINGS = defaults_from(GroupSettings, "if_pending")
-_USUAL_SETTINGS = len(GroupSettings._fields) - len(_RARE_SETTINGS)
+_ORDER_AT = GroupSettings._fields.index("order")
+_SHARES_AT = _ORDER_AT + len(OrderSettings._fields)
+_RARE_SETTINGS = (
+    *defaults_from(GroupSettings, "if_pending")[:-2],
+    *OrderSettings(),
+    *ShareSettings(),
+)
+_USUAL_SETTINGS = GroupSettings._fields.index("if_pending")
+assert GroupSettings._fields[_ORDER_AT:] == ("order", "shares"), "blocks are stored last, flat"
 _RARE_OF_GROUPS = defaults_from(GroupRow, "version")
 
 
 def _group_fields(row: GroupRow) -> Iterable[Any]:
     settings: tuple[Any, ...] | None = None
     if row.settings is not None:
-        fields = shortened(row.settings, _RARE_SETTINGS)
+        *own, order, shares = row.settings
+        fields = shortened((*own, *order, *shares), _RARE_SETTINGS)
         settings = (*fields[:3], stored_fields(row.settings.retry), *fields[4:])
     return shortened((*row[:3], settings, *row[4:]), _RARE_OF_GROUPS)
 
@@ -469,7 +479,10 @@ def _group(
 def _settings(*fields: Any) -> GroupSettings:
     if len(fields) < _USUAL_SETTINGS:
         raise TypeError(f"settings have {_USUAL_SETTINGS} fields at least")
-    settings = GroupSettings(*fields)
+    own, order, shares = fields[:_ORDER_AT], fields[_ORDER_AT:_SHARES_AT], fields[_SHARES_AT:]
+    settings = GroupSettings(*own)._replace(
+        order=OrderSettings(*order), shares=ShareSettings(*shares)
+    )
     rule: Any = settings.if_pending
     return settings._replace(
         retry=of_stored_fields(settings.retry),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum, StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tickwheel.model.policies import Coalescing, Merged, PolicyRef
 from tickwheel.model.values import SHARD_BITS
@@ -434,6 +434,28 @@ FAIR_BY_KEY = "key"
 FAIR_BY_TAG = "tag"
 
 
+class OrderSettings(NamedTuple):
+    """What a group does with a failed task that has an order key; None: see ``OrderRules``."""
+
+    retry_ms: int | None = None
+    """Wait this long after a failure before the next attempt."""
+    attempts: int | None = None
+    """Attempts that may fail before ``failure`` applies."""
+    failure: str | None = None
+    """One of ``ORDER_FAILURES``."""
+
+
+class ShareSettings(NamedTuple):
+    """How the values of a field share a group's deliveries."""
+
+    fair_by: str | None = None
+    """``FAIR_BY_KEY``, ``FAIR_BY_TAG``, or the name of a property; None: nothing is shared."""
+    limit_each: int | None = None
+    """Maximum deliveries in flight per value."""
+    rate_each: float | None = None
+    """Maximum deliveries a second per value."""
+
+
 class GroupSettings(NamedTuple):
     """The settings of a group, or of a whole topic."""
 
@@ -456,23 +478,35 @@ class GroupSettings(NamedTuple):
     where: str | None = None
     former: tuple[FormerFilter, ...] = ()
     """The filters that judge what came due before the filter was changed, oldest first."""
-    order_retry_ms: int | None = None
-    """How long after a failure a task with an order key is tried again. This and the following
-    fields are a group's; what holds where these three are None says ``OrderRules``."""
-    order_attempts: int | None = None
-    """After how many failed attempts of such a task"""
-    order_failure: str | None = None
-    """the word of ``ORDER_FAILURES`` applies."""
-    fair_by: str | None = None
-    """What shares are by: ``FAIR_BY_KEY``, ``FAIR_BY_TAG``, or the name of a property."""
-    limit_each: int | None = None
-    """Deliveries of one value that may be in flight."""
-    rate_each: float | None = None
-    """Deliveries of one value a second, at most."""
+    order: OrderSettings = OrderSettings()
+    """Of a group."""
+    shares: ShareSettings = ShareSettings()
+    """Of a group."""
+
+    def flat(self) -> dict[str, Any]:
+        """Return all settings by the names that clients use, those of the blocks included."""
+        names = self._asdict()
+        order, shares = names.pop("order"), names.pop("shares")
+        return names | dict(zip(LINE_SETTINGS, (*order, *shares), strict=True))
+
+    def replaced(self, flat: Mapping[str, Any]) -> GroupSettings:
+        """Return a copy with some settings, by the names that clients use."""
+        own = {name: value for name, value in flat.items() if name not in LINE_SETTINGS}
+        order = {ORDER_SETTINGS[name]: flat[name] for name in ORDER_SETTINGS if name in flat}
+        shares = {name: flat[name] for name in ShareSettings._fields if name in flat}
+        return self._replace(
+            **own, order=self.order._replace(**order), shares=self.shares._replace(**shares)
+        )
+
+
+ORDER_SETTINGS = {f"order_{name}": name for name in OrderSettings._fields}
+"""Name that clients use → field of ``OrderSettings``."""
+LINE_SETTINGS = (*ORDER_SETTINGS, *ShareSettings._fields)
+"""The settings for order keys and fair shares, by the names that clients use."""
 
 
 class OrderRules(NamedTuple):
-    """What happens to a failed task with an order key, by the settings of its group."""
+    """What happens to a failed task with an order key: ``OrderSettings`` with its defaults."""
 
     retry_ms: int
     attempts: int | None
@@ -480,22 +514,15 @@ class OrderRules(NamedTuple):
     failure: str
 
     @classmethod
-    def of(cls, settings: GroupSettings) -> OrderRules:
-        """The rules of a group. By default nobody waits for ever behind a task that only fails."""
-        retry_ms, attempts = settings.order_retry_ms, settings.order_attempts
-        failure = settings.order_failure or ORDER_HOLD
+    def of(cls, settings: OrderSettings) -> OrderRules:
+        """Return the rules of a group. By default no task waits for ever behind one that fails."""
+        retry_ms, attempts = settings.retry_ms, settings.attempts
+        failure = settings.failure or ORDER_HOLD
         if failure == ORDER_RETRY:
             attempts = None
         elif attempts is None:
             attempts = ORDER_ATTEMPTS
         return cls(ORDER_RETRY_MS if retry_ms is None else retry_ms, attempts, failure)
-
-
-LINES_FROM = GroupSettings._fields.index("order_retry_ms")
-LINE_SETTINGS = GroupSettings._fields[LINES_FROM:]
-"""The settings for order keys and fair shares: the last fields of ``GroupSettings``."""
-ORDER_SETTINGS = ("order_retry_ms", "order_attempts", "order_failure")
-"""The settings for order keys, which ``OrderRules`` completes."""
 
 
 class GroupRow(NamedTuple):

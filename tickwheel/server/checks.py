@@ -236,17 +236,18 @@ def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
         named.setdefault("order_attempts", None)
     if named.get("fair_by", KEPT) is None:
         named = {"limit_each": None, "rate_each": None} | named
-    after = before._replace(**named)
-    if after.order_failure == ORDER_RETRY:
+    after = before.replaced(named)
+    if after.order.failure == ORDER_RETRY:
         if (attempts := named.get("order_attempts")) is not None:
             raise BadRequest(
                 f"order_attempts is {attempts}, and order_failure {ORDER_RETRY}, which tries until"
                 " it succeeds; give one of them"
             )
-        after = after._replace(order_attempts=None)
+        after = after.replaced({"order_attempts": None})
+    found = after.flat()
     for setting, other in NEEDS.items():
-        if getattr(after, setting) is not None and getattr(after, other) is None:
-            raise BadRequest(f"{setting} is {getattr(after, setting)}, which needs {other}")
+        if found[setting] is not None and found[other] is None:
+            raise BadRequest(f"{setting} is {found[setting]}, which needs {other}")
     return after
 
 
@@ -260,8 +261,8 @@ def asked_lines(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: options[name] for name in LINE_SETTINGS if options.get(name) is not None}
     if not given:
         return given
-    found = lines(given, _NOTHING_SET)
-    return {name: getattr(found, name) for name in given}
+    found = lines(given, _NOTHING_SET).flat()
+    return {name: found[name] for name in given}
 
 
 NO_FILTER = Filter()

@@ -513,12 +513,12 @@ class Lining:
         found = self._found(_named(request))
         if request.value is None:
             return found, None, request.key
-        if found.settings.fair_by is None:
+        if found.settings.shares.fair_by is None:
             raise Conflict(
                 f"group {found.name} of topic {found.topic.name} is shared by nothing (fair_by):"
                 " there is no value to name"
             )
-        return found, found.settings.fair_by, request.value
+        return found, found.settings.shares.fair_by, request.value
 
     def _say_pause(
         self, ask: Ask[OneKey], known: PausedKey | None, *, paused: bool, changed: bool
@@ -580,4 +580,4 @@ def _value(kind: str, row: TaskRow, settings: GroupSettings) -> Any:
     """The order key of the task, or the value by which the group is shared; None: it has none."""
     if kind == "order":
         return _order_key(row)
-    return None if settings.fair_by is None else shared_value(row, settings.fair_by)
+    return None if settings.shares.fair_by is None else shared_value(row, settings.shares.fair_by)

@@ -15,12 +15,12 @@ from tickwheel.engine.topics import Group, Topic
 from tickwheel.model.policies import DEFAULT, Merging, PolicyRef, RetryPolicy
 from tickwheel.model.records import (
     LINE_SETTINGS,
-    LINES_FROM,
     ORDER_SETTINGS,
     DeadRow,
     Failure,
     GroupSettings,
     OrderRules,
+    OrderSettings,
     TaskOptions,
     TaskSnapshot,
 )
@@ -328,16 +328,16 @@ def where_set(found: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
     named: dict[str, Any] = {"broadcast_only": found.broadcast_only or None, "tags": found.tags}
     named |= {"where": found.where}
     says = set_lines(found)
-    is_ordered |= any(says[name] is not None for name in ORDER_SETTINGS)
+    is_ordered |= found.order != OrderSettings()
     named |= applied_lines(found) if is_ordered else says
     return rule | {name: value for name, value in named.items() if value is not None}
 
 
 def set_lines(found: GroupSettings) -> dict[str, Any]:
     """A group's settings of order keys and fair shares by name; None: not set."""
-    return dict(zip(LINE_SETTINGS, found[LINES_FROM:], strict=True))
+    return dict(zip(LINE_SETTINGS, (*found.order, *found.shares), strict=True))
 
 
 def applied_lines(found: GroupSettings) -> dict[str, Any]:
     """The settings of order keys and fair shares that hold for a group, set or not."""
-    return set_lines(found) | dict(zip(ORDER_SETTINGS, OrderRules.of(found), strict=True))
+    return set_lines(found) | dict(zip(ORDER_SETTINGS, OrderRules.of(found.order), strict=True))
