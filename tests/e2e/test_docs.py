@@ -125,10 +125,13 @@ def environment(commands: Path, command: list[str]) -> dict[str, str]:
     }
 
 
-def test_the_tour_of_the_readme_works_as_it_stands(
-    tmp_path: Path, forked_shell: dict[str, str]
-) -> None:
+def test_the_readme_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str]) -> None:
     shown = run_as_it_stands("README.md", tmp_path, forked_shell)
+    assert "order 42 was not paid in time" in shown
+
+
+def test_the_tour_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str]) -> None:
+    shown = run_as_it_stands("docs/tour.md", tmp_path, forked_shell)
     for word in (
         "order 42", "order 43", "closing order 44, attempt 1", "order 47", "due now: b'46'",
         "closed order 48",
