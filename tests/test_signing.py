@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import time
+from math import inf
 
 import pytest
 from cryptography.exceptions import InvalidSignature as WrongSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from support.vectors import vectors
 from tickwheel.errors import NotFound
 from tickwheel.webhooks import (
+    TOLERANCE_S,
     Callback,
     InvalidSignature,
     Signer,
     callback_token,
+    private_key,
     read_token,
     verify,
 )
@@ -26,12 +31,60 @@ PRIVATE = "whsk_" + base64.b64encode(b"p" * 32).decode()
 BODY = '{"order": 42, "name": "Ä"}'.encode()
 
 
-def test_the_signature_of_the_specification() -> None:
-    """The example that the reference libraries test."""
-    found = Signer([FIRST]).headers(
-        "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}'
-    )
-    assert found["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+NOW_S = 1_700_000_000
+
+
+def public_of(secret: str) -> str:
+    raw = private_key(secret).public_key().public_bytes_raw()
+    return f"whpk_{base64.b64encode(raw).decode()}"
+
+
+OF_OTHERS = vectors("standard_webhooks")
+
+
+@pytest.mark.parametrize(
+    ("secret", "message_id", "at_s", "body", "signature"), OF_OTHERS["signatures"]
+)
+def test_signatures_are_those_of_the_reference_libraries(
+    secret: str, message_id: str, at_s: int, body: str, signature: str
+) -> None:
+    found = Signer([secret]).headers(message_id, at_s, body.encode())
+    assert found["webhook-signature"] == signature
+
+
+@pytest.mark.parametrize("secret", OF_OTHERS["secrets"])
+@pytest.mark.parametrize(("_", "away_s", "changes", "is_timed", "is_valid"), OF_OTHERS["cases"])
+def test_a_request_is_valid_as_in_the_reference_libraries(
+    secret: str, _: str, away_s: int, changes: dict[str, str | None], is_timed: bool, is_valid: bool
+) -> None:
+    message_id, body = OF_OTHERS["id"], OF_OTHERS["body"].encode()
+    headers: dict[str, str | None] = {}
+    headers |= Signer([secret]).headers(message_id, NOW_S + away_s, body)
+    signature = headers["webhook-signature"]
+    for name, value in changes.items():
+        headers[name] = value and value.format(signature=signature)
+    sent = {name: value for name, value in headers.items() if value is not None}
+    receiver = secret if not secret.startswith("whsk_") else public_of(secret)
+    tolerance_s = TOLERANCE_S if is_timed else inf
+    if is_valid:
+        assert verify(receiver, sent, body, now_s=NOW_S, tolerance_s=tolerance_s) == message_id
+    else:
+        with pytest.raises(InvalidSignature):
+            verify(receiver, sent, body, now_s=NOW_S, tolerance_s=tolerance_s)
+
+
+@pytest.mark.parametrize(
+    "secret", [*OF_OTHERS["refused_secrets"], "whsec_", "whsec_=", "?", "whpk_"]
+)
+def test_nothing_is_signed_by_an_empty_secret(secret: str) -> None:
+    """A receiver whose secret is missing refuses all requests, also one signed with no key."""
+    signed = b"1-a.%d.%b" % (NOW_S, BODY)
+    mac = base64.b64encode(hmac.digest(b"", signed, "sha256")).decode()
+    headers = {
+        "webhook-id": "1-a", "webhook-timestamp": str(NOW_S), "webhook-signature": f"v1,{mac}",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"empty|32 bytes"):
+        verify(secret, headers, BODY, now_s=NOW_S)
 
 
 def test_a_receiver_of_either_secret_accepts_it() -> None:
@@ -61,13 +114,7 @@ def test_both_kinds_go_together() -> None:
     assert [one[:3] for one in found.split(" ")] == ["v1,", "v1a"]
 
 
-PUBLIC = (
-    "whpk_"
-    + base64.b64encode(
-        Ed25519PrivateKey.from_private_bytes(b"p" * 32).public_key().public_bytes_raw()
-    ).decode()
-)
-NOW_S = 1_700_000_000
+PUBLIC = public_of(PRIVATE)
 
 
 @pytest.mark.parametrize("body", [b"", b"order 42", b"\xff\x00", b"\x81\xa1n\x01", BODY])

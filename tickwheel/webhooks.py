@@ -166,6 +166,8 @@ def _sign_of(secret: str) -> Sign:
     if secret.startswith(PRIVATE):
         return _of_private(private_key(secret))
     key = base64.b64decode(secret.removeprefix(SYMMETRIC))
+    if not key:
+        raise ValueError("a secret is empty: everybody could sign with it")
 
     def sign(signed: bytes) -> str:
         return "v1," + base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
@@ -213,7 +215,8 @@ def verify(
     ``webhook-id``, which is the same for every attempt.
 
     ``secrets``: one or several of ``whsec_…``, or of ``whpk_…``, the public key of a ``whsk_…``
-    (which needs the package cryptography). Raises InvalidSignature.
+    (which needs the package cryptography). Raises InvalidSignature; ValueError for a secret that is
+    empty or cannot be read.
     """
     named = {name.lower(): value for name, value in headers.items()}
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.vectors import vectors
 from tickwheel.engine.timetables import MACROS, BadTiming, Timetable
 from tickwheel.model.kinds import Schedule
 
@@ -314,7 +316,128 @@ def test_what_cannot_be_read_is_named_by_field_and_value(cron: str, words: str) 
 
 
 ODD_ZONES = ("right/Europe/Berlin", "posix/Europe/Berlin", "posixrules", "Factory", "localtime")
+# --- what others answer ----------------------------------------------------------------------
+
+CLOCKS = {
+    "cronsim": {},
+    "croniter": {"fold": "both"},
+    "robfig_cron": {"gap": "skip", "fold": "both"},
+}
+"""What a fixed time becomes at a change of the clock, as each of them has it."""
+REFUSED = {
+    r"\*/100": "has the step 100; the limit is 31",
+    r"29-L|1-l": "L is not a number from 1 to 31",
+    r"\dW": "W is not a number from 1 to 31",
+    r"W\d": "W15 is not a number from 1 to 31",
+    r"MON-FRI#1": "day of week MON-FRI is not a number",
+    r"Apr-(Feb|Mar)|Nov-Mar|[Tt]hu-[Tt]ue|7-[a-z]|[a-z]-0": "a range that ends before it begins",
+    r"^(\S+ ){6}": "has 7 fields; 5 are needed",
+    r"\?": "has a ?, which is not known; write * for any value",
+}
+"""Expressions that others read, and why they are refused here: each is more probably a mistake, or
+has another meaning elsewhere."""
+OTHERWISE = {
+    # Both fields of days count where one begins with *, as in Vixie's cron.
+    "0 16 */2 * sat": ["2023-05-13T16:00Z", "2023-05-27T16:00Z", "2023-06-03T16:00Z"],
+    # A * in a list is every day, whatever else the list has.
+    "0 0 * * *,sat#3": ["2019-01-15T00:00Z", "2019-01-16T00:00Z"],
+    # A range of one value is that value, and not all of them.
+    "0 0 * * Sun-Sun": ["2024-01-07T00:00Z", "2024-01-14T00:00Z"],
+    "0 0 * * 7-7": ["2024-01-07T00:00Z", "2024-01-14T00:00Z"],
+    "0 0 * * 0-0": ["2024-01-07T00:00Z", "2024-01-14T00:00Z"],
+}
+"""Expressions of croniter that mean something else here, and their times."""
+ACCEPTED = {"0 0 * * 5,6#3": ["2024-01-05T00:00Z", "2024-01-12T00:00Z", "2024-01-19T00:00Z"]}
+"""Expressions that others refuse, and their times: a list may have a weekday and an nth one."""
+
+
+def as_here(name: str, row: list[Any], used: set[str]) -> Timetable | None:
+    """The timetable of a row; None: the expression is refused, with the words that it must be."""
+    cron, zone, clocks = row[0], row[1], CLOCKS[name]
+    for pattern, words in REFUSED.items():
+        if re.search(pattern, cron):
+            used.add(pattern)
+            with pytest.raises(BadTiming, match=re.escape(words)):
+                Timetable(schedule(cron=cron, timezone=zone, **clocks), is_new=True)
+            if "?" not in cron or pattern != r"\?":
+                return None
+            cron = cron.replace("?", "*")
+    try:
+        return Timetable(schedule(cron=cron, timezone=zone, **clocks), is_new=True)
+    except BadTiming as error:
+        assert "never runs" in str(error) and row[3] == [None], row
+        return None
+
+
+def moment(text: str) -> int:
+    return ms(datetime.fromisoformat(text))
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_times_are_those_that_others_find(name: str) -> None:
+    given, used = vectors(name), set[str]()
+    differ: list[object] = []
+    for row in given["next"]:
+        table = as_here(name, row, used)
+        if table is None:
+            continue
+        wanted = row[3]
+        if row[0] in OTHERWISE and len(row) == 4:
+            wanted = OTHERWISE[row[0]]
+            used.add(row[0])
+        found = list(islice(table.between(moment(row[2]) + 1, 2**53), len(wanted)))
+        if found != [moment(text) for text in wanted]:
+            differ.append((row, found))
+    for row in given.get("previous", ()):
+        table, wanted = as_here(name, row, used), row[3]
+        if table is None:
+            continue
+        first_ms = moment(wanted[-1])
+        found = list(table.between(first_ms, moment(row[2]) - 1))
+        if found[::-1] != [moment(text) for text in wanted]:
+            differ.append((row, found))
+        assert table.newest(first_ms, moment(row[2]) - 1) == moment(wanted[0])
+    for row in given.get("matches", ()):
+        table = as_here(name, row, used)
+        if table is not None and (table.after(moment(row[2]) - 1) == moment(row[2])) != row[3]:
+            differ.append(row)
+    assert not differ
+    if name == "croniter":
+        assert used >= {*REFUSED, *OTHERWISE} - {r"\*/100"}
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_what_others_refuse_is_refused(name: str) -> None:
+    for cron in vectors(name)["refused"]:
+        if cron in ACCEPTED:
+            table = Timetable(schedule(cron=cron), is_new=True)
+            found = list(islice(table.between(utc("2024-01-01T00:00"), 2**53), 3))
+            assert found == [moment(text) for text in ACCEPTED[cron]]
+        else:
+            with pytest.raises(BadTiming) as caught:
+                Timetable(schedule(cron=cron), is_new=True)
+            assert caught.value.field == "cron"
+
+
+@given(
+    st.sampled_from(["0 0 1 jan *", "@weekly", "0 0 * * sun,fri", "*/5 9-17 * * mon-fri"]),
+    st.data(),
+)
+def test_blanks_and_letters_are_those_of_ascii(cron: str, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(cron) - 1))
+    other = data.draw(st.sampled_from([*LOOK_ALIKES.get(cron[at], ""), *OTHER_BLANKS]))
+    changed = cron[:at] + other + cron[at + (cron[at] == " " or other in LOOK_ALIKES.values()) :]
+    with pytest.raises(BadTiming):
+        Timetable(schedule(cron=changed), is_new=True)
+    assert Timetable(schedule(cron=f"\t{cron} \n".replace(" ", " \t")), is_new=True).after(0)
+
+
+LOOK_ALIKES = {"s": "\u017f", "k": "\u212a", "i": "\u0131"}
+"""Letters whose capital, or small one, is a letter of ASCII."""
+OTHER_BLANKS = "\x0b\x0c\x1c\x1f\x85\xa0\u2003\u3000"
+
 OF_BEFORE = (
+    {"cron": "0\xa00 * * *"}, {"cron": "0 0 * * \u017fun"},
     {"cron": "*/90 * * * *"}, {"cron": "0 0 L/2 * *"}, {"cron": "0 0 1,LW/3 * *"},
     {"cron": "0 0 * * MON-MON/99"},
 )  # fmt: skip

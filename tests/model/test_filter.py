@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from support.vectors import vectors
 from tickwheel.api.kinds import TAG
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
@@ -364,6 +368,78 @@ def test_a_condition_that_no_task_can_meet_has_a_reason(where: str, reason: str)
 )  # fmt: skip
 def test_of_a_condition_that_some_task_can_meet_nothing_is_said(where: str) -> None:
     assert why_never(Filter(where=where)) is None
+
+
+# --- what others answer ----------------------------------------------------------------------
+
+ARITHMETIC = re.compile(r" ([+*/-]) [\w']|([+-])unknown")
+"""Selectors of ActiveMQ that calculate. Conditions here compare values that a task has, and nothing
+else, so that their cost is that of their comparisons."""
+
+
+def of_activemq() -> list[Any]:
+    given = vectors("activemq_selectors")
+    rows = []
+    for message, further, selector, expected in given["matches"]:
+        rows.append((given["messages"][message] | further, selector, expected))
+    return rows
+
+
+@pytest.mark.parametrize(("properties", "where", "expected"), of_activemq())
+def test_selectors_of_activemq(
+    properties: dict[str, PropertyValue], where: str, expected: bool | None
+) -> None:
+    row = TaskRow(1, 1_000, "orders", b"", TaskOptions(properties=properties))
+    calculates = ARITHMETIC.search(where)
+    if calculates:
+        said = "is not part of the language" if calculates[1] in ("*", "/") else "is expected"
+        assert said in str(failure(where=where))
+    elif expected is None:
+        assert unknown(where, row)
+    else:
+        assert passes(where, row) is expected
+
+
+NUMERALS = {"a > 3.14", "a > 3.1E10", "a between 2 and 10", "a not between 2 and 10"} | {
+    "a=TRUE OR b=FALSE", "a=3 and b<>4 And c>5 AND d<=4",
+}  # fmt: skip
+"""Selectors of RocketMQ that compare a text with a number or a truth value. Properties of RocketMQ
+are texts, and are read as what they are compared with; here they have a type, and another type is
+UNKNOWN."""
+
+
+def of_rocketmq() -> list[Any]:
+    return list(vectors("rocketmq_selectors")["matches"])
+
+
+@pytest.mark.parametrize(("properties", "where", "expected"), of_rocketmq())
+def test_selectors_of_rocketmq(
+    properties: dict[str, PropertyValue], where: str, expected: bool
+) -> None:
+    row = TaskRow(1, 1_000, "orders", b"", TaskOptions(properties=properties))
+    if where in NUMERALS and any(isinstance(value, str) for value in properties.values()):
+        assert unknown(where, row)
+        typed = {name: json.loads(str(value).lower()) for name, value in properties.items()}
+        row = TaskRow(1, 1_000, "orders", b"", TaskOptions(properties=typed))
+    assert passes(where, row) is expected
+
+
+def test_what_others_read_or_refuse_is_read_or_refused() -> None:
+    of_rocket, of_active = vectors("rocketmq_selectors"), vectors("activemq_selectors")
+    for where in of_rocket["accepted"]:
+        assert why_never(Filter(where=where)) is None
+    # What RocketMQ calls now is a property here, as every name is.
+    assert unknown("a <= now", task(a=1)) and passes("a <= now", task(a=1, now=2))
+    for where in of_rocket["refused"] + of_active["refused"]:
+        try:
+            wanted = Filter(where=where)
+        except FilterError:
+            continue
+        assert why_never(wanted) is not None  # it is not accepted of a client
+    for texts in of_rocket["same"] + of_active["same"]:
+        assert len({Filter(where=text) for text in texts}) == 1
+    for one, other in of_rocket["other"]:
+        assert Filter(where=one) != Filter(where=other)
 
 
 # --- limits ----------------------------------------------------------------------------------

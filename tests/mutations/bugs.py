@@ -467,6 +467,12 @@ TOGETHER = (
         ),
     ),
     Bug(
+        "a-webhook-signed-with-no-secret",
+        "a receiver whose secret is missing accepts what anybody signs",
+        {"webhooks:_sign_of": (instead("not key", "False"),)},
+        ("tests/test_signing.py::test_nothing_is_signed_by_an_empty_secret[whsec_]",),
+    ),
+    Bug(
         "a-cron-step-beyond-its-range",
         "a schedule fires at times that its cron expression does not name",
         {"timetables:_term": (instead("first == last", "False"),)},

@@ -54,7 +54,7 @@ def moment_ms(value: Any, field: str) -> int:
 _TIME = re.compile(
     r"[0-9]{4}(-?)[0-9]{2}\1[0-9]{2}"
     r"(?:[T ][0-9]{2}(?::?[0-9]{2}(?::?[0-9]{2}(?:[.,][0-9]{1,6})?)?)?"
-    r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)?)?",
+    r"(?:Z|[+-][0-9]{2}(?::?[0-5][0-9])?)?)?",
     re.IGNORECASE,
 )
 """A date, or a date and a time of which only seconds have a fraction."""

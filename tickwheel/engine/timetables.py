@@ -26,6 +26,7 @@ for a task to end. It is state and the few steps that several parts have in comm
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
@@ -50,6 +51,7 @@ MACROS = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
+_BLANKS = " \t\r\n"
 CRON_LENGTH_MAX = 255
 YEARS_MAX = 50
 """How many years ahead a time that matches is looked for."""
@@ -478,7 +480,7 @@ def _fields(expression: str, *, is_new: bool) -> list[str]:
     if len(expression) > CRON_LENGTH_MAX:
         why = f"has {len(expression)} characters; the limit is {CRON_LENGTH_MAX}"
         raise BadTiming("cron", why)
-    words = MACROS.get(expression.strip().lower(), expression).upper().split()
+    words = _words(expression, is_new=is_new)
     if words and words[0] == "@EVERY":
         raise BadTiming(
             "cron", "is an interval; give it as every instead (--every 1h, every_ms), without cron"
@@ -491,6 +493,19 @@ def _fields(expression: str, *, is_new: bool) -> list[str]:
         ",".join(_term(part, term, is_new=is_new) for term in word.split(","))
         for part, word in zip(_PARTS[-len(words) :], words, strict=True)
     ]
+
+
+def _words(expression: str, *, is_new: bool) -> list[str]:
+    """The fields of an expression, or of what a macro stands for, in capitals. crontab knows the
+    blanks and letters of ASCII only: no other blank parts fields, no other letter is one of a
+    name."""
+    if not is_new:
+        return MACROS.get(expression.strip().lower(), expression).upper().split()
+    text = expression.strip(_BLANKS)
+    if text.isascii():
+        text = MACROS.get(text.lower(), text)
+    in_capitals = re.sub("[a-z]+", lambda letters: letters[0].upper(), text)
+    return re.split(f"[{_BLANKS}]+", in_capitals) if text else []
 
 
 def _term(part: _Part, text: str, *, is_new: bool) -> str:

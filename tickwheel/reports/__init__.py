@@ -157,12 +157,23 @@ class ReportSettings:
         return Slo(topic, TARGET_MS)
 
 
+_TIME = re.compile(
+    r"[0-9]{4}(-?)[0-9]{2}\1[0-9]{2}"
+    r"(?:[T ][0-9]{2}(?::?[0-9]{2}(?::?[0-9]{2}(?:[.,][0-9]{1,6})?)?)?"
+    r"(?:Z|[+-][0-9]{2}(?::?[0-5][0-9])?)?)?",
+    re.IGNORECASE,
+)
+"""The forms that every command reads (``api/times.py``, which is not here where reports run)."""
+
+
 def at_ms(text: str | None, timezone: str) -> int | None:
     """Milliseconds of an ISO-8601 text; without an offset it is in the report's time zone."""
     if text is None:
         return None
     try:
-        found = datetime.fromisoformat(text.strip())
+        if _TIME.fullmatch(text.strip()) is None:
+            raise ValueError
+        found = datetime.fromisoformat(text.strip().upper())
         if found.tzinfo is None:
             found = found.replace(tzinfo=ZoneInfo(timezone))
         return round(found.timestamp() * 1000)

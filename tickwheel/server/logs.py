@@ -76,14 +76,15 @@ class Sparing:
         return said + ("; the next ones are only counted" if self._logged == self._most else "")
 
 
-_TRACEPARENT = re.compile(TRACE_PATTERN[1:-1])
+_TRACEPARENT = re.compile(f"{TRACE_PATTERN[1:-1]}(?:(?<!^00.{{53}})-.*)?")
+"""Versions to come may go on behind a -; of version 00 there is no more."""
 
 
 def traced(traceparent: str | None) -> AbstractContextManager[Any]:
     """A block whose records have ``trace_id`` and ``span_id``, if the text is a traceparent."""
     if traceparent is None or not _TRACEPARENT.fullmatch(traceparent):
         return nullcontext()
-    _, trace_id, span_id, _ = traceparent.split("-")
+    _, trace_id, span_id, *_ = traceparent.split("-")
     said: Mapping[str, str] = {"trace_id": trace_id, "span_id": span_id}
     return structlog.contextvars.bound_contextvars(**said)
 

@@ -13,6 +13,7 @@ from structlog.contextvars import get_contextvars
 from server.http.rig import HttpRig
 from support.shard_rig import started
 from support.traces import TRACE
+from support.vectors import vectors
 from tickwheel import errors
 from tickwheel.api.verbs import VERBS
 from tickwheel.limits import Limits
@@ -239,6 +240,44 @@ async def test_what_a_traced_request_logs_has_its_ids(
     await rig.call("GET", "/v1/tasks/5", traceparent=header)
     await rig.call("GET", "/v1/tasks/5")
     assert seen == [logged, {}]
+
+
+FUTURE = "-what-the-future-will-be-like"
+
+
+@pytest.mark.parametrize(("headers", "trace_id"), vectors("trace_context")["headers"])
+async def test_the_place_of_a_request_in_a_trace_is_what_w3c_tests(
+    rig: HttpRig,
+    monkeypatch: pytest.MonkeyPatch,
+    headers: list[tuple[str, str]],
+    trace_id: str | None,
+) -> None:
+    """What a request logs, and the place of an event, which is a task's."""
+    seen: list[str | None] = []
+
+    def look(*_: Any) -> None:
+        seen.append(get_contextvars().get("trace_id"))
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(rig.operations, "look_up", look)
+    # The server strips blanks around a value. Names of two cases are one name, sent twice.
+    stripped = [(name, value.strip(" \t")) for name, value in headers]
+    named = {name.title() if n else name: value for n, (name, value) in enumerate(stripped)}
+    assert len(named) == len(headers)
+    await rig.call("GET", "/v1/tasks/5", **named)
+    assert seen == [trace_id]
+    event = {"ce-specversion": "1.0", "ce-id": "7", "ce-source": "/shop", "ce-type": "made"}
+    event |= {f"ce-{name}": value for name, value in named.items()}
+    answer = await rig.call("POST", "/v1/topics/t/tasks", b"", **event)
+    if len(headers) == 2 or not headers[0][0].isalpha():
+        assert answer.status == 400  # twice, or no name of an attribute
+        return
+    assert answer.status == 201
+    (task,) = (await rig.call("GET", "/v1/tasks?topic=t")).json["tasks"]
+    # A task's trace has 55 characters: a consumer need not know what a later version adds.
+    is_place = trace_id is not None and not stripped[0][1].endswith(FUTURE)
+    assert task["trace"] == (stripped[0][1] if is_place else None)
+    assert task["properties"]["ce-traceparent"] == stripped[0][1]
 
 
 async def test_a_daemon_that_stands_by_says_who_leads(rig: HttpRig) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from server.http.rig import HttpRig, Request
 from support.shard_rig import NOW_MS
+from support.vectors import vectors
 
 NDJSON = "application/x-ndjson"
 
@@ -259,6 +260,96 @@ async def test_a_batch_of_events(rig: HttpRig) -> None:
         content_type="application/cloudevents-batch+json", tickwheel_topic="orders",
     )  # fmt: skip
     assert len(found["tasks"]) == 3 and rig.core.tasks == 3
+
+
+BATCH = "application/cloudevents-batch+json"
+OF_OTHERS = vectors("cloudevents")
+
+
+def attributes_of(event: dict[str, Any]) -> dict[str, Any]:
+    """The attributes that an event in JSON has, as properties of its task."""
+    names = [name for name in event if name not in ("data", "data_base64")]
+    found = {f"ce-{name}": event[name] for name in names if event[name] is not None}
+    implied = {"ce-datacontenttype": "application/json"} if event.get("data") is not None else {}
+    return implied | found
+
+
+@pytest.mark.parametrize(("_", "event"), OF_OTHERS["valid"])
+async def test_events_that_conform_are_taken(rig: HttpRig, _: str, event: dict[str, Any]) -> None:
+    found = await rig.post("/v1/topics/orders/tasks", json.dumps(event).encode(), content_type=KIND)
+    body, properties = await body_and_properties(rig, found["id"])
+    assert properties == attributes_of(event) and body == event.get("data", "")
+    headers = {f"ce-{name}": str(value) for name, value in event.items() if value is not None}
+    headers |= {"content-type": headers.pop("ce-datacontenttype", "")}
+    data = headers.pop("ce-data", "").encode()
+    found = await rig.post("/v1/topics/orders/tasks", data, **headers)
+    body, properties = await body_and_properties(rig, found["id"])
+    assert body.encode() == data
+    assert properties == {name: str(value) for name, value in attributes_of(event).items()}
+
+
+@pytest.mark.parametrize(("_", "event"), OF_OTHERS["invalid"])
+async def test_events_that_do_not_conform_are_refused(
+    rig: HttpRig, _: str, event: dict[str, Any]
+) -> None:
+    for batch in (event, [event], [EVENT, event]):
+        kind = BATCH if isinstance(batch, list) else KIND
+        path, data = "/v1/topics/orders/tasks", json.dumps(batch).encode()
+        answer = await rig.call("POST", path, data, content_type=kind)
+        assert (answer.status, answer.json["code"]) == (400, "bad_request")
+    assert rig.core.tasks == 0
+
+
+async def test_batches_that_conform_are_taken_and_others_refused(rig: HttpRig) -> None:
+    path = "/v1/topics/orders/tasks"
+    for _, batch in OF_OTHERS["valid_batches"]:
+        found = await rig.post(path, json.dumps(batch).encode(), content_type=BATCH)
+        ids = [task["id"] for task in found["tasks"]]
+        assert [(await body_and_properties(rig, one))[1] for one in ids] == [
+            attributes_of(event) for event in batch
+        ]
+    before = rig.core.tasks
+    for _, batch in OF_OTHERS["invalid_batches"]:
+        answer = await rig.call("POST", path, json.dumps(batch).encode(), content_type=BATCH)
+        assert (answer.status, answer.json["code"]) == (400, "bad_request")
+    assert rig.core.tasks == before
+
+
+@pytest.mark.parametrize(("event", "headers", "body"), OF_OTHERS["examples"])
+async def test_examples_of_the_specification_are_one_event_in_both_modes(
+    rig: HttpRig, event: dict[str, Any], headers: dict[str, str], body: str
+) -> None:
+    path = "/v1/topics/orders/tasks"
+    one = await rig.post(path, json.dumps(event).encode(), content_type=KIND)
+    other = await rig.post(path, body.encode(), **headers)
+    found = await body_and_properties(rig, other["id"])
+    wanted = {name: value for name, value in headers.items() if name.startswith("ce-")}
+    assert found == (body, wanted | {"ce-datacontenttype": headers["content-type"]})
+    body_found, properties = await body_and_properties(rig, one["id"])
+    assert (body_found, {k: str(v) for k, v in properties.items()}) == found
+
+
+@pytest.mark.parametrize(("headers", "sent", "attributes", "data"), OF_OTHERS["messages"])
+async def test_messages_are_the_events_that_others_read(
+    rig: HttpRig, headers: dict[str, str], sent: str, attributes: dict[str, str], data: str
+) -> None:
+    found = await rig.post("/v1/topics/orders/tasks", sent.encode(), **headers)
+    body, properties = await body_and_properties(rig, found["id"])
+    assert body == data
+    assert properties == {f"ce-{name}": value for name, value in attributes.items()}
+
+
+@pytest.mark.parametrize(("header", "attribute"), OF_OTHERS["headers"])
+async def test_headers_are_decoded_as_the_binding_has_it(
+    rig: HttpRig, header: str, attribute: str | None
+) -> None:
+    headers = {f"ce-{name}": value for name, value in EVENT.items()} | {"ce-subject": header}
+    answer = await rig.call("POST", "/v1/topics/orders/tasks", b"x", **headers)
+    if attribute is None:
+        assert answer.status == 400 and "not UTF-8" in answer.json["detail"]
+    else:
+        properties = (await body_and_properties(rig, answer.json["id"]))[1]
+        assert properties["ce-subject"] == attribute
 
 
 async def test_the_partition_key_of_an_event_is_the_order_key_of_its_task(rig: HttpRig) -> None:
