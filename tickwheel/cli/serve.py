@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
+from tickwheel import disk
 from tickwheel.cli.call import EXIT_FAILED, EXIT_UNREACHABLE, Call, confirmed, given, offline
 from tickwheel.cli.options import YesOption, argument, duration, flag, option
 from tickwheel.cli.output import (
@@ -197,9 +198,12 @@ def _assignments(texts: list[str]) -> dict[str, str]:
 
 
 def _load_settings(config: str | None, overrides: Mapping[str, Any]) -> Settings:
+    """The settings of a daemon, whose ``file_mode`` holds from now on in this process."""
     from tickwheel.server import settings
 
-    return settings.load(config, dict(overrides))
+    loaded = settings.load(config, dict(overrides))
+    disk.withhold(loaded.file_mode)
+    return loaded
 
 
 @offline(JSON_HERE)

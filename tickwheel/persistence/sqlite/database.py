@@ -482,6 +482,8 @@ class StoreLock:
             raise _in_use(self._path, who, self._path) from error
         found = os.fstat(fd)
         self._fd, self._file = fd, (found.st_dev, found.st_ino)
+        for end in ("", "-wal", "-shm", ".lock", ".reserve"):
+            disk.tighten(self._path + end)
         _FILES.add(self._file)
         _HELD.add(self)
 
