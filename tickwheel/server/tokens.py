@@ -107,6 +107,13 @@ def find(tokens: Tokens, text: str) -> Token | None:
     return found if is_right else None
 
 
+def id_of(text: str) -> str | None:
+    """The id in a token's text, whether there is such a token or not; None: it is no such text."""
+    prefix, _, rest = text.partition("_")
+    token_id, underscore, _ = rest.partition("_")
+    return token_id if prefix == PREFIX and underscore and _ID.fullmatch(token_id) else None
+
+
 def hash_of(secret: str) -> str:
     """What is kept in place of a secret, and compared."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
