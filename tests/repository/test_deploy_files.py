@@ -251,6 +251,32 @@ def test_a_unit_waits_for_a_stop_and_puts_state_where_it_works() -> None:
         assert Path(said["ExecStart"].split()[3]).parent == Path("/etc/tickwheel")
 
 
+def test_files_that_are_roots_are_handed_to_a_unit_as_credentials() -> None:
+    for path, folder in ((ONE, "/etc/tickwheel"), (MANY, "/etc/tickwheel/%i")):
+        text = path.read_text()
+        files = dict(re.findall(r"^#LoadCredential=(\S+):(\S+)$", text, re.MULTILINE))
+        assert files == {name: f"{folder}/{name}" for name in files}
+        used = dict(re.findall(r"TICKWHEEL_(\w+)=%d/(\S+)", text))
+        assert used.keys() == {"TOKENS_FILE", "TLS_CERT", "TLS_KEY"}
+        assert set(used.values()) == set(files)
+
+
+def test_what_serves_starts_again_after_a_crash_and_after_a_reboot() -> None:
+    for unit in (ONE, MANY):
+        said = dict(re.findall(r"^(\w+)=(.*)$", unit.read_text(), re.MULTILINE))
+        assert (said["Restart"], said["WantedBy"]) == ("on-failure", "multi-user.target")
+        assert said["StartLimitIntervalSec"] == "0", "systemd gives up after five starts in 10 s"
+    for path in COMPOSE:
+        for name, service in services(path).items():
+            is_done = {"condition": "service_completed_successfully"}
+            once = any(
+                other.get("depends_on", [])[name] == is_done
+                for other in services(path).values()
+                if name in other.get("depends_on", []) and type(other["depends_on"]) is dict
+            )
+            assert service.get("restart") == (None if once else "unless-stopped"), f"{path} {name}"
+
+
 @pytest.mark.skipif(
     shutil.which("systemd-analyze") is None and not os.environ.get("CI"),
     reason="systemd-analyze is not on this machine (apt-get install systemd)",

@@ -329,12 +329,16 @@ def _alone(path: Path) -> Iterator[None]:
 
 def _replace(path: Path, value: object) -> None:
     """Replace the file as a whole and synced, or not at all; behind a link it is the link's
-    file."""
+    file. Root leaves it to whom it belongs, a new one to the owner of the folder: the daemon
+    has to read it."""
     path = Path(os.path.realpath(path))
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(fd, "w", encoding="utf-8") as file:
+            if os.geteuid() == 0:
+                before = os.stat(path if path.exists() else path.parent)
+                os.fchown(fd, before.st_uid, before.st_gid)
             file.write(json.dumps(value, indent=1) + "\n")
             file.flush()
             fsync(fd)
