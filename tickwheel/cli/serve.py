@@ -390,6 +390,36 @@ def _show_laid_out(call: Call, store: str, what: str, **more: object) -> None:
     call.out.result({"store": store, "created": True, **more}, f"{shard}{store} {what}")
 
 
+# --- files ---------------------------------------------------------------------------------------
+
+
+@offline(JSON_HERE)
+def deploy_files(
+    call: Call,
+    directory: Annotated[str, argument("DIR", "Where to write them; made if need be.")],
+    force: Annotated[bool, flag("Overwrite what is there.")] = False,
+) -> None:
+    """Write out the files that run and watch a daemon: systemd units, compose files and their
+    Dockerfile, manifests for Kubernetes, rules for Prometheus and dashboards for Grafana.
+
+    Nothing is written, with exit code 1, if one of them is there already.
+    """
+    from tickwheel import deployment
+
+    folder, found = Path(directory), deployment.files()
+    there = [name for name in found if (folder / name).exists()]
+    if there and not force:
+        raise Conflict(
+            f"{folder} has {len(there)} of these files already, {there[0]} for example;"
+            " --force overwrites them"
+        )
+    for name, said in found.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(said)
+    fields = {"dir": str(folder), "files": sorted(found)}
+    call.out.result(fields, f"{len(found)} files in {folder}; begin with {folder}/deploy/README.md")
+
+
 # --- reshard -------------------------------------------------------------------------------------
 
 
