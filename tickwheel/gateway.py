@@ -554,8 +554,10 @@ class _Api(Api):
         super().__init__(gateway.settings, gateway.nobody, logins, observed)
         self._gateway = gateway
 
-    def _principal(self, route: Route, headers: dict[bytes, bytes], peer: Any) -> Principal:
-        principal = super()._principal(route, headers, peer)
+    def _principal(
+        self, route: Route, headers: dict[bytes, bytes], peer: Any, address: str
+    ) -> Principal:
+        principal = super()._principal(route, headers, peer, address)
         kind, _, token = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() == b"bearer" and not token.strip().startswith(LINK_PREFIX.encode()):
             self._gateway.tokens[principal] = token.strip().decode("utf-8", "replace")

@@ -10,12 +10,15 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from tempfile import TemporaryFile
+from types import SimpleNamespace
 from typing import IO, Any
 
 from support import forked
 from support.daemon import Daemon
 
 TIMEOUT_S = 60.0
+NOWHERE: Any = SimpleNamespace(url="tcp://127.0.0.1:1", log_text=str)
+"""A daemon for commands that ask none."""
 
 
 class Cli:

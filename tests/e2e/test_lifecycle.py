@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from e2e.cli_runner import NOWHERE, Cli
 from support.daemon import Daemon, DaemonFailed
 from support.raw import Raw
 from tickwheel.api.frames import FrameType as T
@@ -75,6 +77,63 @@ def test_after_a_kill_leases_end_within_the_grace_and_the_task_comes_again(
         assert second in (attempt, attempt + 1)
         # The first receipt is a genuine earlier one: its ack finishes the task.
         assert raw.call(T.ACK, "held", "g", epoch, [task_id], [attempt])[2] is None
+
+
+MODES_OF_FOLDERS = {0o600: 0o700, 0o640: 0o750, 0o644: 0o755}
+
+
+@pytest.mark.parametrize(
+    ("args", "file_mode", "most"),
+    [((), None, 0o640), (("--processes", "2"), None, 0o640), ((), "0600", 0o600)],
+)
+def test_no_file_of_a_daemon_has_more_than_the_mode_that_is_set(
+    make_daemon: MakeDaemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[str, ...],
+    file_mode: str | None,
+    most: int,
+) -> None:
+    data = tmp_path / "data"
+    for folder in (data, data / "backups"):
+        folder.mkdir(mode=0o700)
+    options: dict[str, Any] = {} if file_mode is None else {"file_mode": file_mode}
+    store = f"sqlite:///{data}/{'shards/' if args else 'store.db'}"
+    daemon = make_daemon(
+        store=store, args=args, history_dir=str(data / "history"), history_bodies=True,
+        backup_dir=str(data / "backups"), audit_file=str(data / "audit.log"), **options,
+    )  # fmt: skip
+    if not args:  # an earlier release has left one that everybody reads
+        Cli(NOWHERE).run("init", "--store", store)
+        (data / "store.db").chmod(0o644)
+    daemon.start()
+    cli = Cli(daemon)
+    cli.run("enqueue", "orders", "secret", "--delay", "1h")
+    cli.run("backup", "copy.db")
+    made = modes_below(data)  # with what is removed at a stop: -wal, -shm, pending lines
+    assert daemon.terminate() == 0
+    made |= modes_below(data)
+    copy = next((data / "backups").rglob("copy*.db"))
+    if file_mode is not None:
+        monkeypatch.setenv("TICKWHEEL_FILE_MODE", file_mode)
+    Cli(NOWHERE).run("restore", "--from", str(copy), "--into", f"sqlite:///{data}/again.db")
+    made |= modes_below(data)
+    names = "".join(made)
+    parts = ("-wal", ".lock", "copy", "audit.log", ".jsonl", "again.db")
+    assert [part for part in parts if part not in names] == []
+    for name, (is_folder, mode) in made.items():
+        allowed = MODES_OF_FOLDERS[most] if is_folder else most
+        assert mode & ~allowed == 0, f"{name} has {mode:04o}"
+
+
+def modes_below(folder: Path) -> dict[str, tuple[bool, int]]:
+    """Each path below a folder, whether it is a folder, and its mode."""
+    found = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            said = path.lstat()
+            found[str(path)] = (path.is_dir(), said.st_mode & 0o777)
+    return found
 
 
 def test_health_and_readiness(daemon: Daemon) -> None:

@@ -9,12 +9,11 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from e2e.cli_runner import Cli
+from e2e.cli_runner import NOWHERE, Cli
 from support.daemon import Daemon, DaemonFailed
 from support.ports import free_ports
 from support.raw import Raw
@@ -25,8 +24,6 @@ from tickwheel.model.records import ID_STEP
 DAY_MS = 86_400_000
 SHARDS = 2
 GONE_S = 1.0
-NOWHERE: Any = SimpleNamespace(url="tcp://127.0.0.1:1", log_text=str)
-"""A daemon for commands that ask none."""
 MakeDaemon = Callable[..., Daemon]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -17,7 +18,7 @@ import yaml
 from kubernetes_validate.utils import latest_version
 from typer.main import get_command
 
-from observe.test_grafana import need_prometheus, promtool
+from observe.test_grafana import DASHBOARDS, need_prometheus, promtool
 from support.deployed import (
     COMPOSE,
     DEPLOY,
@@ -32,10 +33,11 @@ from support.deployed import (
     texts,
     the,
 )
-from tickwheel.cli.app import app
+from tickwheel.cli.app import app, run
 from tickwheel.persistence.redis.driver import PORT, SCHEMES, SENTINEL_PORT, options_from
 from tickwheel.server import daemon, outbound
 from tickwheel.server.settings import Settings, load, split_address
+from tickwheel.version import __version__
 
 OLDEST = "1.30"
 """Of Kubernetes, as ``deploy/README.md`` says."""
@@ -224,6 +226,47 @@ def stop_s(settings: Settings) -> float:
     return 2 * daemon.GOODBYE_WAIT_S + outbound.STOP_S + settings.drain_timeout_s
 
 
+# --- without a clone ------------------------------------------------------------------------------
+
+
+def test_the_files_are_written_out_and_nothing_is_overwritten_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "ops"
+    assert run(["deploy-files", str(folder), "--json"]) == 0
+    written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert set(json.loads(capsys.readouterr().out)["files"]) == written
+    assert written >= {*TEXTS, "deploy/tickwheel.toml", "grafana/prometheus/alerts.yml"}
+    assert written >= {f"grafana/dashboards/{path.name}" for path in DASHBOARDS}
+    for name in written - {"deploy/Dockerfile"}:
+        assert (folder / name).read_bytes() == (ROOT / name).read_bytes()
+    mine = folder / "deploy" / "tickwheel.service"
+    mine.write_text("mine")
+    for path in folder.rglob("*.json"):
+        path.unlink()
+    assert run(["deploy-files", str(folder)]) == 1
+    error = capsys.readouterr().err
+    assert "--force" in error and error.count("\n") == 1
+    assert mine.read_text() == "mine" and not list(folder.rglob("*.json"))
+    assert run(["deploy-files", str(folder), "--force"]) == 0
+    assert mine.read_text() == ONE.read_text() and list(folder.rglob("*.json"))
+
+
+def test_the_image_of_what_was_written_out_needs_no_clone(tmp_path: Path) -> None:
+    assert run(["deploy-files", str(tmp_path)]) == 0
+    text = (tmp_path / "deploy" / "Dockerfile").read_text()
+    assert re.findall(r"^COPY (?!--from=)", text, re.MULTILINE) == []
+    assert f'pip install --no-cache-dir "tickwheel[all]=={__version__}"' in text
+    for path in (tmp_path / one.relative_to(ROOT) for one in COMPOSE):
+        for service in services(path).values():
+            if "build" in service:
+                context = path.parent / service["build"]["context"]
+                assert (context / service["build"]["dockerfile"]).is_file()
+            for volume in service.get("volumes", ()):
+                source = volume.partition(":")[0]
+                assert not source.startswith(".") or (path.parent / source).exists(), source
+
+
 # --- systemd --------------------------------------------------------------------------------------
 
 ONE, MANY = DEPLOY / "tickwheel.service", DEPLOY / "tickwheel@.service"
@@ -249,6 +292,32 @@ def test_a_unit_waits_for_a_stop_and_puts_state_where_it_works() -> None:
         assert said["WorkingDirectory"] == f"/var/lib/{said['StateDirectory']}"
         assert said["ExecStart"].split()[1:3] == ["serve", "--config"]
         assert Path(said["ExecStart"].split()[3]).parent == Path("/etc/tickwheel")
+
+
+def test_files_that_are_roots_are_handed_to_a_unit_as_credentials() -> None:
+    for path, folder in ((ONE, "/etc/tickwheel"), (MANY, "/etc/tickwheel/%i")):
+        text = path.read_text()
+        files = dict(re.findall(r"^#LoadCredential=(\S+):(\S+)$", text, re.MULTILINE))
+        assert files == {name: f"{folder}/{name}" for name in files}
+        used = dict(re.findall(r"TICKWHEEL_(\w+)=%d/(\S+)", text))
+        assert used.keys() == {"TOKENS_FILE", "TLS_CERT", "TLS_KEY"}
+        assert set(used.values()) == set(files)
+
+
+def test_what_serves_starts_again_after_a_crash_and_after_a_reboot() -> None:
+    for unit in (ONE, MANY):
+        said = dict(re.findall(r"^(\w+)=(.*)$", unit.read_text(), re.MULTILINE))
+        assert (said["Restart"], said["WantedBy"]) == ("on-failure", "multi-user.target")
+        assert said["StartLimitIntervalSec"] == "0", "systemd gives up after five starts in 10 s"
+    for path in COMPOSE:
+        for name, service in services(path).items():
+            is_done = {"condition": "service_completed_successfully"}
+            once = any(
+                other.get("depends_on", [])[name] == is_done
+                for other in services(path).values()
+                if name in other.get("depends_on", []) and type(other["depends_on"]) is dict
+            )
+            assert service.get("restart") == (None if once else "unless-stopped"), f"{path} {name}"
 
 
 @pytest.mark.skipif(

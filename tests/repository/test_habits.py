@@ -329,6 +329,12 @@ def test_commands_and_files_that_the_templates_name_are_there() -> None:
 # --- a release -----------------------------------------------------------------------------------
 
 
+def _committed(*paths: str) -> list[str]:
+    command = ["git", "ls-tree", "-r", "--name-only", "-z", "HEAD", *paths]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
+
+
 def test_what_a_release_publishes_is_the_package_of_the_last_commit(tmp_path: Path) -> None:
     """Neither more nor less, although an earlier build has left a file; and under one version."""
     _tracked()  # without a clone there is no last commit
@@ -340,18 +346,20 @@ def test_what_a_release_publishes_is_the_package_of_the_last_commit(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     name = f"tickwheel-{__version__}"
     assert sorted(os.listdir(tmp_path)) == [f"{name}-py3-none-any.whl", f"{name}.tar.gz"]
-    committed = subprocess.run(
-        ["git", "ls-tree", "-r", "--name-only", "-z", "HEAD", "tickwheel", "LICENSE"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.split("\0")[:-1]  # fmt: skip
+    committed = _committed("tickwheel", "LICENSE")
+    deployed = {name for name in _committed("deploy", "grafana")
+                if name.startswith("deploy/") or not name.endswith(".py")}  # fmt: skip
+    assert {"deploy/tickwheel.service", "grafana/prometheus/alerts.yml"} <= deployed
     with zipfile.ZipFile(tmp_path / f"{name}-py3-none-any.whl") as wheel:
         packed = wheel.namelist()
     info = f"{name}.dist-info/"
-    assert {path for path in packed if not path.startswith(info)} == {*committed} - {"LICENSE"}
+    modules = {*committed} - {"LICENSE"}
+    copies = {f"tickwheel/deployment_files/{name}" for name in deployed}
+    assert {path for path in packed if not path.startswith(info)} == modules | copies
     assert f"{info}licenses/LICENSE" in packed
     with tarfile.open(tmp_path / f"{name}.tar.gz") as sdist:
         files = {path.name.removeprefix(f"{name}/") for path in sdist if path.isfile()}
-    assert {*committed} <= files
+    assert {*committed, *deployed} <= files
     assert not [path for path in files if path.startswith("tests/")]
 
 

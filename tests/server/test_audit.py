@@ -19,6 +19,7 @@ from tickwheel import log_writer
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verb import Right
 from tickwheel.api.verbs import VERBS
+from tickwheel.cli.app import run
 from tickwheel.server import tokens
 from tickwheel.server.logs import LINES_MAX
 from tickwheel.server.shard.guard import AUDITED, IDS_MAX, TEXT_LENGTH_MAX
@@ -411,3 +412,24 @@ async def test_logins_of_the_console_are_in_it_and_only_some_that_failed(rig: Ac
     await rig.http("tw_x_y", "POST", "/v1/sessions")
     assert lines(rig)[-1]["counts"] == {"left_out": 5}
     assert "tw_x_y" not in Path(str(rig.settings.audit_file)).read_text()
+
+
+@pytest.mark.parametrize(
+    "store",
+    ["sqlite:///shop.db", "sqlite:///shards/", "redis://127.0.0.1:1/0?shards=2"],
+    ids=["a daemon", "shards", "a node"],
+)
+@pytest.mark.parametrize(
+    ("audit_file", "said"),
+    [("none/audit.log", "the folder of none/audit.log is not there"), (".", ". is a folder")],
+)
+def test_a_log_that_cannot_be_made_is_refused_before_anything_is_served(
+    store: str, audit_file: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    more = ["--processes", "2"] if store.endswith("/") else []
+    assert run(["serve", "--store", store, "--set", f"audit_file={audit_file}", *more]) in (1, 2)
+    error = capsys.readouterr().err
+    assert f"setting audit_file: {said}" in error.splitlines()[-1] and "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []

@@ -15,6 +15,7 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.errors import BadRequest, Unauthorized
 from tickwheel.protocol import encode
 from tickwheel.server import logins, tokens
+from tickwheel.server.logs import LINES_MAX
 
 DAY_MS = 86_400_000
 
@@ -96,6 +97,34 @@ async def test_a_revoked_token_ends_its_connections_and_no_others(rig: AccessRig
     other.leave()
     await asyncio.wait([other.task])
     assert rig.core.subscribers == 0
+
+
+async def test_a_token_that_is_over_is_logged_with_its_id_whenever_it_is_shown(
+    rig: AccessRig,
+) -> None:
+    gone, right = [await rig.token("all", name=name) for name in ("gone", "right")]
+    old = await rig.token("all", name="old", ttl_ms=1_000)
+    tokens.revoke(rig.path, id_of(gone))
+    rig.pass_time(1_000)
+    await rig.reload()
+
+    def lines() -> list[str]:
+        return [text for event, text in rig.notices if event == "token_refused"]
+
+    for token, said in ((gone, "is not in the file (revoked?)"), (old, "of old has expired")):
+        assert not await comes_in(rig, token)  # over both transports
+        assert len(lines()[-2:]) == 2
+        for line in lines()[-2:]:
+            assert line.endswith(f": token {id_of(token)} {said}") and "somebody" not in line
+        assert token.split("_", 2)[2] not in "".join(lines())
+    assert len(lines()) == 4
+    # A guess at a token that is there, and what is no token at all, is counted only.
+    for wrong in (right + "x", "tw_x_y", "", "password"):
+        assert await tcp_code(rig, wrong) == "unauthorized"
+    assert len(lines()) == 4
+    for _ in range(50):
+        await tcp_code(rig, f"tw_{'0' * 12}_x")
+    assert len(lines()) == LINES_MAX
 
 
 async def test_what_came_before_the_end_of_a_connection_is_not_looked_at(rig: AccessRig) -> None:

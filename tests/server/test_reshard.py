@@ -610,6 +610,32 @@ def test_a_database_goes_into_one_folder_only(tmp_path: Path) -> None:
         reshard(Plan(one, 3, f"sqlite:///{tmp_path}/e/"), NOW_MS)
 
 
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_a_check_names_the_databases_that_count_and_refuses_the_others(
+    tmp_path: Path, rounds: int
+) -> None:
+    folder = Folder(tmp_path, 1)
+    folder.add(0, task(1, 0), task(2, 0))
+    folder.write()
+    url = f"sqlite:///{folder.folder.path}"
+
+    def named() -> str:
+        """The database that a check of the folder names."""
+        with pytest.raises(StoreUnusable, match="the folder of several shards") as refused:
+            audit.check(url)
+        return str(refused.value).rpartition(" ")[2]
+
+    for number in range(1, rounds + 1):
+        before = named()
+        assert audit.check(before).problems == []
+        reshard(Plan(url, number + 1), NOW_MS)
+        counts = named()
+        assert f"layout-{number}/" in counts and audit.check(counts).problems == []
+        with pytest.raises(StoreUnusable, match="its tasks were taken to") as refused:
+            audit.check(before)
+        assert counts in str(refused.value)
+
+
 # --- the verification ----------------------------------------------------------------------------
 
 

@@ -51,7 +51,7 @@ def test_the_environment_alone_is_enough_in_any_letters(
     assert load().retry_max == 3
 
 
-DAEMONS_OWN_FILES = {"TICKWHEEL_HISTORY_DIR", "TICKWHEEL_TOKENS_FILE"}
+DAEMONS_OWN_FILES = {"TICKWHEEL_FILE_MODE", "TICKWHEEL_HISTORY_DIR", "TICKWHEEL_TOKENS_FILE"}
 """Commands that need no daemon work on its files: they find them by the daemon's own setting."""
 
 

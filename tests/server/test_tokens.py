@@ -168,6 +168,31 @@ def test_behind_a_link_the_file_itself_is_changed(path: Path, tmp_path: Path) ->
     assert link.is_symlink() and len(tokens.read(path)) == 2
 
 
+def test_root_leaves_the_file_to_whom_it_belongs(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that cannot read the new file goes by the old one: what is revoked stays valid."""
+    owners: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", lambda fd, uid, gid: owners.append((uid, gid)))
+    of_folder = path.parent.stat()
+    tokens.create(path, "shop", ALL, 0, None)
+    assert owners == [(of_folder.st_uid, of_folder.st_gid)]
+    stat = os.stat
+
+    def of_the_daemon(at: Any, **more: Any) -> os.stat_result:
+        found = stat(at, **more)
+        return os.stat_result((*found[:4], 4711, 4712, *found[6:])) if at == path else found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", of_the_daemon)
+        tokens.revoke(path, "shop")
+    assert owners[1:] == [(4711, 4712)]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    tokens.create(path, "shop", ALL, 0, None)
+    assert len(owners) == 2
+
+
 def test_last_use_only_grows_and_forgets_what_is_gone(path: Path) -> None:
     token, _ = tokens.create(path, "first", ALL, 5, None)
     known = {token.id: token}

@@ -111,7 +111,7 @@ WATCH = "Look at what happens"
 
 COMMANDS: tuple[tuple[str, Command], ...] = (
     (SERVE, serve.serve), (SERVE, serve.demo), (SERVE, serve.check), (SERVE, serve.init),
-    (SERVE, serve.reshard),
+    (SERVE, serve.reshard), (SERVE, serve.deploy_files),
     (TASKS, enqueue.enqueue), (TASKS, subscribe.subscribe), (TASKS, tasks.cancel),
     (TASKS, tasks.reschedule), (TASKS, tasks.run_now), (TASKS, tasks.show), (TASKS, tasks.list_),
     (SERVE, serve.status), (WATCH, top.stats), (SERVE, serve.backup),

@@ -28,6 +28,7 @@ import typer
 from typer.core import TyperGroup
 from typer.models import OptionInfo
 
+from tickwheel import disk, environment
 from tickwheel.cli.output import Listing, Output
 from tickwheel.client import Client
 from tickwheel.client.encodings import KEYS_VARIABLE
@@ -44,6 +45,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_NOT_FOUND = 4
+
+FILE_MODE_ENV = "TICKWHEEL_FILE_MODE"
 
 URL_HELP = "The daemon: tcp://HOST:PORT or tls://HOST:PORT, several with commas. Default: tcp://127.0.0.1:7355."
 TOKEN_HELP = "The token that the daemon asks for."
@@ -141,6 +144,15 @@ class Default:
     """Beside an option of a block: its value when it is not given, instead of None or false."""
 
     value: Any
+
+
+def limit_file_mode() -> None:
+    """Give the files of a command that has no settings the ``file_mode`` of the environment.
+    Raises BadRequest for one that is not a mode."""
+    mode = environment.value(FILE_MODE_ENV) or disk.FILE_MODE
+    if mode not in disk.FILE_MODES:
+        raise BadRequest(f"{FILE_MODE_ENV} must be {', '.join(disk.FILE_MODES)}, not {mode!r:.20}")
+    disk.withhold(mode)
 
 
 def offline(json_help: str | None = JSON_HELP) -> Callable[[F], F]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict, Unpack
 import typer
 
 from tickwheel import environment
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, Default, offline
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, Default, limit_file_mode, offline
 from tickwheel.cli.options import LimitOption, flag, moment, option, parse_id
 from tickwheel.cli.output import (
     BODY_SHOWN_MAX,
@@ -400,6 +400,7 @@ def restore(
         dry_run=dry_run,
         shard=shard,
     )
+    limit_file_mode()
     watch = RestoreProgress()
     report = asyncio.run(run(plan, int(time.time() * 1000), watch))
     watch.end()
@@ -669,6 +670,7 @@ def report(
     if missing is not None:
         call.out.remark(f"missing: {missing}")
         return EXIT_FAILED
+    limit_file_mode()
     began_s = time.monotonic()
     try:
         settings = _report_settings(history, out, options)

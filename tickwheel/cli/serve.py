@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
+from tickwheel import disk
 from tickwheel.cli.call import EXIT_FAILED, EXIT_UNREACHABLE, Call, confirmed, given, offline
 from tickwheel.cli.options import YesOption, argument, duration, flag, option
 from tickwheel.cli.output import (
@@ -197,9 +198,12 @@ def _assignments(texts: list[str]) -> dict[str, str]:
 
 
 def _load_settings(config: str | None, overrides: Mapping[str, Any]) -> Settings:
+    """The settings of a daemon, whose ``file_mode`` holds from now on in this process."""
     from tickwheel.server import settings
 
-    return settings.load(config, dict(overrides))
+    loaded = settings.load(config, dict(overrides))
+    disk.withhold(loaded.file_mode)
+    return loaded
 
 
 @offline(JSON_HERE)
@@ -384,6 +388,36 @@ def _may_remove(call: Call, found: Found, *, force: bool, yes: bool) -> bool:
 def _show_laid_out(call: Call, store: str, what: str, **more: object) -> None:
     shard = f"{more['shard']} in " if "shard" in more else ""
     call.out.result({"store": store, "created": True, **more}, f"{shard}{store} {what}")
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+@offline(JSON_HERE)
+def deploy_files(
+    call: Call,
+    directory: Annotated[str, argument("DIR", "Where to write them; made if need be.")],
+    force: Annotated[bool, flag("Overwrite what is there.")] = False,
+) -> None:
+    """Write out the files that run and watch a daemon: systemd units, compose files and their
+    Dockerfile, manifests for Kubernetes, rules for Prometheus and dashboards for Grafana.
+
+    Nothing is written, with exit code 1, if one of them is there already.
+    """
+    from tickwheel import deployment
+
+    folder, found = Path(directory), deployment.files()
+    there = [name for name in found if (folder / name).exists()]
+    if there and not force:
+        raise Conflict(
+            f"{folder} has {len(there)} of these files already, {there[0]} for example;"
+            " --force overwrites them"
+        )
+    for name, said in found.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(said)
+    fields = {"dir": str(folder), "files": sorted(found)}
+    call.out.result(fields, f"{len(found)} files in {folder}; begin with {folder}/deploy/README.md")
 
 
 # --- reshard -------------------------------------------------------------------------------------

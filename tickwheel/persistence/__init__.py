@@ -234,7 +234,7 @@ def parse(url: str) -> StoreUrl:
     if path.endswith("/"):
         raise StoreUnusable(
             f"store {url!r}: the path names no file, but the folder of several shards; name the"
-            f" database of one, for example {ShardFolder(path).url(0)}"
+            f" database of one, for example {with_layout(ShardFolder(path)).url(0)}"
         )
     if not path or path == ":memory:":
         raise StoreUnusable(f"store {url!r}: the path names no file ({KNOWN})")

@@ -66,7 +66,11 @@ def check(url: str, *, is_locked: bool = False) -> Audit:
                 if not database.identify(connection, path):
                     raise StoreUnusable(f"{path} is empty: no daemon has used it yet")
                 with snapshot(connection):
-                    return _audit(connection, database.read_meta(connection, path))
+                    meta = database.read_meta(connection, path)
+                    if not is_locked:  # else reshard asks, which may have been cut off
+                        instead = "check those, for example sqlite:///{folder}shard-0.db"
+                        database.check_not_given_up(meta, path, instead)
+                    return _audit(connection, meta)
         except sqlite3.Error as error:
             raise StoreUnusable(f"cannot read {path}: {describe(error)}") from error
 

@@ -279,6 +279,8 @@ def started(
         kept = class_options(class_cache) if SparkContext._gateway is None else []
         java = [QUICK_JAVA if little else JAVA, *kept]
         wanted |= LOCAL | {
+            # Hadoop sets modes itself, by this and not by the umask of its process.
+            "spark.hadoop.fs.permissions.umask-mode": f"{_umask():03o}",
             "spark.driver.memory": memory,
             "spark.driver.extraJavaOptions": " ".join(java),
             "spark.sql.shuffle.partitions": str(2 * cores),
@@ -319,6 +321,12 @@ def little_to_do(settings: ReportSettings) -> bool:
     except (OSError, ReportError):
         return False
     return sum(segment.bytes for segment in new) < LITTLE_BYTES and held.rows < LITTLE_ROWS
+
+
+def _umask() -> int:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
 
 
 def _cores(master: str) -> int:

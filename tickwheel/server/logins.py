@@ -81,6 +81,7 @@ class Logins:
                 settings.audit_file, settings.audit_bytes_max, clock, on_event, observed
             )
         self._strangers = Sparing()
+        self._tokens_over = Sparing()
         self.quotas = QuotaBook()
         self.own = b""
         """The secret of the moment of the daemon's own process; empty: there is none."""
@@ -127,9 +128,11 @@ class Logins:
         if self._needs_certificate and not peer:
             raise self._refusal("a client certificate is required (tls_client_required)")
 
-    def authenticate(self, shown: object, peer: Mapping[str, Any] | None = None) -> Principal:
+    def authenticate(
+        self, shown: object, peer: Mapping[str, Any] | None = None, address: str = "somebody"
+    ) -> Principal:
         """The principal of a token, or of the certificate ``peer`` that TLS has verified. Raises
-        Unauthorized."""
+        Unauthorized, and logs the id of a token that opened the door once. ``address``: whose."""
         if self.own and isinstance(shown, str) and hmac.compare_digest(_bytes(shown), self.own):
             return OUTBOUND
         self.check_certificate(peer)
@@ -144,10 +147,21 @@ class Logins:
         token = files.find(self._tokens, text)
         now_ms = self._clock.read().now_ms
         if token is None or token.is_over(now_ms):
+            self._note_over(files.id_of(text), token, address)
             expired = "the token has expired" if token is not None else "the token is wrong"
             raise self._refusal(expired if text else "a token is required")
         self._used[token.id] = now_ms
         return self._principal(token)
+
+    def _note_over(self, token_id: str | None, token: Token | None, address: str) -> None:
+        """Log a token that is over, by its id, which is no secret: whose program still shows it.
+        Anybody can make an id up, so some lines are written and the others are counted."""
+        if token_id is None or (token is None and token_id in self._tokens):
+            return  # the id of a token that is there, with a wrong secret: a guess
+        why = "is not in the file (revoked?)" if token is None else f"of {token.name} has expired"
+        rest = self._tokens_over.note(self._clock.read().mono_ms / 1000)
+        if rest is not None:
+            self._on_event("token_refused", f"{address}: token {token_id} {why}{rest}")
 
     def _principal(self, token: Token) -> Principal:
         """The principal of a token, with its own quotas before those of the settings."""

@@ -35,7 +35,7 @@ from tickwheel.server.processes import (
     places_of,
     say_ready,
 )
-from tickwheel.server.roles import store_url
+from tickwheel.server.roles import check_folders, store_url
 from tickwheel.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def run(settings: Settings) -> int:
 
     Returns in each of the processes. Raises BadRequest and StoreUnusable for what cannot be served.
     """
+    check_folders(settings)
     log = configure(settings.log_format, settings.log_level, settings.node)
     try:
         node = _node_of(settings)

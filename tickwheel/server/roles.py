@@ -542,11 +542,17 @@ def check_folders(settings: Settings) -> None:
             f"setting backup_dir: {settings.backup_dir} is not a folder; mount its volume, or make"
             " the folder"
         )
-    if settings.audit_file is not None and not Path(settings.audit_file).absolute().parent.is_dir():
+    if settings.audit_file is None:
+        return
+    path = Path(settings.audit_file).absolute()
+    if not path.parent.is_dir():
         raise BadRequest(
             f"setting audit_file: the folder of {settings.audit_file} is not there; mount its"
             " volume, or make the folder"
         )
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        what = "is a folder" if path.is_dir() else "may not be written by the daemon's user"
+        raise BadRequest(f"setting audit_file: {settings.audit_file} {what}; name another file")
 
 
 # --- what a daemon says of itself ----------------------------------------------------------------

@@ -108,6 +108,8 @@ class Settings(BaseSettings):
     """Networks, separated by commas, that targets may be in though they are not public."""
     backup_dir: str | None = None
     ready_file: str | None = None
+    file_mode: Literal["0600", "0640", "0644"] = "0640"
+    """At most this mode has each file that the daemon makes; folders, with the right to enter."""
     # failover
     advertise: str | None = None
     http_advertise: str | None = None

@@ -107,6 +107,13 @@ def find(tokens: Tokens, text: str) -> Token | None:
     return found if is_right else None
 
 
+def id_of(text: str) -> str | None:
+    """The id in a token's text, whether there is such a token or not; None: it is no such text."""
+    prefix, _, rest = text.partition("_")
+    token_id, underscore, _ = rest.partition("_")
+    return token_id if prefix == PREFIX and underscore and _ID.fullmatch(token_id) else None
+
+
 def hash_of(secret: str) -> str:
     """What is kept in place of a secret, and compared."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
@@ -322,12 +329,16 @@ def _alone(path: Path) -> Iterator[None]:
 
 def _replace(path: Path, value: object) -> None:
     """Replace the file as a whole and synced, or not at all; behind a link it is the link's
-    file."""
+    file. Root leaves it to whom it belongs, a new one to the owner of the folder: the daemon
+    has to read it."""
     path = Path(os.path.realpath(path))
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(fd, "w", encoding="utf-8") as file:
+            if os.geteuid() == 0:
+                before = os.stat(path if path.exists() else path.parent)
+                os.fchown(fd, before.st_uid, before.st_gid)
             file.write(json.dumps(value, indent=1) + "\n")
             file.flush()
             fsync(fd)

@@ -47,7 +47,7 @@ import fcntl
 import os
 import secrets
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
@@ -482,6 +482,8 @@ class StoreLock:
             raise _in_use(self._path, who, self._path) from error
         found = os.fstat(fd)
         self._fd, self._file = fd, (found.st_dev, found.st_ino)
+        for end in ("", "-wal", "-shm", ".lock", ".reserve"):
+            disk.tighten(self._path + end)
         _FILES.add(self._file)
         _HELD.add(self)
 
@@ -865,6 +867,17 @@ def begin_epoch(
     )
 
 
+def check_not_given_up(meta: Mapping[str, int | str], path: str, instead: str) -> None:
+    """Raises StoreUnusable for a database that counts no more; ``instead``: what to do instead,
+    where ``{folder}`` stands for the folder of those that count."""
+    if GIVEN_UP_FOR in meta:
+        folder = meta[GIVEN_UP_FOR]
+        raise StoreUnusable(
+            f"{path}: its tasks were taken to {folder} by `tickwheel reshard`;"
+            f" {instead.format(folder=folder)}, or run reshard again if it was cut off"
+        )
+
+
 def _begin_epoch(
     connection: sqlite3.Connection,
     path: str,
@@ -880,11 +893,7 @@ def _begin_epoch(
     else:
         create(connection)
     before = read_meta(connection, path)
-    if GIVEN_UP_FOR in before:
-        raise StoreUnusable(
-            f"{path}: its tasks were taken to {before[GIVEN_UP_FOR]} by `tickwheel reshard`; serve"
-            " that, or run the command again if it was cut off"
-        )
+    check_not_given_up(before, path, "serve that")
     beginning = begin_as(path, held_by(before) if layout else None, known, epoch_min)
     incarnation = secrets.token_hex(16) if beginning.is_branch else str(before["incarnation"])
     values: dict[str, int | str] = {

@@ -185,7 +185,7 @@ class Api:
                 )
             headers = single_headers(scope["headers"])
             route, named = self._router.find(scope["method"], scope["raw_path"])
-            principal = self._principal(route, headers, connection.get("certificate"))
+            principal = self._principal(route, headers, connection.get("certificate"), address)
             _check_origin(headers)
             operations = self._for(route, principal)
         except Unauthorized as error:
@@ -240,7 +240,9 @@ class Api:
             return operations
         raise self._standby.refusal()
 
-    def _principal(self, route: Route, headers: dict[bytes, bytes], peer: Any) -> Principal:
+    def _principal(
+        self, route: Route, headers: dict[bytes, bytes], peer: Any, address: str
+    ) -> Principal:
         """The principal that asks, by token, certificate, login link or a browser's session."""
         if not route.public:
             self._logins.check_certificate(peer)
@@ -250,7 +252,7 @@ class Api:
             if token.startswith(LINK_PREFIX) and (route.method, route.path) == _LOGIN:
                 _check_origin(headers)  # before the link is used up
                 return self._sessions.redeem(token)
-            return self._logins.authenticate(token, peer)
+            return self._logins.authenticate(token, peer, address)
         if route.page or CONSOLE_HEADER in headers:
             session = self._sessions.find(cookie_of(headers))
             if session is not None:

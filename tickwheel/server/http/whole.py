@@ -350,7 +350,8 @@ class Whole:
     def _routes(self) -> list[BaseRoute]:
         async def shards(request: Request) -> Response:
             try:
-                self._logins.authenticate(_token(request), request.scope["state"]["certificate"])
+                state = request.scope["state"]
+                self._logins.authenticate(_token(request), state["certificate"], state["address"])
             except Unauthorized as error:
                 waited = asyncio.Event()
                 self._logins.later(waited.set)

@@ -439,7 +439,7 @@ class Connection(asyncio.Protocol):
     def _hello(self, frame: Frame, now: Now) -> None:
         transport = self._transport
         peer = None if transport is None else transport.get_extra_info("peercert")
-        hello = read_hello(frame, self._shared.logins, peer)
+        hello = read_hello(frame, self._shared.logins, peer, self.caller.address)
         elsewhere = _elsewhere(self._settings, self._operations.directory, hello.shard)
         is_ours = hello.shard is not None and elsewhere is None
         if is_ours and not self._has_waited and self._shared.is_about_to_lead():
@@ -677,8 +677,11 @@ class Hello(NamedTuple):
     """Whether it wants to know when the lease of its shard is over."""
 
 
-def read_hello(frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = None) -> Hello:
-    """A checked HELLO; ``peer`` is the certificate, if there is one. Raises what forbids it."""
+def read_hello(
+    frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = None, address: str = "somebody"
+) -> Hello:
+    """A checked HELLO from an address; ``peer`` is the certificate, if there is one. Raises what
+    forbids it."""
     if frame[0] != FrameType.HELLO:
         raise HelloRequired("the first frame must be HELLO (1)")
     check_nesting(frame)
@@ -690,7 +693,7 @@ def read_hello(frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = No
         raise VersionUnsupported(
             f"v {checks.shown(version)} is not spoken here; known: {PROTOCOL_VERSION}"
         )
-    principal = logins.authenticate(options.get("token"), peer)
+    principal = logins.authenticate(options.get("token"), peer, address)
     name = checks.text(options.get("client", ""), "client", TEXT_LENGTH_MAX)
     session = options.get("session")
     if session is not None and (type(session) is not bytes or len(session) != SESSION_BYTES):
