@@ -38,6 +38,7 @@ SIMULATED_NODES = "tests/simulation/test_simulation.py::test_every_run_of_nodes_
 SIMULATED_WHOLE = "tests/simulation/test_simulation.py::test_every_run_of_the_whole_holds[40]"
 BRANCHES = "tests/history/test_branches.py::test_"
 WORKER = "tests/client/test_worker.py::test_"
+ONCE = "tests/client/test_idempotence.py::test_"
 ORDERING = "tests/engine/test_engine_ordering.py::test_"
 KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
@@ -837,6 +838,13 @@ CLIENTS = (
         "an exception whose text has a lone surrogate leaves its task unsettled",
         {"errors:text_of": (word("backslashreplace", "strict"),)},
         (WORKER + "whatever_text_says_why_the_delivery_is_settled_at_once",),
+    ),
+    Bug(
+        "two-tasks-with-one-key-are-one-claim",
+        "work that was asked for twice is done once, because both tasks have the same key",
+        {"idempotence:name_of": (instead("work.id", "work.key or work.id"),)},
+        (ONCE + "two_tasks_are_two_claims_whatever_their_keys_and_one_task_is_one",),
+        usual=True,
     ),
 )
 
