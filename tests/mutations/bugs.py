@@ -38,6 +38,7 @@ SIMULATED_NODES = "tests/simulation/test_simulation.py::test_every_run_of_nodes_
 SIMULATED_WHOLE = "tests/simulation/test_simulation.py::test_every_run_of_the_whole_holds[40]"
 BRANCHES = "tests/history/test_branches.py::test_"
 WORKER = "tests/client/test_worker.py::test_"
+CONNECTING = "tests/client/test_client_connecting.py::test_"
 ONCE = "tests/client/test_idempotence.py::test_"
 ORDERING = "tests/engine/test_engine_ordering.py::test_"
 KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
@@ -838,6 +839,12 @@ CLIENTS = (
         "an exception whose text has a lone surrogate leaves its task unsettled",
         {"errors:text_of": (word("backslashreplace", "strict"),)},
         (WORKER + "whatever_text_says_why_the_delivery_is_settled_at_once",),
+    ),
+    Bug(
+        "a-call-that-nobody-awaits",
+        "an enqueue where no event loop runs returns a coroutine that nobody awaits",
+        {"requests:needs_loop": (replaced("name", "pass"),)},
+        (CONNECTING + "no_verb_is_called_in_vain_where_no_event_loop_runs[enqueue]",),
     ),
     Bug(
         "two-tasks-with-one-key-are-one-claim",
