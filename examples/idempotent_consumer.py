@@ -1,8 +1,10 @@
-"""At least once means: sometimes twice. Work that belongs to a key is done once all the same.
+"""At least once means: sometimes twice. An order is charged once all the same.
 
 The same order is enqueued twice, as a shop does that asks again after a time-out of its own; and
-the first attempt fails half way. ``Once`` lets one attempt at a time work on a key, and none when
-it is done. Here it remembers within the process; ``Once("redis://…")`` among many.
+the first attempt fails half way. ``Once`` lets one attempt at a time work on an order, and none
+when it is done. By default a claim goes by the task's id; here two tasks are the same work, so the
+handler names the key that they share. This one remembers within the process; ``Once("redis://…")``
+among many, and ``tickwheel.contrib.sqlalchemy.SqlOnce`` in the transaction of the work.
 """
 
 import asyncio
@@ -26,7 +28,7 @@ async def charge(order: str) -> None:
 async def handle(once: Once, delivery: Delivery) -> bool:
     """Whether it is done, now or before."""
     try:
-        async with once.claim(delivery) as first:
+        async with once.claim(delivery, key=delivery.key) as first:
             if first:
                 await charge(str(delivery.key))
                 print(f"order {delivery.key}: charged (attempt {delivery.attempt})")

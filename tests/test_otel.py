@@ -248,6 +248,15 @@ async def test_it_is_undone_and_done_again(wheel: TestWheel, seen: Seen) -> None
         instrument("x")  # type: ignore[type-var]
 
 
+@pytest.mark.parametrize("name", ["enqueue", "enqueue_many", "enqueue_columns", "oneway"])
+def test_a_call_where_no_event_loop_runs_is_an_error_with_spans_as_well(
+    seen: Seen, name: str
+) -> None:
+    client = seen.instrument(Client())
+    with pytest.raises(BadRequest, match=rf"Client\.{name} is asynchronous.*sync\.Client"):
+        getattr(client, name)("t", b"x")
+
+
 def test_the_client_without_an_event_loop_makes_the_same_spans(
     blocking: SyncTestWheel, seen: Seen
 ) -> None:

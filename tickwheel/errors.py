@@ -453,3 +453,15 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise lacks_extra(what, extra, error.name) from None
+
+
+@contextmanager
+def module_needs_extra(module: str, extra: str) -> Iterator[None]:
+    """Around what a module of ours imports of an extra: the lack of that is a ModuleNotFoundError
+    of one line, which says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            lacks_extra(module, extra, error.name).message, name=error.name
+        ) from None

@@ -21,7 +21,6 @@ there may be many.
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.client import Client, Task
+from tickwheel.client.requests import SYNCHRONOUS, needs_loop
 from tickwheel.client.subscription import reason_of
 from tickwheel.client.worker import Reject, RetryLater, Snooze, Worker
 from tickwheel.errors import BadRequest, TickwheelError, shown, text_of
@@ -277,23 +277,27 @@ PREPARED: Mapping[str, Callable[..., tuple[Sending, Call]]] = {
 
 def _wrap(tracing: Tracing, client: Any) -> None:
     """Have a client's methods make spans. Both clients have the same names."""
+    is_awaited = isinstance(client, Client)
     for name in PREPARED:
-        setattr(client, name, _traced(tracing, getattr(client, name), name))
+        setattr(client, name, _traced(tracing, getattr(client, name), name, is_awaited=is_awaited))
     begin = client.transaction
 
     @wraps(begin)
     def transaction(*arguments: Any, **named: Any) -> Any:
         made = begin(*arguments, **named)
         # The asynchronous ``enqueue`` is an ``enqueue_many`` of one; the other one asks by itself.
-        names = ("enqueue_many",) if isinstance(client, Client) else ("enqueue", "enqueue_many")
+        names = ("enqueue_many",) if is_awaited else ("enqueue", "enqueue_many")
         for name in names:
-            setattr(made, name, _traced(tracing, getattr(made, name), name))
+            method = getattr(made, name)
+            setattr(made, name, _traced(tracing, method, name, is_awaited=is_awaited))
         return made
 
     client.transaction = transaction
 
 
-def _traced(tracing: Tracing, method: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _traced(
+    tracing: Tracing, method: Callable[..., Any], name: str, *, is_awaited: bool
+) -> Callable[..., Any]:
     prepare = PREPARED[name]
 
     @wraps(method)
@@ -321,7 +325,9 @@ def _traced(tracing: Tracing, method: Callable[..., Any], name: str) -> Callable
             sending.end(None, result)
         return result
 
-    return awaited if inspect.iscoroutinefunction(method) else called
+    if is_awaited and name != "enqueue_nowait":
+        return needs_loop(awaited, f"Client.{name}", SYNCHRONOUS)
+    return called
 
 
 # --- attempts ------------------------------------------------------------------------------------

@@ -95,6 +95,13 @@ class Runtime:
         """Return or raise what ``method(client, *arguments, **options)`` does."""
         return self.call_or(None, method, *arguments, **options)
 
+    def _check_thread(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise BadRequest(
+                "a blocking call in the client's own thread would wait for itself for ever: in the"
+                " callback of a future use enqueue_nowait, or another thread"
+            )
+
     def call_or(
         self,
         unused: Callable[[T], None] | None,
@@ -104,11 +111,7 @@ class Runtime:
     ) -> T:
         """``call``; ``unused`` gets, in the loop's thread, a result that came when the caller had
         been interrupted."""
-        if threading.current_thread() is self._thread:
-            raise BadRequest(
-                "a blocking call in the client's own thread would wait for itself for ever: in the"
-                " callback of a future use enqueue_nowait, or another thread"
-            )
+        self._check_thread()
         future = self.submit(method, *arguments, **options)
         try:
             return future.result()
@@ -233,6 +236,35 @@ class Runtime:
             await asyncio.gather(*stuck, return_exceptions=True)
 
 
+class BesideLoop(Runtime):
+    """A runtime on an event loop that somebody else runs, for an asynchronous client that lives
+    there: neither is ended by this."""
+
+    def __init__(self, client: AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
+        self._pid = os.getpid()
+        self._client = client
+        self._closed = False
+        self._lock = threading.RLock()
+        self._loop = loop
+
+    def _check_thread(self) -> None:
+        if asyncio._get_running_loop() is self._loop:
+            raise BadRequest(
+                "a blocking call on the event loop would wait for itself for ever: in a coroutine,"
+                " such as an async def endpoint, await the asynchronous client"
+            )
+
+    def submit(
+        self, method: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
+    ) -> Future[T]:
+        if self._loop.is_closed():
+            raise ClientClosed("the event loop of the client has ended")
+        return super().submit(method, *arguments, **options)
+
+    def close(self, timeout_s: float | None) -> None:
+        self._closed = True
+
+
 def _give(unused: Callable[[T], None]) -> Callable[[Future[T]], None]:
     def give(future: Future[T]) -> None:
         if not future.cancelled() and future.exception() is None:
@@ -250,6 +282,7 @@ def _mirrored(
     """A verb with the text and the parameters of ``method``. It returns what ``call`` does with the
     object, ``method`` and the arguments. Raises TypeError at once for arguments that do not fit,
     whatever the daemon is doing."""
+    method = inspect.unwrap(method)  # as it was written: it is called on the loop
     signature, name = inspect.signature(method), method.__name__ + suffix
     _, *parameters = signature.parameters.values()
     needed = [one for one in parameters if one.default is one.empty]
@@ -563,14 +596,17 @@ class Client:
     @_taking(AsyncClient.__init__)
     def __init__(self, *given: Any, **options: Any) -> None:
         options.setdefault("name", NAME)
-        self._make: Callable[[], AsyncClient] = functools.partial(AsyncClient, *given, **options)
-        self._codec = self._make()._codec  # what is wrong with the arguments is said here
+        self._set_up(functools.partial(AsyncClient, *given, **options))
+        _CLIENTS.add(self)
+
+    def _set_up(self, make: Callable[[], AsyncClient]) -> None:
+        self._make = make
+        self._codec = make()._codec  # what is wrong with the arguments is said here
         self._handlers: dict[str, Callable[[Check], Coroutine[Any, Any, str | None]]] = {}
         """Producer group → the handler of its checks."""
         self._closed = False
         self._lock = threading.RLock()
         self._made: Runtime | None = None
-        _CLIENTS.add(self)
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -757,6 +793,15 @@ class Client:
         """Whether a connection stands right now; calls make one, or wait for the next."""
         made = self._made
         return made is not None and made.connected
+
+
+def beside(client: AsyncClient, loop: asyncio.AbstractEventLoop) -> Client:
+    """A synchronous client, for other threads, upon an asynchronous one that lives on this event
+    loop: same connection, same thread. Whoever closes that one ends this one."""
+    found = Client.__new__(Client)
+    found._set_up(lambda: client)
+    found._made = BesideLoop(client, loop)
+    return found
 
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()

@@ -9,6 +9,7 @@ import logging
 import socket
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import AsyncMock, create_autospec
 
 import pytest
 
@@ -35,7 +36,8 @@ async def read_slowly(peer: Peer) -> None:
 def is_verb(name: str, member: object) -> bool:
     if name.startswith("_") or name in ("connect", "close"):
         return False
-    return inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+    written = inspect.unwrap(member) if callable(member) else member
+    return inspect.iscoroutinefunction(written) or inspect.isasyncgenfunction(written)
 
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -190,6 +192,22 @@ async def test_every_verb_connects(name: str) -> None:
         else:
             await soon(found)
     await client.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, one in inspect.getmembers(Client)
+        if is_verb(name, one) and not inspect.isasyncgenfunction(one)
+    ],
+)
+def test_no_verb_is_called_in_vain_where_no_event_loop_runs(name: str) -> None:
+    """A coroutine that nobody awaits does nothing, and says so to nobody: the call itself must."""
+    with pytest.raises(errors.BadRequest, match=rf"Client\.{name} is .*tickwheel\.sync\.Client"):
+        getattr(Client(), name)()
+    specified = create_autospec(Client)
+    assert isinstance(getattr(specified, name), AsyncMock)
 
 
 async def test_unreachable_names_the_address_and_the_reason() -> None:

@@ -189,6 +189,7 @@ def test_every_call_takes_a_timeout() -> None:
     without = {"connect"}  # connect_timeout and active_timeout are the client's
     for kind in (Client, Delivery):
         for name, method in inspect.getmembers(kind, inspect.isfunction):
-            waits = inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
+            written = inspect.unwrap(method)
+            waits = inspect.iscoroutinefunction(written) or inspect.isasyncgenfunction(written)
             if waits and not name.startswith("_") and name not in without:
                 assert "timeout" in inspect.signature(method).parameters, name

@@ -11,12 +11,12 @@ import pytest
 from support.fake_daemon import FakeDaemon, turns
 from support.waiting import soon
 from tickwheel import Delivery, errors
-from tickwheel.client import idempotence as marks
+from tickwheel.client import idempotence
 from tickwheel.client.idempotence import Once
 
 
 class Clock:
-    """Stands for ``time`` in ``marks``."""
+    """Stands for ``time`` in ``idempotence``."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -106,7 +106,7 @@ async def test_the_oldest_are_forgotten_by_number_and_by_age(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(marks, "time", clock)
+    monkeypatch.setattr(idempotence, "time", clock)
     once = Once(size=2, ttl=10)
     for key in "abc":
         await do(once, key)
@@ -118,21 +118,51 @@ async def test_the_oldest_are_forgotten_by_number_and_by_age(
     assert await do(once, "c")
 
 
-async def test_a_delivery_stands_for_its_topic_group_and_key() -> None:
+async def delivered(*tasks: tuple[int, str | None]) -> list[Delivery]:
+    """Deliveries of tasks, (id, key) each, to the groups a and b of one topic."""
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
-        once = Once()
         found: list[Delivery] = []
-        for group in ("g", "h"):
+        for group in ("a", "b"):
             subscription = client.subscribe("t", group=group)
             starting = asyncio.ensure_future(subscription.start())
             sub = await peer.subscribed()
             await soon(starting)
-            items = [(i, 1, 0, b"x", {"key": "k"} if i < 7 else {}) for i in (5, 6, 7, 8)]
+            items = [(i, 1, 0, b"x", {} if key is None else {"key": key}) for i, key in tasks]
             peer.send(67, sub, 1, 0, items)
             found += [await soon(anext(subscription)) for _ in items]
+        return found
+
+
+async def test_two_tasks_are_two_claims_whatever_their_keys_and_one_task_is_one() -> None:
+    found = await delivered((5, "ann"), (6, "ann"), (5, "ann"), (7, None), (8, None), (7, None))
+    for once in (Once(), Once(size=10)):
         firsts = [await do(once, delivery) for delivery in found]
-        assert firsts == [True, False, True, True] * 2
+        assert firsts == [True, True, False, True, True, False] * 2
+
+
+async def test_tasks_share_a_claim_where_the_handler_names_their_key() -> None:
+    found = await delivered((5, "ann"), (6, "ann"), (7, "bob"), (8, None), (9, None), (8, None))
+    once = Once()
+
+    async def by_key(delivery: Delivery) -> bool:
+        async with once.claim(delivery, key=delivery.key) as first:
+            return first
+
+    firsts = [await by_key(delivery) for delivery in found]
+    # A task without a key shares its work with nobody.
+    assert firsts == [True, False, True, True, True, False] * 2
+    assert await once.is_done(found[1], key="ann") and not await once.is_done(found[1])
+    await once.forget(found[0], key="ann")
+    assert await by_key(found[1]) and not await by_key(found[0])
+
+
+async def test_no_two_pieces_of_work_have_the_same_name() -> None:
+    first, second = (await delivered((5, "5"), (6, "#5")))[:2]
+    keys = ["5", "#5", "6", "#6", "=5", "a#5", "t#a#5"]
+    names = [idempotence.name_of(one, key) for one in (first, second) for key in (None, "5", "#5")]
+    assert len(set(names)) == 4  # by its own id each, and by the two keys
+    assert len({idempotence.name_of(first, key) for key in [None, *keys]}) == len(keys) + 1
 
 
 @pytest.mark.parametrize(
@@ -150,10 +180,15 @@ def test_wrong_options_are_named(options: dict[str, Any], word: str) -> None:
         Once(**options)
 
 
-@pytest.mark.parametrize("key", ["", 5, None, "k" * 1025])
-async def test_a_wrong_key_is_named(key: Any) -> None:
-    with pytest.raises(errors.BadRequest, match="key"):
-        await do(Once(), key)
+@pytest.mark.parametrize("wrong", ["", 5, "k" * 1025, "\ud800"])
+async def test_what_cannot_be_claimed_is_named(wrong: Any) -> None:
+    (delivery, *_) = await delivered((5, "ann"))
+    with pytest.raises(errors.BadRequest, match="work must be a delivery or"):
+        await do(Once(), wrong)
+    with pytest.raises(errors.BadRequest, match="key must be"):
+        Once().claim(delivery, key=wrong)
+    with pytest.raises(errors.BadRequest, match="key goes with a delivery"):
+        Once().claim("text", key="ann")
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

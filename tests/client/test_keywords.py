@@ -28,7 +28,7 @@ def takers() -> list[tuple[type, str]]:
         (kind, name)
         for kind in (Client, Transaction, Worker)
         for name, function in inspect.getmembers(kind, inspect.isfunction)
-        if function.__code__.co_flags & inspect.CO_VARKEYWORDS
+        if inspect.unwrap(function).__code__.co_flags & inspect.CO_VARKEYWORDS
     ]
 
 
@@ -45,7 +45,7 @@ def block_of(function: Any) -> Any:
 
 def last(function: Any) -> str:
     """The name behind its two stars."""
-    code = function.__code__
+    code = inspect.unwrap(function).__code__
     name: str = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
     return name
 

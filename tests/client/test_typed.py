@@ -187,6 +187,16 @@ async def test_a_task_apart_from_workers_needs_a_client(wheel: TestWheel) -> Non
         run.using(wrong)
 
 
+def test_a_call_where_no_event_loop_runs_says_what_to_call_there() -> None:
+    @task("t")
+    def run(n: int) -> int:
+        return n
+
+    for way in (run, run.options(delay=1), run.using(Client())):
+        with pytest.raises(BadRequest, match=r"\.using\(client\)\.enqueue.*sync\.Client"):
+            way.enqueue(4)  # type: ignore[unused-coroutine]  # as in a plain endpoint
+
+
 def test_a_synchronous_client_enqueues_it_too() -> None:
     @task("t", version=3)
     def run(n: int) -> int:

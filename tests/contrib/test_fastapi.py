@@ -30,15 +30,22 @@ from starlette.testclient import TestClient  # noqa: E402
 
 from tickwheel import (  # noqa: E402
     Client,
+    ClientClosed,
     Conflict,
     Delivery,
     NotFound,
     TickwheelError,
     Unreachable,
     Worker,
+    task,
 )
 from tickwheel.contrib import fastapi as contrib  # noqa: E402
-from tickwheel.contrib.fastapi import TickwheelClient, answer_error, lifespan  # noqa: E402
+from tickwheel.contrib.fastapi import (  # noqa: E402
+    SyncTickwheelClient,
+    TickwheelClient,
+    answer_error,
+    lifespan,
+)
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = "tcp://127.0.0.1:1"
@@ -80,6 +87,63 @@ def test_a_request_enqueues_and_the_worker_beside_the_application_handles_it(
             done.clear()
         assert len(seen) == round_
         assert str(seen[-1].id) == answer.json()
+
+
+@task("orders.typed")
+def close_order(number: int) -> None: ...
+
+
+def test_a_plain_endpoint_has_a_client_that_blocks_and_not_the_loop(running: Daemon) -> None:
+    app, kept = application(url=running.url), []
+
+    @app.post("/orders/{number}", status_code=201)
+    def place(number: int, tickwheel: SyncTickwheelClient) -> list[str]:
+        kept.append(tickwheel)
+        plain = tickwheel.enqueue("orders.plain", b"x", delay=60, key=f"{number}", timeout=WAIT_S)
+        typed = close_order.using(tickwheel).options(delay=60).enqueue(number)
+        return [str(tickwheel.lookup(receipt.id).topic) for receipt in (plain, typed)]
+
+    @app.delete("/orders/{number}")
+    def drop(number: int, tickwheel: SyncTickwheelClient) -> list[str]:
+        return [one.status for one in tickwheel.cancel(topic="orders.plain", key=f"{number}")]
+
+    with TestClient(app) as http:
+        threads = {one.name for one in threading.enumerate()}
+        assert http.post("/orders/41").json() == ["orders.plain", "orders.typed"]
+        assert http.delete("/orders/41").json() == ["cancelled"]
+        assert http.delete("/orders/41").json() == ["already_cancelled"]
+        assert "tickwheel-client" not in {one.name for one in threading.enumerate()} - threads
+    with pytest.raises(ClientClosed):
+        kept[0].enqueue("orders.plain", b"x")
+
+
+def test_the_wrong_client_for_an_endpoint_says_which_one_is_right(running: Daemon) -> None:
+    app = application(url=running.url)
+
+    @app.post("/plain/enqueue")
+    def plain(tickwheel: TickwheelClient) -> None:
+        tickwheel.enqueue("wrong", b"x")  # type: ignore[unused-coroutine]
+
+    @app.post("/plain/typed")
+    def typed(tickwheel: TickwheelClient) -> None:
+        close_order.using(tickwheel).enqueue(1)  # type: ignore[unused-coroutine]
+
+    @app.post("/plain/cancel")
+    def cancel(tickwheel: TickwheelClient) -> None:
+        tickwheel.cancel(1)  # type: ignore[unused-coroutine]
+
+    @app.post("/async/enqueue")
+    async def blocks(tickwheel: SyncTickwheelClient) -> None:
+        tickwheel.enqueue("wrong", b"x")
+
+    with TestClient(app) as http:
+        for path in ("/plain/enqueue", "/plain/typed", "/plain/cancel"):
+            answer = http.post(path)
+            assert answer.status_code == 400, path
+            assert "SyncTickwheelClient" in answer.json()["message"]
+        assert ".using(client)" in http.post("/plain/typed").json()["message"]
+        assert "await the asynchronous client" in http.post("/async/enqueue").json()["message"]
+        assert http.post("/right").status_code == 201, "the loop was not blocked"
 
 
 def test_an_error_of_tickwheel_is_an_answer_with_its_own_status(running: Daemon) -> None:
@@ -218,12 +282,17 @@ def test_starlette_alone_is_enough(running: Daemon) -> None:
         receipt = await contrib.client(request).enqueue("starlette", b"")
         return PlainTextResponse(str(receipt.id))
 
-    app = Starlette(routes=[Route("/", place)], lifespan=lifespan(running.url))
+    def place_in_a_thread(request: Request) -> PlainTextResponse:
+        receipt = contrib.sync_client(request).enqueue("starlette", b"")
+        return PlainTextResponse(str(receipt.id))
+
+    routes = [Route("/", place), Route("/thread", place_in_a_thread)]
+    app = Starlette(routes=routes, lifespan=lifespan(running.url))
     with TestClient(app) as http:
-        assert int(http.get("/").text) > 0
+        assert 0 < int(http.get("/").text) < int(http.get("/thread").text)
     without = (
         "import sys; sys.modules['fastapi'] = None\n"
-        "from tickwheel.contrib.fastapi import client, lifespan\n"
+        "from tickwheel.contrib.fastapi import client, lifespan, sync_client\n"
     )
     subprocess.run([sys.executable, "-c", without], check=True, cwd=ROOT)
 

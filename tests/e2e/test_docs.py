@@ -352,7 +352,10 @@ def test_the_page_of_push_works_as_it_stands(tmp_path: Path, forked_shell: dict[
 def test_the_page_of_frameworks_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
     serve_at_a_free_port(tmp_path / "bin")
     shown = run_as_it_stands("docs/frameworks.md", tmp_path, shell)
-    for word in ("closed order 41", "no issues", "welcome, ann", "bob, from shop@example.com"):
+    for word in (
+        "closed order 41", "charged order 43", "no issues", "welcome, ann",
+        "bob, from shop@example.com",
+    ):  # fmt: skip
         assert word in shown, (word, shown)
 
 

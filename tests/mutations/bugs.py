@@ -38,6 +38,8 @@ SIMULATED_NODES = "tests/simulation/test_simulation.py::test_every_run_of_nodes_
 SIMULATED_WHOLE = "tests/simulation/test_simulation.py::test_every_run_of_the_whole_holds[40]"
 BRANCHES = "tests/history/test_branches.py::test_"
 WORKER = "tests/client/test_worker.py::test_"
+CONNECTING = "tests/client/test_client_connecting.py::test_"
+ONCE = "tests/client/test_idempotence.py::test_"
 ORDERING = "tests/engine/test_engine_ordering.py::test_"
 KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
@@ -843,6 +845,19 @@ CLIENTS = (
         "an exception whose text has a lone surrogate leaves its task unsettled",
         {"errors:text_of": (word("backslashreplace", "strict"),)},
         (WORKER + "whatever_text_says_why_the_delivery_is_settled_at_once",),
+    ),
+    Bug(
+        "a-call-that-nobody-awaits",
+        "an enqueue where no event loop runs returns a coroutine that nobody awaits",
+        {"requests:needs_loop": (replaced("name", "pass"),)},
+        (CONNECTING + "no_verb_is_called_in_vain_where_no_event_loop_runs[enqueue]",),
+    ),
+    Bug(
+        "two-tasks-with-one-key-are-one-claim",
+        "work that was asked for twice is done once, because both tasks have the same key",
+        {"idempotence:name_of": (instead("work.id", "work.key or work.id"),)},
+        (ONCE + "two_tasks_are_two_claims_whatever_their_keys_and_one_task_is_one",),
+        usual=True,
     ),
 )
 

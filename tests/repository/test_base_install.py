@@ -111,7 +111,7 @@ def test_nothing_but_msgpack_is_required() -> None:
     assert [text.split(">")[0] for text in project["dependencies"]] == ["msgpack"]
     assert set(project["optional-dependencies"]) == {
         "server", "http", "cli", "redis", "asyncio-redis", "reports", "typed", "zstd",
-        "encryption", "otel", "amqp", "kafka", "push", "reload", "all",
+        "encryption", "otel", "amqp", "kafka", "push", "reload", "sqlalchemy", "all",
     }  # fmt: skip
 
 

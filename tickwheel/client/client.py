@@ -33,7 +33,7 @@ from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Codec, Compression, b
 from tickwheel.client.keywords import GroupKeywords, TaskKeywords
 from tickwheel.client.producer import Producer, gather_receipts
 from tickwheel.client.reconnector import HEARTBEAT_S, Reconnector
-from tickwheel.client.requests import Calls, read
+from tickwheel.client.requests import Calls, read, verbs_need_loop
 from tickwheel.client.subscription import Subscription, Subscriptions, subscribe_options
 from tickwheel.client.task_options import Task
 from tickwheel.client.tasks import (
@@ -69,6 +69,7 @@ FRAMES_AHEAD = 8
 T = TypeVar("T")
 
 
+@verbs_need_loop
 class Client(WrittenVerbs):
     """A connection to a Tickwheel daemon that mends itself; every method may be used at once. Where
     the daemon is one of several shards, there is one to each (docs/sharded-clients.md).

@@ -1,4 +1,4 @@
-"""``Once``: work that belongs to a key is done once, although its task may be delivered twice.
+"""``Once``: a task's work is done once, although the task may be delivered twice.
 
     once = Once()                                     # within this process
     once = Once("redis://127.0.0.1:6379/0")           # among all that use this Redis
@@ -7,7 +7,12 @@
         if first:
             ...                                       # done when the body ends without exception
 
-``first`` is False when the key was done within the last ``ttl`` seconds. A body that raises or is
+A delivery's claim goes by the task's id: two tasks are two claims, whatever their keys. Tasks that
+ask for the same work share a claim only where the handler says what makes it the same:
+``once.claim(delivery, key=delivery.key)``. An id is unique within one store: daemons that share a
+Redis need a ``namespace`` each.
+
+``first`` is False when the work was done within the last ``ttl`` seconds. A body that raises or is
 cancelled gives its claim back. **A second claim of a key that is being worked on waits** until the
 first one has ended, and then knows: it is not done before it is done, so a delivery that is
 acked because of ``first == False`` can never lose work. After ``wait`` seconds it gives up with
@@ -16,7 +21,7 @@ acked because of ``first == False`` can never lose work. After ``wait`` seconds 
 In Redis a claim lasts ``claim`` seconds and is renewed while the body runs, so that after a crash
 the next attempt gets in once that time is over. What this cannot do: when the body ended and Redis
 cannot be reached, ``Unreachable`` is raised and the next attempt works again. Work and mark are two
-steps; who needs them to be one writes the key in the same transaction as the work.
+steps; ``tickwheel.contrib.sqlalchemy.SqlOnce`` makes them one, in a transaction of SQL.
 
 ``DedupStore`` is where it keeps what is done, in this process or in a Redis: one key each,
 ``done``, or ``claim:TOKEN`` while somebody works. Invariants: of all claims of one key that is not
@@ -38,8 +43,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from tickwheel.api.times import Duration, duration_ms
 from tickwheel.client.connection import LOGGER
-from tickwheel.client.delivery import Delivery
+from tickwheel.client.delivery import Delivered
 from tickwheel.errors import BadRequest, Conflict, Unreachable, needs_extra, shown
+from tickwheel.model.values import is_utf8
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -56,8 +62,9 @@ class Once:
     """Which keys are done. May be made before there is an event loop; ``close`` at the end.
 
     ``size``: keys that are remembered in process, the oldest are forgotten first (Redis forgets
-    by ``ttl`` alone). ``namespace`` stands before every key: two groups that do different work
-    for the same key must not share one (``claim(delivery)`` puts topic and group before the key).
+    by ``ttl`` alone). ``namespace`` stands before every key. The claim of a delivery has its topic
+    and group as well; two handlers that claim the same text for different work need a namespace
+    each.
     """
 
     def __init__(
@@ -74,7 +81,7 @@ class Once:
             raise BadRequest(f"size must be an integer of 1 or more, not {shown(size)}")
         self._wait_s = duration_ms(wait, "wait") / 1000
         self._namespace = namespace
-        ttl_ms, claim_ms = _positive_ms(ttl, "ttl"), _positive_ms(claim, "claim")
+        ttl_ms, claim_ms = positive_ms(ttl, "ttl"), positive_ms(claim, "claim")
         self._marks: DedupStore
         if url is None:
             self._marks = MemoryDedupStore(size, ttl_ms)
@@ -83,14 +90,17 @@ class Once:
         else:
             raise BadRequest(f"url must be redis://HOST:PORT/DB, not {shown(url)}")
 
-    def claim(self, key: str | Delivery) -> AbstractAsyncContextManager[bool]:
+    def claim(
+        self, work: str | Delivered, *, key: str | None = None
+    ) -> AbstractAsyncContextManager[bool]:
         """``async with`` it: True when the work is this caller's to do.
 
-        ``key``: a string, or a delivery; that stands for its topic, group, and key, or for lack
-        of a key its id. Raises Conflict when another one works on it for too long, Unreachable
-        when the marks cannot be read or written.
+        ``work``: a delivery, which stands for its task in its topic and group, or any text.
+        ``key``: with a delivery, what the work belongs to instead of the task: all tasks of the
+        topic and group with the same key are one claim. None: the task's id. Raises Conflict when
+        another one works on it for too long, Unreachable when the marks cannot be read or written.
         """
-        return self._claim(f"{self._namespace}:{_text(key)}")
+        return self._claim(f"{self._namespace}:{name_of(work, key)}")
 
     @asynccontextmanager
     async def _claim(self, key: str) -> AsyncIterator[bool]:
@@ -110,13 +120,13 @@ class Once:
             raise
         await self._marks.done(claim)
 
-    async def is_done(self, key: str | Delivery) -> bool:
-        """Whether the key is done; it may be being worked on."""
-        return await self._marks.is_done(f"{self._namespace}:{_text(key)}")
+    async def is_done(self, work: str | Delivered, *, key: str | None = None) -> bool:
+        """Whether the work is done; it may be being worked on."""
+        return await self._marks.is_done(f"{self._namespace}:{name_of(work, key)}")
 
-    async def forget(self, key: str | Delivery) -> None:
-        """Forget the key, as if its work had never been done."""
-        await self._marks.forget(f"{self._namespace}:{_text(key)}")
+    async def forget(self, work: str | Delivered, *, key: str | None = None) -> None:
+        """Forget the work, as if it had never been done."""
+        await self._marks.forget(f"{self._namespace}:{name_of(work, key)}")
 
     async def close(self) -> None:
         """Close connections. It may be called twice."""
@@ -129,18 +139,29 @@ class Once:
         await self.close()
 
 
-def _text(key: Any) -> str:
-    if isinstance(key, Delivery):
-        return f"{key.topic}/{key.group}/{key.key or f'#{key.id}'}"
-    if not isinstance(key, str) or not key or len(key) > KEY_CHARACTERS_MAX:
+def name_of(work: Any, key: Any = None) -> str:
+    """What a claim is known by: the text ``work``, or of a delivery its topic, group, and ``key``
+    or the task's id. Raises BadRequest."""
+    if not isinstance(work, Delivered):
+        if key is not None:
+            raise BadRequest("key goes with a delivery; a text is the key itself")
+        return _checked(work, "work must be a delivery or")
+    # No name of a topic or group has "#" or "=", so no two pieces of work share a text.
+    of = f"{work.topic}#{work.group}"
+    return f"{of}#{work.id}" if key is None else f"{of}={_checked(key, 'key must be')}"
+
+
+def _checked(text: Any, what: str) -> str:
+    if not isinstance(text, str) or not text or len(text) > KEY_CHARACTERS_MAX:
         raise BadRequest(
-            f"key must be a delivery or a string of 1 to {KEY_CHARACTERS_MAX} characters,"
-            f" not {shown(key)}"
+            f"{what} a string of 1 to {KEY_CHARACTERS_MAX} characters, not {shown(text)}"
         )
-    return key
+    if not is_utf8(text):
+        raise BadRequest(f"{what} text that UTF-8 can say, not {shown(text)}")
+    return text
 
 
-def _positive_ms(value: Any, field: str) -> int:
+def positive_ms(value: Any, field: str) -> int:
     found_ms = duration_ms(value, field)
     if found_ms <= 0:
         raise BadRequest(f"{field} must be more than 0 s, not {shown(value)}")

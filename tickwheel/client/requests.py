@@ -10,11 +10,13 @@ Invariant: a request is in one place only, waiting, pausing or under way.
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import os
 import random
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from tickwheel.api import shapes
 from tickwheel.api.tasks import MOVES, Selection, check_selection
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from tickwheel.limits import Limits
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type)
 
 CALLS_MAX = 65_536
 """How many calls may wait for answers."""
@@ -55,6 +59,45 @@ SETTLEMENT_BYTES = 600
 """What a frame of settlements takes around its items, at most: the names above all."""
 RETRY_S = 0.1
 RETRY_S_MAX = 2.0
+
+
+def needs_loop(function: F, name: str, instead: str) -> F:
+    """The coroutine function ``name`` so that a call raises BadRequest in a thread without a
+    running event loop: nobody could await it there, and nothing would happen. ``instead`` says what
+    to call."""
+
+    @functools.wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise BadRequest(
+                f"{name} is asynchronous, and no event loop runs in this thread,"
+                f" so nobody could await it: {instead}"
+            ) from None
+        return function(*given, **named)
+
+    # Mocks made after a specification, and who else asks, see a coroutine function still.
+    if hasattr(inspect, "markcoroutinefunction"):
+        inspect.markcoroutinefunction(call)
+    else:
+        call._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
+    return cast("F", call)
+
+
+def verbs_need_loop(kind: C) -> C:
+    """A class of which every verb ``needs_loop``: all its coroutine functions, but ``connect`` and
+    ``close``, on which nothing is lost when they are not awaited."""
+    for name, verb in inspect.getmembers(kind, inspect.iscoroutinefunction):
+        if not name.startswith("_") and name not in ("connect", "close"):
+            setattr(kind, name, needs_loop(verb, f"{kind.__name__}.{name}", SYNCHRONOUS))
+    return kind
+
+
+SYNCHRONOUS = (
+    "use tickwheel.sync.Client; in a plain def endpoint of FastAPI, SyncTickwheelClient of"
+    " tickwheel.contrib.fastapi"
+)
 
 
 def retry_pause_s(tries: int) -> float:

@@ -41,6 +41,7 @@ from tickwheel.client.delivery import Delivery
 from tickwheel.client.encodings import content_of, extra
 from tickwheel.client.jobs import Unfit, check_awaits, check_function
 from tickwheel.client.keywords import TaskKeywords
+from tickwheel.client.requests import SYNCHRONOUS, needs_loop
 from tickwheel.client.task_options import Task
 from tickwheel.client.tasks import Receipt, TaskChecker, refuse_unknown
 from tickwheel.errors import BadRequest, shown
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 Format = Literal["json", "msgpack"]
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 """Arguments of one version of a schema → those of the next."""
@@ -144,6 +146,14 @@ class BlockingTask(TypedArguments[P]):
         return self._blocking.enqueue(self.topic, body, **{**said, "encoding": self.encoding})
 
 
+def _awaited(function: F) -> F:
+    return needs_loop(
+        function,
+        "enqueue of a typed task",
+        f"call .using(client).enqueue(…) with a synchronous client; {SYNCHRONOUS}",
+    )
+
+
 class _Asynchronous(TypedArguments[P]):
     """A typed task for the asynchronous client."""
 
@@ -171,10 +181,11 @@ class _Asynchronous(TypedArguments[P]):
         blocking._said = self._said
         return blocking
 
+    @_awaited
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """Enqueue a task with these arguments, by the client of the worker that it is registered
         with, or by that of ``using``. Raises BadRequest, before anything is sent, when they do not
-        fit; else as ``Client.enqueue``."""
+        fit, or at once where no event loop runs; else as ``Client.enqueue``."""
         body, said = self._definition.body(args, kwargs), cast("Any", self._said)
         client = self._client or self._definition.client()
         return await client.enqueue(self.topic, body, **{**said, "encoding": self.encoding})

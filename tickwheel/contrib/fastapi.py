@@ -7,9 +7,13 @@
     async def place(number: str, tickwheel: TickwheelClient) -> None:
         await tickwheel.enqueue("orders.close", b"", delay=1800, key=number, timeout=2)
 
-Needs Starlette; ``TickwheelClient`` is there with FastAPI. Invariants: the client is connected
-before the application's own lifespan begins, and closed after it has ended; the worker begins last
-and ends first, so that its handlers may use what that lifespan has made.
+    @app.delete("/orders/{number}")
+    def cancel(number: str, tickwheel: SyncTickwheelClient) -> None:
+        tickwheel.cancel(topic="orders.close", key=number, timeout=2)
+
+Needs Starlette; ``TickwheelClient`` and ``SyncTickwheelClient`` are there with FastAPI. Invariants:
+the client is connected before the application's own lifespan begins, and closed after it has ended;
+the worker begins last and ends first, so that its handlers may use what that lifespan has made.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from typing import Annotated, Any
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 
+from tickwheel import sync
 from tickwheel.client import Client
 from tickwheel.client.worker import WAIT_S, Worker, joined
 from tickwheel.errors import NotActive, TickwheelError, Unreachable
@@ -56,7 +61,11 @@ def lifespan(
             if not wait:
                 await _connect(client)
             app.state.tickwheel = client
-            state: dict[str, Any] = {"tickwheel": client}
+            app.state.tickwheel_sync = sync.beside(client, asyncio.get_running_loop())
+            state: dict[str, Any] = {
+                "tickwheel": client,
+                "tickwheel_sync": app.state.tickwheel_sync,
+            }
             if inner is not None:
                 state |= await stack.enter_async_context(inner(app)) or {}
             if worker is not None:
@@ -69,9 +78,21 @@ def lifespan(
 
 def client(connection: HTTPConnection) -> Client:
     """The application's client, as a dependency. Raises RuntimeError without ``lifespan``."""
+    found: Client = _of_application(connection, "tickwheel")
+    return found
+
+
+def sync_client(connection: HTTPConnection) -> sync.Client:
+    """The same client for endpoints that are plain functions, which run in threads: its calls
+    return when they are answered. Raises RuntimeError without ``lifespan``."""
+    found: sync.Client = _of_application(connection, "tickwheel_sync")
+    return found
+
+
+def _of_application(connection: HTTPConnection, name: str) -> Any:
     # A mounted application has the first one only, and what is called without a server the second.
-    found: Client | None = connection.scope.get("state", {}).get("tickwheel")
-    found = found or getattr(connection.app.state, "tickwheel", None)
+    found = connection.scope.get("state", {}).get(name)
+    found = found or getattr(connection.app.state, name, None)
     if found is None:
         raise RuntimeError(
             "the application has no Tickwheel client: make it with"
@@ -86,6 +107,7 @@ except ModuleNotFoundError:  # Starlette alone: its endpoints call client(reques
     pass
 else:
     TickwheelClient = Annotated[Client, Depends(client)]
+    SyncTickwheelClient = Annotated[sync.Client, Depends(sync_client)]
 
 
 async def answer_error(_: Request, error: Exception) -> JSONResponse:
