@@ -121,25 +121,27 @@ class BulkPage(Request):
 class BulkInfo(Answer):
     """A bulk operation on everything of a topic that matches, and how far it is."""
 
-    id: Annotated[str, NAME]
+    id: Annotated[str, NAME, "The id of the bulk operation."]
     kind: Annotated[str, f"{', '.join(SELECTED)}; reset."]
-    topic: Annotated[str, NAME]
+    topic: Annotated[str, NAME, "The topic whose tasks or dead letters it changes."]
     selection: Annotated[Mapping[str, Any], "What must be true of a task."] = {}
     arguments: Annotated[
         Mapping[str, Any], "Of a reschedule: where to; of a requeue: the new time to live."
     ] = {}
     rate: Annotated[float | None, "Changes a second at most."]
     state: Annotated[str, "running, done, cancelled, failed."]
-    looked_at: int
-    matched: int
-    changed: int
+    looked_at: Annotated[int, "How many tasks or dead letters it has looked at."]
+    matched: Annotated[int, "How many of these matched the selection."]
+    changed: Annotated[int, "How many of these it has changed."]
     refused: Annotated[
         Mapping[str, int],
         "Of those that matched and were not changed: how many, by the reason.",
     ]
-    made_ms: Annotated[int, Moment()] = 0
+    made_ms: Annotated[int, Moment(), "When it was made, in milliseconds since 1970."] = 0
     by: Annotated[str, "Who asked for it."] = ""
-    ended_ms: Annotated[int | None, Moment()] = None
+    ended_ms: Annotated[
+        int | None, Moment(), "When it was over, in milliseconds since 1970; None: it still runs."
+    ] = None
     note: Annotated[str, "Why it failed."]
 
     @property
@@ -154,23 +156,32 @@ class BulkInfo(Answer):
 class BulkList(Answer):
     """A page of bulk operations, the newest first."""
 
-    bulk: list[BulkInfo]
-    next: Annotated[str | None, NAME]
+    bulk: Annotated[list[BulkInfo], "The bulk operations of this page."]
+    next: Annotated[str | None, NAME, "``after`` of the next page; None: this is the last one."]
 
 
 class BulkPreview(Answer):
     """A dry run says what a bulk operation would do; with ``next`` this is a part of it."""
 
-    looked_at: int
-    matched: int
+    looked_at: Annotated[int, "How many tasks or dead letters were looked at."]
+    matched: Annotated[int, "How many of these match the selection."]
     refused: Annotated[
         Mapping[str, int],
         "Of those that match and would not be changed: how many, by the reason.",
     ]
     examples: Annotated[tuple[int, ...], IDS, "Ids of the first that would be changed."]
-    until_id: Annotated[int, ID] = 0
-    until_ms: Annotated[int, Moment()] = 0
-    next: Annotated[Any, LetterPlace()] = None
+    until_id: Annotated[
+        int, ID, "``until_id`` of the next part: the last id that the dry run looks at."
+    ] = 0
+    until_ms: Annotated[
+        int,
+        Moment(),
+        "``until_ms`` of the next part: the moment for which the dry run holds, in milliseconds"
+        " since 1970.",
+    ] = 0
+    next: Annotated[
+        Any, LetterPlace(), "``after`` of the next part; None: this is the last one."
+    ] = None
 
     @property
     def would_change(self) -> int:

@@ -67,7 +67,7 @@ class ConsumersPage(Request):
 class OfTask(Request):
     """The request names a task by its id."""
 
-    id: Annotated[int, ID, "Its id."]
+    id: Annotated[int, ID, "The id."]
 
 
 class HistoryPage(Request):
@@ -75,8 +75,10 @@ class HistoryPage(Request):
 
     key: Annotated[str | None, KEY, "With this key."] = None
     topic: Annotated[str | None, NAME, "Of this topic."] = None
-    since_ms: Annotated[int | None, Moment(), "Then or later."] = None
-    until_ms: Annotated[int | None, Moment(), "Then or earlier."] = None
+    since_ms: Annotated[int | None, Moment(), "Only tasks that were enqueued then or later."] = None
+    until_ms: Annotated[int | None, Moment(), "Only tasks that were enqueued then or earlier."] = (
+        None
+    )
     limit: Annotated[int, PAGE, "How many at most."] = 100
 
 
@@ -94,9 +96,11 @@ class NewRestore(Request):
     history: Annotated[
         bool, FLAG, "What happened since the backup, too, where the daemon keeps a history."
     ] = True
-    ids: Annotated[Any, IDS, "These tasks alone."] = None
+    ids: Annotated[Any, IDS, "The ids of the tasks to restore; by default all."] = None
     include_overdue: Annotated[bool, FLAG, "Also tasks that are due already."] = True
-    allow_missing_bodies: Annotated[bool, FLAG, "Though tasks have no body."] = False
+    allow_missing_bodies: Annotated[
+        bool, FLAG, "Whether to restore although tasks have no body."
+    ] = False
     dry_run: Annotated[bool, FLAG, "Only say what would be restored."] = False
     id: Annotated[int | None, ID, "Its id, which no restore has yet; default: one of its own."] = (
         None
@@ -112,7 +116,7 @@ class NewRestore(Request):
 class RestoreId(Request):
     """The request names a restore by its number."""
 
-    id: Annotated[int, ID, "Its id."]
+    id: Annotated[int, ID, "The id."]
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -121,19 +125,23 @@ class RestoreId(Request):
 class Counted(Answer):
     """Topics and groups have these counts and settings in common."""
 
-    ready: int
-    in_flight: int
-    waiting: int
-    dead: int
-    delivered: int
-    acked: int
+    ready: Annotated[int, "How many (task, group) pairs are due and not delivered."]
+    in_flight: Annotated[int, "How many (task, group) pairs are delivered and not settled."]
+    waiting: Annotated[int, "How many (task, group) pairs wait for a retry."]
+    dead: Annotated[int, "How many dead letters there are."]
+    delivered: Annotated[int, "How many deliveries there were since the start of the daemon."]
+    acked: Annotated[int, "How many deliveries were acked since the start of the daemon."]
     oldest_ready_ms: Annotated[
         int, "For how long the oldest of the ready ones has been; 0: there is none."
     ] = 0
-    paused: bool = False
-    rate: float | None = None
-    burst: int | None = None
-    retry: Annotated[Retry | None, POLICY] = None
+    paused: Annotated[bool, "Whether nothing is delivered until somebody resumes it."] = False
+    rate: Annotated[float | None, "The most deliveries a second; None: there is no limit."] = None
+    burst: Annotated[
+        int | None, "The most deliveries at once after a pause; None: there is no rate."
+    ] = None
+    retry: Annotated[
+        Retry | None, POLICY, "The retry policy that was set; None: the one above it holds."
+    ] = None
 
 
 class GroupStats(Counted):
@@ -143,11 +151,15 @@ class GroupStats(Counted):
     held: Annotated[int | None, "Order keys that wait for an operator."] = None
     paused_keys: Annotated[int | None, "Keys that operators have paused."] = None
     in_lines: Annotated[int | None, "Tasks that wait for their turn."] = None
-    subscribers: int
-    nacked: int = 0
-    snoozed: int = 0
-    deaths: int = 0
-    expired: int = 0
+    subscribers: Annotated[int, "How many subscriptions and waiting pulls take its tasks."]
+    nacked: Annotated[int, "How many deliveries were nacked since the start of the daemon."] = 0
+    snoozed: Annotated[int, "How many deliveries were snoozed since the start of the daemon."] = 0
+    deaths: Annotated[
+        int, "How many consumers died with a delivery since the start of the daemon."
+    ] = 0
+    expired: Annotated[
+        int, "How many tasks expired before they were delivered since the start of the daemon."
+    ] = 0
     filtered: Annotated[int, "Tasks that its filter left out."] = 0
     since_ms: Annotated[
         int,
@@ -164,67 +176,93 @@ class GroupStats(Counted):
         "It begins in the past: how much of what was there before it has been looked at; None: all"
         " of it.",
     ] = None
-    tags: str | None = None
-    where: str | None = None
-    order_retry_ms: int | None = None
-    order_attempts: int | None = None
-    order_failure: str | None = None
-    fair_by: str | None = None
-    limit_each: int | None = None
-    rate_each: float | None = None
+    tags: Annotated[str | None, "The tags of its filter; None: tags are not looked at."] = None
+    where: Annotated[str | None, "The condition of its filter; None: there is none."] = None
+    order_retry_ms: Annotated[
+        int | None,
+        "How long it waits before it tries a failed task of an order key again, in milliseconds.",
+    ] = None
+    order_attempts: Annotated[
+        int | None, "The failed attempts of a task of an order key after which order_failure holds."
+    ] = None
+    order_failure: Annotated[
+        str | None, 'What becomes of a task of an order key after that: "hold", "dead" or "retry".'
+    ] = None
+    fair_by: Annotated[
+        str | None, 'The field whose values take turns: "key", "tag", or the name of a property.'
+    ] = None
+    limit_each: Annotated[int | None, "The most deliveries in flight of each value of fair_by."] = (
+        None
+    )
+    rate_each: Annotated[float | None, "The most deliveries a second of each value of fair_by."] = (
+        None
+    )
 
 
 class TopicStats(Counted):
     """A topic has these counts and settings, and its groups."""
 
-    topic: Annotated[str | None, NAME] = None
-    pending: int
-    enqueued: int
-    cancelled: int = 0
+    topic: Annotated[str | None, NAME, "The name of the topic, in a list of topics."] = None
+    pending: Annotated[int, "How many tasks are scheduled."]
+    enqueued: Annotated[int, "How many tasks were enqueued since the start of the daemon."]
+    cancelled: Annotated[int, "How many tasks were cancelled since the start of the daemon."] = 0
     broadcasters: Annotated[int, "Subscribers that get everything while they are connected."] = 0
-    groups: Mapping[str, GroupStats]
-    deleting: bool | None = None
-    broadcast_only: bool | None = None
-    if_pending: Annotated[IfPending | None, RULE] = None
+    groups: Annotated[Mapping[str, GroupStats], "The groups of the topic, by name."]
+    deleting: Annotated[bool | None, "Whether the topic is being deleted."] = None
+    broadcast_only: Annotated[
+        bool | None, "Whether the topic has no groups, and its due tasks are broadcast and end."
+    ] = None
+    if_pending: Annotated[
+        IfPending | None,
+        RULE,
+        "What becomes of tasks of the topic whose key is pending and that have no rule of their"
+        " own.",
+    ] = None
 
 
 class TopicList(Answer):
     """A page of topics, by name."""
 
-    topics: list[TopicStats]
-    next: Annotated[str | None, NAME]
+    topics: Annotated[list[TopicStats], "The topics of this page."]
+    next: Annotated[str | None, NAME, "``after`` of the next page; None: this is the last one."]
 
 
 class Stats(Answer):
     """The daemon's counts at one moment; totals are since its start."""
 
-    node: str = ""
-    version: str = ""
-    epoch: int = 0
-    now_ms: Annotated[int, Moment()] = 0
-    uptime_s: float = 0.0
-    slots: int = 0
-    tick_ms: int = 0
+    node: Annotated[str, "The name of the daemon's node."] = ""
+    version: Annotated[str, "The daemon's version."] = ""
+    epoch: Annotated[
+        int, "The number of the daemon's term as the active one; it grows with each takeover."
+    ] = 0
+    now_ms: Annotated[int, Moment(), "The daemon's clock, in milliseconds since 1970."] = 0
+    uptime_s: Annotated[float, "The time since the start of the daemon, in seconds."] = 0.0
+    slots: Annotated[int, "How many slots the wheel has."] = 0
+    tick_ms: Annotated[int, "The time that a slot stands for, in milliseconds."] = 0
     slot: Annotated[int, "Where the wheel is."] = 0
-    position_ms: Annotated[int, Moment()] = 0
-    pending: int
-    ready: int
-    in_flight: int
-    waiting: int
-    dead: int
-    enqueued: int
-    delivered: int
-    acked: int
-    dead_total: Annotated[int, "That ever became dead letters."] = 0
+    position_ms: Annotated[
+        int, Moment(), "The moment up to which the wheel has turned, in milliseconds since 1970."
+    ] = 0
+    pending: Annotated[int, "How many tasks are scheduled."]
+    ready: Annotated[int, "How many (task, group) pairs are due and not delivered."]
+    in_flight: Annotated[int, "How many (task, group) pairs are delivered and not settled."]
+    waiting: Annotated[int, "How many (task, group) pairs wait for a retry."]
+    dead: Annotated[int, "How many dead letters there are."]
+    enqueued: Annotated[int, "How many tasks were enqueued since the start of the daemon."]
+    delivered: Annotated[int, "How many deliveries there were since the start of the daemon."]
+    acked: Annotated[int, "How many deliveries were acked since the start of the daemon."]
+    dead_total: Annotated[
+        int, "How many tasks became dead letters since the start of the daemon."
+    ] = 0
     dead_expired: Annotated[int, "Dead letters that were kept for as long as they are kept."] = 0
     dropped_once: Annotated[
         int, "Deliveries of at-most-once subscriptions that had their end and were not sent."
     ] = 0
-    store_ok: bool = True
+    store_ok: Annotated[bool, "Whether the store takes what it is given."] = True
     lateness: Annotated[
         dict[str, Any] | None, "Of all topics; None: the caller may not read all."
     ] = None
-    topics: Mapping[str, TopicStats]
+    topics: Annotated[Mapping[str, TopicStats], "The topics, by name."]
     topics_left_out: Annotated[int, "Topics for which there was no room in the answer."] = 0
     partial: Annotated[bool, "The counts are of the topics that the caller may read."] = False
 
@@ -232,9 +270,13 @@ class Stats(Answer):
 class Load(Answer):
     """How many tasks are due in each span of time, as they stand on the wheel."""
 
-    from_ms: Annotated[int, Moment()]
-    step_ms: int
-    counts: tuple[int, ...]
+    from_ms: Annotated[
+        int, Moment(), "The beginning of the first span, in milliseconds since 1970."
+    ]
+    step_ms: Annotated[int, "The length of a span, in milliseconds."]
+    counts: Annotated[
+        tuple[int, ...], "How many tasks are due in each span, in the order of the spans."
+    ]
     exact: Annotated[bool, "False: what is far away and very much was estimated from a part of it."]
     scheduled: Annotated[int, "All that is on the wheel."]
 
@@ -242,17 +284,17 @@ class Load(Answer):
 class Active(Answer):
     """The active daemon, as another one knows it."""
 
-    node: str
-    address: str
+    node: Annotated[str, "The name of its node."]
+    address: Annotated[str, "The address where clients find it."]
     epoch: Annotated[int | None, "None while it takes over."]
-    since_ms: Annotated[int, Moment()]
+    since_ms: Annotated[int, Moment(), "When it became the active one, in milliseconds since 1970."]
 
 
 class Status(Answer):
     """A daemon at one moment, by its own clock."""
 
-    node: str
-    version: str
+    node: Annotated[str, "The name of the daemon's node."]
+    version: Annotated[str, "The daemon's version."]
     role: Annotated[str, '"active", "standby" or "starting".']
     state: Annotated[
         str,
@@ -260,7 +302,7 @@ class Status(Answer):
         ' "clock_held"; "unknown": it is too old to say.',
     ]
     detail: Annotated[str | None, "More about the state, for people."] = None
-    epoch: int
+    epoch: Annotated[int, "The number of the active daemon's term; it grows with each takeover."]
     address: Annotated[str | None, "Where others find it, as it says."]
     since_ms: Annotated[int, Moment(), "When its role began."] = 0
     active: Annotated[
@@ -272,11 +314,11 @@ class Status(Answer):
     shards: Annotated[
         Sequence[str], "The addresses of all shards, in their order; empty: there is one."
     ] = ()
-    store: str = ""
+    store: Annotated[str, "The URL of the store, without what may be secret in it."] = ""
     store_at: Annotated[
         str | None, "The server that has the store now, HOST:PORT; None: it has none, or unknown."
     ] = None
-    store_ok: bool
+    store_ok: Annotated[bool, "Whether the store takes what it is given."]
     durability: Annotated[
         str | None,
         "What a confirmed task survives there, for people; None: it has no store open.",
@@ -286,8 +328,8 @@ class Status(Answer):
         "Whether the active daemon keeps all records in memory, and writes them again to a Redis"
         " that lost them; None: its store is not Redis.",
     ] = None
-    now_ms: Annotated[int, Moment()]
-    uptime_s: float
+    now_ms: Annotated[int, Moment(), "The daemon's clock, in milliseconds since 1970."]
+    uptime_s: Annotated[float, "The time since the start of the daemon, in seconds."]
     loaded: Annotated[int, "Tasks in memory again after a start."] = 0
     to_load: Annotated[int | None, "How many there are; None: that is not known yet."] = None
     statuses: Annotated[
@@ -300,9 +342,15 @@ class Status(Answer):
     ] = ()
     http: Annotated[str | None, "The URL of its HTTP API."] = None
     pid: Annotated[int | None, "Its process, on its machine."] = None
-    memory_bytes: int | None = None
-    disk_used: float | None = None
-    disk_free_bytes: int | None = None
+    memory_bytes: Annotated[
+        int | None, "The memory that the process holds, in bytes; None: it is not known."
+    ] = None
+    disk_used: Annotated[
+        float | None, "The used share of the disk with the database, 0 to 1; None: it is not known."
+    ] = None
+    disk_free_bytes: Annotated[
+        int | None, "The free bytes of the disk with the database; None: they are not known."
+    ] = None
 
     since = when("since_ms", "When its role began.")
 
@@ -316,18 +364,18 @@ class ConsumerInfo(Answer):
     """A subscription of somebody who is connected, or a pull that waits. ``host``, ``pid`` and
     ``version`` are what the client says of itself, None where it says nothing."""
 
-    topic: Annotated[str, NAME]
+    topic: Annotated[str, NAME, "The topic that it takes tasks from."]
     group: Annotated[str | None, NAME, "None: a broadcast subscription."]
     kind: Annotated[str, "subscription, pull."]
-    in_flight: int
-    prefetch: int
+    in_flight: Annotated[int, "How many deliveries it has not settled."]
+    prefetch: Annotated[int, "The most deliveries that it has unsettled at a time."]
     since_ms: Annotated[int, Moment(), "When the connection came."]
     client: Annotated[str, "As the client calls itself."]
-    address: str
-    host: str | None
-    pid: int | None
-    version: str | None
-    token: str | None
+    address: Annotated[str, "The address that its connection comes from."]
+    host: Annotated[str | None, "The name of its machine, as the client says."]
+    pid: Annotated[int | None, "The number of its process, as the client says."]
+    version: Annotated[str | None, "The version of its library, as the client says."]
+    token: Annotated[str | None, "The name of the token that it has shown; None: it needed none."]
 
     since = when("since_ms", "When the connection came.")
 
@@ -335,30 +383,30 @@ class ConsumerInfo(Answer):
 class Consumers(Answer):
     """A page; it ends behind all of one connection, so it may be a little longer."""
 
-    consumers: list[ConsumerInfo]
-    next: int | None
+    consumers: Annotated[list[ConsumerInfo], "The consumers of this page."]
+    next: Annotated[int | None, "``after`` of the next page; None: this is the last one."]
 
 
 class Backup(Answer):
     """A backup was written to this file, on the daemon's machine."""
 
-    path: str
-    bytes: int
+    path: Annotated[str, "The path of the new file on the daemon's machine."]
+    bytes: Annotated[int, "The size of the new file, in bytes."]
 
 
 class RestoreProgress(Answer):
     """How far a restore is."""
 
     step: Annotated[str, f"{', '.join(RESTORE_STEPS)}."]
-    done: int
-    total: int | None
+    done: Annotated[int, "How much of this step is done."]
+    total: Annotated[int | None, "How much there is to do in this step; None: it is not known."]
 
 
 class RestoreError(Answer):
     """The error says why a restore failed."""
 
-    code: str
-    message: str
+    code: Annotated[str, "The code of the error."]
+    message: Annotated[str, "The error in words."]
 
 
 class RestoreState(Answer):
@@ -369,27 +417,31 @@ class RestoreState(Answer):
         Choice("str", "running", "done", "refused", "failed", "cancelled"),
         "Refused: nothing was written, because tasks have no body; ``report`` names them.",
     ]
-    into: str
-    backup: str | None
-    ended_ms: Annotated[int | None, Moment()]
-    progress: RestoreProgress
+    into: Annotated[str, "The name of the new file."]
+    backup: Annotated[
+        str | None, "The backup that it begins with; None: it restores from the history alone."
+    ]
+    ended_ms: Annotated[
+        int | None, Moment(), "When it ended, in milliseconds since 1970; None: it still runs."
+    ]
+    progress: Annotated[RestoreProgress, "How far it is."]
     report: Annotated[dict[str, Any] | None, "As ``tickwheel restore --json`` has it."]
-    error: RestoreError | None
+    error: Annotated[RestoreError | None, "Why it failed; None: it did not fail."]
 
 
 class RestorePart(RestoreState):
     """The part of a restore that one of several shards does."""
 
-    shard: int
+    shard: Annotated[int, "The number of the shard."]
 
 
 class Restore(RestoreState):
     """One restore, as the daemon remembers it; of several shards, made of what each of them does:
     ``state`` is ``running`` while one runs, and then the worst of all."""
 
-    id: Annotated[int, ID]
-    dry_run: bool
-    began_ms: Annotated[int, Moment()]
+    id: Annotated[int, ID, "The id of the restore."]
+    dry_run: Annotated[bool, "Whether it only says what would be restored."]
+    began_ms: Annotated[int, Moment(), "When it began, in milliseconds since 1970."]
     of_shards: Annotated[int, "How many shards restore under this id."] = 1
     shards: Annotated[
         tuple[RestorePart, ...], "What each of these does; empty: a daemon has answered for itself."
@@ -399,30 +451,36 @@ class Restore(RestoreState):
 class RestoreList(Answer):
     """All restores that are remembered, the newest first."""
 
-    restores: list[Restore]
+    restores: Annotated[list[Restore], "The restores, the newest first."]
 
 
 class Trouble(Answer):
     """Something that is wrong right now, in words."""
 
-    level: Annotated[str, Choice("str", "error", "warning", "note")]
-    text: str
+    level: Annotated[str, Choice("str", "error", "warning", "note"), "How bad it is."]
+    text: Annotated[str, "What is wrong, in a sentence."]
     about: Annotated[
         str, "Where to look: tasks, groups, dead, daemon, topics, transactions, targets."
     ]
-    topic: str | None = None
-    group: str | None = None
+    topic: Annotated[
+        str | None, "The topic that it is about; None: it is about no single topic."
+    ] = None
+    group: Annotated[
+        str | None, "The group that it is about; None: it is about no single group."
+    ] = None
 
 
 class Ring(Answer):
     """How many tasks are due when the wheel comes to each cell: in this turn, and the next one."""
 
-    slots: int
-    tick_ms: int
-    slots_per_cell: int
+    slots: Annotated[int, "How many slots the wheel has."]
+    tick_ms: Annotated[int, "The time that a slot stands for, in milliseconds."]
+    slots_per_cell: Annotated[
+        int, "How many slots each number of ``this`` and ``next`` stands for."
+    ]
     slot: Annotated[int, "Where the wheel is."]
-    this: list[int]
-    next: list[int]
+    this: Annotated[list[int], "How many tasks each cell has for this turn of the wheel."]
+    next: Annotated[list[int], "How many tasks each cell has for the next turn of the wheel."]
     exact: Annotated[bool, "False: estimates are among those of the next turn."]
     later: Annotated[int, "Due in a later turn than these."]
 
@@ -430,29 +488,34 @@ class Ring(Answer):
 class Overview(Answer):
     """The wheel, counts and what is wrong, at one moment."""
 
-    node: str
-    version: str
-    epoch: int
-    state: str
-    detail: str | None
-    now_ms: Annotated[int, Moment()]
-    uptime_s: float
-    ring: Ring
-    counts: dict[str, int]
-    totals: dict[str, int]
+    node: Annotated[str, "The name of the daemon's node."]
+    version: Annotated[str, "The daemon's version."]
+    epoch: Annotated[int, "The number of the active daemon's term; it grows with each takeover."]
+    state: Annotated[str, "The state of the daemon, as in its status."]
+    detail: Annotated[str | None, "The state in more words; None: there is no more to say."]
+    now_ms: Annotated[int, Moment(), "The daemon's clock, in milliseconds since 1970."]
+    uptime_s: Annotated[float, "The time since the start of the daemon, in seconds."]
+    ring: Annotated[Ring, "The wheel, cell by cell."]
+    counts: Annotated[
+        dict[str, int], "How many tasks are in each state now, by the name of the state."
+    ]
+    totals: Annotated[
+        dict[str, int],
+        "How often each thing has happened since the start of the daemon, by its name.",
+    ]
     lateness: Annotated[
         dict[str, int],
         "Of first deliveries: since the start; ``recent_…``: in about the last minute.",
     ]
-    troubles: list[Trouble]
-    troubles_left_out: int
+    troubles: Annotated[list[Trouble], "What is wrong now, the worst first."]
+    troubles_left_out: Annotated[int, "How many more troubles there are."]
 
 
 class GroupLag(Answer):
     """A sample every ``every_ms`` of the last hour, the oldest first."""
 
-    every_ms: int
-    taken_ms: list[int]
+    every_ms: Annotated[int, "The time between two samples, in milliseconds."]
+    taken_ms: Annotated[list[int], "When each sample was taken, in milliseconds since 1970."]
     ready: Annotated[list[int | None], "Due and waiting for a subscriber; null: not known."]
     oldest_ready_ms: Annotated[list[int | None], "For how long the oldest of them had waited."]
 
@@ -460,7 +523,7 @@ class GroupLag(Answer):
 class TaskHistory(Answer):
     """Events as docs/history.md lists them, in the order of their happening."""
 
-    events: list[dict[str, Any]]
+    events: Annotated[list[dict[str, Any]], "The events of the task."]
     is_kept: Annotated[bool, "Whether the daemon keeps a history at all."]
     complete: Annotated[bool, "False: there was too much to look through."]
 
@@ -468,15 +531,30 @@ class TaskHistory(Answer):
 class TaskOutline(ListedOptions, Answer):
     """A task as the history has it: what it was, and what became of it."""
 
-    id: Annotated[int, ID]
+    id: Annotated[int, ID, "The id of the task."]
     state: Annotated[str, "Its end (acked, cancelled, …), dead, or unfinished."]
-    enqueued_ms: Annotated[int | None, Moment()]
-    due_ms: Annotated[int | None, Moment()]
-    ended_ms: Annotated[int | None, Moment()]
-    attempts: int
-    topic: Annotated[str | None, NAME] = None
-    schedule: str | None = None
-    reason: str | None = None
+    enqueued_ms: Annotated[
+        int | None,
+        Moment(),
+        "When the task was enqueued, in milliseconds since 1970; None: the history does not know.",
+    ]
+    due_ms: Annotated[
+        int | None,
+        Moment(),
+        "When the task was due, in milliseconds since 1970; None: the history does not know.",
+    ]
+    ended_ms: Annotated[
+        int | None,
+        Moment(),
+        "When the task ended, in milliseconds since 1970; None: it has not ended, or the history"
+        " does not know.",
+    ]
+    attempts: Annotated[int, "How often the task was delivered."]
+    topic: Annotated[str | None, NAME, "The topic of the task."] = None
+    schedule: Annotated[str | None, "The schedule that made the task; None: no schedule did."] = (
+        None
+    )
+    reason: Annotated[str | None, "The reason of the last failure; None: there was none."] = None
     body: Annotated[bytes | None, BODY, "Where the history keeps bodies (``history_bodies``)."] = (
         None
     )
@@ -485,7 +563,7 @@ class TaskOutline(ListedOptions, Answer):
 class FoundTasks(Answer):
     """The tasks that were found in the history, the newest first."""
 
-    tasks: list[TaskOutline]
+    tasks: Annotated[list[TaskOutline], "The tasks that were found."]
     is_kept: Annotated[bool, "Whether the daemon keeps a history at all."]
     complete: Annotated[bool, "False: there are more, or there was too much to look through."]
 

@@ -87,7 +87,7 @@ class GroupFields(FilterFields):
         'What has equal turns: "key", "tag", or the name of a property.',
     ] = None
     limit_each: Annotated[
-        int | None, LIMIT_EACH, "So many deliveries of each value of fair_by may be in flight."
+        int | None, LIMIT_EACH, "The most deliveries of each value of fair_by in flight."
     ] = None
     rate_each: Annotated[
         float | None, DELIVERIES, "Deliveries a second of each value of fair_by, at most."
@@ -167,17 +167,17 @@ class Settings(OfTopic, SettingsFields):
 class Deletion(OfTopic):
     """The request deletes a topic."""
 
-    force: Annotated[bool, FLAG, "Though it holds tasks, or has subscribers."] = place(
-        default=False
-    )
+    force: Annotated[
+        bool, FLAG, "Whether to delete it although it holds tasks or has subscribers."
+    ] = place(default=False)
 
 
 class GroupDeletion(OfGroup):
     """The request deletes a group."""
 
-    force: Annotated[bool, FLAG, "Though it holds tasks, or has subscribers."] = place(
-        default=False
-    )
+    force: Annotated[
+        bool, FLAG, "Whether to delete it although it holds tasks or has subscribers."
+    ] = place(default=False)
 
 
 class ResetTrial(OfGroup):
@@ -205,16 +205,16 @@ class HeldTasks(OfGroupOrDefault):
     """The request names held tasks by their ids, or the one of an order key."""
 
     one_of = ("ids", "key")
-    ids: Annotated[Any, IDS, "The held tasks,"] = place(default=None)
-    key: Annotated[str | None, KEY, "or the order key."] = place(default=None)
+    ids: Annotated[Any, IDS, "The ids of the held tasks."] = place(default=None)
+    key: Annotated[str | None, KEY, "The order key whose task is held."] = place(default=None)
 
 
 class OneKey(OfGroupOrDefault):
     """The request names one key of a group: an order key, or a value that shares the group."""
 
     one_of = ("key", "value")
-    key: Annotated[str | None, KEY, "The order key,"] = place(default=None)
-    value: Annotated[Value | None, PROPERTY, "or the value of fair_by."] = place(default=None)
+    key: Annotated[str | None, KEY, "The order key."] = place(default=None)
+    value: Annotated[Value | None, PROPERTY, "The value of fair_by."] = place(default=None)
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -223,8 +223,10 @@ class OneKey(OfGroupOrDefault):
 class GroupSettings(Answer):
     """These settings hold for a group, or for a topic (then ``group`` is None)."""
 
-    topic: Annotated[str, NAME]
-    group: Annotated[str | None, NAME]
+    topic: Annotated[str, NAME, "The topic."]
+    group: Annotated[
+        str | None, NAME, "The group; None: these are the settings of the topic itself."
+    ]
     paused: Annotated[bool, "Nothing is delivered; enqueues go on."]
     rate: Annotated[float | None, "Deliveries a second at most; None: no limit."]
     burst: Annotated[int | None, "Deliveries at once after a pause, when there is a rate."]
@@ -255,8 +257,12 @@ class GroupSettings(Answer):
         ' its key goes on; "retry": it is tried until it succeeds.',
     ] = None
     fair_by: Annotated[str | None, 'Whose tasks take turns: "key", "tag", or a property.'] = None
-    limit_each: Annotated[int | None, "So many deliveries of each value of it in flight."] = None
-    rate_each: Annotated[float | None, "Deliveries a second of each value of it at most."] = None
+    limit_each: Annotated[int | None, "The most deliveries of each value of fair_by in flight."] = (
+        None
+    )
+    rate_each: Annotated[float | None, "The most deliveries a second of each value of fair_by."] = (
+        None
+    )
 
     @property
     def order_retry(self) -> float | None:
@@ -267,21 +273,21 @@ class GroupSettings(Answer):
 class GroupHeld(Answer):
     """The deleted group held so many."""
 
-    ready: int
-    in_flight: int
-    waiting: int
-    dead: int
+    ready: Annotated[int, "How many tasks were due and not delivered."]
+    in_flight: Annotated[int, "How many tasks were delivered and not settled."]
+    waiting: Annotated[int, "How many tasks waited for a retry."]
+    dead: Annotated[int, "How many dead letters it had."]
 
 
 class TopicHeld(Answer):
     """The deleted topic held so many."""
 
-    pending: int
-    ready: int
-    in_flight: int
-    waiting: int
-    dead: int
-    groups: int
+    pending: Annotated[int, "How many tasks were scheduled."]
+    ready: Annotated[int, "How many (task, group) pairs were due and not delivered."]
+    in_flight: Annotated[int, "How many (task, group) pairs were delivered and not settled."]
+    waiting: Annotated[int, "How many (task, group) pairs waited for a retry."]
+    dead: Annotated[int, "How many dead letters its groups had."]
+    groups: Annotated[int, "How many groups it had."]
 
 
 class HeldKey(Answer):
@@ -342,30 +348,30 @@ class KeyLine(Answer):
         'Of the task whose turn it is: "ready", "in_flight", "retrying", "held"; or what holds back'
         ' the value: "limited" (limit_each), "throttled" (rate_each). Of both: "paused".',
     ]
-    in_flight: Annotated[int, "Of its tasks."]
-    waiting: Annotated[int, "Of its tasks."]
+    in_flight: Annotated[int, "How many of its tasks are delivered and not settled."]
+    waiting: Annotated[int, "How many of its tasks wait for their turn."]
 
 
 class KeyLines(Answer):
     """The keys of a group for whose turn most tasks wait."""
 
-    lines: list[KeyLine]
-    waiting: Annotated[int, "In all lines of the group."]
+    lines: Annotated[list[KeyLine], "The keys, the one for which most tasks wait first."]
+    waiting: Annotated[int, "How many tasks wait for their turn in all keys of the group."]
 
 
 class ResetPreview(Answer):
     """A reset of a group would give it this."""
 
-    tasks: Annotated[int, "How many."]
+    tasks: Annotated[int, "How many tasks the group would get."]
     first_ms: Annotated[int | None, Moment(), "When the first of them was due."]
     last_ms: Annotated[int | None, Moment(), "When the last of them was due."]
-    lost: Annotated[int, "Of so many more nobody has the bodies any more."]
+    lost: Annotated[int, "How many more tasks there were whose bodies are gone."]
     incomplete: Annotated[
         int,
         "Gaps that the history has in that time: more may be left out, and nobody can count it.",
     ]
-    from_ms: Annotated[int, Moment(), "The beginning of that time."]
-    until_ms: Annotated[int, Moment(), "Its end."]
+    from_ms: Annotated[int, Moment(), "The beginning of the time that was looked at."]
+    until_ms: Annotated[int, Moment(), "The end of the time that was looked at."]
 
     first = maybe_when("first_ms", "When the first of them was due.")
     last = maybe_when("last_ms", "When the last of them was due.")
@@ -374,9 +380,11 @@ class ResetPreview(Answer):
 class Replay(Answer):
     """The tasks from before a group have been looked at so far."""
 
-    looked_at: int
-    given: int
-    share: float | None
+    looked_at: Annotated[int, "How many tasks have been looked at."]
+    given: Annotated[int, "How many of these the group was given."]
+    share: Annotated[
+        float | None, "The share that has been looked at, 0 to 1; None: it is not known."
+    ]
 
 
 _GROUP = "/v1/topics/{topic}/groups/{group}"

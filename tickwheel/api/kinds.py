@@ -104,6 +104,12 @@ class Kind:
     datetime."""
     json: Any = object
     """The type in JSON."""
+    json_name = ""
+    """What the OpenAPI document calls that type, where several schemas share it."""
+    measure = ""
+    """The sentence that says the unit of a number."""
+    has_limits = False
+    """Whether ``bounds`` are limits, which the sentence of a field does not name."""
     is_logged = True
     """Whether the log of what operators did may show it."""
     none_takes_away = True
@@ -136,11 +142,18 @@ class Kind:
         """The bounds, as the tables of the documents have them."""
         return ""
 
+    def described(self, text: str) -> str:
+        """A field's sentence, with the unit and the bounds of this kind behind it."""
+        limits = f"{self.bounds[:1].upper()}{self.bounds[1:]}." if self.has_limits else ""
+        measure = "" if "milliseconds" in text else self.measure
+        return " ".join(filter(None, (text, measure, limits)))
+
 
 class Text(Kind):
     """A string of at most ``length_max`` characters, all of which UTF-8 can say."""
 
     word, python, json = "str", "str", str
+    has_limits = True
 
     def __init__(self, length_max: int | str = 255, limit: str = "") -> None:
         """``length_max``: a number, or the name of the daemon's limit that has it. ``limit``: what
@@ -309,6 +322,7 @@ class Whole(Kind):
 
     word, python = "int", "int"
     json: Any = int
+    has_limits = True
 
     def __init__(self, low: int = 0, high: int | str = INTEGER_MAX) -> None:
         """``high``: a number, or the name of the daemon's limit that has it."""
@@ -339,6 +353,7 @@ class Moment(Whole):
     """Milliseconds since 1970; a datetime in Python."""
 
     python, unit = "datetime", "_ms"
+    measure, has_limits = "In milliseconds since 1970.", False
 
     def of_python(self, value: Any, field: str) -> int:
         return moment_ms(value, field)
@@ -351,6 +366,7 @@ class Span(Whole):
     """Milliseconds; seconds or a timedelta in Python."""
 
     python, unit = "Duration", "_ms"
+    measure = "In milliseconds."
 
     def of_python(self, value: Any, field: str) -> int:
         return duration_ms(value, field)
@@ -390,6 +406,7 @@ class Number(Kind):
     """A number from ``low`` to ``high``."""
 
     word, python, json = "number", "float", float
+    has_limits = True
 
     def __init__(self, what: str, low: float, high: float) -> None:
         """``what`` the number counts, for messages."""
@@ -419,6 +436,7 @@ class Id(Whole):
     """The id of a task; text in JSON, whose numbers lose digits."""
 
     json = str
+    has_limits = False
 
     def __init__(self) -> None:
         super().__init__(0, ID_MAX)
@@ -515,7 +533,7 @@ class PropertyValue(Kind):
     """What a property may be: text, a number or a boolean."""
 
     word, python = "str, int, float or bool", "Value"
-    json = str | int | float | bool
+    json, json_name = str | int | float | bool, "PropertyValue"
 
     def check(self, value: Any, field: str, limits: Limits) -> Any:
         try:
@@ -529,6 +547,7 @@ class Policy(Kind):
     """A retry policy: a name, a text, or a map; ``Retry`` in Python."""
 
     word, python, json = "policy", "Retry", str | dict[str, Any]
+    json_name = "Retry"
 
     def of_python(self, value: Any, field: str) -> Any:
         return policy_wire(value, field)
@@ -538,6 +557,7 @@ class Rule(Kind):
     """What becomes of a task whose key is pending: a word or a map; ``IfPending`` in Python."""
 
     word, python, json = "rule", "Action | IfPending", str | dict[str, Any]
+    json_name = "IfPending"
 
     def of_python(self, value: Any, field: str) -> Any:
         return rule_wire(value, field)

@@ -40,12 +40,12 @@ class DrainNode(Request):
 class NodeInfo(Answer):
     """A node, as it was seen last in the store."""
 
-    node: str
+    node: Annotated[str, "The name of the node."]
     address: Annotated[str, "Its front door, as clients find it."]
     http: Annotated[
         str | None, "The URL of its HTTP, which is that of all its shards; None: it is off."
     ]
-    version: str
+    version: Annotated[str, "The version of its daemons."]
     capacity: Annotated[float, "How much it can bear, beside the capacity of the other nodes."]
     since_ms: Annotated[int, Moment(), "When it began."]
     seen_ms: Annotated[int, Moment(), "When it was heard of last, by the clock of the store."]
@@ -59,10 +59,10 @@ class NodeInfo(Answer):
 class ShardInfo(Answer):
     """Where a shard is, and where it shall be."""
 
-    shard: int
+    shard: Annotated[int, "The number of the shard, from 0 on."]
     node: Annotated[str | None, "The node that leads it; None: nobody does."]
     address: Annotated[str | None, "Where clients find it."]
-    epoch: int
+    epoch: Annotated[int, "The number of the leader's term; it grows with each takeover."]
     since_ms: Annotated[int | None, Moment(), "Since when that node leads it."]
     wanted: Annotated[str | None, "The node where it shall be; another one: it moves there."]
     placed: Annotated[str | None, "The node where an operator wants it; None: anywhere."]
@@ -75,23 +75,23 @@ class ShardInfo(Answer):
 class Nodes(Answer):
     """All nodes that live, by name, and all shards."""
 
-    nodes: list[NodeInfo]
-    shards: list[ShardInfo]
+    nodes: Annotated[list[NodeInfo], "The nodes that live, by name."]
+    shards: Annotated[list[ShardInfo], "The shards, by number."]
     route_version: Annotated[int, "It grows whenever a shard is somewhere else."]
 
 
 class ShardPlaced(Answer):
     """Where an operator wants a shard to be is noted in the store."""
 
-    shard: int
-    node: Annotated[str | None, "None: anywhere."]
+    shard: Annotated[int, "The number of the shard."]
+    node: Annotated[str | None, "The node where the shard shall be; None: anywhere."]
 
 
 class NodeDrained(Answer):
     """Whether a node shall have shards is noted in the store."""
 
-    node: str
-    draining: bool
+    node: Annotated[str, "The name of the node."]
+    draining: Annotated[bool, "Whether the node gives its shards away and gets none."]
 
 
 _ADMIN, _NOT_A_NODE, _TAG = Need(Right.ADMIN, Of.ANY), ("conflict",), "nodes"

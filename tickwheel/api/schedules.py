@@ -23,52 +23,64 @@ NEXT_MAX: Final = 100
 class ScheduleName(Request):
     """The request names a schedule."""
 
-    name: Annotated[str, NAME, "Its name."]
+    name: Annotated[str, NAME, "The name of the schedule."]
 
 
 class NewSchedule(ScheduleName):
     """A recurring schedule: ``cron`` with ``timezone``, or ``every_ms``. Its operation checks the
     fields together, with the daemon's settings."""
 
-    topic: Annotated[str, NAME, "Of its tasks."] = called("topic", default=REQUIRED)
-    body: Annotated[bytes | None, BODY, "Of its tasks; default empty."] = None
+    topic: Annotated[str, NAME, "The topic of its tasks."] = called("topic", default=REQUIRED)
+    body: Annotated[bytes | None, BODY, "The body of its tasks; by default empty."] = None
     task: Annotated[
         Mapping[str, Any] | None,
         Block(ScheduledTaskFields),
-        "Of its tasks: key, tag, properties, priority, … as in an ENQUEUE.",
+        "The options of its tasks: key, tag, properties, priority, … as in an ENQUEUE.",
     ] = None
     cron: Annotated[
         str | None,
         Text(CRON_LENGTH_MAX),
-        "Five fields, six with seconds first, or @daily, …",
+        "A cron expression: five fields, six with seconds first, or @daily, …",
     ] = None
-    timezone: Annotated[str | None, KEY, "IANA, of cron; default UTC."] = None
-    every_ms: Annotated[int | None, Span(), "Instead of cron: the interval."] = None
+    timezone: Annotated[str | None, KEY, "The IANA time zone of cron; by default UTC."] = None
+    every_ms: Annotated[int | None, Span(), "The interval."] = None
     anchor_ms: Annotated[
-        int | None, Moment(), "What the interval is counted from; default: when it was first put."
+        int | None,
+        Moment(),
+        "The moment that the interval is counted from; by default when the schedule was first put.",
     ] = None
     jitter_ms: Annotated[
-        int | None, Span(), "A task is due up to so much after its planned time."
+        int | None, Span(), "The longest time by which a task is due after its planned time."
     ] = None
     start_ms: Annotated[int | None, Moment(), "Nothing is planned before."] = None
     end_ms: Annotated[int | None, Moment(), "Nothing is planned after."] = None
-    runs_max: Annotated[int | None, Whole(1, RUNS_MAX), "So many runs and no more."] = None
+    runs_max: Annotated[
+        int | None, Whole(1, RUNS_MAX), "The most runs; without it there is no limit."
+    ] = None
     gap: Annotated[
-        str | None, Choice("Gap", "after", "skip"), "A fixed time that the clock jumps over."
+        str | None,
+        Choice("Gap", "after", "skip"),
+        "What becomes of a local time that the clock skips.",
     ] = None
     fold: Annotated[
-        str | None, Choice("Fold", "first", "second", "both"), "A fixed time that comes twice."
+        str | None,
+        Choice("Fold", "first", "second", "both"),
+        "Which one of a local time that comes twice holds.",
     ] = None
     catch_up: Annotated[
-        str | None, Choice("CatchUp", "last", "skip", "all"), "What was missed."
+        str | None,
+        Choice("CatchUp", "last", "skip", "all"),
+        "Which missed occurrences are made up for.",
     ] = None
-    catch_up_ms: Annotated[int | None, Span(), "Nothing older is made up for; default a day."] = (
-        called("catch_up_window")
-    )
+    catch_up_ms: Annotated[
+        int | None,
+        Span(),
+        "The age beyond which no missed occurrence is made up for; by default a day.",
+    ] = called("catch_up_window")
     overlap: Annotated[
         str | None,
         Choice("Overlap", "allow", "skip", "queue_one", "cancel_previous"),
-        "While the task before is unfinished.",
+        "What happens while the task before is unfinished.",
     ] = None
 
 
@@ -117,13 +129,17 @@ class NamesPage(Request):
 class ScheduleRun(Answer):
     """One occurrence, or several that were missed together, and what became of them."""
 
-    planned_ms: Annotated[int, Moment()]
+    planned_ms: Annotated[
+        int, Moment(), "When the occurrence was planned, in milliseconds since 1970."
+    ]
     at_ms: Annotated[int, Moment(), "When that was decided."]
     outcome: Annotated[
         str, '"fired", "missed", "overlap" (the task before was unfinished) or "run" (on demand).'
     ]
-    id: Annotated[int | None, ID, "Of its task."] = None
-    occurrences: int = 1
+    id: Annotated[int | None, ID, "The id of its task."] = None
+    occurrences: Annotated[
+        int, "How many occurrences this stands for; more than 1 where several were missed together."
+    ] = 1
     state: Annotated[str | None, 'Of its task: "scheduled", "in_flight", "acked", "gone", …'] = None
 
     @property
@@ -138,27 +154,58 @@ class ScheduleRun(Answer):
 class ScheduleInfo(Answer):
     """A schedule, and how far it has come."""
 
-    name: Annotated[str, NAME]
-    topic: Annotated[str, NAME]
-    body: Annotated[bytes, BODY]
-    task: Annotated[Mapping[str, Any], "Of its tasks: key, tag, properties, …"] = {}
-    cron: str | None = None
-    timezone: str = "UTC"
-    every_ms: int | None = None
-    anchor_ms: Annotated[int, Moment()] = 0
-    jitter_ms: int = 0
-    start_ms: Annotated[int | None, Moment()] = None
-    end_ms: Annotated[int | None, Moment()] = None
-    runs_max: int | None = None
-    gap: str = "after"
-    fold: str = "first"
-    catch_up: str = "last"
-    catch_up_ms: int = 0
-    overlap: str = "allow"
-    paused: bool
-    next_ms: Annotated[int | None, Moment(), "None: there will be none."] = None
+    name: Annotated[str, NAME, "The name of the schedule."]
+    topic: Annotated[str, NAME, "The topic of its tasks."]
+    body: Annotated[bytes, BODY, "The body of its tasks."]
+    task: Annotated[Mapping[str, Any], "The options of its tasks: key, tag, properties, …"] = {}
+    cron: Annotated[str | None, "The cron expression; None: the schedule has an interval."] = None
+    timezone: Annotated[str, "The IANA time zone of the cron expression."] = "UTC"
+    every_ms: Annotated[
+        int | None, "The interval, in milliseconds; None: the schedule has a cron expression."
+    ] = None
+    anchor_ms: Annotated[
+        int, Moment(), "The moment that the interval is counted from, in milliseconds since 1970."
+    ] = 0
+    jitter_ms: Annotated[
+        int, "The longest time, in milliseconds, by which a task is due after its planned time."
+    ] = 0
+    start_ms: Annotated[
+        int | None, Moment(), "Nothing is planned before this moment, in milliseconds since 1970."
+    ] = None
+    end_ms: Annotated[
+        int | None, Moment(), "Nothing is planned after this moment, in milliseconds since 1970."
+    ] = None
+    runs_max: Annotated[int | None, "How many runs there are at most; None: there is no limit."] = (
+        None
+    )
+    gap: Annotated[str, 'What becomes of a local time that the clock skips: "after" or "skip".'] = (
+        "after"
+    )
+    fold: Annotated[
+        str, 'Which one of a local time that comes twice holds: "first", "second" or "both".'
+    ] = "first"
+    catch_up: Annotated[
+        str, 'Which missed occurrences are made up for: "last", "skip" or "all".'
+    ] = "last"
+    catch_up_ms: Annotated[
+        int, "The age beyond which no missed occurrence is made up for, in milliseconds."
+    ] = 0
+    overlap: Annotated[
+        str,
+        'What happens while the task before is unfinished: "allow", "skip", "queue_one" or'
+        ' "cancel_previous".',
+    ] = "allow"
+    paused: Annotated[bool, "Whether the schedule is paused."]
+    next_ms: Annotated[int | None, Moment(), "The next planned time; None: there will be none."] = (
+        None
+    )
     runs: Annotated[int, "Occurrences that fired."]
-    queued_ms: Annotated[int | None, Moment()] = None
+    queued_ms: Annotated[
+        int | None,
+        Moment(),
+        "The planned time of the occurrence that waits for the task before, in milliseconds"
+        " since 1970.",
+    ] = None
     outcome: Annotated[str | None, 'Of a put: "created", "updated", "unchanged".'] = None
     planned_ms: Annotated[list[int] | None, "Of a show: the next planned times."] = None
     recent: Annotated[tuple[ScheduleRun, ...], "Of a show: the newest runs, oldest first."] = ()
@@ -174,8 +221,8 @@ class ScheduleInfo(Answer):
 class ScheduleList(Answer):
     """A page of schedules, by name."""
 
-    schedules: list[ScheduleInfo]
-    next: Annotated[str | None, NAME]
+    schedules: Annotated[list[ScheduleInfo], "The schedules of this page."]
+    next: Annotated[str | None, NAME, "``after`` of the next page; None: this is the last one."]
 
 
 _TAG, _PATH, _UNKNOWN = "schedules", "/v1/schedules/{name}", ("not_found",)

@@ -179,10 +179,12 @@ class SetPush(OfGroup):
     ] = "plain"
     concurrency: Annotated[int, Whole(1, CONCURRENCY_MAX), "Requests at a time, at most."] = 32
     request_timeout_ms: Annotated[
-        int | None, Span(100, 600_000), "For a whole request with its answer; by default 30 s."
+        int | None,
+        Span(100, 600_000),
+        "The most time for a whole request with its answer; by default 30 s.",
     ] = None
     connect_timeout_ms: Annotated[
-        int | None, Span(100, 60_000), "For a connection to the host; by default 5 s."
+        int | None, Span(100, 60_000), "The most time for a connection to the host; by default 5 s."
     ] = None
     callback_lease_ms: Annotated[
         int | None,
@@ -210,9 +212,9 @@ class TestPush(Request):
     """The request asks for one signed request to a URL, of which nothing is kept."""
 
     __test__ = False  # no test of pytest's
-    url: Annotated[str, PUSH_URL, "Where it goes."]
+    url: Annotated[str, PUSH_URL, "The URL that the request goes to."]
     secrets: Annotated[Any, SECRETS, "What it is signed with; none: it is not signed."] = None
-    format: Annotated[str, FORMATS, "As of a push."] = "plain"
+    format: Annotated[str, FORMATS, "The format of the body, as in a push."] = "plain"
 
 
 class PushLogPage(OfGroup):
@@ -253,8 +255,8 @@ class SettleCallback(Request):
 class TargetInfo(Answer):
     """Where the tasks of a group are sent, and how that goes."""
 
-    topic: Annotated[str, NAME]
-    group: Annotated[str, NAME]
+    topic: Annotated[str, NAME, "The topic of the group."]
+    group: Annotated[str, NAME, "The group whose tasks are sent."]
     kind: Annotated[str, Choice("TargetKind", "push", "forward"), '"push" or "forward".']
     url: Annotated[str, "The address; what may be a secret in it is left out."]
     since_ms: Annotated[int, Moment(), "When it was set."]
@@ -267,16 +269,24 @@ class TargetInfo(Answer):
         ' "stopped": no process of this daemon sends.',
     ]
     created: Annotated[bool, "Whether this very call made the target."] = False
-    secrets: Annotated[int, "How many there are; nobody is told which."] = 0
-    format: Annotated[str | None, "Of a push."] = None
-    batch: Annotated[int | None, "Of a forwarder."] = None
+    secrets: Annotated[int, "How many secrets there are; nobody is told which."] = 0
+    format: Annotated[str | None, "The format of a push; None: it is a forwarder."] = None
+    batch: Annotated[
+        int | None, "The most tasks that a forwarder sends together; None: it is a push."
+    ] = None
     concurrency: Annotated[int, "Requests, or batches, at a time."] = 1
-    request_timeout_ms: Annotated[int | None, "Of a push: for a whole request."] = None
-    connect_timeout_ms: Annotated[int | None, "Of a push: for a connection."] = None
-    callback_lease_ms: Annotated[int | None, "Of a push: how long a callback may take."] = None
+    request_timeout_ms: Annotated[
+        int | None, "Of a push: the most time for a whole request, in milliseconds."
+    ] = None
+    connect_timeout_ms: Annotated[
+        int | None, "Of a push: the most time for a connection, in milliseconds."
+    ] = None
+    callback_lease_ms: Annotated[
+        int | None, "Of a push: how long a callback may take, in milliseconds."
+    ] = None
     sent: Annotated[int, "Attempts since the process began."] = 0
-    acked: Annotated[int, "Of them."] = 0
-    failed: Annotated[int, "Of them."] = 0
+    acked: Annotated[int, "How many of these attempts were acked."] = 0
+    failed: Annotated[int, "How many of these attempts failed."] = 0
     in_flight: Annotated[int, "Attempts that are under way."] = 0
     waiting: Annotated[int, "Tasks that wait for a callback."] = 0
     last_ms: Annotated[int | None, Moment(), "When the last attempt ended."] = None
@@ -285,7 +295,7 @@ class TargetInfo(Answer):
     ended_ms: Annotated[int | None, Moment(), "When the endpoint said that it wants no more."] = (
         None
     )
-    reason: Annotated[str | None, "How it said that."] = None
+    reason: Annotated[str | None, "How the endpoint said that."] = None
 
     since = when("since_ms", "When it was set.")
 
@@ -293,7 +303,7 @@ class TargetInfo(Answer):
 class Targets(Answer):
     """The targets of groups."""
 
-    targets: list[TargetInfo]
+    targets: Annotated[list[TargetInfo], "The targets."]
 
 
 class PushSent(Answer):
@@ -301,7 +311,7 @@ class PushSent(Answer):
 
     number: Annotated[int, "The number by which it can be sent again; 0: it is not kept."]
     at_ms: Annotated[int, Moment(), "When it began."]
-    duration_ms: Annotated[float, "How long it took."]
+    duration_ms: Annotated[float, "How long it took, in milliseconds."]
     result: Annotated[
         str,
         Choice("PushResult", "acked", "retry", "rejected", "callback", "ended", "given_back"),
@@ -322,7 +332,7 @@ class PushSent(Answer):
 class PushLog(Answer):
     """The last requests of a push, the newest first."""
 
-    requests: list[PushSent]
+    requests: Annotated[list[PushSent], "The requests."]
 
 
 class CallbackSettled(Answer):

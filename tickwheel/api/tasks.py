@@ -105,7 +105,7 @@ class ListedOptions:
     priority: Annotated[
         int,
         Whole(0, 255),
-        "0 (which is the default) to 255: among tasks that are due the higher goes first.",
+        "Among tasks that are due, the one with the higher priority goes first; by default 0.",
         Option("Among what is due; higher goes first."),
     ] = 0
     ttl_ms: Annotated[
@@ -234,9 +234,11 @@ def check_selection(ids: Any, topic: Any, key: Any, matching: Any = None) -> Non
 class Selection(Request):
     """The request names tasks: by their ids, or as the unfinished ones of a topic with a key."""
 
-    ids: Annotated[Any, IDS, "The tasks,"] = place(default=None)
-    topic: Annotated[str | None, NAME, "or a topic"] = None
-    key: Annotated[str | None, KEY, "and a key: every unfinished task that has it."] = None
+    ids: Annotated[Any, IDS, "The ids of the tasks."] = place(default=None)
+    topic: Annotated[str | None, NAME, "The topic of the tasks."] = None
+    key: Annotated[
+        str | None, KEY, "The key of the tasks: every unfinished task of the topic that has it."
+    ] = None
 
     def check_together(self) -> None:
         check_selection(self.ids, self.topic, self.key)
@@ -266,10 +268,10 @@ class Moving(Request):
 class MoveFields(Moving):
     """A reschedule says by one of these where tasks are moved to."""
 
-    delay_ms: Annotated[int | None, Span(), "From now,"] = None
-    due_ms: Annotated[int | None, Moment(INTEGER_MIN), "or at this time,"] = called("at")
+    delay_ms: Annotated[int | None, Span(), "The new delay, from now on."] = None
+    due_ms: Annotated[int | None, Moment(INTEGER_MIN), "The new due time."] = called("at")
     shift_ms: Annotated[
-        int | None, Shift(), "or each so much later than it is, which may be negative."
+        int | None, Shift(), "How much later each task becomes due; negative: earlier."
     ] = None
 
     def moved(self) -> dict[str, int]:
@@ -287,10 +289,10 @@ class SpreadFields(Moving):
     """A spread says the due window in whose emptiest ticks tasks are put."""
 
     start_ms: Annotated[
-        int | None, Moment(), "Its first moment; by default each task's own due time."
+        int | None, Moment(), "The first moment of the window; by default each task's own due time."
     ] = None
-    within_ms: Annotated[int | None, Window(1), "Its length,"] = None
-    end_ms: Annotated[int | None, Moment(), "or the first moment behind it."] = None
+    within_ms: Annotated[int | None, Window(1), "The length of the window."] = None
+    end_ms: Annotated[int | None, Moment(), "The first moment behind the window."] = None
 
     def moved(self) -> dict[str, int]:
         start_ms, within_ms, end_ms = self.start_ms, self.within_ms, self.end_ms
@@ -364,12 +366,13 @@ class TasksPage(Request):
 class Failure(NamedTuple):
     """One attempt did not end in an ack; this says why."""
 
-    attempt: int
-    at_ms: int
-    reason: str
-    subscriber: str
-    trace: str
-    """How the consumer came there, of the failure that made a dead letter; or empty."""
+    attempt: Annotated[int, "The number of the delivery that failed, from 1 on."]
+    at_ms: Annotated[int, "When it failed, in milliseconds since 1970."]
+    reason: Annotated[str, "Why it failed."]
+    subscriber: Annotated[str, "The consumer that had the task."]
+    trace: Annotated[
+        str, "How the consumer came there, of the failure that made a dead letter; or empty."
+    ]
 
     @classmethod
     def of(cls, raw: Any) -> Self:
@@ -421,12 +424,18 @@ class AcceptedIds(NamedTuple):
 class GroupInfo(Answer):
     """One group stands so with a task."""
 
-    state: str
-    attempt: int
+    state: Annotated[
+        str,
+        'The state of the task in this group: "ready", "in_flight", "waiting", "held", "dead",'
+        " or how it ended.",
+    ]
+    attempt: Annotated[int, "How often the task was delivered to this group."]
     at_ms: Annotated[
         int, Moment(), "When its lease ends, its retry comes, it died or was acked, by ``state``."
     ]
-    failures: tuple[Failure, ...]
+    failures: Annotated[
+        tuple[Failure, ...], "The attempts of this group that failed, the oldest first."
+    ]
     retries_left: Annotated[int | None, "Before it is dead; None: the daemon does not say."] = None
     snoozes: Annotated[int, "How often it was postponed."] = 0
     deaths: Annotated[int, "How many consumers have died while they had it."] = 0
@@ -435,7 +444,7 @@ class GroupInfo(Answer):
 class TaskState(Answer):
     """A task is, or ended, so."""
 
-    id: Annotated[int, ID]
+    id: Annotated[int, ID, "The id of the task."]
     state: Annotated[
         str,
         '"scheduled", "ready", "in_flight", "waiting", "dead", or how it ended: "acked",'
@@ -446,33 +455,49 @@ class TaskState(Answer):
 class TaskInfo(ListedOptions, TaskState):
     """A task as ``lookup`` finds it. When it is not stored any more, only id and state."""
 
-    topic: Annotated[str | None, NAME] = None
-    body: Annotated[bytes | None, BODY] = None
-    due_ms: Annotated[int | None, Moment()] = None
-    enqueued_ms: Annotated[int | None, Moment()] = None
-    properties: Annotated[Mapping[str, Value], PROPERTIES] = {}
+    topic: Annotated[str | None, NAME, "The topic of the task."] = None
+    body: Annotated[bytes | None, BODY, "The body of the task."] = None
+    due_ms: Annotated[int | None, Moment(), "When the task is due, in milliseconds since 1970."] = (
+        None
+    )
+    enqueued_ms: Annotated[
+        int | None, Moment(), "When the task was enqueued, in milliseconds since 1970."
+    ] = None
+    properties: Annotated[
+        Mapping[str, Value], PROPERTIES, "The properties that its producer gave it, by name."
+    ] = {}
     within_ms: Annotated[
         int | None,
         "Any moment from ``asked_ms`` to so much later would do; ``due_ms`` was the emptiest.",
     ] = None
-    asked_ms: Annotated[int | None, Moment()] = None
-    slot: int | None = None
+    asked_ms: Annotated[
+        int | None,
+        Moment(),
+        "The due time that was asked for, where the daemon chose another one within the due"
+        " window, in milliseconds since 1970.",
+    ] = None
+    slot: Annotated[int | None, "The slot of the wheel that has the task."] = None
     cycles: Annotated[int | None, "Rotations of the wheel left."] = None
-    groups: Mapping[str, GroupInfo] = {}
+    groups: Annotated[
+        Mapping[str, GroupInfo],
+        "The state of the task in each group that is owed it, by the name of the group.",
+    ] = {}
     replay_of: Annotated[
         int | None,
         ID,
         "The task that it stands for, by a reset of the group ``replay_to``, whose alone it is.",
     ] = None
-    replay_to: Annotated[str | None, NAME] = None
+    replay_to: Annotated[
+        str | None, NAME, "The only group that is owed the task, where it is a replay."
+    ] = None
 
     due = maybe_when("due_ms", "When it is due.")
 
 
-class Tasks(Answer):
+class ListedTasks(Answer):
     """A page of tasks."""
 
-    tasks: list[TaskInfo]
+    tasks: Annotated[list[TaskInfo], "The tasks of this page."]
     next: Annotated[int | None, ID, "``after`` of the next page."] = None
 
 
@@ -504,7 +529,7 @@ VERBS: Final = (
     Verb("look_up", LookUp, list[TaskInfo], _READ, "Look tasks up", frame=FrameType.LOOKUP,
          over=Over.IDS),
     Verb(
-        "list_tasks", TasksPage, Tasks, Need(Right.READ, Of.FOUND),
+        "list_tasks", TasksPage, ListedTasks, Need(Right.READ, Of.FOUND),
         "List tasks that have not ended",
         "Stored tasks in the order of their ids (``newest_first``: the other way round). A key"
         " without its topic has no index: the tasks are looked through.",
@@ -556,13 +581,15 @@ class Requeue(RequeueFields, Letters):
 class DeadLetter(Answer):
     """A task that a group could not finish, until it is requeued or deleted."""
 
-    id: Annotated[int, ID]
-    group: Annotated[str, NAME]
-    topic: Annotated[str, NAME]
-    died_ms: Annotated[int, Moment()]
-    attempt: int
-    reason: str
-    failures: tuple[Failure, ...]
+    id: Annotated[int, ID, "The id of the task."]
+    group: Annotated[str, NAME, "The group that could not finish the task."]
+    topic: Annotated[str, NAME, "The topic of the task."]
+    died_ms: Annotated[
+        int, Moment(), "When the task became a dead letter, in milliseconds since 1970."
+    ]
+    attempt: Annotated[int, "How often the task was delivered to the group."]
+    reason: Annotated[str, "The reason of the last failure."]
+    failures: Annotated[tuple[Failure, ...], "The attempts that failed, the oldest first."]
     failed: Annotated[int, "How many attempts failed."] = 0
     deaths: Annotated[int, "How many consumers have died while they had it."] = 0
 
@@ -572,7 +599,7 @@ class DeadLetter(Answer):
 class DeadLetters(Answer):
     """A page of dead letters."""
 
-    dead: list[DeadLetter]
+    dead: Annotated[list[DeadLetter], "The dead letters of this page."]
     next: Annotated[tuple[int, str] | None, LetterPlace(), "``after`` of the next page."]
 
 

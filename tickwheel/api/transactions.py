@@ -34,29 +34,47 @@ class TransactionsPage(Request):
 class HalfTask(Answer):
     """A half task of a transaction that is not decided."""
 
-    topic: Annotated[str, NAME]
-    due_ms: Annotated[int | None, Moment()]
-    delay_ms: Annotated[int | None, "Counted from the commit."]
-    bytes: int
-    key: str | None
-    tag: str | None
+    topic: Annotated[str, NAME, "The topic of the task."]
+    due_ms: Annotated[
+        int | None,
+        Moment(),
+        "When the task is due, in milliseconds since 1970; None: its delay counts from the commit.",
+    ]
+    delay_ms: Annotated[
+        int | None,
+        "The delay that counts from the commit, in milliseconds; None: it has a due time.",
+    ]
+    bytes: Annotated[int, "The size of its body, in bytes."]
+    key: Annotated[str | None, "The key of the task."]
+    tag: Annotated[str | None, "The tag of the task."]
 
 
 class TransactionInfo(Answer):
     """A transaction, and where it stands."""
 
-    id: Annotated[str, NAME]
+    id: Annotated[str, NAME, "The name of the transaction."]
     group: Annotated[str, NAME, "Its producer group."]
     state: Annotated[str, "open, parked, committed, rolled_back."]
-    began_ms: Annotated[int, Moment()]
+    began_ms: Annotated[
+        int, Moment(), "When its first half tasks came, in milliseconds since 1970."
+    ]
     touched_ms: Annotated[int, Moment(), "When it was prepared, or asked about, last."]
     tasks: Annotated[int, "Half tasks that it has."]
-    bytes: int
-    topics: tuple[str, ...]
+    bytes: Annotated[int, "The size of its half tasks, in bytes."]
+    topics: Annotated[tuple[str, ...], "The topics of its half tasks."]
     checks: Annotated[int, "How often it was time to ask."]
     asked: Annotated[int, "How often somebody was asked."]
-    checked_ms: Annotated[int | None, Moment()]
-    decided_ms: Annotated[int | None, Moment()]
+    checked_ms: Annotated[
+        int | None,
+        Moment(),
+        "When it was last time to ask its producer group, in milliseconds since 1970; None: never.",
+    ]
+    decided_ms: Annotated[
+        int | None,
+        Moment(),
+        "When it was committed or rolled back, in milliseconds since 1970; None: it is not"
+        " decided.",
+    ]
     first_id: Annotated[int | None, ID, "Of a committed one: the first of its tasks."]
     halves: Annotated[list[HalfTask] | None, "Of a show: its half tasks, without bodies."] = None
 
@@ -67,8 +85,8 @@ class TransactionInfo(Answer):
 class TransactionList(Answer):
     """A page of transactions, by name."""
 
-    transactions: list[TransactionInfo]
-    next: Annotated[str | None, NAME]
+    transactions: Annotated[list[TransactionInfo], "The transactions of this page."]
+    next: Annotated[str | None, NAME, "``after`` of the next page; None: this is the last one."]
 
 
 _TAG, _PATH, _UNKNOWN = "transactions", "/v1/transactions/{transaction}", ("unknown_transaction",)

@@ -159,8 +159,8 @@ class GeneratedVerbs(Verbs):
         most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
         Overloaded when too many bulk operations are running.
 
-        ``delay``: from now, ``at``: or at this time, ``shift``: or each so much later than it is,
-        which may be negative."""
+        ``delay``: the new delay, from now on. ``at``: the new due time. ``shift``: how much later
+        each task becomes due; negative: earlier."""
         return await self._selected(
             "reschedule",
             task_id,
@@ -245,8 +245,8 @@ class GeneratedVerbs(Verbs):
         most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
         Overloaded when too many bulk operations are running.
 
-        ``start``: its first moment; by default each task's own due time. ``within``: its length,
-        ``end``: or the first moment behind it."""
+        ``start``: the first moment of the window; by default each task's own due time. ``within``:
+        the length of the window. ``end``: the first moment behind the window."""
         return await self._selected(
             "spread",
             task_id,
@@ -509,7 +509,7 @@ class GeneratedVerbs(Verbs):
         """Delete a group; what it held. Raises Conflict when it holds anything, unless ``force``:
         then that is gone for it.
 
-        ``force``: though it holds tasks, or has subscribers."""
+        ``force``: whether to delete it although it holds tasks or has subscribers."""
         return await self._ask(
             "delete_group", {"topic": topic, "group": group, "force": force}, timeout
         )
@@ -522,7 +522,7 @@ class GeneratedVerbs(Verbs):
         ones (Refused). Raises Conflict when it holds tasks or has subscribers, unless ``force``,
         and always when a schedule enqueues to it; NotFound.
 
-        ``force``: though it holds tasks, or has subscribers."""
+        ``force``: whether to delete it although it holds tasks or has subscribers."""
         return await self._ask("delete_topic", {"topic": topic, "force": force}, timeout)
 
     async def reset_group(
@@ -609,7 +609,7 @@ class GeneratedVerbs(Verbs):
         """The task of a held key, by its id or the key, is tried again at once, its failures
         counted anew: "released", or "not_held". Raises NotFound for a group.
 
-        ``key``: or the order key."""
+        ``key``: the order key whose task is held."""
         return await self._ask_word(
             "release_key",
             {
@@ -633,7 +633,7 @@ class GeneratedVerbs(Verbs):
         """The task of a held key goes to the dead letters, and its key goes on: "skipped", or
         "not_held". Raises NotFound for a group.
 
-        ``key``: or the order key."""
+        ``key``: the order key whose task is held."""
         return await self._ask_word(
             "skip_key",
             {
@@ -659,7 +659,7 @@ class GeneratedVerbs(Verbs):
         acked. Durable when it returns. One that is paused stays as it is. Raises NotFound for a
         group, Conflict for a value of a group without ``fair_by``, LimitExceeded.
 
-        ``key``: the order key, ``value``: or the value of fair_by."""
+        ``key``: the order key. ``value``: the value of fair_by."""
         return await self._ask(
             "pause_key", {"topic": topic, "group": group, "key": key, "value": value}, timeout
         )
@@ -676,7 +676,7 @@ class GeneratedVerbs(Verbs):
         """Hand out the tasks of a paused key again; ``changed`` is false if it was not paused.
         Raises as ``pause_key``.
 
-        ``key``: the order key, ``value``: or the value of fair_by."""
+        ``key``: the order key. ``value``: the value of fair_by."""
         return await self._ask(
             "resume_key", {"topic": topic, "group": group, "key": key, "value": value}, timeout
         )
@@ -772,9 +772,10 @@ class GeneratedVerbs(Verbs):
         ``secrets``: what requests are signed with; several, while receivers change to the first of
         them. Left out: those of the push that is there. ``format``: "plain": the body is the
         task's; "cloudevents": a CloudEvent in JSON. ``concurrency``: requests at a time, at most.
-        ``request_timeout``: for a whole request with its answer; by default 30 s.
-        ``connect_timeout``: for a connection to the host; by default 5 s. ``callback_lease``: after
-        202 the task waits so long for a callback that settles it; without this 202 acks."""
+        ``request_timeout``: the most time for a whole request with its answer; by default 30 s.
+        ``connect_timeout``: the most time for a connection to the host; by default 5 s.
+        ``callback_lease``: after 202 the task waits so long for a callback that settles it; without
+        this 202 acks."""
         return await self._ask(
             "set_push",
             {
@@ -846,7 +847,8 @@ class GeneratedVerbs(Verbs):
         """Send one request to a URL as a push would, and say what came of it. Raises BadRequest for
         an address that may not be asked, Conflict where no process sends.
 
-        ``secrets``: what it is signed with; none: it is not signed. ``format``: as of a push."""
+        ``secrets``: what it is signed with; none: it is not signed. ``format``: the format of the
+        body, as in a push."""
         return await self._ask(
             "test_push", {"url": url, "secrets": secrets, "format": format}, timeout
         )

@@ -34,7 +34,7 @@ class ScheduledTaskKeywords(TypedDict, total=False):
     """For consumers, by name: text, numbers (whole ones of 64 bits, finite ones), booleans."""
 
     priority: int
-    """0 (which is the default) to 255: among tasks that are due the higher goes first."""
+    """Among tasks that are due, the one with the higher priority goes first; by default 0."""
 
     ttl: Duration | None
     """The task expires when it was not delivered so long after it was due."""
@@ -104,7 +104,7 @@ class GroupKeywords(FilterKeywords, total=False):
     """What has equal turns: "key", "tag", or the name of a property."""
 
     limit_each: int | None
-    """So many deliveries of each value of fair_by may be in flight."""
+    """The most deliveries of each value of fair_by in flight."""
 
     rate_each: float | None
     """Deliveries a second of each value of fair_by, at most."""
@@ -187,26 +187,26 @@ class MoveKeywords(MovingKeywords, total=False):
     """A reschedule says by one of these where tasks are moved to."""
 
     delay: Duration | None
-    """From now,"""
+    """The new delay, from now on."""
 
     at: datetime | None
-    """or at this time,"""
+    """The new due time."""
 
     shift: Duration | None
-    """or each so much later than it is, which may be negative."""
+    """How much later each task becomes due; negative: earlier."""
 
 
 class SpreadKeywords(MovingKeywords, total=False):
     """A spread says the due window in whose emptiest ticks tasks are put."""
 
     start: datetime | None
-    """Its first moment; by default each task's own due time."""
+    """The first moment of the window; by default each task's own due time."""
 
     within: Duration | None
-    """Its length,"""
+    """The length of the window."""
 
     end: datetime | None
-    """or the first moment behind it."""
+    """The first moment behind the window."""
 
 
 class RequeueKeywords(MovingKeywords, total=False):

@@ -145,7 +145,7 @@ class DeliveredOptions:
 
     @property
     def priority(self) -> int:
-        """0 (which is the default) to 255: among tasks that are due the higher goes first."""
+        """Among tasks that are due, the one with the higher priority goes first; by default 0."""
         found: int = self._options.get("priority", 0)
         return found
 

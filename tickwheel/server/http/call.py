@@ -98,8 +98,8 @@ def problem(
         detail=error.message,
         code=error.code,
         retryable=error.retryable,
-        active=active,
-        active_http=active_http,
+        active=active or msgspec.UNSET,
+        active_http=active_http or msgspec.UNSET,
     )
     headers: Headers = [(b"content-type", PROBLEM_TYPE)]
     if error.retryable and not isinstance(error, _OF_CLIENTS):

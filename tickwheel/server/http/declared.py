@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -22,7 +22,7 @@ from tickwheel.errors import BadRequest, shown
 from tickwheel.limits import ID_MAX
 from tickwheel.model.records import ID_STEP
 from tickwheel.server.http.call import as_json, put_body
-from tickwheel.server.http.types import described, policy, rule
+from tickwheel.server.http.types import NULL_IS_SAID, described, policy, rule
 
 if TYPE_CHECKING:
     from tickwheel.api.verb import Verb
@@ -183,11 +183,13 @@ def request_type(request: Any, left_out: frozenset[str], name: str = "") -> type
             continue
         of_block = isinstance(field.kind, Block)
         kind = request_type(field.kind.block, frozenset()) if of_block else field.kind.json
+        is_said = request.none_is_said and field.kind.none_takes_away
+        marks = {NULL_IS_SAID: True} if is_said else {}
         if field.is_required:
             fields.append((field.name, described(kind, field)))
         else:
             more = (UnsetType, type(None)) if field.may_be_none else (UnsetType,)
-            fields.append((field.name, described(kind, field, *more), UNSET))
+            fields.append((field.name, described(kind, field, *more, **marks), UNSET))
     return msgspec.defstruct(
         name or request.__name__, fields, kw_only=True, forbid_unknown_fields=True,
         namespace={"__doc__": request.__doc__},
@@ -220,10 +222,12 @@ def _class_type(answer: type) -> Any:
     if issubclass(answer, Answer):
         return _answer_struct(answer)
     if issubclass(answer, tuple) and hasattr(answer, "_fields"):
-        return msgspec.defstruct(
-            answer.__name__, list(answer.__annotations__.items()),
-            namespace={"__doc__": answer.__doc__},
-        )  # fmt: skip
+        hints = get_type_hints(answer, include_extras=True)
+        fields = [
+            (name, Annotated[get_args(hint)[0], Meta(description=get_args(hint)[1])])
+            for name, hint in hints.items()
+        ]
+        return msgspec.defstruct(answer.__name__, fields, namespace={"__doc__": answer.__doc__})
     return answer if answer in _PLAIN else dict[str, Any]
 
 
@@ -253,17 +257,45 @@ def _answer_struct(answer: type[Answer]) -> type[msgspec.Struct]:
 
 
 RESULT_TYPE = msgspec.defstruct(
-    "Result", [("id", str | None), ("result", str), ("due_ms", int | None, None)],
+    "Result",
+    [
+        ("id", Annotated[str | None, Meta(description="The task; null: no task has the key.")]),
+        (
+            "result",
+            Annotated[
+                str, Meta(description="What was done to the task, or its state that forbids it.")
+            ],
+        ),
+        (
+            "due_ms",
+            Annotated[
+                int | None,
+                Meta(description="The new due time of a moved task, in milliseconds since 1970."),
+            ],
+            None,
+        ),
+    ],
     namespace={"__doc__": "What became of a command on one task."},
-)  # fmt: skip
+)
 
 
 RESULTS_TYPE = msgspec.defstruct(
-    "Results", [("results", list[RESULT_TYPE])],  # type: ignore[valid-type]
-    namespace={"__doc__": "In the order asked."},
-)  # fmt: skip
+    "Results",
+    [
+        (
+            "results",
+            Annotated[
+                list[RESULT_TYPE],  # type: ignore[valid-type]
+                Meta(description="What became of each task, in the order asked."),
+            ],
+        )
+    ],
+    namespace={"__doc__": "What became of a command on several tasks."},
+)
 _IDS_TYPE = msgspec.defstruct(
-    "AcceptedIds", [("ids", list[str])], namespace={"__doc__": AcceptedIds.__doc__}
+    "AcceptedIds",
+    [("ids", Annotated[list[str], Meta(description="The ids of the tasks that were made.")])],
+    namespace={"__doc__": AcceptedIds.__doc__},
 )
 
 

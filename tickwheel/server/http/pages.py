@@ -5,6 +5,7 @@ it, and the console: files that need no other host.
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cache
@@ -24,7 +25,9 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import BY_CODE
 from tickwheel.server.http import enqueue, types
 from tickwheel.server.http.call import JSON, JSON_TYPE, PROBLEM_TYPE, Route, as_json
-from tickwheel.server.http.routes import ROUTES
+from tickwheel.server.http.deliveries import SSE
+from tickwheel.server.http.enqueue import NDJSON
+from tickwheel.server.http.routes import HTML, ROUTES
 from tickwheel.version import __version__
 
 SWAGGER_UI = {
@@ -177,21 +180,73 @@ ALWAYS = (
 """Error codes that every request may get."""
 WITH_BODY = ("body_too_large", "unsupported_media_type")
 _EVENT = {
+    "title": "CloudEvent",
+    "description": "A CloudEvent in JSON (CloudEvents 1.0, JSON event format). It may have further"
+    " attributes.",
     "type": "object",
     "required": ["specversion", "id", "source", "type"],
     "properties": {
-        "specversion": {"const": "1.0", "type": "string"},
-        **{name: {"type": "string", "minLength": 1} for name in ("id", "source", "type")},
-        "data": {},
-        "data_base64": {"type": "string", "contentEncoding": "base64"},
+        "specversion": {
+            "description": 'The version of the specification: "1.0".',
+            "type": "string",
+            "enum": ["1.0"],
+        },
+        **{
+            name: {"description": text, "type": "string", "minLength": 1}
+            for name, text in (
+                ("id", "The id of the event, unique for its source."),
+                ("source", "Where the event comes from: a URI reference."),
+                ("type", "What kind of event it is."),
+            )
+        },
+        "data": {"description": "The data of the event: any JSON."},
+        "data_base64": {
+            "description": "The data of the event, where it is not JSON.",
+            "type": "string",
+            "contentEncoding": "base64",
+        },
     },
 }
-_RAW = {
-    enqueue.STRUCTURED: _EVENT,
-    "application/octet-stream": {"type": "string", "format": "binary"},
+_RAW: dict[str, dict[str, Any]] = {
+    enqueue.STRUCTURED: {"$ref": types.REF.format(name="CloudEvent")},
+    "application/octet-stream": {
+        "description": "The body of the task.",
+        "type": "string",
+        "format": "binary",
+    },
+    "text/plain": {"description": "The body of the task.", "type": "string"},
+    NDJSON: {
+        "description": "Lines of JSON, each a NewTask. Each is answered with a line of its own.",
+        "type": "string",
+    },
 }
-"""The schemas of bodies that are not JSON of ours; others are texts."""
-_REF = "#/components/schemas/{name}"
+"""The schemas of bodies that are not JSON of ours."""
+_STREAMED = {
+    SSE: "Server-sent events, whose data is JSON.",
+    NDJSON: "Lines of JSON.",
+    HTML: "A page.",
+}
+"""What a stream of each content type has."""
+_REF = types.REF
+_NULL = {"type": "null"}
+_OUTERMOST = ("description", "default", types.NULL_IS_SAID)
+"""What is said of a field, and not of one of the types that it may have."""
+_TAGS = {
+    "tasks": "Enqueue tasks, look them up, cancel and reschedule them.",
+    "keys": "Tasks by the key that their producer gave them.",
+    "deliveries": "Get deliveries, and settle them.",
+    "topics": "Topics, their groups, and the settings of both.",
+    "dead letters": "Tasks that have failed for good in a group.",
+    "order and shares": "Order keys that are held, and keys that operators have paused.",
+    "schedules": "Recurring schedules.",
+    "transactions": "Tasks that exist once their transaction is committed.",
+    "bulk": "Change all tasks or dead letters of a topic that match.",
+    "targets": "Groups whose tasks the daemon sends to another system.",
+    "nodes": "Nodes and the shards that each of them leads.",
+    "daemon": "The daemon itself: status, counts, limits, backups and restores.",
+    "console": "Requests of the web console; anybody may make them.",
+}
+"""The parts of the document, in its order."""
 
 
 def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str, Any]:
@@ -200,13 +255,19 @@ def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str,
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     schema_of = dict(zip(map(repr, kinds), schemas, strict=True))
     components["PullIn"]["properties"]["wait_ms"]["maximum"] = wait_ms_max
+    asked = _reached(
+        [schema_of[repr(one)] for route in routes for one in (route.query, *_parts(route.body))],
+        components,
+    )
+    for name, component in components.items():
+        _tidy(component, in_request=name in asked)
+    queries = {kind: components[kind.__name__] for kind in {route.query for route in routes}}
+    components |= types.NAMED | {"CloudEvent": _EVENT}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(
-            route, schema_of, components
-        )
-    for kind in {route.query for route in routes}:
-        components.pop(kind.__name__, None)  # it is said by the parameters
+        operation = _operation(route, schema_of, queries[route.query])
+        paths.setdefault(route.path, {})[route.method.lower()] = operation
+    used = _reached([paths], components)  # a query is said by its parameters
     return {
         "openapi": "3.1.0",
         "info": {
@@ -217,15 +278,90 @@ def document(routes: Sequence[Route], *, wait_ms_max: int = 60_000) -> dict[str,
             " docs/protocol.md. Times are milliseconds since 1970, ids are text.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "servers": [{"url": "/"}],
+        "servers": [{"url": "/", "description": "The daemon that sent this document."}],
         "security": [{}, {"token": []}],
-        "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in routes)],
+        "tags": [{"name": tag, "description": text} for tag, text in _TAGS.items()],
         "paths": paths,
         "components": {
-            "schemas": components,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "schemas": {name: one for name, one in components.items() if name in used},
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A token of the daemon's tokens file. It is needed where the"
+                    " daemon has one.",
+                }
+            },
         },
     }
+
+
+def _reached(schemas: Iterable[Any], components: dict[str, Any]) -> set[str]:
+    """The names of the components that schemas refer to, directly or through others."""
+    found: set[str] = set()
+    left = list(schemas)
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            left += value.values()
+            reference = value.get("$ref", "")
+            name = reference.removeprefix(_REF.format(name=""))
+            if reference and name not in found:
+                found.add(name)
+                left.append(components.get(name, {}))
+    return found
+
+
+def _tidy(component: dict[str, Any], *, in_request: bool) -> None:
+    """Make a component's fields such that a generator makes usable types of them. A field of a
+    request that may be left out has no null, unless null takes a setting away."""
+    if "description" in component:
+        component["description"] = " ".join(component["description"].replace("``", "`").split())
+    required = component.get("required", ())
+    for name, schema in component.get("properties", {}).items():
+        tidied = _field(schema, may_be_null=not in_request or name in required)
+        default = tidied.pop("default", None)
+        text = tidied.get("description", "")
+        if in_request and default is not None and "default" not in text:
+            # As ``default`` it would make generators take the field for one that is always there.
+            tidied["description"] = f"{text} Default: {json.dumps(default)}."
+        component["properties"][name] = tidied
+
+
+def _field(schema: dict[str, Any], *, may_be_null: bool) -> dict[str, Any]:
+    """The schema of a field with what is said of it outermost, and its types in one union."""
+    found: dict[str, Any] = {}
+    options: list[dict[str, Any]] = []
+    left = [schema]
+    while left:
+        one = dict(left.pop(0))
+        inner = one.pop("anyOf", None)
+        found = {k: one.pop(k) for k in _OUTERMOST if k in one} | found
+        if "$ref" in one:  # a union that has a name
+            options.append({"$ref": one["$ref"]})
+        elif inner is not None:
+            left = [*({**one, **part} for part in inner), *left]
+        elif one not in options:
+            options.append(one)
+    for one in options:
+        for part in ("items", "additionalProperties"):
+            if isinstance(one.get(part), dict):
+                one[part] = _field(one[part], may_be_null=True)
+    is_null = _NULL in options and (found.pop(types.NULL_IS_SAID, False) or may_be_null)
+    found.pop(types.NULL_IS_SAID, None)
+    options = [option for option in options if option != _NULL]
+    if len(options) > 1:
+        return found | {"anyOf": [*options, *([_NULL] if is_null else ())]}
+    [only] = options or [{}]
+    if is_null and "$ref" in only:
+        return found | {"anyOf": [only, _NULL]}
+    if is_null and "type" in only:
+        only = only | {"type": [only["type"], "null"]}
+        if "enum" in only:
+            only = only | {"enum": [*only["enum"], None]}
+    return found | only
 
 
 def _kinds(routes: Sequence[Route]) -> list[Any]:
@@ -245,9 +381,7 @@ def _parts(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if isinstance(kind, UnionType) else (kind,)
 
 
-def _operation(
-    route: Route, schema_of: dict[str, Any], components: dict[str, Any]
-) -> dict[str, Any]:
+def _operation(route: Route, schema_of: dict[str, Any], query: dict[str, Any]) -> dict[str, Any]:
     rights = {VERBS[name].need for name in route.operations}
     needs = sorted({need.right for need in rights if need is not None})
     found: dict[str, Any] = {
@@ -257,7 +391,7 @@ def _operation(
         "tags": [route.tag],
         "parameters": [
             *_path_parameters(route),
-            *_query_parameters(route, components),
+            *_query_parameters(query),
             *_header_parameters(route),
         ],
         "responses": _responses(route, schema_of),
@@ -269,38 +403,39 @@ def _operation(
     return found
 
 
-_IN_PATHS: dict[str, dict[str, Any]] = {
-    "id": {"pattern": "^[0-9]{1,19}$"},
-    "key": {"maxLength": 255},
+_IN_PATHS: dict[str, tuple[str, dict[str, Any]]] = {
+    "id": ("The id.", {"pattern": "^[0-9]{1,19}$"}),
+    "key": ("The key of the tasks.", {"maxLength": 255}),
+    "topic": ("The topic.", {}),
+    "group": ("The group.", {}),
+    "name": ("The name of the schedule.", {}),
+    "transaction": ("The name of the transaction.", {}),
+    "bulk": ("The id of the bulk operation.", {}),
+    "node": ("The name of the node.", {}),
+    "token": ("The last segment of the callback URL of a delivery.", {}),
 }
+"""What a path may name: (what it is, what its schema says beside the pattern of a name)."""
 
 
 def _path_parameters(route: Route) -> Iterable[dict[str, Any]]:
     for name in re.findall(r"{(\w+)}", route.path):
-        schema = {"type": "string", "minLength": 1}
-        schema |= _IN_PATHS.get(name, {"pattern": NAME_PATTERN})
-        yield {"name": name, "in": "path", "required": True, "schema": schema}
-
-
-def _query_parameters(route: Route, components: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    component = components[route.query.__name__]
-    for name, schema in component["properties"].items():
+        text, said = _IN_PATHS[name]
+        schema = {"type": "string", "minLength": 1} | (said or {"pattern": NAME_PATTERN})
         yield {
             "name": name,
-            "in": "query",
-            "required": name in component.get("required", ()),
-            "schema": _without_null(schema),
+            "in": "path",
+            "required": True,
+            "description": text,
+            "schema": schema,
         }
 
 
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without null: in a query an absent value is left out."""
-    options = schema.get("anyOf")
-    if options is None:
-        return schema
-    rest = [option for option in options if option != {"type": "null"}]
-    assert len(rest) == 1, schema
-    return dict(rest[0])
+def _query_parameters(query: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    for name, schema in query["properties"].items():
+        found = {"name": name, "in": "query", "required": name in query.get("required", ())}
+        plain = dict(schema)
+        text = plain.pop("description", "")
+        yield found | {"description": text, "schema": plain}
 
 
 def _header_parameters(route: Route) -> Iterable[dict[str, Any]]:
@@ -317,34 +452,60 @@ def _header_parameters(route: Route) -> Iterable[dict[str, Any]]:
 def _request_body(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     if route.body is not None:
-        content[JSON] = {"schema": _any_of(route.body, schema_of)}
+        content[JSON] = {"schema": _one_of(route.body, schema_of)}
     for kind in route.raw:
-        content[kind] = {"schema": _RAW.get(kind, {"type": "string"})}
+        content[kind] = {"schema": _RAW[kind]}
     return {"required": route.body is not None, "content": content}
 
 
 def _responses(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if route.answer is not None:
-        content = {JSON: {"schema": _any_of(route.answer, schema_of)}}
-        found[str(route.status)] = {"description": "Done.", "content": content}
+        content = {JSON: {"schema": _one_of(route.answer, schema_of)}}
+        made = "It was made." if route.status == 201 else "Done."
+        found[str(route.status)] = {"description": made, "content": content}
         if route.method == "PUT":
-            found["200"] = {"description": "It was there.", "content": content}
+            found["200"] = {"description": "It was there already.", "content": content}
     if route.streams:
-        found["200"] = {
-            "description": "A stream.",
-            "content": {kind: {"schema": {"type": "string"}} for kind in route.streams},
+        content = {
+            kind: {"schema": {"description": _STREAMED[kind], "type": "string"}}
+            for kind in route.streams
         }
-    problem = {PROBLEM_TYPE.decode(): {"schema": {"$ref": _REF.format(name="Problem")}}}
+        found["200"] = {
+            "description": "The answer, piece by piece as it comes.",
+            "content": content,
+        }
     has_body = route.body is not None or route.raw
     codes: dict[str, list[str]] = {}
     for code in (*ALWAYS, *(WITH_BODY if has_body else ()), *route.codes):
         codes.setdefault(str(BY_CODE[code].http_status), []).append(code)
     for status, names in sorted(codes.items()):
-        found[status] = {"description": ", ".join(dict.fromkeys(names)), "content": problem}
+        found[status] = _error(status, tuple(dict.fromkeys(names)))
     return found
 
 
-def _any_of(kind: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
+_ERROR_HEADERS = {
+    "401": ("WWW-Authenticate", "How to log in: Bearer.", "string"),
+    "405": ("Allow", "The methods of the path.", "string"),
+    "429": ("Retry-After", "The seconds after which to try again.", "integer"),
+    "503": ("Retry-After", "The seconds after which to try again.", "integer"),
+}
+"""Headers of errors by their status: (name, what it says, its type)."""
+
+
+def _error(status: str, codes: tuple[str, ...]) -> dict[str, Any]:
+    """An error's answer: its codes with what each of them means."""
+    lines = (f"`{code}`: {(BY_CODE[code].__doc__ or '').partition(chr(10))[0]}" for code in codes)
+    found: dict[str, Any] = {"description": "\n\n".join(lines)}
+    if status in _ERROR_HEADERS:
+        name, text, kind = _ERROR_HEADERS[status]
+        found["headers"] = {name: {"description": text, "schema": {"type": kind}}}
+    problem = {"schema": {"$ref": _REF.format(name="Problem")}}
+    return found | {"content": {PROBLEM_TYPE.decode(): problem}}
+
+
+def _one_of(kind: Any, schema_of: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a type, or of the types of a union, of which each has a field that it alone
+    needs."""
     schemas = [schema_of[repr(part)] for part in _parts(kind)]
-    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return schemas[0] if len(schemas) == 1 else {"oneOf": schemas}

@@ -16,10 +16,11 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
+from msgspec import Meta
 
 from tickwheel.api.daemon import GroupStats
 from tickwheel.api.groups import GroupSettings, Settings
@@ -146,7 +147,19 @@ def _text(segment: str) -> str:
 
 IDS_TYPE = request_type(LookUp, frozenset(("topic", "key", "newest", "until_ms")))
 KEY_QUERY_TYPE = request_type(LookUp, frozenset(("ids", "topic", "key")), "KeyQuery")
-TASKS_TYPE = msgspec.defstruct("TaskList", [("tasks", list[answer_type(TaskInfo)])])  # type: ignore[misc]
+TASKS_TYPE = msgspec.defstruct(
+    "TaskList",
+    [
+        (
+            "tasks",
+            Annotated[
+                list[answer_type(TaskInfo)],  # type: ignore[misc]
+                Meta(description="The tasks that were asked for."),
+            ],
+        )
+    ],
+    namespace={"__doc__": "Tasks that were looked up."},
+)
 _ids = msgspec.json.Decoder(IDS_TYPE)
 _reschedule = msgspec.json.Decoder(types.RescheduleIn)
 _move = msgspec.json.Decoder(types.Move)
@@ -424,7 +437,19 @@ def _cookie(call: Call, text: str, lasts_s: int) -> bytes:
 # --- all paths -----------------------------------------------------------------------------------
 
 
-GROUPS_TYPE = msgspec.defstruct("Groups", [("groups", dict[str, answer_type(GroupStats)])])  # type: ignore[misc]
+GROUPS_TYPE = msgspec.defstruct(
+    "GroupMap",
+    [
+        (
+            "groups",
+            Annotated[
+                dict[str, answer_type(GroupStats)],  # type: ignore[misc]
+                Meta(description="The groups, by name."),
+            ],
+        )
+    ],
+    namespace={"__doc__": "The groups of a topic."},
+)
 SESSIONS_PATH = "/v1/sessions"
 _ENDED = ("not_found", "gone", "conflict")
 _NEW = ("due_too_far", "store_full")
@@ -536,7 +561,7 @@ ROUTES: Final = (
           TASKS_TYPE, query=KEY_QUERY_TYPE, codes=_ENDED),
     *_changing(),
     Route("POST", "/v1/topics/{topic}/pull", deliveries.pull, "deliveries",
-          "Get deliveries, waiting for them if need be", ("pull",), types.Deliveries,
+          "Get deliveries, waiting for them if need be", ("pull",), types.DeliveryList,
           body=types.PullIn, codes=("not_found", "conflict")),
     Route("GET", "/v1/topics/{topic}/deliveries", deliveries.stream, "deliveries",
           "A stream of deliveries", ("subscribe",), query=types.StreamQuery,

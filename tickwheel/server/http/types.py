@@ -10,39 +10,66 @@ Behind them is how tasks are read that HTTP clients say by hand: JSON, or a raw 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import repeat
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 
 import msgspec
-from msgspec import Meta, Struct, defstruct
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from tickwheel.api import tasks
 from tickwheel.api.frames import REQUEST_MAX, SESSION_BYTES
 from tickwheel.api.groups import GroupFields
-from tickwheel.api.kinds import NAME_PATTERN, POLICY, RULE, Kind, Policy, Rule, Whole
+from tickwheel.api.kinds import (
+    NAME_PATTERN,
+    POLICY,
+    PROPERTY,
+    RULE,
+    Kind,
+    Policy,
+    Properties,
+    Rule,
+    Whole,
+)
 from tickwheel.api.shapes import Field
 from tickwheel.api.times import moment_ms
 from tickwheel.errors import BadRequest, shown
-from tickwheel.limits import delay_of_level
+from tickwheel.limits import Limits, delay_of_level
+from tickwheel.model import policies
 from tickwheel.model.kinds import PART_MAX
-from tickwheel.model.policies import duration_ms, parse_policy, rule_wire
+from tickwheel.model.policies import (
+    DELAY_MS_MAX,
+    DUES,
+    FACTOR_MAX,
+    REPLACES,
+    RETRIES_MAX,
+    RULE_FIELDS,
+    STEPS_MAX,
+    UNTIL,
+    duration_ms,
+    parse_policy,
+    rule_wire,
+)
 from tickwheel.model.records import ID_STEP
 from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN
 from tickwheel.server.generated import said
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from tickwheel.server.shard.callers import Principal
 
 _S = TypeVar("_S", bound=Struct)
+REF = "#/components/schemas/{name}"
+NULL_IS_SAID = "x-null-is-said"
+"""Marks a field of a request whose null takes a setting away; the document has no such mark."""
 
 
 def _shape(description: str, **schema: Any) -> Meta:
-    return Meta(description=description, extra_json_schema=schema or None)
+    return Meta(description=description or None, extra_json_schema=schema or None)
 
 
 Name = Annotated[str, _shape("1 to 255 of A-Z a-z 0-9 . _ : / -", pattern=NAME_PATTERN)]
@@ -51,20 +78,8 @@ Receipt = Annotated[str, _shape("Opaque: from a delivery, to settle it with.")]
 Milliseconds = Annotated[int, _shape("Milliseconds.", minimum=0)]
 Moment = Annotated[int, _shape("Milliseconds since 1970 by the daemon's clock.")]
 At = Annotated[datetime, Meta(tz=True, description="RFC 3339, with its offset.")]
-Span = Annotated[str | float, _shape('As people write it: "5m", "1h30m"; a number is seconds.')]
-WholeNumber = Annotated[int, _shape("", minimum=INTEGER_MIN, maximum=INTEGER_MAX)]
-Property = str | WholeNumber | float | bool
-Retry = Annotated[
-    str | dict[str, Any],
-    _shape(
-        'A named policy, one as text: "fixed:delay=5s,retries=3", or as a map: {"kind": "fixed",'
-        ' "delay_ms": 5000, "retries": 3}.'
-    ),
-]
-IfPending = Annotated[
-    str | dict[str, Any],
-    _shape('keep, replace, reject or add, or a map: {"action": "replace", "max_wait": "1h"}.'),
-]
+Span = Annotated[str | float, Meta(extra_json_schema={"$ref": REF.format(name="Duration")})]
+Property = tasks.Value
 Text = Annotated[str, _shape("The body as text.")]
 Base64 = Annotated[bytes, Meta(description="The body, when it is no text.")]
 
@@ -77,17 +92,27 @@ class Out(Struct, kw_only=True):
     """Of answers: a newer daemon may add fields."""
 
 
-def described(kind: Any, field: Field, *more: Any) -> Any:
+def _meta(field: Field, **said: Any) -> Meta:
+    """What the declaration of a field says of it; ``said``: more for its schema."""
+    kind = field.kind
+    said = kind.schema() | said
+    if kind.json_name:
+        said["$ref"] = REF.format(name=kind.json_name)
+    elif isinstance(kind, Properties):
+        said["additionalProperties"] = {"$ref": REF.format(name=PROPERTY.json_name)}
+    text = re.sub(r"\bNone\b", "null", field.text).replace("``", "`")
+    return _shape(kind.described(text), **said)
+
+
+def described(kind: Any, field: Field, *more: Any, **said: Any) -> Any:
     """The type of a declared field, with what its declaration says; ``more``: other types that it
-    may have."""
-    said = field.kind.schema()
-    found: Any = Annotated[
-        Any if kind is object else kind,
-        Meta(description=field.text or None, extra_json_schema=said or None),
-    ]
+    may have; ``said``: more for its schema."""
+    meta = _meta(field, **said)
+    is_struct = isinstance(kind, type) and issubclass(kind, Struct)
+    found: Any = kind if is_struct else Annotated[Any if kind is object else kind, meta]
     for one in more:
         found = found | one
-    return found
+    return Annotated[found, meta] if is_struct else found  # of a part of a union it would be lost
 
 
 def _of_group(own: type[_S]) -> type[_S]:
@@ -100,28 +125,197 @@ def _of_group(own: type[_S]) -> type[_S]:
     return cast("type[_S]", made)
 
 
+# --- unions that have a name in the document -----------------------------------------------------
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"$ref": REF.format(name=name)}
+
+
+_DELAY = {"type": "integer", "minimum": 0, "maximum": DELAY_MS_MAX}
+_POLICY_NUMBERS: dict[str, dict[str, Any]] = {
+    "base_ms": _DELAY | {"description": "The delay before the first retry, in milliseconds."},
+    "factor": {
+        "description": "The factor by which each further delay is longer than the one before.",
+        "type": "number",
+        "minimum": 1,
+        "maximum": FACTOR_MAX,
+    },
+    "cap_ms": _DELAY | {"description": "The longest delay, in milliseconds; at least base_ms."},
+    "delay_ms": _DELAY | {"description": "The delay before every retry, in milliseconds."},
+    "delays_ms": {
+        "description": "The delays before the retries, in milliseconds and in their order. The last"
+        " one holds for all further retries.",
+        "type": "array",
+        "items": _DELAY,
+        "minItems": 1,
+        "maxItems": STEPS_MAX,
+    },
+    "retries": {
+        "description": "How many retries follow the first attempt. After the last one the task"
+        " becomes a dead letter.",
+        "type": "integer",
+        "minimum": 0,
+        "maximum": RETRIES_MAX,
+    },
+    "jitter": {
+        "description": "The largest share by which a delay is shortened or lengthened at random.",
+        "type": "number",
+        "minimum": 0,
+        "maximum": 1,
+    },
+}
+"""The numbers of a retry policy, by their names in ``policies.FIELDS``."""
+_KINDS = {
+    "exponential": "Each delay is longer than the one before by a factor, up to a longest delay.",
+    "fixed": "The same delay before every retry.",
+    "table": "A list of delays.",
+    "none": "No retry: the first failure makes the task a dead letter.",
+}
+_ACTIONS = {
+    "add": "Store the task, whatever else is pending with its key.",
+    "keep": "Keep the pending task as it is, and do not store this one.",
+    "replace": "Put this task in the place of the pending one.",
+    "reject": "Refuse this task.",
+}
+_TEN_YEARS = {"type": "integer", "minimum": 1, "maximum": DELAY_MS_MAX}
+_RULE: dict[str, dict[str, Any]] = {
+    "window_ms": _TEN_YEARS
+    | {
+        "description": "How long a task counts as pending after its enqueue, in milliseconds."
+        " Without it, until the task has ended."
+    },
+    "unique_until": {
+        "description": "Until when a task counts as pending: until it has finished, or until a"
+        " consumer has started it. Default: finished.",
+        "type": "string",
+        "enum": list(UNTIL),
+    },
+    "replaces": {
+        "description": "What the new task replaces: the body with all options, the due time, or"
+        " both. Default: both.",
+        "type": "string",
+        "enum": list(REPLACES),
+    },
+    "due": {
+        "description": "Which due time holds: the new one, or the later or the earlier of the two."
+        " Default: new.",
+        "type": "string",
+        "enum": list(DUES),
+    },
+    "max_wait_ms": _TEN_YEARS
+    | {
+        "description": "The latest due time of a task that is replaced again and again, in"
+        " milliseconds after its first enqueue. Without it there is no limit."
+    },
+}
+"""The fields of a rule about pending keys, by their names in ``policies.RULE_FIELDS``."""
+
+
+def _tagged(
+    tag: str, name: str, kinds: dict[str, str], fields: Mapping[str, Sequence[str]], of: Any
+) -> dict[str, Any]:
+    """The schemas of maps that a word of theirs tells apart, and of their union, ``name``."""
+    found: dict[str, Any] = {}
+    for word, text in kinds.items():
+        told = {"description": f'Always "{word}".', "type": "string", "enum": [word]}
+        found[f"{word.title()}{name}"] = {
+            "title": f"{word.title()}{name}",
+            "description": text,
+            "type": "object",
+            "properties": {tag: told} | {field: of[field] for field in fields[word]},
+            "required": [tag],
+        }
+    mapping = {word: f"{word.title()}{name}" for word in kinds}
+    found[name] = {
+        "title": name,
+        "description": f"One of these, by its {tag}.",
+        "oneOf": [_ref(one) for one in mapping.values()],
+        "discriminator": {
+            "propertyName": tag,
+            "mapping": {word: REF.format(name=one) for word, one in mapping.items()},
+        },
+    }
+    return found
+
+
+def _rule_fields() -> dict[str, list[str]]:
+    """The fields of a rule over HTTP, where its durations have two forms."""
+    return {
+        action: [
+            form
+            for name in names
+            for form in ([name.removesuffix("_ms"), name] if name.endswith("_ms") else [name])
+        ]
+        for action, names in RULE_FIELDS.items()
+    }
+
+
+def _spans() -> dict[str, Any]:
+    """The durations of a rule as people write them."""
+    return {
+        name.removesuffix("_ms"): {
+            "description": f"The same as {name}, as a duration. Only one of the two may be given.",
+            **_ref("Duration"),
+        }
+        for name in _RULE
+        if name.endswith("_ms")
+    }
+
+
+NAMED: dict[str, Any] = {
+    "Duration": {
+        "title": "Duration",
+        "description": 'A duration: text such as "5m" or "1h30m", or a number of seconds.',
+        "anyOf": [{"type": "string"}, {"type": "number"}],
+    },
+    PROPERTY.json_name: {
+        "title": PROPERTY.json_name,
+        "description": "The value of a property: text of up to"
+        f" {Limits().property_value_bytes_max} bytes, a whole number of 64 bits, another finite"
+        " number, or a boolean.",
+        "anyOf": [
+            {"type": "string"},
+            {"type": "integer", "minimum": INTEGER_MIN, "maximum": INTEGER_MAX},
+            {"type": "number"},
+            {"type": "boolean"},
+        ],
+    },
+    POLICY.json_name: {
+        "title": POLICY.json_name,
+        "description": "A retry policy: the name of one that the daemon knows, one as text such as"
+        ' "fixed:delay=5s,retries=3", or an object.',
+        "anyOf": [{"type": "string"}, _ref("RetryPolicy")],
+    },
+    **_tagged("kind", "RetryPolicy", _KINDS, policies.FIELDS, _POLICY_NUMBERS),
+    RULE.json_name: {
+        "title": RULE.json_name,
+        "description": "What becomes of a task when another task with its key is pending: the name"
+        " of an action, or an object.",
+        "anyOf": [{"type": "string", "enum": list(_ACTIONS)}, _ref("PendingRule")],
+    },
+    **_tagged("action", "PendingRule", _ACTIONS, _rule_fields(), _RULE | _spans()),
+}
+"""Schemas that several fields share, and that no type gives."""
+
+
 # --- tasks ---------------------------------------------------------------------------------------
 
 
 class When(In):
     """When a task is due: one of these; none: at once."""
 
-    delay: Span | None = None
-    delay_ms: Milliseconds | None = None
-    due_ms: Moment | None = None
+    delay: Annotated[Span, _shape("The delay from now on, as a duration.")] | None = None
+    delay_ms: Annotated[Milliseconds, _shape("The delay from now on, in milliseconds.")] | None = (
+        None
+    )
+    due_ms: Annotated[Moment, _shape("The due time, in milliseconds since 1970.")] | None = None
     at: At | None = None
-
-
-_JSON: dict[Kind, Any] = {POLICY: Retry, RULE: IfPending}
-"""What is written in JSON in more ways than on TCP."""
 
 
 def _of_json(field: Field) -> Any:
     """The type of a field of a task."""
-    return (
-        _JSON.get(field.kind)
-        or Annotated[field.kind.json, _shape(field.text, **field.kind.schema())]
-    )
+    return Annotated[field.kind.json, _meta(field)]
 
 
 def _said() -> Iterable[tuple[str, Any, Any]]:
@@ -130,14 +324,15 @@ def _said() -> Iterable[tuple[str, Any, Any]]:
     for field in tasks.TaskFields.fields():
         kind = _of_json(field)
         if field.kind.unit:
-            yield field.python, Span | None, None
+            same = f"The same as {field.name}, as a duration. Only one of the two may be given."
+            yield field.python, Annotated[Span, _shape(same)] | None, None
         yield field.name, kind | None if field.may_be_none else kind, field.default
 
 
 def _told() -> Iterable[tuple[str, Any, Any]]:
     """What a delivery says of a task's options."""
     for field, _ in tasks.kept_options(delivered=True):
-        yield field.name, field.kind.json | None, None
+        yield field.name, described(field.kind.json, field) | UnsetType, UNSET
 
 
 if TYPE_CHECKING:
@@ -163,26 +358,34 @@ class TaskFields(Said):
 class NewTask(TaskFields, kw_only=True):
     """A task to enqueue."""
 
-    topic: Name
+    topic: Annotated[Name, _shape("The topic of the task.")]
 
 
 class OfTransaction(In):
     """Which transaction half tasks are of; the same ``part`` again is a resend."""
 
-    id: Name
-    group: Name
-    """Its producer group: who is asked what became of it."""
-    part: Annotated[int, _shape("1 for its first request.", minimum=1, maximum=PART_MAX)]
-    count_from: Annotated[str, _shape("", enum=["enqueue", "commit"])] = "enqueue"
-    """What delays count from."""
+    id: Annotated[Name, _shape("The name of the transaction.")]
+    group: Annotated[
+        Name, _shape("Its producer group, which is asked what became of the transaction.")
+    ]
+    part: Annotated[
+        int,
+        _shape("The number of this request, from 1 on.", minimum=1, maximum=PART_MAX),
+    ]
+    count_from: Annotated[
+        str,
+        _shape("What delays count from: this request, or the commit.", enum=["enqueue", "commit"]),
+    ] = "enqueue"
 
 
 class NewTasks(In, kw_only=True):
     """Several at once: all of them or none. With a ``transaction`` they are tasks when it is
     committed."""
 
-    transaction: OfTransaction | None = None
-    tasks: Annotated[list[NewTask], _shape("", minItems=1, maxItems=16_384)]
+    transaction: Annotated[
+        OfTransaction | None, _shape("The transaction that the tasks are of.")
+    ] = None
+    tasks: Annotated[list[NewTask], _shape("The tasks: 1 to 16,384.", minItems=1, maxItems=16_384)]
 
 
 class OneOrMany(TaskFields):
@@ -197,34 +400,46 @@ class Accepted(Out):
     """An enqueued task: it is stored durably, and delivered at ``due_ms`` or later."""
 
     id: Id
-    due_ms: Moment | None
-    """Null: of the resend of a task with a due window that has ended meanwhile."""
-    outcome: str = "stored"
-    """Or kept, replaced or rejected, by its ``if_pending`` or its topic's: ``id`` and ``due_ms``
-    are then those of the task that is pending."""
+    due_ms: Annotated[
+        Moment | None,
+        _shape(
+            "When the task is due, in milliseconds since 1970. Null: the request was sent again,"
+            " and its task with a due window has ended meanwhile."
+        ),
+    ]
+    outcome: Annotated[
+        str,
+        _shape(
+            "stored; or kept, replaced or rejected, by if_pending of the task or its topic: id and"
+            " due_ms are then those of the pending task."
+        ),
+    ] = "stored"
 
 
 class AcceptedMany(Out):
     """In the order asked."""
 
-    tasks: list[Accepted]
+    tasks: Annotated[list[Accepted], _shape("What became of each task.")]
 
 
 class Prepared(Out):
     """Half tasks that are kept; they have no ids before the commit."""
 
-    transaction: Name
-    part: int
-    tasks: int
+    transaction: Annotated[Name, _shape("The name of the transaction.")]
+    part: Annotated[int, _shape("The number of the request.")]
+    tasks: Annotated[int, _shape("How many half tasks the request had.")]
 
 
-Ids = Annotated[list[Id], _shape("", minItems=1, maxItems=16_384)]
+Ids = Annotated[list[Id], _shape("The ids of the tasks: 1 to 16,384.", minItems=1, maxItems=16_384)]
 
 
 class Move(When):
     """Where a task is moved to: one of these."""
 
-    shift_ms: Annotated[int, _shape("Later than it is; negative: earlier.")] | None = None
+    shift_ms: (
+        Annotated[int, _shape("How much later it becomes due, in milliseconds; negative: earlier.")]
+        | None
+    ) = None
 
 
 class RescheduleIn(Move, kw_only=True):
@@ -236,14 +451,23 @@ class RescheduleIn(Move, kw_only=True):
 # --- deliveries ----------------------------------------------------------------------------------
 
 
+OfGroup = Annotated[Name, _shape('The group; by default the group "default".')]
+Lease = Annotated[
+    Milliseconds,
+    _shape("How long the lease of a delivery lasts, in milliseconds; by default the daemon's."),
+]
+
+
 @_of_group
 class PullIn(In):
     """Up to ``max`` deliveries, as soon as there is one."""
 
-    group: Name | None = None
-    max: Annotated[int, _shape("", minimum=1)] = 1
-    wait_ms: Milliseconds = 0
-    lease_ms: Milliseconds | None = None
+    group: OfGroup | None = None
+    max: Annotated[int, _shape("The most deliveries of the answer.", minimum=1)] = 1
+    wait_ms: Annotated[
+        Milliseconds, _shape("How long to wait for the first delivery, in milliseconds.")
+    ] = 0
+    lease_ms: Lease | None = None
 
 
 class Delivery(Told, kw_only=True):
@@ -251,34 +475,51 @@ class Delivery(Told, kw_only=True):
 
     id: Id
     receipt: Receipt
-    due_ms: Moment
-    delivered_ms: Moment
-    attempt: int
-    failures: int
-    deaths: int
-    body: Text | None = None
-    body_base64: Base64 | None = None
-    replay_of: Id | None = None
+    due_ms: Annotated[Moment, _shape("When the task was due, in milliseconds since 1970.")]
+    delivered_ms: Annotated[
+        Moment, _shape("When the task was delivered, in milliseconds since 1970.")
+    ]
+    attempt: Annotated[int, _shape("The number of this delivery of the task, from 1 on.")]
+    failures: Annotated[int, _shape("How many attempts have failed.")]
+    deaths: Annotated[int, _shape("How many consumers have died with the task.")]
+    body: Text | UnsetType = UNSET
+    body_base64: Base64 | UnsetType = UNSET
+    replay_of: (
+        Annotated[Id, _shape("The task that this one repeats, after a reset of its group.")]
+        | UnsetType
+    ) = UNSET
 
 
-class Deliveries(Out):
+class DeliveryList(Out):
     """None when the time was over."""
 
-    deliveries: list[Delivery]
+    deliveries: Annotated[list[Delivery], _shape("The deliveries.")]
 
 
 @_of_group
 class StreamQuery(In):
     """A subscription."""
 
-    group: Name | None = None
-    credit: Annotated[int, _shape("Deliveries that may be unsettled.", minimum=0)] = 100
-    lease_ms: Milliseconds | None = None
-    ack: Annotated[str, _shape("", enum=["manual", "on_delivery"])] = "manual"
-    broadcast: bool = False
+    group: OfGroup | None = None
+    credit: Annotated[int, _shape("The most deliveries that are unsettled.", minimum=0)] = 100
+    lease_ms: Lease | None = None
+    ack: Annotated[
+        str,
+        _shape(
+            "manual: you settle each delivery; on_delivery: a delivery is acked when it is sent.",
+            enum=["manual", "on_delivery"],
+        ),
+    ] = "manual"
+    broadcast: Annotated[
+        bool, _shape("Whether to get every due task while the stream is open, without a group.")
+    ] = False
 
 
-Receipts = Annotated[list[Receipt], _shape("", minItems=1, maxItems=16_384)]
+Receipts = Annotated[
+    list[Receipt],
+    _shape("The receipts of the deliveries: 1 to 16,384.", minItems=1, maxItems=16_384),
+]
+Reason = Annotated[str, _shape("Why, for people who look at the task.")]
 
 
 class AckIn(In):
@@ -290,32 +531,43 @@ class AckIn(In):
 class NackIn(AckIn):
     """Attempts that failed; ``delay_ms``: until the next one, instead of the policy's."""
 
-    delay_ms: Milliseconds | None = None
-    reason: str | None = None
+    delay_ms: (
+        Annotated[
+            Milliseconds,
+            _shape("The delay until the next attempt, in milliseconds; by default the policy's."),
+        ]
+        | None
+    ) = None
+    reason: Reason | None = None
 
 
 class RejectIn(AckIn):
     """Tasks that will never succeed."""
 
-    reason: str | None = None
+    reason: Reason | None = None
 
 
 class SnoozeIn(AckIn, kw_only=True):
     """Tasks that are postponed, and that counts as no failure."""
 
-    delay_ms: Milliseconds
+    delay_ms: Annotated[Milliseconds, _shape("The delay until the next delivery, in milliseconds.")]
 
 
 class ExtendIn(AckIn, kw_only=True):
     """Leases that shall last ``lease_ms`` from now."""
 
-    lease_ms: Milliseconds
+    lease_ms: Annotated[
+        Milliseconds, _shape("How long the leases last from now on, in milliseconds.")
+    ]
 
 
 class Settled(Out):
     """A word for each receipt, in the order asked."""
 
-    results: list[str]
+    results: Annotated[
+        list[str],
+        _shape("What became of each delivery, or why nothing did: stale, gone, and the like."),
+    ]
 
 
 # --- dead letters --------------------------------------------------------------------------------
@@ -325,19 +577,23 @@ class DeadRef(In):
     """One dead letter."""
 
     id: Id
-    group: Name
+    group: Annotated[Name, _shape("The group that could not finish the task.")]
 
 
 class DeadIn(In):
     """Dead letters."""
 
-    items: Annotated[list[DeadRef], _shape("", minItems=1, maxItems=16_384)]
+    items: Annotated[
+        list[DeadRef], _shape("The dead letters: 1 to 16,384.", minItems=1, maxItems=16_384)
+    ]
 
 
 class RequeueIn(DeadIn, kw_only=True):
     """Dead letters to be delivered again, with a new time to live if there is a ``ttl_ms``."""
 
-    ttl_ms: Milliseconds | None = None
+    ttl_ms: (
+        Annotated[Milliseconds, _shape("The new time to live from now on, in milliseconds.")] | None
+    ) = None
 
 
 # --- the console ---------------------------------------------------------------------------------
@@ -346,41 +602,55 @@ class RequeueIn(DeadIn, kw_only=True):
 class WatchQuery(In):
     """A look every ``every_ms``."""
 
-    every_ms: Annotated[int, _shape("", minimum=500, maximum=60_000)] = 1_000
+    every_ms: Annotated[
+        int,
+        _shape("The time between two looks, in milliseconds.", minimum=500, maximum=60_000),
+    ] = 1_000
+
+
+Until = Annotated[
+    Moment | None,
+    _shape("When it ends, in milliseconds since 1970; null: there is nothing that ends."),
+]
 
 
 class Session(Out):
     """Who asks."""
 
-    name: str | None
-    """None: nobody who has logged in, though that is needed."""
-    is_login_needed: bool
-    until_ms: Moment | None
-    rights: dict[str, list[str]]
-    """Of each right the patterns of topics."""
+    name: Annotated[str | None, _shape("The name of the caller; null: nobody has logged in.")]
+    is_login_needed: Annotated[bool, _shape("Whether the daemon asks for a token.")]
+    until_ms: Until
+    rights: Annotated[
+        dict[str, list[str]], _shape("The patterns of topics of each right, by its name.")
+    ]
 
 
 class SessionLink(Out):
     """To be shown as a token by a login."""
 
-    code: str | None
-    """None: no login is needed."""
-    until_ms: Moment | None
+    code: Annotated[str | None, _shape("The code; null: no login is needed.")]
+    until_ms: Until
 
 
 class Problem(Out, omit_defaults=True):
     """An error, as RFC 9457 has it; ``code`` is one of the error table of docs/protocol.md."""
 
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str
-    retryable: bool
-    active: Annotated[str, _shape("not_active: the address of the daemon that leads.")] | None = (
-        None
-    )
-    active_http: Annotated[str, _shape("The URL of its HTTP API.")] | None = None
+    type: Annotated[str, _shape("The code as a URI: urn:tickwheel:error:CODE.")]
+    title: Annotated[str, _shape("What the code means, the same for every error of this code.")]
+    status: Annotated[int, _shape("The status of the answer.")]
+    detail: Annotated[str, _shape("What is wrong, in words: the field, the limit and the value.")]
+    code: Annotated[
+        str, _shape("The code, to decide by. It keeps its meaning; new ones may be added.")
+    ]
+    retryable: Annotated[
+        bool, _shape("Whether the same request may succeed later, unchanged. Nothing was kept.")
+    ]
+    active: (
+        Annotated[str, _shape("Of not_active: the address of the daemon that leads.")] | UnsetType
+    ) = UNSET
+    active_http: (
+        Annotated[str, _shape("Of not_active: the URL of that daemon's HTTP API.")] | UnsetType
+    ) = UNSET
 
 
 class NoQuery(In):
