@@ -833,6 +833,12 @@ CLIENTS = (
         usual=True,
     ),
     Bug(
+        "a-goodbye-that-fails-what-is-in-hand",
+        "what a client did not settle before its goodbye counts as a failed attempt",
+        {"Producing.leave": (dropped("release_all"),)},
+        ("tests/server/tcp/test_deaths.py::test_who_says_goodbye_gives_back_what_is_in_hand",),
+    ),
+    Bug(
         "a-text-that-cannot-be-sent",
         "an exception whose text has a lone surrogate leaves its task unsettled",
         {"errors:text_of": (word("backslashreplace", "strict"),)},

@@ -297,9 +297,14 @@ class Producing:
         if not session.connections and (for_good or not (session.floor or session.answers)):
             engine.forget_session(session.key)
 
-    def leave(self, caller: Caller, request: int) -> None:
-        """Let the caller go, who will not resend: its session may be forgotten."""
+    def leave(self, caller: Caller, request: int, now: Now) -> None:
+        """Let the caller go, who will not resend: what it has in hand is released, and its session
+        may be forgotten."""
         caller.has_left = True
+        engine = self._parts.border.act()
+        for subscriber in caller.consumers:
+            engine.subscriptions.unsubscribe(subscriber)
+        engine.settlement.release_all(caller.consumers, now.now_ms)
         self.end_session(caller, for_good=True)
         self._committer.reply(caller.replies, request, None)
 

@@ -594,7 +594,7 @@ def _about_the_conversation(operations: Operations | StandbyOperations) -> dict[
         raise ProtocolError("HELLO was sent before on this connection")
 
     def bye(peer: Peer, frame: Frame, now: Now) -> None:
-        operations.leave(peer.caller, _only_a_request(frame))
+        operations.leave(peer.caller, _only_a_request(frame), now)
 
     def alive(peer: Peer, frame: Frame, now: Now) -> None:
         """Take the answer to HEARTBEAT: that it came is all that counts, and was noted."""
