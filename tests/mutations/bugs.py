@@ -846,6 +846,19 @@ CLIENTS = (
     ),
 )
 
+# Another number of shards.
+RESHARDED = (
+    Bug(
+        "an-idempotency-key-that-stays-behind",
+        "what was answered to a request with a key is not where its repeat is asked for",
+        {"_Move._add_once": (instead("self.shard_of(row.once.key.hex())", "self._stays(source)"),)},
+        (
+            "tests/server/test_reshard.py"
+            "::test_answers_to_a_request_with_an_idempotency_key_meet_at_its_new_home",
+        ),
+    ),
+)
+
 # Daemons of nodes and clients of several shards: what neither simulation of only one of them finds.
 WHOLE = (
     Bug(
@@ -949,5 +962,5 @@ WHOLE = (
 
 BUGS = (
     *LOST, *DELIVERED, *FENCED, *OWED, *TOGETHER, *WHICH, *ALLOWED, *BOUNDED, *NODES, *BESIDE,
-    *CLIENTS, *WHOLE,
+    *CLIENTS, *RESHARDED, *WHOLE,
 )  # fmt: skip

@@ -31,13 +31,16 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from tickwheel.model.policies import Coalescing, Merging, of_stored_fields, stored_fields
+from tickwheel.model.policies import Coalescing, Merged, Merging, of_stored_fields, stored_fields
 from tickwheel.model.records import (
+    NOT_ONCE,
     DeadRow,
     FormerFilter,
     GroupRow,
     GroupSettings,
     NewTask,
+    Once,
+    OncePart,
     Outcome,
     ProgressRow,
     Replayed,
@@ -490,18 +493,27 @@ _RARE_OF_SESSIONS = defaults_from(SessionRow, "merged")
 
 
 def _session(
-    session: bytes, floor: int, seen_ms: int, answers: Iterable[Any], merged: Iterable[Any] = ()
+    session: bytes,
+    floor: int,
+    seen_ms: int,
+    answers: Iterable[Any],
+    merged: Iterable[Any] = (),
+    once: Iterable[Any] = NOT_ONCE,
 ) -> SessionRow:
+    key, shards, answered = once
+    parts = [(*part[:4], _merged(part[4])) for part in answered]
     return SessionRow(
         session,
         floor,
         seen_ms,
         tuple((request, first, count, at_ms) for request, first, count, at_ms in answers),
-        tuple(
-            (request, tuple((int(Merging(what)), i, due_ms) for what, i, due_ms in tasks))
-            for request, tasks in merged
-        ),
+        tuple((request, _merged(tasks)) for request, tasks in merged),
+        Once(key, shards, tuple(map(OncePart._make, parts))),
     )
+
+
+def _merged(tasks: Iterable[Any]) -> Merged:
+    return tuple((int(Merging(what)), task_id, due_ms) for what, task_id, due_ms in tasks)
 
 
 SESSION: Kind[SessionRow] = Kind(
