@@ -42,6 +42,7 @@ from tickwheel.errors import (
 from tickwheel.model.policies import DUE, Merged, Merging
 from tickwheel.model.records import ID_STEP, Once, size_of
 from tickwheel.server import checks
+from tickwheel.server.shard.callers import OUTBOUND
 from tickwheel.server.shard.committer import STALLED
 from tickwheel.server.shard.reads import IDS_PER_READ_MAX, NO_LIMIT
 
@@ -358,10 +359,12 @@ class Producing:
         """Let the caller go, who will not resend: what it has in hand is released, and its session
         may be forgotten."""
         caller.has_left = True
-        engine = self._parts.border.act()
-        for subscriber in caller.consumers:
-            engine.subscriptions.unsubscribe(subscriber)
-        engine.settlement.release_all(caller.consumers, now.now_ms)
+        # What the process that sends has in hand may wait for a callback.
+        if caller.principal != OUTBOUND:
+            engine = self._parts.border.act()
+            for subscriber in caller.consumers:
+                engine.subscriptions.unsubscribe(subscriber)
+            engine.settlement.release_all(caller.consumers, now.now_ms)
         self.end_session(caller, for_good=True)
         self._committer.reply(caller.replies, request, None)
 
