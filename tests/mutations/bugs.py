@@ -846,6 +846,16 @@ CLIENTS = (
     ),
 )
 
+# A restore.
+RESTORED = (
+    Bug(
+        "a-restore-that-forgets-a-replacement",
+        "a restore brings a task back that was replaced while a consumer had it",
+        {"Fold._overtaken": (returning("None"),)},
+        ("tests/history/test_restore.py::test_what_was_replaced_in_flight_has_no_further_attempt",),
+    ),
+)
+
 # Another number of shards.
 RESHARDED = (
     Bug(
@@ -962,5 +972,5 @@ WHOLE = (
 
 BUGS = (
     *LOST, *DELIVERED, *FENCED, *OWED, *TOGETHER, *WHICH, *ALLOWED, *BOUNDED, *NODES, *BESIDE,
-    *CLIENTS, *RESHARDED, *WHOLE,
+    *CLIENTS, *RESTORED, *RESHARDED, *WHOLE,
 )  # fmt: skip
