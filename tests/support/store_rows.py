@@ -211,6 +211,7 @@ GROUPS = (
         ID_MAX,
     ),
     GroupRow("fair", "g", 0, GroupSettings(fair_by="tag", limit_each=1), 7),
+    GroupRow("paused", "g", 0, GroupSettings(paused=True, paused_ms=MS_MAX), 7),
     GroupRow("ruled", "", 0, GroupSettings(if_pending=Coalescing("keep"))),
     GroupRow(
         "ruled too",

@@ -131,6 +131,7 @@ class Counted(Answer):
         int, "For how long the oldest of the ready ones has been; 0: there is none."
     ] = 0
     paused: bool = False
+    paused_ms: Annotated[int | None, Moment(), "Since when it is paused; None: it is not."] = None
     rate: float | None = None
     burst: int | None = None
     retry: Annotated[Retry | None, POLICY] = None

@@ -230,6 +230,7 @@ class GroupSettings(Answer):
     burst: Annotated[int | None, "Deliveries at once after a pause, when there is a rate."]
     retry: Annotated[Retry | None, POLICY, "Its own policy; None: the one above it holds."]
     created: Annotated[bool, "Whether this very call made the group."] = False
+    paused_ms: Annotated[int | None, Moment(), "Since when it is paused; None: it is not."] = None
     if_pending: Annotated[
         IfPending | None,
         RULE,
@@ -257,6 +258,8 @@ class GroupSettings(Answer):
     fair_by: Annotated[str | None, 'Whose tasks take turns: "key", "tag", or a property.'] = None
     limit_each: Annotated[int | None, "So many deliveries of each value of it in flight."] = None
     rate_each: Annotated[float | None, "Deliveries a second of each value of it at most."] = None
+
+    paused_since = maybe_when("paused_ms", "Since when it is paused.")
 
     @property
     def order_retry(self) -> float | None:

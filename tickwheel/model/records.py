@@ -469,6 +469,8 @@ class GroupSettings(NamedTuple):
     """Deliveries of one value that may be in flight."""
     rate_each: float | None = None
     """Deliveries of one value a second, at most."""
+    paused_ms: int | None = None
+    """Since when it is paused; None: it is not."""
 
 
 class OrderRules(NamedTuple):
@@ -492,8 +494,9 @@ class OrderRules(NamedTuple):
 
 
 LINES_FROM = GroupSettings._fields.index("order_retry_ms")
-LINE_SETTINGS = GroupSettings._fields[LINES_FROM:]
-"""The settings for order keys and fair shares: the last fields of ``GroupSettings``."""
+LINES_TO = GroupSettings._fields.index("rate_each") + 1
+LINE_SETTINGS = GroupSettings._fields[LINES_FROM:LINES_TO]
+"""The settings for order keys and fair shares, which follow each other in ``GroupSettings``."""
 ORDER_SETTINGS = ("order_retry_ms", "order_attempts", "order_failure")
 """The settings for order keys, which ``OrderRules`` completes."""
 

@@ -479,6 +479,9 @@ def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
     found = [
         (row.settings or _NO_SETTINGS)._replace(former=()) for row in rows if row.version == newest
     ]
+    # Each shard has paused it by its own clock.
+    paused_ms = min((one.paused_ms for one in found if one.paused_ms is not None), default=None)
+    found = [one._replace(paused_ms=paused_ms if one.paused else None) for one in found]
     filters = {(settings.tags, settings.where) for row in rows if (settings := row.settings)}
     filters |= {(None, None) for row in rows if row.settings is None}
     if len(filters) > 1 or any(one != found[0] for one in found):

@@ -16,6 +16,7 @@ from tickwheel.model.policies import DEFAULT, Merging, PolicyRef, RetryPolicy
 from tickwheel.model.records import (
     LINE_SETTINGS,
     LINES_FROM,
+    LINES_TO,
     ORDER_SETTINGS,
     DeadRow,
     Failure,
@@ -326,7 +327,7 @@ def where_set(found: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
     (``is_ordered``)."""
     rule = {} if found.if_pending is None else {"if_pending": found.if_pending.to_map()}
     named: dict[str, Any] = {"broadcast_only": found.broadcast_only or None, "tags": found.tags}
-    named |= {"where": found.where}
+    named |= {"where": found.where, "paused_ms": found.paused_ms}
     says = set_lines(found)
     is_ordered |= any(says[name] is not None for name in ORDER_SETTINGS)
     named |= applied_lines(found) if is_ordered else says
@@ -335,7 +336,7 @@ def where_set(found: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
 
 def set_lines(found: GroupSettings) -> dict[str, Any]:
     """A group's settings of order keys and fair shares by name; None: not set."""
-    return dict(zip(LINE_SETTINGS, found[LINES_FROM:], strict=True))
+    return dict(zip(LINE_SETTINGS, found[LINES_FROM:LINES_TO], strict=True))
 
 
 def applied_lines(found: GroupSettings) -> dict[str, Any]:
