@@ -31,6 +31,7 @@ from starlette.applications import Starlette
 
 from tickwheel.api.bulk import BulkPreview
 from tickwheel.api.frames import FrameType
+from tickwheel.api.tasks import once_parts, rest_key
 from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client
@@ -209,31 +210,63 @@ class Teller(Client):
     async def put_once(self, key: bytes, fingerprint: int, tasks: Any) -> tuple[Any, ...]:
         """``put`` for an idempotency key. The shard that the key names, its home, is asked first,
         also when it has none of the tasks: what came under the key before counts, wherever its
-        tasks went. Each shard remembers its part; a task that may be anywhere goes to the home, so
-        that it is in the same one next time."""
+        tasks went. Each shard remembers its part."""
         shards = await self._know_shards()
         self._checked_size(tasks)
-        members, parts = self._members(shards), dict[int, list[int]]()
-        home = shard_of(key.hex(), len(members))
-        for index, task in enumerate(tasks):
-            basis = checked_basis(task[3]) if shards is not None and len(task) == 4 else None
-            shard = home if basis is None else shard_of(basis, len(members))
-            parts.setdefault(shard, []).append(index)
+        members = self._members(shards)
+        if shards is not None:
+            for task in tasks:
+                checked_basis(task[3] if len(task) == 4 else {})
+        return _stored(await self._put_once(members, key, fingerprint, tasks))
 
-        async def put(shard: int, indexes: Sequence[int]) -> Sequence[Receipt]:
-            some = [tasks[index] for index in indexes]
+    async def _put_once(
+        self, members: Sequence[Teller], key: bytes, fingerprint: int, tasks: Sequence[Any]
+    ) -> Sequence[Receipt]:
+        parts, home = once_parts(tasks, key, len(members)), shard_of(key.hex(), len(members))
+
+        async def put(shard: int) -> Sequence[Receipt] | dict[str, Any]:
+            some = [tasks[index] for index in parts.get(shard, ())]
             return await members[shard].put_once_here(key, fingerprint, some)
 
-        async def ask(shard: int, indexes: Sequence[int]) -> Sequence[Receipt]:
-            return at_home if shard == home else await put(shard, indexes)
+        async def ask(shard: int, indexes: Sequence[int]) -> Any:
+            return at_home if shard == home else await put(shard)
 
-        at_home = await put(home, parts.get(home, ()))
-        return _stored(await ask_in_parts(parts, ask))
+        at_home = await put(home)
+        if not isinstance(at_home, dict):
+            return await ask_in_parts(parts, ask)
+        # It was taken while there were other shards. What these have not taken comes now, under a
+        # key that follows from this one, so that it comes once, too.
+        found = self._former_receipts(at_home, key, tasks)
+        rest = [index for index in range(len(tasks)) if index not in found]
+        if rest:
+            some = [tasks[index] for index in rest]
+            made = await self._put_once(members, rest_key(key), fingerprint, some)
+            found |= zip(rest, made, strict=True)
+        return [found[index] for index in range(len(tasks))]
 
-    async def put_once_here(self, key: bytes, fingerprint: int, tasks: Any) -> list[Receipt]:
-        """What became of the tasks for an idempotency key that belong into this client's shard."""
+    def _former_receipts(
+        self, before: dict[str, Any], key: bytes, tasks: Sequence[Any]
+    ) -> dict[int, Receipt]:
+        """What became of the tasks that former shards have taken, by their places."""
+        levels_ms, found = self._reconnector.delay_levels_ms, {}
+        parts = once_parts(tasks, key, before["shards"])
+        for shard, accepted_ms, ids, outcomes in before["parts"]:
+            places = parts.get(shard, [])
+            plain = receipts([tasks[index] for index in places], ids, accepted_ms, levels_ms)
+            for index, receipt, (word, due_ms) in zip(places, plain, outcomes, strict=True):
+                due_ms = receipt.due_ms if due_ms is None else due_ms
+                found[index] = receipt._replace(due_ms=due_ms, outcome=word)
+        return found
+
+    async def put_once_here(
+        self, key: bytes, fingerprint: int, tasks: Any
+    ) -> list[Receipt] | dict[str, Any]:
+        """What became of the tasks for an idempotency key that belong into this client's shard; or
+        what former shards have answered to all tasks of the request."""
         accepted_ms, ids, *more = await self.ask(FrameType.ENQUEUE_ONCE, key, fingerprint, tasks)
         said = more[0] if more else {}
+        if "before" in said:
+            return dict(said["before"])
         if "outcomes" in said:
             return merged_receipts(ids, said["outcomes"])
         levels_ms = self._reconnector.delay_levels_ms

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -184,6 +186,55 @@ async def test_closing_gives_back_and_is_no_failure(
         found = await take(deliveries, 9)
         assert {delivery.failures for delivery in found} == {0}
         await asyncio.gather(*(delivery.ack() for delivery in found))
+
+
+def raises() -> None:
+    raise LookupError("the program's own")
+
+
+def exits() -> None:
+    sys.exit(3)
+
+
+def is_interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def is_cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+def is_done() -> None:
+    """Do nothing: the program leaves in order."""
+
+
+@pytest.mark.parametrize("leaves", [raises, exits, is_interrupted, is_cancelled, is_done])
+@pytest.mark.parametrize("is_pulled", [False, True])
+async def test_a_program_that_ends_fails_nothing_of_what_it_has_in_hand(
+    running: Daemon, client: Client, topic: str, leaves: Callable[[], None], is_pulled: bool
+) -> None:
+    """What it has settled stays so; the rest is ready at once, in order, without a failure."""
+    ids = [receipt.id for receipt in await client.enqueue_many([Task(topic, b"x")] * 6)]
+    with suppress(LookupError, SystemExit, KeyboardInterrupt, asyncio.CancelledError):
+        prefetch = 0 if is_pulled else 6
+        async with (
+            Client(running.url) as other,
+            other.subscribe(topic, prefetch=prefetch) as deliveries,
+        ):
+            if is_pulled:
+                found = await other.pull(topic, max=6, wait=WAIT_S)
+            else:
+                found = await take(deliveries, 6)
+            found[0].ack_unwatched()
+            assert await found[2].nack(3600) == "retrying"
+            leaves()
+    async with client.subscribe(topic) as deliveries:
+        again = await take(deliveries, 4)
+        assert [delivery.id for delivery in again] == [ids[1], *ids[3:]]
+        assert [(d.attempt, d.failures, d.deaths) for d in again] == [(2, 0, 0)] * 4
+        await asyncio.gather(*(delivery.ack() for delivery in again))
+    counts = (await client.stats()).topics[topic].groups["default"]
+    assert (counts.acked, counts.in_flight) == (5, 0)
 
 
 async def test_prefetch_bounds_what_is_out(client: Client, topic: str) -> None:

@@ -268,3 +268,24 @@ def test_the_memory_store_serves_too(make_daemon: MakeDaemon) -> None:
         raw.enqueue(("t", b"x", 0))
         assert len(raw.call(T.PULL, "t", "g", 1, 20_000, {})[2][2]) == 1
     assert daemon.terminate() == 0
+
+
+def test_since_when_it_is_paused_is_known_after_a_kill(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon(http=True).start()
+    with Raw(daemon.port) as raw:
+        raw.call(T.GROUP_CREATE, "t", "g", {})
+        since_ms = raw.call(T.CONFIGURE, "t", "g", {"paused": True})[2]["paused_ms"]
+        of_topic = raw.call(T.CONFIGURE, "u", None, {"paused": True})[2]["paused_ms"]
+    daemon.kill()
+    daemon.start()
+    with Raw(daemon.port) as raw:
+        topics = raw.call(T.STATS)[2]["topics"]
+        assert topics["t"]["groups"]["g"]["paused_ms"] == since_ms
+        assert topics["u"]["paused_ms"] == of_topic
+        assert raw.call(T.CONFIGURE, "t", "g", {"paused": False})[2].get("paused_ms") is None
+        raw.call(T.CONFIGURE, "t", "g", {"paused": True})
+    with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=60) as answer:  # noqa: S310  # our own address
+        lines = answer.read().decode().splitlines()
+    name = 'tickwheel_paused_seconds{topic="t",group="g"'
+    [line] = [one for one in lines if one.startswith(name)]
+    assert 0 <= float(line.rpartition(" ")[2]) < 60

@@ -16,9 +16,15 @@ import pytest
 
 from e2e.cli_runner import Cli
 from support.daemon import Daemon, DaemonFailed
+from support.http_asking import ask
+from support.ports import free_ports
 from support.waiting import comes
 from tickwheel import Client, Retry, Task, failpoints
+from tickwheel.api.frames import FrameType as T
+from tickwheel.api.tasks import once_parts
 from tickwheel.model.records import ID_STEP
+from tickwheel.server.http.types import once
+from tickwheel.server.shard.callers import ANONYMOUS
 
 HOUR = 3600
 MakeDaemon = Callable[..., Daemon]
@@ -221,6 +227,92 @@ async def deliver_all(daemon: Daemon, ids: dict[str, list[int]], before: dict[st
             assert [body for _, body, of in found if of == key] == [
                 f"{n} {key}".encode() for n in range(3)
             ]
+
+
+# --- requests that come again --------------------------------------------------------------------
+
+
+def json_task(key: str | None, **more: Any) -> dict[str, Any]:
+    return (
+        {"topic": "t", "body": "x", "delay_ms": HOUR * 1000} | more | ({"key": key} if key else {})
+    )
+
+
+KEYS = ["a", "b", "c", "d", None, "e"]
+REQUESTS: dict[str, Any] = {
+    **{f"one-{key}": json_task(key) for key in KEYS},
+    "many": {"tasks": [json_task(key, delay_ms=HOUR * 1000 + n) for n, key in enumerate(KEYS)]},
+    "kept": {"tasks": [json_task(key, if_pending="keep") for key in KEYS if key]},
+}
+"""Idempotency key → the request."""
+
+
+async def put_all(daemon: Daemon, count: int) -> dict[str, Any]:
+    url = daemon.http if count < 2 else daemon.http_all
+    found = {}
+    for name, body in REQUESTS.items():
+        answer = await asyncio.to_thread(ask, url, "POST", "/v1/tasks", body, idempotency_key=name)
+        assert answer.status == 201, answer.body
+        found[name] = answer.json
+    return found
+
+
+async def put_part(daemon: Daemon, name: str, count: int) -> None:
+    """The request as one that was cut off: its home alone has taken its part."""
+    of_wire = tuple(
+        (task["topic"], b"x", task["delay_ms"], *([{"key": task["key"]}] if "key" in task else []))
+        for task in REQUESTS["many"]["tasks"]
+    )
+    of = once(name, ANONYMOUS, of_wire)
+    home = crc32(of.session.hex().encode()) % count
+    part = [of_wire[index] for index in once_parts(of_wire, of.session, count).get(home, ())]
+    async with Client(daemon.url) as client:
+        await client.ping()
+        assert client._shards is not None
+        member: Any = client._shards._opened(client._shards.members[home])
+        await member._calls.call(T.ENQUEUE_ONCE, of.session, of.fingerprint, part)
+
+
+def serve_http(home: Home, count: int) -> Daemon:
+    if count < 2:
+        return home.serve(http=True)
+    listen = f"tcp://127.0.0.1:{free_ports(count)}"
+    args = ("--processes", str(count), "--listen", listen, "--http-all", "127.0.0.1:0")
+    return home._make(store=home.folder, args=args, http=True).start()
+
+
+@pytest.mark.parametrize("begins", [0, 2])
+async def test_a_request_with_an_idempotency_key_comes_once_over_any_number_of_shards(
+    home: Home, begins: int
+) -> None:
+    """Also one of which some shards have not taken their part: then the rest comes, once."""
+    daemon = serve_http(home, begins)
+    before = await put_all(daemon, begins)
+    if begins:
+        await put_part(daemon, "cut", begins)
+    assert await daemon.aterminate() == 0
+    whole = None
+    for count in (3, 2, 4, 1):
+        home.to(count)
+        daemon = serve_http(home, count)
+        assert await put_all(daemon, count) == before, count
+        url = daemon.http if count < 2 else daemon.http_all
+        if begins:
+            args = url, "POST", "/v1/tasks", REQUESTS["many"]
+            cut = await asyncio.to_thread(ask, *args, idempotency_key="cut")
+            assert cut.status == 201, cut.body
+            ids = [task["id"] for task in cut.json["tasks"]]
+            assert len(set(ids)) == len(KEYS) and whole in (None, ids)
+            whole = ids
+        args = url, "POST", "/v1/tasks", json_task("other")
+        reused = await asyncio.to_thread(ask, *args, idempotency_key="one-a")
+        assert (reused.status, reused.json["code"]) == (422, "idempotency_key_reused")
+        async with Client(daemon.url) as client:
+            stored = [task.id async for task in client.list_tasks()]
+        singles = [one["id"] for name, one in before.items() if name.startswith("one")]
+        many = [task["id"] for name in ("many", "kept") for task in before[name]["tasks"]]
+        assert set(map(str, stored)) == {*singles, *many, *(whole or ())}
+        assert await daemon.aterminate() == 0
 
 
 # --- cut off -------------------------------------------------------------------------------------

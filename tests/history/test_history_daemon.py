@@ -283,3 +283,36 @@ async def load(daemon: Daemon, confirmed: set[int], done: set[int]) -> None:
         task.cancel()
     await asyncio.gather(*work, return_exceptions=True)
     await client.close(timeout=0)
+
+
+@pytest.mark.parametrize("backed_up", ["before all", "before it was replaced", "in the end"])
+async def test_a_task_that_was_replaced_in_flight_does_not_come_back(
+    tmp_path: Path, backed_up: str
+) -> None:
+    async with daemon_in(tmp_path) as daemon:
+        async with Client(daemon.url) as client:
+            await client.create_group("t", "g")
+
+            async def back_up(when: str) -> None:
+                if when == backed_up:
+                    await client.backup("backup.db")
+
+            await back_up("before all")
+            old = await client.enqueue("t", b"old", key="k")
+            [delivery] = await client.pull("t", group="g", wait=PATIENCE_S)
+            await back_up("before it was replaced")
+            new = await client.enqueue("t", b"new", key="k", if_pending="replace")
+            assert (delivery.id, new.id != old.id, new.outcome) == (old.id, True, "stored")
+            await back_up("in the end")
+            await daemon.akill()
+        await taken_up(tmp_path / "history")
+    (backup,) = tmp_path.rglob("backup.db")
+    plan = Plan(url(tmp_path), str(backup), (str(tmp_path / "history"),))
+    await restore(plan, int(time.time() * 1000))
+    with Daemon(tmp_path / "again", store=url(tmp_path)) as served:
+        async with Client(served.url) as client:
+            async with client.subscribe("t", group="g") as deliveries:
+                got = await anext(deliveries)
+                assert (got.id, got.body) == (new.id, b"new")
+                await got.ack()
+            assert (await client.lookup(old.id)).state == "cancelled"

@@ -270,6 +270,11 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [{"event": "kept", **TASK, "producer": "p"}],
     ),
     ([Kind.MERGED, T, "", "t", "rejected", [5]], [{"event": "rejected", **TASK}]),
+    (
+        [Kind.OVERTAKEN, T, "t", "g", [5], 2, 2**63 - 1],
+        [{"event": "overtaken", **TASK, "group": "g", "attempt": 2,
+          "details": {"by": "9223372036854775807"}}],
+    ),
     ([Kind.REQUEUED, T, "t", "g", [5]], [{"event": "requeued", **TASK, "group": "g"}]),
     ([Kind.REQUEUED, T, "t", "g", [5], 70],
      [{"event": "requeued", **TASK, "group": "g", "ttl_ms": 70}]),

@@ -162,6 +162,18 @@ async def test_what_gave_way_in_one_group_stays_with_the_other(tmp_path: Path) -
     assert found.progress[A, "g"].state is ProgressState.REPLACED
 
 
+async def test_what_was_replaced_in_flight_has_no_further_attempt(tmp_path: Path) -> None:
+    """Also where the backup alone knows it: an event of its delivery from before takes it back
+    no more."""
+    known = ProgressRow(C, "g", ProgressState.IN_FLIGHT, 1, t(40), 1, replaced_by=D)
+    rows = [TaskRow(i, DUE, "t", b"x", TaskOptions("k")) for i in (A, C)]
+    backup = await make_backup(tmp_path, rows, progress=[known])
+    overtaken = [Kind.OVERTAKEN, t(7), "t", "g", [A], 1, B]
+    write(tmp_path, [[STARTED], [delivered([A, C], time_ms=t(6)), overtaken], [stopped()]])
+    _, found = await restored(tmp_path, backup)
+    assert {i: found.progress[i, "g"].replaced_by for i in (A, C)} == {A: B, C: D}
+
+
 async def test_events_from_before_the_backup_do_no_harm(tmp_path: Path) -> None:
     """Ended before it, enqueued before it, failed before it: the backup knows it already."""
     failure = Failure(1, t(-40), "no", "w@1")

@@ -841,6 +841,12 @@ CLIENTS = (
         usual=True,
     ),
     Bug(
+        "a-goodbye-that-fails-what-is-in-hand",
+        "what a client did not settle before its goodbye counts as a failed attempt",
+        {"Producing.leave": (dropped("release_all"),)},
+        ("tests/server/tcp/test_deaths.py::test_who_says_goodbye_gives_back_what_is_in_hand",),
+    ),
+    Bug(
         "a-text-that-cannot-be-sent",
         "an exception whose text has a lone surrogate leaves its task unsettled",
         {"errors:text_of": (word("backslashreplace", "strict"),)},
@@ -858,6 +864,29 @@ CLIENTS = (
         {"idempotence:name_of": (instead("work.id", "work.key or work.id"),)},
         (ONCE + "two_tasks_are_two_claims_whatever_their_keys_and_one_task_is_one",),
         usual=True,
+    ),
+)
+
+# A restore.
+RESTORED = (
+    Bug(
+        "a-restore-that-forgets-a-replacement",
+        "a restore brings a task back that was replaced while a consumer had it",
+        {"Fold._overtaken": (returning("None"),)},
+        ("tests/history/test_restore.py::test_what_was_replaced_in_flight_has_no_further_attempt",),
+    ),
+)
+
+# Another number of shards.
+RESHARDED = (
+    Bug(
+        "an-idempotency-key-that-stays-behind",
+        "what was answered to a request with a key is not where its repeat is asked for",
+        {"_Move._add_once": (instead("self.shard_of(row.once.key.hex())", "self._stays(source)"),)},
+        (
+            "tests/server/test_reshard.py"
+            "::test_answers_to_a_request_with_an_idempotency_key_meet_at_its_new_home",
+        ),
     ),
 )
 
@@ -964,5 +993,5 @@ WHOLE = (
 
 BUGS = (
     *LOST, *DELIVERED, *FENCED, *OWED, *TOGETHER, *WHICH, *ALLOWED, *BOUNDED, *NODES, *BESIDE,
-    *CLIENTS, *WHOLE,
+    *CLIENTS, *RESTORED, *RESHARDED, *WHOLE,
 )  # fmt: skip

@@ -99,15 +99,9 @@ CASES = {
         {"severity": "warning", "topic": "o", "group": "g"},
     ),
     "TickwheelPausedLong": Case(
-        {f"tickwheel_paused{{{PAIR}}}": "1x60"},
-        [
-            {f"tickwheel_paused{{{PAIR}}}": "1x10 0 1x49"},
-            {f"tickwheel_paused{{{PAIR}}}": "_x20 1x40"},
-            {f"tickwheel_paused{{{PAIR}}}": "1x29 0x30"},
-        ],
+        {f"tickwheel_paused_seconds{{{PAIR}}}": "86400x60"},
+        [{f"tickwheel_paused_seconds{{{PAIR}}}": "86399x60"}],
         {"severity": "warning", "topic": "o", "group": "g"},
-        "30h",
-        "1h",
     ),
     "TickwheelNobodyConsumes": Case(
         {f"tickwheel_ready_tasks{{{PAIR}}}": "1x60", f"tickwheel_subscribers{{{PAIR}}}": "0x60"},

@@ -21,6 +21,8 @@ from tickwheel.model.records import (
     FormerFilter,
     GroupRow,
     GroupSettings,
+    Once,
+    OncePart,
     OrderSettings,
     Outcome,
     Past,
@@ -84,14 +86,17 @@ settings = st.builds(
     .map(tuple),
     st.builds(OrderSettings, st.none() | ints, st.none() | ints, st.none() | names),
     st.builds(ShareSettings, st.none() | names, st.none() | ints, st.none() | floats),
+    st.none() | ints,
 )  # fmt: skip
 groups = st.builds(GroupRow, names, names, ints, st.none() | settings, ints, ints)
 outcomes = st.lists(st.tuples(ints, ints, ints, ints), max_size=5).map(tuple)
-merged = st.lists(
-    st.tuples(ints, st.lists(st.tuples(st.integers(1, 4), ints, ints), max_size=3).map(tuple)),
-    max_size=3,
-).map(tuple)
-sessions = st.builds(SessionRow, st.binary(min_size=16, max_size=16), ints, ints, outcomes, merged)
+decided = st.lists(st.tuples(st.integers(1, 4), ints, ints), max_size=3).map(tuple)
+merged = st.lists(st.tuples(ints, decided), max_size=3).map(tuple)
+parts = st.lists(st.builds(OncePart, counts, ints, counts, ints, decided), max_size=3).map(tuple)
+once = st.builds(Once, st.binary(max_size=16), counts, parts)
+sessions = st.builds(
+    SessionRow, st.binary(min_size=16, max_size=16), ints, ints, outcomes, merged, once
+)
 
 
 def _through(kind: Kind[Any], row: Any) -> Any:

@@ -197,15 +197,15 @@ def test_a_policy_is_answered_with_all_its_numbers_and_its_name() -> None:
 def test_wrong_settings_are_named(given: dict[str, Any], said: str) -> None:
     with pytest.raises(TickwheelError, match=said):
         asked = SettingsFields.checked(given, Limits())
-        checks.settings(asked.said(), GroupSettings(), KNOWN)
+        checks.settings(asked.said(), GroupSettings(), KNOWN, 5)
 
 
 def test_settings_change_what_is_named_and_nothing_else() -> None:
-    before = GroupSettings(True, 5.0, 7, "slow")
-    assert checks.settings({}, before, KNOWN) == before
-    assert checks.settings({"rate": None}, before, KNOWN) == before._replace(rate=None)
+    before = GroupSettings(True, 5.0, 7, "slow", paused_ms=3)
+    assert checks.settings({}, before, KNOWN, 5) == before
+    assert checks.settings({"rate": None}, before, KNOWN, 5) == before._replace(rate=None)
     assert SettingsFields.checked({"rate": 3}, Limits()).said() == {"rate": 3.0}
-    assert checks.settings({"retry": None, "paused": False}, before, KNOWN) == (
+    assert checks.settings({"retry": None, "paused": False}, before, KNOWN, 5) == (
         GroupSettings(False, 5.0, 7, None)
     )
 

@@ -49,6 +49,8 @@ from tickwheel.model.records import (
     FormerFilter,
     GroupRow,
     GroupSettings,
+    Once,
+    OncePart,
     Outcome,
     ProgressRow,
     ProgressState,
@@ -343,6 +345,23 @@ def test_answers_of_a_shard_that_is_gone_are_known_in_all(tmp_path: Path) -> Non
     folder.to(2)
     assert folder.read(0).of(SESSION) == [session(b"a"), session(b"z")]
     assert folder.read(1).of(SESSION) == by_text([session(b"a", 9), session(b"z")])
+
+
+def test_answers_to_a_request_with_an_idempotency_key_meet_at_its_new_home(tmp_path: Path) -> None:
+    def answered(first: int, tasks: int) -> SessionRow:
+        return SessionRow(b"s" * 16, 0, 5, ((2**40, first, tasks, 5),), once=Once(b"key"))
+
+    folder, rows = Folder(tmp_path, 2), {0: answered(0, 0), 1: answered(ident(3, 1), 2)}
+    for shard, row in rows.items():
+        folder.keep(shard, SESSION, row)
+    folder.write()
+    parts = (OncePart(0, 0, 0, 5), OncePart(1, ident(3, 1), 2, 5))
+    moved = SessionRow(b"s" * 16, 0, 5, ((2**40, 0, 0, 5),), once=Once(b"key", 2, parts))
+    for count in (5, 3, 1):
+        folder.to(count)
+        home = in_shard(b"key".hex(), count)
+        expected = [[moved] if shard == home else [] for shard in range(count)]
+        assert [folder.read(shard).of(SESSION) for shard in range(count)] == expected
 
 
 # --- groups --------------------------------------------------------------------------------------

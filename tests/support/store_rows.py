@@ -38,6 +38,8 @@ from tickwheel.model.records import (
     FormerFilter,
     GroupRow,
     GroupSettings,
+    Once,
+    OncePart,
     OrderSettings,
     Outcome,
     ProgressRow,
@@ -211,6 +213,7 @@ GROUPS = (
         ID_MAX,
     ),
     GroupRow("fair", "g", 0, GroupSettings(shares=ShareSettings("tag", 1)), 7),
+    GroupRow("paused", "g", 0, GroupSettings(paused=True, paused_ms=MS_MAX), 7),
     GroupRow("ruled", "", 0, GroupSettings(if_pending=Coalescing("keep"))),
     GroupRow(
         "ruled too",
@@ -329,6 +332,18 @@ SESSIONS = (
         MS_MAX,
         ((5, 7, 1, 1), (6, ID_MAX, 2, MS_MAX), (7, 0, 1, 3)),
         ((6, ((1, ID_MAX, MS_MAX), (2, 3, -5))), (7, ((4, ID_MAX, 0),))),
+    ),
+    SessionRow(b"o" * 16, 0, 1, ((2**53 - 1, 7, 1, 1),), once=Once(b"\x00" * 255)),
+    SessionRow(
+        b"p" * 16,
+        0,
+        MS_MAX,
+        ((2**53 - 1, 0, 0, 1),),
+        once=Once(
+            b"k",
+            1024,
+            (OncePart(0, 7, 2, 1), OncePart(1023, 0, 1, MS_MAX, ((2, ID_MAX, MS_MAX),))),
+        ),
     ),
 )
 

@@ -135,6 +135,7 @@ class Counted(Answer):
         int, "For how long the oldest of the ready ones has been; 0: there is none."
     ] = 0
     paused: Annotated[bool, "Whether nothing is delivered until somebody resumes it."] = False
+    paused_ms: Annotated[int | None, Moment(), "Since when it is paused; None: it is not."] = None
     rate: Annotated[float | None, "The most deliveries a second; None: there is no limit."] = None
     burst: Annotated[
         int | None, "The most deliveries at once after a pause; None: there is no rate."

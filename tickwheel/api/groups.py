@@ -232,6 +232,7 @@ class GroupSettings(Answer):
     burst: Annotated[int | None, "Deliveries at once after a pause, when there is a rate."]
     retry: Annotated[Retry | None, POLICY, "Its own policy; None: the one above it holds."]
     created: Annotated[bool, "Whether this very call made the group."] = False
+    paused_ms: Annotated[int | None, Moment(), "Since when it is paused; None: it is not."] = None
     if_pending: Annotated[
         IfPending | None,
         RULE,
@@ -263,6 +264,8 @@ class GroupSettings(Answer):
     rate_each: Annotated[float | None, "The most deliveries a second of each value of fair_by."] = (
         None
     )
+
+    paused_since = maybe_when("paused_ms", "Since when it is paused.")
 
     @property
     def order_retry(self) -> float | None:

@@ -4,11 +4,12 @@ deleted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from hashlib import blake2b
 from typing import Annotated, Any, Final, NamedTuple, Self
 
-from tickwheel.api.frames import FrameType
+from tickwheel.api.frames import SESSION_BYTES, FrameType
 from tickwheel.api.kinds import (
     BODY,
     ENCODING,
@@ -39,7 +40,7 @@ from tickwheel.api.times import moment
 from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
 from tickwheel.errors import BadRequest
 from tickwheel.limits import Limits
-from tickwheel.model.values import INTEGER_MIN
+from tickwheel.model.values import INTEGER_MIN, shard_of
 
 Value = str | int | float | bool
 """What a property may be."""
@@ -58,6 +59,24 @@ def basis_of(shard_by: str | None, order_key: str | None, key: str | None) -> st
     if shard_by is not None:
         return shard_by
     return order_key if order_key is not None else key
+
+
+def once_parts(tasks: Sequence[Any], key: bytes, shards: int) -> dict[int, list[int]]:
+    """Which tasks each shard gets, by their places, of a request with an idempotency key. A task
+    that may be in any goes to the home of the key, so that it is in the same one next time."""
+    home, parts = shard_of(key.hex(), shards), dict[int, list[int]]()
+    for index, task in enumerate(tasks):
+        options = task[3] if len(task) == 4 else {}
+        basis = basis_of(*(options.get(name) for name in ("shard_by", "order_key", "key")))
+        shard = home if basis is None else shard_of(basis, shards)
+        parts.setdefault(shard, []).append(index)
+    return parts
+
+
+def rest_key(key: bytes) -> bytes:
+    """The key under which the tasks of a request come that the shards of an earlier number have
+    not taken: it follows from the request's own."""
+    return blake2b(key, digest_size=SESSION_BYTES, person=b"tw-once-rest").digest()
 
 
 # --- blocks --------------------------------------------------------------------------------------

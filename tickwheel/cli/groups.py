@@ -108,7 +108,15 @@ def _replay(group: Map) -> str:
 
 
 def _held_up(row: Map) -> str:
-    return "deleting" if row.get("deleting") else "paused" if row.get("paused") else "-"
+    if row.get("deleting"):
+        return "deleting"
+    return _pause(row) if row.get("paused") else "-"
+
+
+def _pause(row: Map) -> str:
+    """That a topic or group is paused, and since when if that is known."""
+    since_ms = row.get("paused_ms")
+    return "paused" if since_ms is None else f"paused {ago(since_ms)}"
 
 
 def filter_text(group: Map) -> str:
@@ -295,7 +303,7 @@ def settings_line(settings: Map) -> str:
     policy, rule = settings.get("retry"), settings.get("if_pending")
     parts = [
         f"{settings.get('topic')}" + (f"  {group}" if group else ""),
-        "paused" if settings.get("paused") else "active",
+        _pause(settings) if settings.get("paused") else "active",
         "no rate limit" if limit == "-" else f"rate {limit}",
         None if policy is None else f"retry {describe_policy(policy)}",
         None if rule is None else f"if pending: {describe_rule(rule)}",

@@ -83,7 +83,9 @@ MOST = frozenset((
     "paused",
 ))  # fmt: skip
 """The largest of all shards. A subscriber of all is one of each; percentiles cannot be added."""
-LEAST = frozenset(("store_ok", "share", "first_ms", "from_ms", "unused_ms", "exact", "made_ms"))
+LEAST = frozenset((
+    "store_ok", "share", "first_ms", "from_ms", "unused_ms", "exact", "made_ms", "paused_ms",
+))  # fmt: skip
 """The smallest of all shards."""
 NESTED = frozenset(("transactions", "lateness", "replay"))
 """Maps of such numbers."""

@@ -71,6 +71,9 @@ class Recorder(Protocol):
         """A task of ``source`` was not stored, because this one was pending: "kept" or
         "rejected"."""
 
+    def overtaken(self, lease: Lease) -> None:
+        """A newer task with its key has replaced a task that a consumer has."""
+
     def delivered(
         self,
         group: Group,

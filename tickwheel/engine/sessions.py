@@ -23,7 +23,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from typing import NamedTuple, Protocol
 
 from tickwheel.model.policies import Merged
-from tickwheel.model.records import SessionKey, SessionRow
+from tickwheel.model.records import NOT_ONCE, SessionKey, SessionRow
 
 UNUSED_KEPT = 1_000
 """How many of the longest unused sessions one look at all of them keeps."""
@@ -75,7 +75,7 @@ class Session:
     """The memory of one producer session. ``connections`` > 0 keeps it from being forgotten."""
 
     __slots__ = ("_all", "_fresh", "_rows", "_written", "answers", "connections", "floor", "key",
-                 "last", "merged", "seen_ms", "under_way", "weight")  # fmt: skip
+                 "last", "merged", "once", "seen_ms", "under_way", "weight")  # fmt: skip
 
     def __init__(self, key: bytes, now_ms: int, every: Sessions) -> None:
         self._all = every
@@ -86,6 +86,8 @@ class Session:
         self.answers: dict[int, StoredAnswer] = {}
         self.merged: dict[int, Merged] = {}
         """What became of each task of those answered requests that had rules."""
+        self.once = NOT_ONCE
+        """What is known of its only request, if that has an idempotency key."""
         self.under_way: set[int] = set()
         """The numbers of requests whose keys are being read."""
         self.seen_ms = now_ms
@@ -177,7 +179,7 @@ class Session:
         merged: tuple[tuple[int, Merged], ...] = ()
         if self.merged:
             merged = tuple((a[0], self.merged[a[0]]) for a in answers if a[0] in self.merged)
-        return SessionRow(self.key, self.floor, self.seen_ms, answers, merged)
+        return SessionRow(self.key, self.floor, self.seen_ms, answers, merged, self.once)
 
     def takes_back(self, key: SessionKey, row: SessionRow | None) -> bool:
         """Take back a row that was not stored, or not dropped: what holds of it is written anew.
@@ -199,6 +201,7 @@ class Session:
         for request, merged in row.merged:
             self.merged[request] = merged
             self._count(len(merged) - 1)
+        self.once = row.once
         last = row.answers[-1][0] if row.answers else 0
         heappush(self._rows, (last, row.key[1]))
         self._written = max(self._written, last)

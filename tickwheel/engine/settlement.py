@@ -29,7 +29,7 @@ here. Which groups still owe a task an end is the business of ``ownership``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -251,6 +251,14 @@ class Settlement:
         """Give a task back unstarted: it is ready at once, and nothing is counted."""
         self._end_one(RELEASED, lease, now_ms)
         return "cancelled" if lease.past.replaced_by else "released"
+
+    def release_all(self, subscribers: Iterable[Subscriber], now_ms: int) -> None:
+        """Release every delivery that these subscribers have in hand."""
+        gone = dict.fromkeys(subscriber for subscriber in subscribers if subscriber.outstanding)
+        for group in dict.fromkeys(subscriber.group for subscriber in gone):
+            held = [(i, lease) for i, lease in group.flight.items() if lease.subscriber in gone]
+            # Last first: each goes to the front of the line, so the first is first again.
+            self.end(RELEASED, group, dict(reversed(held)), now_ms)
 
     def snooze(self, lease: Lease, delay_ms: int, now_ms: int) -> str:
         """Postpone a task by ``delay_ms`` without counting a failure. After too many times the

@@ -282,6 +282,7 @@ class Control:
             if lease is not None:
                 lease.past = lease.past._replace(replaced_by=by)
                 core.replaced_leases.append(lease)
+                core.recorder.overtaken(lease)
                 continue
             attempts = group.delivery_attempts.get(row.id)
             attempt = core.number(group, row.id) if attempts is None else attempts.attempt

@@ -159,6 +159,11 @@ class Recorder:
     def merged(self, source: object, topic: str, what: str, task_id: int, now_ms: int) -> None:
         self._note(Kind.MERGED, now_ms, self._named(source), topic, what, [task_id])
 
+    def overtaken(self, lease: Lease) -> None:
+        topic, group, _, ids, attempts = _whose(lease)
+        by = lease.past.replaced_by
+        self._note(Kind.OVERTAKEN, self._clock()[0], topic, group, ids, attempts, by)
+
     def _named(self, source: object) -> str:
         return self._label(source) if source is not None else ""
 

@@ -368,6 +368,7 @@ class Fold:
         """Events that lack what they must have."""
         self._verbs: dict[str, Callable[[Task, Event], None]] = {
             "replaced": self._replaced,
+            "overtaken": self._overtaken,
             "rescheduled": self._rescheduled,
             "cancelled": partial(self._finish, Outcome.CANCELLED),
             "delivered": self._delivered,
@@ -473,6 +474,14 @@ class Fold:
         self.id_mark = max(self.id_mark, int(place))
         return (options or TaskOptions())._replace(order_id=int(place))
 
+    def _overtaken(self, task: Task, event: Event) -> None:
+        """Note that a newer task takes the place of one whose delivery is under way."""
+        group, by = event["group"], int(event["details"]["by"])
+        if (known := task.progress.get(group)) is not None:
+            task.progress[group] = known._replace(replaced_by=by)
+        else:
+            self._set(task, event, ProgressState.IN_FLIGHT, NO_PAST._replace(replaced_by=by))
+
     # --- consumers ---------------------------------------------------------------------------
 
     def _delivered(self, task: Task, event: Event) -> None:
@@ -481,6 +490,9 @@ class Fold:
             return  # a broadcast, which owns nothing
         task.holders[group] = str(event.get("subscriber", ""))
         past = past_of(task, group, until=(event["time_ms"], ATTEMPT_MAX))
+        known = task.progress.get(group)
+        if known is not None and (known.attempt, known.epoch) == (event["attempt"], event["epoch"]):
+            past = past._replace(replaced_by=known.replaced_by)  # of the backup
         self._set(task, event, ProgressState.IN_FLIGHT, past)
 
     def _nacked(self, task: Task, event: Event) -> None:

@@ -70,6 +70,8 @@ class Kind(IntEnum):
     TRANSACTION = 18
     """time_ms, producer, transaction, "prepared" | "committed" | "rolled_back" | "checked" |
     "parked", tasks, first id | 0, details"""
+    OVERTAKEN = 19
+    """time_ms, topic, group, ids, attempts, the newer task"""
 
 
 ENDINGS = ("cancelled", "expired", "deleted", "filtered")
@@ -92,10 +94,11 @@ OCCURRENCE_EVENTS = {
 }  # fmt: skip
 """Outcome of an occurrence → name of its event."""
 EVENTS = (
-    "enqueued", "replaced", "kept", "rejected", "rescheduled", "cancelled", "delivered", "acked",
-    "nacked", "lease_over", "released", "dead", "requeued", "expired", "deleted",
-    "filtered", *GROUP_EVENTS.values(), *DAEMON_EVENTS, "dropped", *SCHEDULE_EVENTS.values(),
-    *dict.fromkeys(OCCURRENCE_EVENTS.values()), *TRANSACTION_EVENTS.values(),
+    "enqueued", "replaced", "kept", "rejected", "overtaken", "rescheduled", "cancelled",
+    "delivered", "acked", "nacked", "lease_over", "released", "dead", "requeued", "expired",
+    "deleted", "filtered", *GROUP_EVENTS.values(), *DAEMON_EVENTS, "dropped",
+    *SCHEDULE_EVENTS.values(), *dict.fromkeys(OCCURRENCE_EVENTS.values()),
+    *TRANSACTION_EVENTS.values(),
 )  # fmt: skip
 NAMES = {"properties": "props", "trace": "traceparent"}
 """Options of a task that have another name in a line."""
@@ -198,6 +201,17 @@ class Renderer:
                 ids, _column(topics, len(ids)), dues, more, numbers, strict=True
             )
         ]
+
+    def _overtaken(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, group, ids, attempts, by, *_ = record
+        what, end = (time_ms, "overtaken", topic, group), f',"details":{{"by":"{by:d}"}}'
+        return self._each(
+            what,
+            ids,
+            seq,
+            [f',"attempt":{attempt:d}' for attempt in _column(attempts, len(ids))],
+            end=end,
+        )
 
     def _rescheduled(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, ids, dues, *more = record

@@ -31,20 +31,22 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from tickwheel.model.policies import Coalescing, Merging, of_stored_fields, stored_fields
+from tickwheel.model.policies import Coalescing, Merged, Merging, of_stored_fields, stored_fields
 from tickwheel.model.records import (
+    LINE_SETTINGS,
+    NOT_ONCE,
     DeadRow,
     FormerFilter,
     GroupRow,
     GroupSettings,
     NewTask,
-    OrderSettings,
+    Once,
+    OncePart,
     Outcome,
     ProgressRow,
     Replayed,
     SessionRow,
     SettingsCounter,
-    ShareSettings,
     TaskOptions,
     TaskRow,
     size_of,
@@ -443,24 +445,23 @@ def _options_or_none(fields: Iterable[Any] | None) -> TaskOptions | None:
 
 # --- groups -----------------------------------------------------------------------------------
 
-_ORDER_AT = GroupSettings._fields.index("order")
-_SHARES_AT = _ORDER_AT + len(OrderSettings._fields)
-_RARE_SETTINGS = (
-    *defaults_from(GroupSettings, "if_pending")[:-2],
-    *OrderSettings(),
-    *ShareSettings(),
-)
-_USUAL_SETTINGS = GroupSettings._fields.index("if_pending")
-assert GroupSettings._fields[_ORDER_AT:] == ("order", "shares"), "blocks are stored last, flat"
+_NOTHING_SET = GroupSettings()
+_SETTINGS = (
+    "paused", "rate", "burst", "retry", "closed_ms", "closed_id", "if_pending", "broadcast_only",
+    "tags", "where", "former", *LINE_SETTINGS, "paused_ms",
+)  # fmt: skip
+"""The settings in the order in which they are stored. New ones come last."""
+_USUAL_SETTINGS = _SETTINGS.index("if_pending")
+_RARE_SETTINGS = tuple(_NOTHING_SET.flat()[name] for name in _SETTINGS[_USUAL_SETTINGS:])
+assert set(_SETTINGS) == set(_NOTHING_SET.flat()), "each setting is stored"
 _RARE_OF_GROUPS = defaults_from(GroupRow, "version")
 
 
 def _group_fields(row: GroupRow) -> Iterable[Any]:
     settings: tuple[Any, ...] | None = None
     if row.settings is not None:
-        *own, order, shares = row.settings
-        fields = shortened((*own, *order, *shares), _RARE_SETTINGS)
-        settings = (*fields[:3], stored_fields(row.settings.retry), *fields[4:])
+        named = row.settings.flat() | {"retry": stored_fields(row.settings.retry)}
+        settings = shortened(tuple(named[name] for name in _SETTINGS), _RARE_SETTINGS)
     return shortened((*row[:3], settings, *row[4:]), _RARE_OF_GROUPS)
 
 
@@ -479,10 +480,9 @@ def _group(
 def _settings(*fields: Any) -> GroupSettings:
     if len(fields) < _USUAL_SETTINGS:
         raise TypeError(f"settings have {_USUAL_SETTINGS} fields at least")
-    own, order, shares = fields[:_ORDER_AT], fields[_ORDER_AT:_SHARES_AT], fields[_SHARES_AT:]
-    settings = GroupSettings(*own)._replace(
-        order=OrderSettings(*order), shares=ShareSettings(*shares)
-    )
+    if len(fields) > len(_SETTINGS):
+        raise TypeError(f"settings have {len(_SETTINGS)} fields at most")
+    settings = _NOTHING_SET.replaced(dict(zip(_SETTINGS, fields, strict=False)))
     rule: Any = settings.if_pending
     return settings._replace(
         retry=of_stored_fields(settings.retry),
@@ -503,18 +503,27 @@ _RARE_OF_SESSIONS = defaults_from(SessionRow, "merged")
 
 
 def _session(
-    session: bytes, floor: int, seen_ms: int, answers: Iterable[Any], merged: Iterable[Any] = ()
+    session: bytes,
+    floor: int,
+    seen_ms: int,
+    answers: Iterable[Any],
+    merged: Iterable[Any] = (),
+    once: Iterable[Any] = NOT_ONCE,
 ) -> SessionRow:
+    key, shards, answered = once
+    parts = [(*part[:4], _merged(part[4])) for part in answered]
     return SessionRow(
         session,
         floor,
         seen_ms,
         tuple((request, first, count, at_ms) for request, first, count, at_ms in answers),
-        tuple(
-            (request, tuple((int(Merging(what)), i, due_ms) for what, i, due_ms in tasks))
-            for request, tasks in merged
-        ),
+        tuple((request, _merged(tasks)) for request, tasks in merged),
+        Once(key, shards, tuple(map(OncePart._make, parts))),
     )
+
+
+def _merged(tasks: Iterable[Any]) -> Merged:
+    return tuple((int(Merging(what)), task_id, due_ms) for what, task_id, due_ms in tasks)
 
 
 SESSION: Kind[SessionRow] = Kind(

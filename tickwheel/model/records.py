@@ -482,6 +482,8 @@ class GroupSettings(NamedTuple):
     """Of a group."""
     shares: ShareSettings = ShareSettings()
     """Of a group."""
+    paused_ms: int | None = None
+    """Since when it is paused; None: it is not."""
 
     def flat(self) -> dict[str, Any]:
         """Return all settings by the names that clients use, those of the blocks included."""
@@ -575,6 +577,31 @@ SessionKey = tuple[bytes, int]
 """(session, first request of a row)"""
 
 
+class OncePart(NamedTuple):
+    """What one of the shards that there were has answered to a request."""
+
+    shard: int
+    first_id: int
+    tasks: int
+    accepted_ms: int
+    merged: Merged = ()
+    """What became of each task, where they had rules."""
+
+
+class Once(NamedTuple):
+    """What a session remembers of a request with an idempotency key, beside its answer."""
+
+    key: bytes = b""
+    """What names the home of the request; b"": the session is a producer's."""
+    shards: int = 0
+    """How many shards there were when it was answered, if there are others now; else 0."""
+    parts: tuple[OncePart, ...] = ()
+    """Then the answers of all of them, each to the tasks that had their home in it."""
+
+
+NOT_ONCE: Final = Once()
+
+
 class SessionRow(NamedTuple):
     """What one batch has answered a producer session, for resends after a lost reply. A session
     has as many of these as are needed for its requests at or above its floor.
@@ -589,6 +616,7 @@ class SessionRow(NamedTuple):
     answers: tuple[tuple[int, int, int, int], ...]
     merged: tuple[tuple[int, Merged], ...] = ()
     """(request, what became of each task) of the answered requests that had rules."""
+    once: Once = NOT_ONCE
 
     @property
     def key(self) -> SessionKey:

@@ -40,7 +40,7 @@ TRANSACTION_ENDS = ("transaction_committed", "transaction_rolled_back", "transac
 """Events that end a transaction, with how long it took."""
 KEY_BUSY = "key_busy"
 """The cause of a late delivery whose order key or fair share was not free."""
-KEY_EVENTS = ("replaced", "kept", "rejected")
+KEY_EVENTS = ("replaced", "kept", "rejected", "overtaken")
 """Events of tasks with a pending key: no figure counts them."""
 OTHER_EVENTS = (
     *GROUP_EVENTS, *SCHEDULE_EVENTS, *OCCURRENCE_EVENTS, *KEY_EVENTS, *TRANSACTION_EVENTS,

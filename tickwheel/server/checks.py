@@ -204,10 +204,10 @@ def rule(value: Any, field: str) -> Coalescing:
 
 
 def settings(
-    given: Mapping[str, Any], before: GroupSettings, known: Mapping[str, RetryPolicy]
+    given: Mapping[str, Any], before: GroupSettings, known: Mapping[str, RetryPolicy], now_ms: int
 ) -> GroupSettings:
-    """``before`` with the fields that are named in ``given``, each of which its kind has checked.
-    Raises BadRequest, LimitExceeded."""
+    """``before`` with the fields that are named in ``given``, each of which its kind has checked,
+    as they are set at ``now_ms``. Raises BadRequest, LimitExceeded."""
     named = {name: value for name, value in given.items() if name not in LINE_SETTINGS}
     for flag in ("paused", "broadcast_only"):
         if flag in named and named[flag] is None:
@@ -221,7 +221,10 @@ def settings(
         if named.get("where") is not None:
             check_can_hold(wanted)
         named |= {"tags": wanted.tags, "where": wanted.where}
-    return lines(given, before._replace(**named))
+    after = lines(given, before._replace(**named))
+    if after.paused == (after.paused_ms is not None):
+        return after
+    return after._replace(paused_ms=now_ms if after.paused else None)
 
 
 def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:

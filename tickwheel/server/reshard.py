@@ -11,6 +11,7 @@ All records of the databases there are go into new ones beside them. Where a rec
 | a decided transaction; groups, topics, targets, paused keys | all |
 | a claim of a name | none: what is in use is claimed anew, at the home of its name |
 | the answers to a producer session | the one it was in; all, if that is gone |
+| those to a request with an idempotency key | the home of the key, in one record |
 
 What was in a shard that is gone goes to the shard of its number mod how many there are. Versions of
 settings begin anew, because their homes are elsewhere.
@@ -75,6 +76,8 @@ from tickwheel.model.records import (
     TOPIC_ITSELF,
     GroupRow,
     GroupSettings,
+    Once,
+    OncePart,
     Outcome,
     ProgressRow,
     ProgressState,
@@ -476,6 +479,9 @@ def _same_settings(rows: Sequence[GroupRow]) -> GroupSettings | None:
     found = [
         (row.settings or _NO_SETTINGS)._replace(former=()) for row in rows if row.version == newest
     ]
+    # Each shard has paused it by its own clock.
+    paused_ms = min((one.paused_ms for one in found if one.paused_ms is not None), default=None)
+    found = [one._replace(paused_ms=paused_ms if one.paused else None) for one in found]
     filters = {(settings.tags, settings.where) for row in rows if (settings := row.settings)}
     filters |= {(None, None) for row in rows if row.settings is None}
     if len(filters) > 1 or any(one != found[0] for one in found):
@@ -524,7 +530,11 @@ class _Move:
             self.outcomes[self._stays(source)] += source.small.outcomes
         # Those of numbers that stay first: they hold where another shard has them, too.
         for source in sources:
-            self._add_sessions(source, source.small.of_kind(SESSION))
+            rows = list[SessionRow](source.small.of_kind(SESSION))
+            self._add_sessions(source, [row for row in rows if not row.once.key])
+            for row in rows:
+                if row.once.key:
+                    self._add_once(source, row)
         if len(sources) > 1:
             for pairs in self.outcomes:
                 pairs.sort()
@@ -640,6 +650,25 @@ class _Move:
             have = {key[1][0] for key in self.records[shard] if key[0] is SESSION}
             some = [row for row in rows if stays or row.session not in have]
             self.records[shard].update(keyed(SESSION, some))
+
+    def _add_once(self, source: _Source, row: SessionRow) -> None:
+        """Add what a shard has answered to a request with an idempotency key to what others have,
+        at the new home of the key."""
+        merged = dict(row.merged)
+        records = self.records[self.shard_of(row.once.key.hex())]
+        for request, first, count, at_ms in row.answers:
+            key = (SESSION, (row.session, request))
+            once = row.once
+            if not once.shards:
+                part = OncePart(source.number, first, count, at_ms, merged.get(request, ()))
+                once = Once(once.key, len(self.sources), (part,))
+            there = records.get(key)
+            if there is not None:
+                once = once._replace(parts=(*there.once.parts, *once.parts))
+            answers, seen_ms = ((request, 0, 0, at_ms),), row.seen_ms
+            if there is not None:
+                answers, seen_ms = there.answers, max(seen_ms, there.seen_ms)
+            records[key] = SessionRow(row.session, 0, seen_ms, answers, once=once)
 
     # --- tasks -----------------------------------------------------------------------------------
 

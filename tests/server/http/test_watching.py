@@ -18,6 +18,7 @@ from tickwheel.server.http.declared import answer_type
 from tickwheel.server.shard import overview as watching
 
 HOUR_MS = 3_600_000
+SINCE = "since 2027-01-15 08:00 UTC"
 
 
 async def overview(rig: HttpRig) -> Any:
@@ -137,7 +138,7 @@ async def test_what_is_wrong_is_said_in_words(rig: HttpRig) -> None:
     await rig.post("/v1/rejections", said)
     found = await overview(rig)
     assert texts(found) == [
-        "Group g of paused is paused, with 1 ready task",
+        f"Group g of paused is paused {SINCE}, with 1 ready task",
         "1 dead letter waits for a decision",
     ]
     assert (found["troubles"][0]["topic"], found["troubles"][0]["group"]) == ("paused", "g")
@@ -346,9 +347,31 @@ async def test_a_pause_that_holds_nothing_back_is_noted(rig: HttpRig) -> None:
     await rig.call("PUT", "/v1/topics/t/groups/g", {})
     assert texts(await overview(rig)) == []
     await rig.call("PATCH", "/v1/topics/t/groups/g", {"paused": True})
-    assert texts(await overview(rig)) == ["Group g of t is paused, with no ready tasks"]
+    assert texts(await overview(rig)) == [f"Group g of t is paused {SINCE}, with no ready tasks"]
     await rig.call("PATCH", "/v1/topics/t", {"paused": True})
-    assert texts(await overview(rig)) == ["Topic t is paused, with no ready tasks"]
+    assert texts(await overview(rig)) == [f"Topic t is paused {SINCE}, with no ready tasks"]
+
+
+@pytest.mark.parametrize("path", ["/v1/topics/t", "/v1/topics/t/groups/g"])
+async def test_a_pause_tells_since_when_it_is(rig: HttpRig, path: str) -> None:
+    """Paused twice it is paused once; what is paused again begins anew."""
+    await rig.call("PUT", "/v1/topics/t/groups/g", {})
+
+    async def since_ms() -> Any:
+        topic = (await rig.call("GET", "/v1/topics/t")).json
+        found = topic["groups"]["g"] if path.endswith("g") else topic
+        return found["paused"], found.get("paused_ms")
+
+    began_ms = rig.sources.now_ms
+    await rig.call("PATCH", path, {"paused": True})
+    for change in ({"paused": True}, {"rate": 5.0}):
+        rig.sources.now_ms += 60_000
+        await rig.call("PATCH", path, change)
+        assert await since_ms() == (True, began_ms)
+    await rig.call("PATCH", path, {"paused": False})
+    assert await since_ms() == (False, None)
+    await rig.call("PATCH", path, {"paused": True})
+    assert await since_ms() == (True, rig.sources.now_ms)
 
 
 async def test_a_missing_or_old_daily_backup_is_a_trouble() -> None:

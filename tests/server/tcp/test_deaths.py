@@ -57,11 +57,6 @@ def falls_silent(rig: ShardRig, peer: Peer) -> None:
     peer.connection.give_up_silent(30_000)
 
 
-def says_goodbye(rig: ShardRig, peer: Peer) -> None:
-    peer.send(T.BYE)
-    peer.lose()
-
-
 def sends_nonsense(rig: ShardRig, peer: Peer) -> None:
     peer.feed(b"\xff" * 64)
 
@@ -111,10 +106,21 @@ async def test_whom_the_daemon_ends_does_not_die(rig: ShardRig, end: End) -> Non
     assert await ended(rig, await consumer(rig, **WHO), end) == ("connection lost", 1, 0)
 
 
-async def test_who_says_goodbye_does_not_die(rig: ShardRig) -> None:
+async def test_who_says_goodbye_gives_back_what_is_in_hand(rig: ShardRig) -> None:
+    """Also through a subscription that is open still: it gets nothing more."""
     peer = await rig.peer()
-    await peer.enqueue(("t", b"x", 0))
-    assert await ended(rig, await consumer(rig, **WHO), says_goodbye) == ("connection lost", 1, 0)
+    await peer.enqueue(*(("t", b"x", 0) for _ in range(3)))
+    leaver = await rig.peer(**WHO)
+    await leaver.call(T.SUBSCRIBE, 1, "t", "g", 3, {})
+    group = rig.core.find_group("t", "g")
+    assert group is not None
+    await rig.until(lambda: len(group.flight) == 3)
+    ids = list(group.flight)
+    assert (await leaver.call(T.BYE))[0] == T.OK
+    assert (len(group.ready), group.flight, group.delivery_attempts) == (3, {}, {})
+    again = await consumer(rig)
+    (frame,) = [frame for frame in again.frames() if frame[0] == T.DELIVER]
+    assert [(item[0], item[1]) for item in frame[4]] == [(ids[0], 2)]
 
 
 async def test_the_next_delivery_tells_of_it(rig: ShardRig) -> None:

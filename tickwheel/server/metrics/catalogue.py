@@ -151,6 +151,12 @@ def _losses(store: Store) -> tuple[int, int]:
     return (store.replays, store.rewrites) if isinstance(store, CountsLosses) else (0, 0)
 
 
+def _paused_s(group: Group, now_ms: int) -> float:
+    pauses = group.settings.paused_ms, group.topic.settings.paused_ms
+    since_ms = min((at_ms for at_ms in pauses if at_ms is not None), default=now_ms)
+    return max(0, now_ms - since_ms) / 1000
+
+
 GROUP: tuple[Metric[Group], ...] = (
     Metric("tickwheel_ready_tasks", "Due and waiting for a consumer.", lambda g, _: g.ready_count),
     Metric("tickwheel_in_flight_tasks", "Delivered, not finished.", lambda g, _: len(g.flight)),
@@ -172,6 +178,9 @@ GROUP: tuple[Metric[Group], ...] = (
     Metric("tickwheel_paused",
            "1: nothing is handed out, because the group or its topic is paused.",
            lambda g, _: g.settings.paused or g.topic.settings.paused, max),
+    Metric("tickwheel_paused_seconds",
+           "For how long the group, or its topic, has been paused; 0: it is not.",
+           lambda g, moment: _paused_s(g, moment.now_ms), max),
     Metric("tickwheel_throttled", "1: nothing is handed out at this moment, because of a rate.",
            lambda g, moment: g in moment.core.throttled, max),
     Metric("tickwheel_delivered_total", "Deliveries, retries too.", lambda g, _: g.delivered),

@@ -16,10 +16,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Container, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import count as count_from
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tickwheel.api.frames import SESSION_BYTES
+from tickwheel.api.tasks import once_parts, rest_key
 from tickwheel.engine.enqueue import Request
 from tickwheel.errors import (
     BadRequest,
@@ -37,8 +40,9 @@ from tickwheel.errors import (
     WindowFull,
 )
 from tickwheel.model.policies import DUE, Merged, Merging
-from tickwheel.model.records import ID_STEP, size_of
+from tickwheel.model.records import ID_STEP, Once, size_of
 from tickwheel.server import checks
+from tickwheel.server.shard.callers import OUTBOUND
 from tickwheel.server.shard.committer import STALLED
 from tickwheel.server.shard.reads import IDS_PER_READ_MAX, NO_LIMIT
 
@@ -46,7 +50,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.enqueue import Rules, Wanted
     from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
-    from tickwheel.model.records import NewTask, TaskOptions, TaskSnapshot
+    from tickwheel.model.records import NewTask, OncePart, TaskOptions, TaskSnapshot
     from tickwheel.server.shard.callers import Caller, Quota
     from tickwheel.server.shard.new_tasks import NewTasks
     from tickwheel.server.shard.parts import Parts
@@ -114,21 +118,75 @@ class Producing:
         intake.enqueue(sink, session, request, new_tasks, size, now.now_ms, placed=placed)
 
     def enqueue_once(
-        self, caller: Caller, key: bytes, fingerprint: int, tasks: Sequence[Any], now: Now
+        self,
+        caller: Caller,
+        key: bytes,
+        fingerprint: int,
+        tasks: Sequence[Any],
+        now: Now,
+        *,
+        is_part: bool = False,
     ) -> None:
-        """``enqueue`` by a caller without a session of its own. ``key`` is the session of this one
-        request, ``fingerprint`` of its payload is its number: the same again is a resend. Over
-        several shards the home of the key may have none of its tasks: it remembers that it came.
-        Raises as ``enqueue``, and TooManySessions, IdempotencyKeyReused."""
-        caller.session = session = self._session(key, now.now_ms)
+        """``enqueue`` by a caller without a session of its own. ``key`` names the session of this
+        one request, ``fingerprint`` of its payload is its number: the same again is a resend.
+        ``is_part``: these are the tasks of one shard of several; the home of the key may have none
+        of them, and remembers that it came. Raises as ``enqueue``, and TooManySessions,
+        IdempotencyKeyReused."""
+        of_key, core = key, self._core
+        # What came to a shard of several alone stays with it, and so does what an earlier release
+        # has remembered under the key itself.
+        if is_part or (core.versions.shards == 1 and core.sessions.get(key) is None):
+            of_key = _once_session(caller, key)
+        caller.session = session = self._session(of_key, now.now_ms)
         if session.requests and not session.knows(fingerprint):
             raise IdempotencyKeyReused("the key came before with another payload; choose a new one")
+        if session.once.shards:
+            self._answer_of_former_shards(caller, fingerprint, session.once, tasks, is_part=is_part)
+            return
+        if of_key != key:
+            session.once = Once(key)
         if tasks == () and self._core.versions.shards > 1:
             if not self._was_answered(caller, fingerprint, 0, now, tasks):
                 intake = self._parts.border.act().intake
                 intake.remember(caller.replies, session, fingerprint, now.now_ms)
             return
         self.enqueue(caller, fingerprint, 0, tasks, now)
+
+    def _answer_of_former_shards(
+        self, caller: Caller, request: int, once: Once, tasks: Sequence[Any], *, is_part: bool
+    ) -> None:
+        """Answer a request that was taken while there were other shards. Whoever asks several gets
+        the answer of each of those, to put it together. Raises Conflict where the former shards
+        have not taken all of it."""
+        if is_part:
+            parts = tuple((part.shard, *_former_answer(part)) for part in once.parts)
+            told = {"shards": once.shards, "parts": parts}
+            self._committer.reply(caller.replies, request, (0, (), {"before": told}))
+            return
+        found = dict[int, tuple[int, tuple[str, int | None]]]()
+        rest, session = list(range(len(tasks))), caller.session
+        while rest and session is not None and session.knows(request):
+            once, places = session.once, rest
+            answers = {part.shard: _former_answer(part) for part in once.parts}
+            of_shards = once_parts([tasks[place] for place in places], once.key, once.shards or 1)
+            for shard in of_shards.keys() & answers.keys():
+                at_ms, *columns = answers[shard]
+                for index, task_id, (word, due_ms) in zip(of_shards[shard], *columns, strict=True):
+                    delay_ms = tasks[places[index]][2]
+                    if due_ms is None and delay_ms is not None:
+                        due_ms = at_ms + delay_ms
+                    found[places[index]] = task_id, (word, due_ms)
+            rest = [place for place in places if place not in found]
+            session = self._core.sessions.get(_once_session(caller, rest_key(once.key)))
+        if rest:
+            raise Conflict(
+                f"{len(found)} of the {len(tasks)} tasks of this idempotency-key were stored before"
+                " its shards became one; send the others with another key"
+            )
+        ids, outcomes = zip(*(found[index] for index in range(len(tasks))), strict=True)
+        accepted_ms = min(part.accepted_ms for part in once.parts)
+        value = accepted_ms, ids, {"outcomes": outcomes}
+        self._committer.reply(caller.replies, request, value)
 
     def _coalesce(
         self,
@@ -297,9 +355,16 @@ class Producing:
         if not session.connections and (for_good or not (session.floor or session.answers)):
             engine.forget_session(session.key)
 
-    def leave(self, caller: Caller, request: int) -> None:
-        """Let the caller go, who will not resend: its session may be forgotten."""
+    def leave(self, caller: Caller, request: int, now: Now) -> None:
+        """Let the caller go, who will not resend: what it has in hand is released, and its session
+        may be forgotten."""
         caller.has_left = True
+        # What the process that sends has in hand may wait for a callback.
+        if caller.principal != OUTBOUND:
+            engine = self._parts.border.act()
+            for subscriber in caller.consumers:
+                engine.subscriptions.unsubscribe(subscriber)
+            engine.settlement.release_all(caller.consumers, now.now_ms)
         self.end_session(caller, for_good=True)
         self._committer.reply(caller.replies, request, None)
 
@@ -517,6 +582,24 @@ def merged_answer(accepted_ms: int, merged: Merged) -> tuple[object, ...]:
     """The answer of an enqueue with rules: (time, ids, a map with (word, due_ms) of each task)."""
     outcomes = tuple((_WORDS[what], due_ms) for what, _, due_ms in merged)
     return accepted_ms, tuple(task_id for _, task_id, _ in merged), {"outcomes": outcomes}
+
+
+def _once_session(caller: Caller, key: bytes) -> bytes:
+    """The session of an idempotency key: each principal has keys of its own."""
+    name = blake2b(caller.principal.name.encode()).digest()
+    return blake2b(key, key=name, digest_size=SESSION_BYTES).digest()
+
+
+FormerAnswer = tuple[int, tuple[int, ...], tuple[tuple[str, int | None], ...]]
+"""(time, ids, (word, due_ms) of each); no due time where time and task say it."""
+
+
+def _former_answer(part: OncePart) -> FormerAnswer:
+    if part.merged:
+        outcomes = tuple((_WORDS[what], due_ms) for what, _, due_ms in part.merged)
+        return part.accepted_ms, tuple(task_id for _, task_id, _ in part.merged), outcomes
+    ids = tuple(islice(count_from(part.first_id, ID_STEP), part.tasks))
+    return part.accepted_ms, ids, ((_WORDS[Merging.STORED], None),) * part.tasks
 
 
 @dataclass(slots=True, eq=False)

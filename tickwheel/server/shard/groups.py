@@ -77,7 +77,7 @@ class Grouping:
         topic_name, name, now = ask.request.topic, ask.request.group, ask.now
         since_ms, options = _since(ask.request.since), ask.request.said(NewGroupFields)
         core = self._core
-        settings = checks.settings(options, NOTHING_SET, core.policies)
+        settings = checks.settings(options, NOTHING_SET, core.policies, now.now_ms)
         checks.storable_settings(settings)
         found, known = find_room(self._parts, topic_name, name)
         created = known is None
@@ -170,7 +170,7 @@ class Grouping:
                 if settings.get(wrong) is not None:
                     raise BadRequest(f"{wrong} is a setting of a group, not of a topic")
             found_topic, _ = find_room(self._parts, topic_name, None)
-            after = checks.settings(settings, found_topic.settings, core.policies)
+            after = checks.settings(settings, found_topic.settings, core.policies, now.now_ms)
             checks.storable_settings(after)
             check_broadcast_only(found_topic, after)
             if after != found_topic.settings:
@@ -179,7 +179,7 @@ class Grouping:
             found = found_group(self._core, topic_name, name)
             is_ordered = found.is_ordered
             _check_of_group(settings)
-            after = checks.settings(settings, found.settings, core.policies)
+            after = checks.settings(settings, found.settings, core.policies, now.now_ms)
             checks.storable_settings(after)
             after = with_filter(self._parts, found, after, now.now_ms)
             if after != found.settings:

@@ -42,7 +42,7 @@ from tickwheel.server.shard.transactions import Transacting
 if TYPE_CHECKING:
     from tickwheel.api.daemon import Nothing
     from tickwheel.api.nodes import DrainNode, MoveShard
-    from tickwheel.clock import Clock
+    from tickwheel.clock import Clock, Now
     from tickwheel.limits import Limits
     from tickwheel.persistence.contract import Leader
     from tickwheel.server.settings import Settings
@@ -315,7 +315,7 @@ class StandbyOperations:
         """Answer all nodes and shards, as this daemon's node saw them last. Raises Conflict."""
         ask.answer(known(self.directory).listing())
 
-    def leave(self, caller: Caller, request: int) -> None:
+    def leave(self, caller: Caller, request: int, now: Now) -> None:
         """Let the caller go; there is nothing to forget."""
         caller.answer(request, None)
 

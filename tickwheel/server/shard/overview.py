@@ -28,6 +28,7 @@ from tickwheel.api.daemon import ConsumersPage, HistoryPage, LoadSpans, Nothing,
 from tickwheel.api.groups import OfGroup, OfTopic
 from tickwheel.api.kinds import Whole
 from tickwheel.api.schedules import NamesPage
+from tickwheel.api.times import moment
 from tickwheel.engine.tasks import failing_key
 from tickwheel.errors import BadRequest, LimitExceeded, NotFound, Overloaded
 from tickwheel.history import read
@@ -453,16 +454,25 @@ def _trouble(
     return {"level": level, "text": text, "about": about, "topic": topic, "group": group}
 
 
+def _since(paused: Topic | Group) -> str:
+    """Since when it is paused; "": that is not known."""
+    at_ms = paused.settings.paused_ms
+    if at_ms is None:
+        return ""
+    return f" since {moment(at_ms):%Y-%m-%d %H:%M} UTC"
+
+
 def _idle_pauses(topic: Topic) -> Iterator[dict[str, Any]]:
     """Pauses that hold nothing back yet, and may have been forgotten: the least of the troubles."""
     if topic.settings.paused:
         if not any(group.ready_count for group in topic.holders):
-            text = f"Topic {topic.name} is paused, with no ready tasks"
+            text = f"Topic {topic.name} is paused{_since(topic)}, with no ready tasks"
             yield _trouble("note", text, "topics", topic.name)
         return
     for group in topic.groups.values():
         if group.settings.paused and not group.ready_count:
-            text = f"Group {group.name} of {topic.name} is paused, with no ready tasks"
+            since = _since(group)
+            text = f"Group {group.name} of {topic.name} is paused{since}, with no ready tasks"
             yield _trouble("note", text, "groups", topic.name, group.name)
 
 
@@ -477,7 +487,10 @@ def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | No
         text = f"Topic {topic.name} has no group yet: {many} {wait} for the first subscriber"
         return _trouble("warning", text, "topics", topic.name)
     if group.is_held:
-        where = "is paused" if group.settings.paused else "waits: its topic is paused"
+        if group.settings.paused:
+            where = f"is paused{_since(group)}"
+        else:
+            where = f"waits: its topic is paused{_since(topic)}"
         return _trouble("warning", f"{of} {where}, with {many}", "groups", topic.name, name)
     if oldest_ms < WAITS_LONG_MS:
         return None

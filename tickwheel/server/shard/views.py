@@ -326,7 +326,7 @@ def where_set(found: GroupSettings, *, is_ordered: bool) -> dict[str, Any]:
     (``is_ordered``)."""
     rule = {} if found.if_pending is None else {"if_pending": found.if_pending.to_map()}
     named: dict[str, Any] = {"broadcast_only": found.broadcast_only or None, "tags": found.tags}
-    named |= {"where": found.where}
+    named |= {"where": found.where, "paused_ms": found.paused_ms}
     says = set_lines(found)
     is_ordered |= found.order != OrderSettings()
     named |= applied_lines(found) if is_ordered else says

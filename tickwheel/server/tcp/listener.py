@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.api.frames import REQUEST_MAX, SESSION_BYTES, FrameType
+from tickwheel.api.frames import REQUEST_MAX, FrameType
 from tickwheel.api.shapes import named
 from tickwheel.api.tasks import kept_options
 from tickwheel.api.verb import Verb
@@ -116,11 +115,9 @@ class Producing:
         if type(key) is not bytes or not 0 < len(key) <= ONCE_KEY_BYTES_MAX:
             checks.wrong("key", f"1 to {ONCE_KEY_BYTES_MAX} bytes", key)
         checks.integer(fingerprint, "fingerprint", 1, REQUEST_MAX)
-        name = peer.caller.principal.name.encode()
-        of_key = blake2b(key, key=blake2b(name).digest(), digest_size=SESSION_BYTES).digest()
         once = _Once(self._operations, peer.caller, request)
         try:
-            self._operations.enqueue_once(once.caller, of_key, fingerprint, tasks, now)
+            self._operations.enqueue_once(once.caller, key, fingerprint, tasks, now, is_part=True)
         except BaseException:
             once.end()
             raise
@@ -594,7 +591,7 @@ def _about_the_conversation(operations: Operations | StandbyOperations) -> dict[
         raise ProtocolError("HELLO was sent before on this connection")
 
     def bye(peer: Peer, frame: Frame, now: Now) -> None:
-        operations.leave(peer.caller, _only_a_request(frame))
+        operations.leave(peer.caller, _only_a_request(frame), now)
 
     def alive(peer: Peer, frame: Frame, now: Now) -> None:
         """Take the answer to HEARTBEAT: that it came is all that counts, and was noted."""
