@@ -642,6 +642,7 @@ class Client:
     oneway = waits(AsyncClient.oneway)
     ping = waits(AsyncClient.ping)
     lookup = waits(AsyncClient.lookup)
+    explain = waits(AsyncClient.explain)
     lookup_many = waits(AsyncClient.lookup_many)
     find = waits(AsyncClient.find)
     pause = waits(AsyncClient.pause)

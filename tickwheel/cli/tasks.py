@@ -34,7 +34,13 @@ from typing import Annotated, Any, TypedDict, Unpack
 from tickwheel import environment
 from tickwheel.api.frames import BulkState
 from tickwheel.api.kinds import Properties, Span, Window
-from tickwheel.api.tasks import check_selection, kept_options, words_of_success
+from tickwheel.api.tasks import (
+    Explanation,
+    Reason,
+    check_selection,
+    kept_options,
+    words_of_success,
+)
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
@@ -210,6 +216,51 @@ async def show(
             else:
                 show_task(call.out, info)
     return EXIT_NOT_FOUND if any(state in NOT_THERE for state in states) else 0
+
+
+async def explain(
+    call: Call,
+    task_id: Annotated[int | None, argument("ID", "The task.", parse_id)] = None,
+    topic: OfTopicOption = None,
+    key: KeyOption = None,
+) -> int:
+    """Why a task is where it is, and the command that mends it.
+
+    By its id, or the newest of a topic with a key.
+    """
+    check_selection(task_id, topic, key)
+    found = await call.ask(lambda client: client.explain(task_id, topic=topic, key=key))
+    if call.out.as_json:
+        call.out.record(explained_fields(found))
+    else:
+        _show_reason(call.out, found)
+        for one in found.others:
+            call.out.line("")
+            _show_reason(call.out, one)
+        if found.others_left_out:
+            call.out.remark(f"{found.others_left_out:,} more groups are left out")
+    return EXIT_NOT_FOUND if found.cause in NOT_KNOWN else 0
+
+
+NOT_KNOWN = frozenset(("gone", "not_found"))
+"""Causes of a task of which nothing is known."""
+
+
+def _show_reason(out: Output, reason: Reason) -> None:
+    out.line(printable(f"{reason.cause.replace('_', ' ')}: {reason.detail}"))
+    if reason.command:
+        out.line(printable(f"  {reason.command}"))
+
+
+def explained_fields(found: Explanation) -> dict[str, Any]:
+    """An explanation in the form of ``--json``, with ids as text."""
+
+    def named(reason: Mapping[str, Any]) -> dict[str, Any]:
+        ids = {name: reason.get(name) for name in ("id", "behind") if name in reason}
+        return {**reason, **{name: it and str(it) for name, it in ids.items()}}
+
+    raw = named(found.raw)
+    return raw | {"others": [named(one) for one in raw.get("others", ())]}
 
 
 async def list_(
