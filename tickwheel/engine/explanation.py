@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import StrEnum
 from itertools import islice
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.ordering import mark_of, mark_of_key, shared_value
 from tickwheel.engine.queues import NOBODY
+from tickwheel.engine.timetables import shown_time
 from tickwheel.model.records import CONSUMER_DIED, DEFAULT_GROUP, State
 
 if TYPE_CHECKING:
@@ -588,16 +588,6 @@ def _cut(text: str) -> str:
 
 def _many(count: int, one: str, several: str) -> str:
     return f"{count:,} {one if count == 1 else several}"
-
-
-def shown_time(at_ms: int) -> str:
-    """A time in UTC, to the millisecond where it has some."""
-    try:
-        found = datetime.fromtimestamp(at_ms // 1000, UTC)
-    except (OverflowError, OSError, ValueError):
-        return f"{at_ms} ms"
-    text = found.strftime("%Y-%m-%dT%H:%M:%S")
-    return f"{text}.{at_ms % 1000:03d}Z" if at_ms % 1000 else f"{text}Z"
 
 
 def _duration(ms: int) -> str:

@@ -27,9 +27,9 @@ from tickwheel.engine.explanation import (
     explain_absent,
     explain_half,
     explain_no_key,
-    shown_time,
 )
 from tickwheel.engine.tasks import AT_ONCE
+from tickwheel.engine.timetables import shown_time
 from tickwheel.errors import BadRequest, LimitExceeded, shown
 from tickwheel.history.read import UNFINISHED, outline
 from tickwheel.limits import ID_MAX
