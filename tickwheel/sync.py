@@ -702,6 +702,8 @@ class Client:
     status = waits(AsyncClient.status)
     stats = waits(AsyncClient.stats)
     load = waits(AsyncClient.load)
+    overview = waits(AsyncClient.overview)
+    task_history = waits(AsyncClient.task_history)
     list_consumers = _iterates(AsyncClient.list_consumers)
     backup = waits(AsyncClient.backup)
     subscribe = _mirrored(AsyncClient.subscribe, _subscribe)
