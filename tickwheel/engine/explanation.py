@@ -181,12 +181,7 @@ def _of_group(
             case "held":
                 return _of_held(group, row.id, row.id, _failure(view), of)
             case "filtered":
-                why = "" if group.judge is None else group.judge.why_not(row)
-                return Reason(
-                    Explained.FILTERED,
-                    f"The filter of {of} left it out: {why or 'its filter has changed since'}.",
-                    f"tickwheel groups set {topic.name} {name} --where CONDITION",
-                )
+                return _left_out(group, row)
     if view.state == "dead":
         return Reason(
             Explained.DEAD,
@@ -196,6 +191,24 @@ def _of_group(
         )
     cause = Explained(view.state)
     return Reason(cause, f"It was {cause.value} in {of}.")
+
+
+def _left_out(group: Group, row: TaskRow) -> Reason:
+    why = "" if group.judge is None else group.judge.why_not(row)
+    return Reason(
+        Explained.FILTERED,
+        f"The filter of group {group.name} of topic {group.topic.name} left it out:"
+        f" {why or 'it has changed since'}.",
+        f"tickwheel groups set {group.topic.name} {group.name} --where CONDITION",
+        group.name,
+    )
+
+
+def explain_filtered(core: Core, row: TaskRow) -> list[Reason]:
+    """Why each filter of the topic left out a task that has ended so. ``row``: as it was."""
+    topic = core.topics.get(row.topic)
+    groups = [] if topic is None else topic.live_groups
+    return [_left_out(group, row) for group in groups if group.judge is not None]
 
 
 def _of_lease(group: Group, task_id: int, view: GroupView, of: str) -> Reason:

@@ -510,10 +510,18 @@ STORY: list[dict[str, Any]] = [
 ACK = {"event": "acked", "time_ms": NOW_MS + 9, "topic": "t", "group": "g", "attempt": 1}
 
 
+FILTERED = [
+    STORY[0] | {"props": {"amount": 5}, "tag": "us"},
+    {"event": "filtered", "time_ms": NOW_MS, "topic": "t", "group": "g", "ended": True},
+]
+WHY = "The filter of group g of topic t left it out: amount > 10 is FALSE (amount is 5)."
+
+
 @pytest.mark.parametrize(
     ("events", "cause", "said"),
     [
         ([*STORY, ACK | {"ended": True}], "acked", "acked 2027-01-15T08:00:00.009Z, group g"),
+        (FILTERED, "filtered", WHY),
         (STORY, "gone", "It is not stored here; the last that the history of topic t has of it"),
         ([], "gone", "The history has nothing of it."),
     ],
@@ -529,6 +537,7 @@ async def test_the_history_knows_what_memory_has_forgotten(
     vars(operations)["explain"] = explaining.explain
     daemon.daemon.listener.serve(operations)
     peer = daemon.connect()
+    await peer.do(T.GROUP_CREATE, "t", "g", {"where": "amount > 10"})
     [task] = await put(daemon, peer, {})
     found = await explained(peer, task - ID_STEP)
     assert found["cause"] == cause and said in found["detail"], found

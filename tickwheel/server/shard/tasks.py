@@ -25,6 +25,7 @@ from tickwheel.engine.explanation import (
     Reason,
     explain,
     explain_absent,
+    explain_filtered,
     explain_half,
     explain_no_key,
 )
@@ -34,7 +35,14 @@ from tickwheel.errors import BadRequest, LimitExceeded, shown
 from tickwheel.history.read import UNFINISHED, outline
 from tickwheel.limits import ID_MAX
 from tickwheel.model.kinds import at_once
-from tickwheel.model.records import DeadRow, TaskOptions, id_floor, task_bytes
+from tickwheel.model.records import (
+    NO_BODY,
+    DeadRow,
+    TaskOptions,
+    TaskRow,
+    id_floor,
+    task_bytes,
+)
 from tickwheel.server import checks
 from tickwheel.server.shard.reads import IDS_PER_READ_MAX, Records
 from tickwheel.server.shard.views import ValueBytes, dead_map, fitting, task_map
@@ -327,7 +335,18 @@ class Explaining:
             reason = reason._replace(cause=Explained(state))
         said = "It has ended" if state != UNFINISHED else "It is not stored here"
         detail = f"{said}; the last that the history of topic {of} has of it: {text}."
+        if reason.cause is Explained.FILTERED and of is not None:
+            left_out = explain_filtered(self._parts.core, _as_it_was(task_id, of, known))
+            if left_out:
+                return _explained(task_id, of, left_out)
         return _explained(task_id, of, [reason._replace(detail=detail)])
+
+
+def _as_it_was(task_id: int, topic: str, known: Mapping[str, Any]) -> TaskRow:
+    """What filters judge of a task, as the history has it."""
+    names = ("key", "tag", "properties", "priority")
+    said = {name: known[name] for name in names if known.get(name) is not None}
+    return TaskRow(task_id, known["due_ms"] or 0, topic, NO_BODY, TaskOptions(**said))
 
 
 REASON_SHOWN = 200
