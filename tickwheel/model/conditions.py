@@ -894,7 +894,13 @@ def _why_unknown(part: Simple) -> str:
 def why_not(condition: Condition, options: TaskOptions, properties: Properties) -> str:
     """Say which parts keep a condition from being TRUE of a task, each with the values that it
     found; of a task of which it is TRUE: nothing."""
-    return " and ".join(dict.fromkeys(_failing(condition, options, properties, truth=True)))
+    found = list(dict.fromkeys(_failing(condition, options, properties, truth=True)))
+    more = [f"{len(found) - FAILING_MAX} more"] if len(found) > FAILING_MAX else []
+    return " and ".join([*found[:FAILING_MAX], *more])
+
+
+FAILING_MAX = 5
+"""How many parts of a condition are named that a task does not meet."""
 
 
 def _failing(
