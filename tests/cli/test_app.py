@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     "serve", "init", "status", "demo", "check", "shards", "nodes", "enqueue", "subscribe", "cancel",
     "reschedule",
-    "run-now", "show", "list", "stats", "backup", "topics", "groups", "pause", "resume", "rate",
-    "policy", "dead", "top", "work", "bench",
+    "run-now", "show", "explain", "list", "stats", "backup", "topics", "groups", "pause", "resume",
+    "rate", "policy", "dead", "top", "work", "bench",
 ]  # fmt: skip
 
 

@@ -208,7 +208,7 @@ def test_a_task_that_nobody_knows_is_4(folder: Path, capsys: Capture) -> None:
     )
     assert code == 4 and "not_found: nothing is known of task 77" in err
     code, _, err = call(capsys, "show", "77", "--flow", "--url", "127.0.0.1:1")
-    assert code == 2 and "--history" in err
+    assert code == 3 and "unreachable" in err
 
 
 async def test_where_it_stands_now_stands_beside_its_story(folder: Path, capsys: Capture) -> None:
@@ -222,6 +222,39 @@ async def test_where_it_stands_now_stands_beside_its_story(folder: Path, capsys:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"Task {B}"
     assert f"History of task {B}" in lines
+
+
+async def show_flow(told: dict[str, Any], info: dict[str, Any], *options: str) -> int:
+    """``show --flow`` of a daemon that has this history of the task; the exit code."""
+    async with FakeDaemon() as daemon:
+        arguments = ["show", str(info["id"]), "--flow", "--url", daemon.url, *options]
+        showing = asyncio.create_task(asyncio.to_thread(run, arguments))
+        peer = await daemon.peer()
+        peer.ok(await peer.next(T.LOOKUP), [info])
+        frame = await peer.next(T.TASK_HISTORY)
+        assert frame[2] == info["id"]
+        peer.ok(frame, told)
+        return await showing
+
+
+async def test_the_story_comes_from_the_daemon_where_no_folder_is_named(capsys: Capture) -> None:
+    events = [
+        {"v": 1, "time_ms": NOW_MS, "event": "enqueued", "task_id": str(A), "topic": "t"},
+        {"v": 1, "time_ms": NOW_MS + 9, "event": "acked", "task_id": str(A), "topic": "t"},
+    ]
+    told = {"events": events, "is_kept": True, "complete": True}
+    ended = {"id": A, "state": "acked"}
+    assert await show_flow(told, ended, "--json") == 0
+    [shown] = objects(capsys.readouterr().out.splitlines())
+    assert (shown["state"], shown["flow"]) == ("acked", events)
+    assert await show_flow(told | {"complete": False}, ended) == 0
+    out, err = capsys.readouterr()
+    assert f"History of task {A}" in out and "acked" in out
+    assert "the story is too long for one answer" in err
+    none = {"events": [], "is_kept": False, "complete": True}
+    assert await show_flow(none, {"id": A, "state": "gone"}) == 4
+    err = capsys.readouterr().err
+    assert "the daemon keeps no history" in err and "not_found" in err
 
 
 # --- restore -----------------------------------------------------------------------------------
@@ -317,7 +350,6 @@ def test_a_key_is_looked_up_in_the_history_without_a_daemon(folder: Path, capsys
         (["show", "5", "--key", "k"], "one of them"),
         (["show", "5", "--topic", "t"], "go with --key"),
         (["show", "5", "--before", "1h"], "go with --key"),
-        (["show", "--key", "k", "--flow"], "--history"),
         (["show", "--key", "k", "--before", "tomorrow"], "tomorrow"),
         (["list", "--before", "tomorrow"], "tomorrow"),
     ],

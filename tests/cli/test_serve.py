@@ -42,6 +42,19 @@ async def test_what_a_confirmed_task_survives_is_said_below(capsys: Capture) -> 
     assert "\x1b" not in last
 
 
+async def test_what_is_wrong_right_now_is_said_below(capsys: Capture) -> None:
+    async with FakeDaemon() as daemon, FakeDaemon() as standby:
+        daemon.set_status()
+        standby.set_status(role="standby", state="standby")
+        daemon.troubles = [("warning", "Group g of t is paused\x1b, with 3 ready tasks")]
+        assert await status(daemon.url) == 0
+        assert await status(standby.url) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "paused" in line] == [
+        "warning: Group g of t is paused\\x1b, with 3 ready tasks"
+    ]
+
+
 async def test_json_is_an_object_an_address(capsys: Capture) -> None:
     async with FakeDaemon() as daemon:
         expected = daemon.set_status(address="tcp://known.as:7355")

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+
 import pytest
 
+from support.fake_daemon import FakeDaemon
+from tickwheel.api.frames import FrameType as T
+from tickwheel.cli.app import run
 from tickwheel.cli.tasks import named_failures, verdict
 
 
@@ -11,6 +17,39 @@ def test_failures_get_names() -> None:
     assert named_failures([[1, 5, "exit code 1"]]) == [
         {"attempt": 1, "at_ms": 5, "reason": "exit code 1"}
     ]
+
+
+EXPLAINED = {
+    "id": 7, "topic": "t", "cause": "key_busy", "detail": "It waits\x1b.", "group": "g",
+    "command": "tickwheel explain 5", "behind": 5, "next_ms": None, "others_left_out": 0,
+}  # fmt: skip
+OTHER = {"cause": "leased", "detail": "It is with w.", "group": "h", "command": None}
+
+
+@pytest.mark.parametrize(("cause", "code"), [("key_busy", 0), ("gone", 4), ("not_found", 4)])
+async def test_a_task_is_explained_in_a_sentence_with_a_command(
+    capsys: pytest.CaptureFixture[str], cause: str, code: int
+) -> None:
+    async with FakeDaemon() as daemon:
+        answer = EXPLAINED | {"cause": cause, "others": [OTHER | {"behind": None}]}
+
+        async def explain(*options: str) -> int:
+            arguments = ["explain", "7", "--url", daemon.url, *options]
+            showing = asyncio.create_task(asyncio.to_thread(run, arguments))
+            peer = await daemon.peer()
+            frame = await peer.next(T.EXPLAIN)
+            assert frame[2] == 7
+            peer.ok(frame, answer)
+            return await showing
+
+        assert await explain() == code
+        assert capsys.readouterr().out.splitlines() == [
+            f"{cause.replace('_', ' ')}: It waits\\x1b.", "  tickwheel explain 5", "",
+            "leased: It is with w.",
+        ]  # fmt: skip
+        assert await explain("--json") == code
+        said = json.loads(capsys.readouterr().out)
+    assert (said["id"], said["behind"], said["others"][0]["behind"]) == ("7", "5", None)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.fake_daemon import overview
 from tickwheel.cli.output import Output
 from tickwheel.cli.top import (
     DOWN,
@@ -56,6 +57,17 @@ def _stats(uptime_s: float = 10.0, epoch: int = 1, **topics: Any) -> dict[str, A
         "early": 0, "connections": 2, "subscribers": 1, "topics": topics, **sums,
         "lateness": {"p50_ms": 1, "p99_ms": 3},
     }  # fmt: skip
+
+
+def test_what_is_wrong_right_now_stands_above_the_table() -> None:
+    frame = Meter().read(_stats(10.0, a=_topic()))
+    assert frame.fields()["troubles"] == []
+    troubles = [("error", "Topic a is full"), *[("note", f"note {n}") for n in range(4)]]
+    frame = replace(frame, wrong=overview(troubles, left_out=7))
+    lines = frame_text(frame).splitlines()
+    assert lines[3:7] == ["error: Topic a is full", "note: note 0", "note: note 1", "and 9 more"]
+    assert lines[8].startswith("topic")
+    assert frame.fields()["troubles"][0]["text"] == "Topic a is full"
 
 
 def test_rates_are_what_came_since_over_the_daemons_own_time() -> None:

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from support.sender import FakeSender
-from support.shards import Shards
+from support.shards import Shards, key_in
 from support.waiting import soon
 from tickwheel import Client, Task, errors
 from tickwheel.api.shapes import Answer
 from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client import merging
+from tickwheel.client import shards as client_shards
 
 TASKS = 9
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -544,6 +545,36 @@ async def seen(room: Room) -> Any:
     left = sum(ring["this"]) + sum(ring["next"]) + ring["later"]
     lag = await asked(room, "group_lag", topic="t", group="g")
     return found["counts"], found["totals"], left, ring["exact"], lag["every_ms"]
+
+
+@work("explain")
+async def explained(room: Room) -> Any:
+    ids = await room.fill()
+    await room.client.pause("t", "g")
+    await room.take()
+    await room.client.cancel(ids[1])
+    by_id = [await room.client.explain(one) for one in (*ids, 1 << 60)]
+    assert [one.cause for one in by_id[:2]] == ["group_paused", "cancelled"]
+    by_key = [await room.client.explain(topic="t", key=key) for key in ("k0", "k1", "none")]
+    assert [one.cause for one in by_key] == ["group_paused", "cancelled", "not_found"]
+    return [{**one.raw, "command": None} for one in (*by_id, *by_key)]  # a command has ids
+
+
+async def test_a_task_of_a_shard_that_is_away_is_explained_by_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_shards, "ANSWERS_S", 0.2)
+    async with Shards(3) as shards:
+        room = Room(shards, await shards.client(2).connect())
+        ids = [await room.enqueue(key=key_in(shard, 3)) for shard in range(3)]
+        shards.lose(1)
+        found = await room.client.explain(ids[1])
+        assert (found.cause, found.id, found.command) == ("shard_away", ids[1], "tickwheel shards")
+        assert "It may be in shard 1" in found.detail
+        assert (await room.client.explain(ids[2])).cause == "scheduled"
+        assert (await room.client.explain(topic="t", key="none")).cause == "shard_away"
+        shards.away.clear()
+        assert (await soon(room.client.explain(ids[1]))).cause == "scheduled"
 
 
 @work("task_history", "history_tasks")

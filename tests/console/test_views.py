@@ -329,6 +329,21 @@ def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, t
     assert following["order_key"] == "customer-2" and following["body"] == "body 1"
 
 
+def test_a_task_says_what_keeps_it_and_what_mends_that(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    make_group(shop, topic)
+    assert ask(shop, "PATCH", f"/v1/topics/{topic}", {"paused": True})[0] == 200
+    [task] = enqueue(shop, topic)
+    page = console.open(f"task/{task}")
+    comes = page.locator(".panel", has=page.get_by_role("heading", name="What comes next"))
+    expect(comes).to_contain_text(f"Topic {topic} is paused")
+    expect(comes).not_to_contain_text("subscriber")
+    expect(comes.locator("code")).to_have_text(f"tickwheel resume {topic}")
+    assert ask(shop, "PATCH", f"/v1/topics/{topic}", {"paused": False})[0] == 200
+    expect(comes).to_contain_text(f"Nobody subscribes to group g of topic {topic}")
+
+
 def test_keys_are_paused_and_resumed(console: Console, shop: Daemon, topic: str) -> None:
     make_group(shop, topic)
     enqueue(shop, topic, 2, order_key="customer-1")

@@ -536,3 +536,35 @@ def test_a_tag_is_accepted_only_if_a_filter_can_name_it(tag: str) -> None:
     for check in (TAG.check, TAG.of_task):
         with pytest.raises(BadRequest, match="tag must be a tag that a filter can name"):
             check(tag, "tag", Limits())
+
+
+# --- why a task is left out --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("filtered", "row", "why"),
+    [
+        ({"tags": "eu || uk"}, task("us"), "it wants the tags eu || uk, and its tag is 'us'"),
+        ({"tags": "eu || uk"}, task(), "it wants the tags eu || uk, and it has none"),
+        ({"where": "n > 10"}, task(n=5), "n > 10 is FALSE (n is 5)"),
+        ({"where": "n > 10"}, task(), "n > 10 is UNKNOWN (the task has no property n)"),
+        ({"where": "n > 10"}, task(n="11"), "n > 10 is UNKNOWN (n is '11')"),
+        ({"where": "NOT n > 10"}, task(n=11), "n > 10 is TRUE (n is 11)"),
+        ({"where": "n = 1 AND tag = 'eu'"}, task("us", n=1), "tag = 'eu' is FALSE (tag is 'us')"),
+        (
+            {"where": "n = 1 OR m = 2"}, task(n=3, m=4),
+            "n = 1 is FALSE (n is 3) and m = 2 is FALSE (m is 4)",
+        ),
+        ({"where": "key IS NOT NULL"}, task(), "key IS NULL is TRUE (the task has no key)"),
+        ({"where": "n = 1"}, task(n=1), ""),
+    ],
+)  # fmt: skip
+def test_a_filter_says_why_it_leaves_a_task_out(
+    filtered: dict[str, str], row: TaskRow, why: str
+) -> None:
+    assert Filter(**filtered).why_not(row) == why
+
+
+def test_of_many_failing_parts_some_are_named() -> None:
+    where = " OR ".join(f"n = {value}" for value in range(9))
+    assert Filter(where=where).why_not(task(n=10)).endswith("n = 4 is FALSE (n is 10) and 4 more")

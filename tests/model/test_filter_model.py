@@ -346,6 +346,16 @@ def test_any_text_is_a_condition_or_a_clear_error(text: str) -> None:
         assert str(error).splitlines()[-1].endswith("^")
 
 
+@examples(300)
+@given(where=st.one_of(ONE_KIND, MIXED), given_rows=st.one_of(ROWS, MIXED_ROWS))
+def test_a_task_that_is_left_out_has_a_reason_and_no_other_one(
+    where: str, given_rows: list[Row]
+) -> None:
+    wanted = Filter(where=where)
+    for row in map(task, given_rows):
+        assert bool(wanted.why_not(row)) is not wanted.passes(row)
+
+
 # --- what no task can meet -------------------------------------------------------------------
 
 

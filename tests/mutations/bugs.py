@@ -44,6 +44,7 @@ ORDERING = "tests/engine/test_engine_ordering.py::test_"
 KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
 COALESCING = "tests/server/shard/test_coalescing.py::test_"
+EXPLAINED = "tests/server/shard/test_explaining.py::test_a_task_is_explained"
 COALESCING_MODEL = "tests/engine/test_coalescing_model.py::test_a_long_life[1-800]"
 
 # What is answered is durable, and a resend is harmless.
@@ -964,6 +965,16 @@ WHOLE = (
             )
         },
         (UNREAD,),
+    ),
+    Bug(
+        "an-explanation-that-ignores-a-pause",
+        "a task of a paused topic or group is said to wait for the next subscriber",
+        {"explanation:_pause": (returning("None"),)},
+        (
+            EXPLAINED + "[topic_paused-of_a_paused_topic]",
+            EXPLAINED + "[group_paused-of_a_paused_group]",
+        ),
+        usual=True,
     ),
     Bug(
         "a-quota-of-each-shard",

@@ -17,8 +17,8 @@ FUNCTION_LINES_MAX = 70
 # Data structures, types and arithmetic; nothing that reads a clock, waits, opens or logs.
 PURE_STDLIB = {
     "__future__", "abc", "array", "bisect", "collections", "collections.abc", "dataclasses",
-    "enum", "functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "struct",
-    "typing", "zlib",
+    "difflib", "enum", "functools", "hashlib", "heapq", "itertools", "math", "operator", "re",
+    "shlex", "struct", "typing", "zlib",
 }  # fmt: skip
 
 

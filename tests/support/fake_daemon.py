@@ -28,6 +28,18 @@ NOW_MS = 1_790_000_000_000
 ID_STEP = 1024
 
 
+def overview(troubles: list[tuple[str, str]], left_out: int = 0) -> dict[str, Any]:
+    """An overview with these troubles, each (level, text)."""
+    none = {"topic": None, "group": None, "about": "daemon"}
+    ring = {"slots": 1, "tick_ms": 1, "slots_per_cell": 1, "slot": 0, "this": [0], "next": [0]}
+    return {
+        "node": "fake", "version": "0", "epoch": 1, "state": "ready", "detail": None,
+        "now_ms": NOW_MS, "uptime_s": 1.0, "ring": ring | {"exact": True, "later": 0},
+        "counts": {}, "totals": {}, "lateness": {}, "troubles_left_out": left_out,
+        "troubles": [{"level": level, "text": text, **none} for level, text in troubles],
+    }  # fmt: skip
+
+
 class Peer(asyncio.Protocol):
     """The daemon's side of one connection."""
 
@@ -60,6 +72,10 @@ class Peer(asyncio.Protocol):
                 self.ok(frame)
             elif frame[0] == T.STATUS and self.daemon.status is not None:
                 self.ok(frame, self.daemon.status)
+            elif frame[0] == T.OVERVIEW and self.daemon.troubles is None:
+                self.error(frame, "unknown_type")  # as an older one does
+            elif frame[0] == T.OVERVIEW:
+                self.ok(frame, overview(self.daemon.troubles))
             else:
                 self._frames.put_nowait(frame)
 
@@ -173,6 +189,8 @@ class FakeDaemon:
         """Whom a standby names."""
         self.more: dict[str, Any] = {}
         """What HELLO's answer has beside that."""
+        self.troubles: list[tuple[str, str]] | None = None
+        """What is wrong right now, each (level, text); None: it cannot be asked."""
         self.status: dict[str, Any] | None = None
         """The answer to STATUS; None: it is the test's to give."""
         self.port = 0

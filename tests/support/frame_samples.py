@@ -106,6 +106,7 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     T.RESTORE_LIST: (61,),
     T.RESTORE_SHOW: (62, 7),
     T.RESTORE_CANCEL: (63, 7),
+    T.EXPLAIN: (64, ID, None),
     T.CHECK: ("payments", (("order-17", MOMENT_MS, 3, 1),)),
     T.BULK_MAKE: (37, "t", "cancel", {"where": "amount > 10", "rate": 5.5, "id": "mine"}),
     T.BULK_PREVIEW: (38, "t", "reschedule", {"shift_ms": -5, "after": (ID, ""), "until_id": ID}),

@@ -205,11 +205,12 @@ def _route(known: str | tuple[str, str], values: Values) -> str:
     if isinstance(known, str):
         return known
     of_key, of_ids = known
-    return {("key", "topic"): of_key, ("ids",): of_ids}.get(_selected(values), "")
+    ways = {("key", "topic"): of_key, ("ids",): of_ids, ("id",): of_ids}
+    return ways.get(_selected(values), "")
 
 
 def _selected(values: Values) -> tuple[str, ...]:
-    return tuple(sorted(values.keys() & {"ids", "topic", "key"}))
+    return tuple(sorted(values.keys() & {"id", "ids", "topic", "key"}))
 
 
 def _names_in(path: str) -> list[str]:

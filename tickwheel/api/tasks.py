@@ -46,6 +46,40 @@ Value = str | int | float | bool
 """What a property may be."""
 PAGE: Final = Whole(1, 1_000)
 STATES: Final = Choice("TaskState", "scheduled", "ready", "in_flight", "waiting", "dead")
+EXPLAINED: Final[Mapping[str, str]] = {
+    "topic_paused": "Its topic is paused.",
+    "group_paused": "Its group is paused.",
+    "key_paused": "Its order key, or the value that shares its group, is paused.",
+    "key_held": "Its order key is held by a task that has failed for good: itself, or `behind`.",
+    "clock_held": "The wall clock shows its time, and is too far ahead to be believed.",
+    "shard_away": "The shard that has it, or may have it, cannot be reached.",
+    "similar_topic": "Nobody consumes its topic, and somebody a topic with a similar name.",
+    "no_group": "Its topic has no group yet.",
+    "no_subscriber": "Nobody subscribes to its group.",
+    "endpoint": "Its group is pushed or forwarded, and the other system is slow or away.",
+    "slow_consumers": "The consumers of its group have as many deliveries as they take.",
+    "dead": "It is a dead letter: the last failure says why.",
+    "rate": "A rate holds it back: of its topic, its group, or its value.",
+    "share_limit": "As many tasks of its value are in flight as `limit_each` allows.",
+    "key_busy": "An earlier task of its order key is not done.",
+    "alone": "Consumers have died with it: it waits for a connection that it has alone.",
+    "deleting": "Its group, or the last group of its topic, is being deleted.",
+    "retry_wait": "It waits for its next attempt, or was postponed.",
+    "queued": "It is ready, and next to be handed out.",
+    "leased": "A consumer has it.",
+    "scheduled": "It is not due yet.",
+    "transaction": "A transaction keeps it, and is not decided.",
+    "acked": "It is done.",
+    "filtered": "A filter left it out.",
+    "expired": "Its time to live was over.",
+    "cancelled": "It was cancelled, or replaced by a newer one with its key.",
+    "deleted": "It was deleted: from the dead letters, or with its group or topic.",
+    "gone": "It has ended, and nobody remembers how.",
+    "not_found": "No such task is known.",
+}
+"""Every cause that an explanation can name, and what it means. What a person has to mend stands
+before what goes on by itself, and that before what is over: of a task in several groups the first
+counts."""
 LEVEL_MAX: Final = 2**31 - 1
 """The highest number of a delay level."""
 PROPERTY_LENGTH_MAX: Final = 512
@@ -270,6 +304,22 @@ class LookUp(Selection):
     until_ms: Annotated[
         int | None, Moment(), "Of a key only what was enqueued then or earlier."
     ] = called("not_after")
+
+
+class TaskToExplain(Request):
+    """The request names one task: by its id, or as the newest of a topic with a key."""
+
+    id: Annotated[int | None, ID, "The task,"] = place(default=None)
+    topic: Annotated[str | None, NAME, "or a topic"] = None
+    key: Annotated[str | None, KEY, "and a key: its newest task that has not ended."] = None
+
+    @property
+    def ids(self) -> tuple[int, ...] | None:
+        """The task that is named by its id."""
+        return None if self.id is None else (self.id,)
+
+    def check_together(self) -> None:
+        check_selection(self.ids, self.topic, self.key)
 
 
 class Moving(Request):
@@ -513,6 +563,33 @@ class TaskInfo(ListedOptions, TaskState):
     due = maybe_when("due_ms", "When it is due.")
 
 
+class Reason(Answer):
+    """A cause, a sentence about it, and the command that mends it."""
+
+    cause: Annotated[str, Choice("str", *EXPLAINED), "The first that holds of these words."]
+    detail: Annotated[str, "What there is to say of it, in a sentence; times are in UTC."]
+    command: Annotated[
+        str | None, "The command that mends it, or shows more of it; None: there is none."
+    ] = None
+    group: Annotated[str | None, NAME, "The group that it is about."] = None
+    behind: Annotated[int | None, ID, "The task that it waits for."] = None
+    next_ms: Annotated[int | None, Moment(), "When it goes on by itself, where that is known."] = (
+        None
+    )
+
+    next = maybe_when("next_ms", "When it goes on by itself, where that is known.")
+
+
+class Explanation(Reason):
+    """Why a task is where it is. Of a task in several groups: in the one where something has to be
+    mended, and the ``others``."""
+
+    id: Annotated[int | None, ID, "The task; None: none with the key is known."] = None
+    topic: Annotated[str | None, NAME, "Its topic, where it is known."] = None
+    others: Annotated[tuple[Reason, ...], "What holds in its other groups."] = ()
+    others_left_out: Annotated[int, "Groups for which there was no room."] = 0
+
+
 class ListedTasks(Answer):
     """A page of tasks."""
 
@@ -547,6 +624,9 @@ VERBS: Final = (
          bulk="run_now", methods=(Method("run_now"),), over=Over.IDS),
     Verb("look_up", LookUp, list[TaskInfo], _READ, "Look tasks up", frame=FrameType.LOOKUP,
          over=Over.IDS),
+    Verb("explain", TaskToExplain, Explanation, Need(Right.READ, Of.FOUND),
+         "Why a task is where it is, and what mends it", frame=FrameType.EXPLAIN, prompt=False,
+         over=Over.TASK),
     Verb(
         "list_tasks", TasksPage, ListedTasks, Need(Right.READ, Of.FOUND),
         "List tasks that have not ended",

@@ -42,6 +42,10 @@ class Over(StrEnum):
 
     ONE = "the shard that the client is connected to"
     IDS = "the shards of the ids that are named; all, where a key is named instead"
+    TASK = (
+        "the shard of the id that is named; all, where a key is named instead. One that is away is"
+        " part of the answer"
+    )
     BASIS = "the shard where what is made has its home"
     NAME = "all: the one that has what is named answers"
     ALL = "all at once; their answers are made one"

@@ -102,6 +102,14 @@ def ago(at_ms: int | None) -> str:
     return format_duration(max(0.0, time.time() - at_ms / 1000))
 
 
+def trouble_lines(overview: Map, most: int | None = None) -> list[str]:
+    """What is wrong right now, a line each, ``most`` of them: the worst first."""
+    found = [f"{one['level']}: {printable(one['text'])}" for one in overview["troubles"]]
+    shown = found[:most]
+    left_out = len(found) - len(shown) + overview["troubles_left_out"]
+    return [*shown, *([f"and {left_out:,} more"] if left_out else [])]
+
+
 def iso_time(at_ms: int) -> str:
     """A time in UTC, as JSON readers expect it."""
     found = datetime.fromtimestamp(at_ms // 1000, UTC).replace(microsecond=at_ms % 1000 * 1000)

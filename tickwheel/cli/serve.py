@@ -28,6 +28,7 @@ from tickwheel.cli.output import (
     format_time,
     iso_time,
     printable,
+    trouble_lines,
 )
 from tickwheel.client import Status, statuses
 from tickwheel.errors import (
@@ -504,7 +505,23 @@ async def status(call: Call) -> int:
         answers = [answer for answer in found.values() if isinstance(answer, Status)]
         for line in dict.fromkeys(line for answer in answers for line in _store_lines(answer)):
             call.out.line(line)
+        if any(answer.serves for answer in answers):
+            for line in await _wrong_now(call):
+                call.out.line(line)
     return _status_exit_code(found)
+
+
+async def _wrong_now(call: Call) -> list[str]:
+    """What is wrong with the daemon right now; nothing where it does not say, or may not."""
+    try:
+        async with call.client(retries=0) as client:
+            return trouble_lines((await client.overview(timeout=WRONG_S)).raw)
+    except TickwheelError:
+        return []
+
+
+WRONG_S = 3.0
+"""How long, in seconds, ``status`` waits for what is wrong right now."""
 
 
 def _store_lines(answer: Status) -> Iterator[str]:

@@ -34,7 +34,13 @@ from typing import Annotated, Any, TypedDict, Unpack
 from tickwheel import environment
 from tickwheel.api.frames import BulkState
 from tickwheel.api.kinds import Properties, Span, Window
-from tickwheel.api.tasks import check_selection, kept_options, words_of_success
+from tickwheel.api.tasks import (
+    Explanation,
+    Reason,
+    check_selection,
+    kept_options,
+    words_of_success,
+)
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
@@ -212,6 +218,51 @@ async def show(
     return EXIT_NOT_FOUND if any(state in NOT_THERE for state in states) else 0
 
 
+async def explain(
+    call: Call,
+    task_id: Annotated[int | None, argument("ID", "The task.", parse_id)] = None,
+    topic: OfTopicOption = None,
+    key: KeyOption = None,
+) -> int:
+    """Why a task is where it is, and the command that mends it.
+
+    By its id, or the newest of a topic with a key.
+    """
+    check_selection(task_id, topic, key)
+    found = await call.ask(lambda client: client.explain(task_id, topic=topic, key=key))
+    if call.out.as_json:
+        call.out.record(explained_fields(found))
+    else:
+        _show_reason(call.out, found)
+        for one in found.others:
+            call.out.line("")
+            _show_reason(call.out, one)
+        if found.others_left_out:
+            call.out.remark(f"{found.others_left_out:,} more groups are left out")
+    return EXIT_NOT_FOUND if found.cause in NOT_KNOWN else 0
+
+
+NOT_KNOWN = frozenset(("gone", "not_found"))
+"""Causes of a task of which nothing is known."""
+
+
+def _show_reason(out: Output, reason: Reason) -> None:
+    out.line(printable(f"{reason.cause.replace('_', ' ')}: {reason.detail}"))
+    if reason.command:
+        out.line(printable(f"  {reason.command}"))
+
+
+def explained_fields(found: Explanation) -> dict[str, Any]:
+    """An explanation in the form of ``--json``, with ids as text."""
+
+    def named(reason: Mapping[str, Any]) -> dict[str, Any]:
+        ids = {name: reason.get(name) for name in ("id", "behind") if name in reason}
+        return {**reason, **{name: it and str(it) for name, it in ids.items()}}
+
+    raw = named(found.raw)
+    return raw | {"others": [named(one) for one in raw.get("others", ())]}
+
+
 async def list_(
     call: Call,
     topic: TopicOption = None,
@@ -267,7 +318,7 @@ async def _show_key(
 ) -> int:
     """Show the newest task of a key. Exit code 4: nobody knows one."""
     has_files = bool(history or environment.value(DIR_ENV))
-    if flow:
+    if flow and has_files:
         folder_of(history, "--history")
     info: TaskInfo | None = None
     try:
@@ -309,12 +360,23 @@ def _in_history(
 
 
 async def _show_flow(call: Call, ids: Sequence[int], history: str | None) -> int:
-    """Show the stories of tasks. Exit code 4: nobody knows one of them."""
-    folder = folder_of(history, "--history")
-    known = await _look_up(call, ids)
+    """Show the stories of tasks: from the files, where their folder is named, else as the daemon
+    has them. Exit code 4: nobody knows one of them."""
     missing = 0
-    for task_id in ids:
-        missing += not _show_story(call, task_id, known.get(task_id), folder)
+    if history or environment.value(DIR_ENV):
+        folder = folder_of(history, "--history")
+        known = await _look_up(call, ids)
+        for task_id in ids:
+            missing += not _show_story(call, task_id, known.get(task_id), folder)
+        return EXIT_NOT_FOUND if missing else 0
+    async with call.client() as client:
+        for task_id in ids:
+            info, story = await client.lookup(task_id), await client.task_history(task_id)
+            if not story.is_kept:
+                call.out.remark("the daemon keeps no history (history_dir)")
+            elif not story.complete:
+                call.out.remark("the story is too long for one answer: --history DIR has all of it")
+            missing += not _show_events(call, task_id, info, story.events, "the daemon's history")
     return EXIT_NOT_FOUND if missing else 0
 
 
@@ -336,6 +398,15 @@ def _show_story(call: Call, task_id: int, info: TaskInfo | None, folder: Path) -
 
     tally = Tally()
     events = flow(folder, task_id, id_time_ms(task_id), tally)
+    is_found = _show_events(call, task_id, info, events, f"the history in {folder}")
+    remark_skipped(call, tally)
+    return is_found
+
+
+def _show_events(
+    call: Call, task_id: int, info: TaskInfo | None, events: Sequence[dict[str, Any]], source: str
+) -> bool:
+    """Show where a task stands and its events; whether there is anything to show."""
     is_known = info is not None and info.state not in NOT_THERE
     if call.out.as_json:
         fields = task_fields(info) if info is not None else {"id": str(task_id)}
@@ -346,10 +417,9 @@ def _show_story(call: Call, task_id: int, info: TaskInfo | None, folder: Path) -
         if events:
             call.out.grid(flow_grid(task_id, events))
         elif is_known:
-            call.out.remark(f"the history in {folder} says nothing of task {task_id}")
+            call.out.remark(f"{source} says nothing of task {task_id}")
         else:
             call.out.remark(f"not_found: nothing is known of task {task_id}")
-    remark_skipped(call, tally)
     return bool(events) or is_known
 
 

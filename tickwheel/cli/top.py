@@ -58,10 +58,19 @@ from tickwheel.cli.output import (
     iso_time,
     printable,
     table_of,
+    trouble_lines,
 )
 from tickwheel.client import Client, Stats
 from tickwheel.client.connection import Trust, explain
-from tickwheel.errors import BY_CODE, BadRequest, InternalError, TickwheelError, Unreachable
+from tickwheel.errors import (
+    BY_CODE,
+    BadRequest,
+    Forbidden,
+    InternalError,
+    TickwheelError,
+    UnknownType,
+    Unreachable,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -107,7 +116,13 @@ async def top(
 
 async def _read(client: Client, meter: Meter) -> Frame:
     stats = await client.stats()
-    return meter.read(stats.raw, str(client.server_info.get("role", "active")))
+    frame = meter.read(stats.raw, str(client.server_info.get("role", "active")))
+    if meter.asks_what_is_wrong:
+        try:
+            return replace(frame, wrong=(await client.overview()).raw)
+        except (Forbidden, UnknownType):  # it may read some topics only, or the daemon is older
+            meter.asks_what_is_wrong = False
+    return frame
 
 
 async def _watch(call: Call, client: Client, meter: Meter, interval_s: float) -> None:
@@ -187,6 +202,8 @@ class Frame:
     """Each topic with its groups, sorted."""
     trouble: str = ""
     """Why the picture is not current: the daemon cannot be asked; empty: it is."""
+    wrong: Map | None = None
+    """The overview of the daemon, which has what is wrong right now; None: it was not asked."""
 
     @property
     def oldest_ms(self) -> int:
@@ -204,6 +221,7 @@ class Frame:
             # These are missing if only some topics may be read.
             **{name: self.said.get(name) for name in ("early", "connections")},
             "reconnecting": bool(self.trouble),
+            "troubles": [dict(one) for one in (self.wrong or {}).get("troubles", ())],
             "topics": [
                 {**_row_fields(topic), "groups": [_row_fields(group) for group in groups]}
                 for topic, groups in self.topics
@@ -230,6 +248,8 @@ class Meter:
     """Makes frames of answers, with rates from the answer before."""
 
     sort: str = "busy"
+    asks_what_is_wrong: bool = True
+    """Whether the daemon says what is wrong right now."""
     _before: Map | None = field(default=None, init=False)
 
     def read(self, raw: Map, role: str = "active") -> Frame:
@@ -305,8 +325,10 @@ def _order(row: Row, sort: str) -> tuple[float, str, str]:
 
 # --- views: how it is drawn ----------------------------------------------------------------------
 
-CHROME_LINES = 8
-"""Lines of the screen beside the rows and the line of keys."""
+CHROME_LINES = 5
+"""Lines of the screen beside the rows, those about the daemon, and the line of keys."""
+TROUBLES_SHOWN = 3
+"""How many lines say what is wrong right now."""
 FILTER_LENGTH_MAX = 255
 
 
@@ -326,6 +348,7 @@ def head_lines(frame: Frame) -> list[str]:
         + f"  oldest {age(frame.oldest_ms)}",
         f"in {into}/s  out {out}/s  acked {acked}/s"
         f"  late p50 / p99 {lateness} ms  early {format_count(said.get('early'))}",
+        *([] if frame.wrong is None else trouble_lines(frame.wrong, TROUBLES_SHOWN)),
     ]
 
 
@@ -491,7 +514,7 @@ class View:
 
         lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in head_lines(frame)]
         trouble = Text(frame.trouble or " ", style="bold red", no_wrap=True, overflow="ellipsis")
-        room = max(self._console.height - CHROME_LINES - self.has_keys, 1)
+        room = max(self._console.height - CHROME_LINES - len(lines) - self.has_keys, 1)
         controls, frame = self.controls, arranged(frame, self.controls.sort, self.controls.wanted)
         count = sum(1 + len(groups) for _, groups in frame.topics)
         grid = rows_grid(frame, room, controls.place(count, room))

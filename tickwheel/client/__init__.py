@@ -18,9 +18,12 @@ from tickwheel.api.daemon import (
     ConsumerInfo,
     GroupStats,
     Load,
+    Overview,
     Stats,
     Status,
+    TaskHistory,
     TopicStats,
+    Trouble,
 )
 from tickwheel.api.groups import (
     GroupHeld,
@@ -36,7 +39,14 @@ from tickwheel.api.nodes import NodeDrained, NodeInfo, Nodes, ShardInfo, ShardPl
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import ScheduleInfo, ScheduleRun
 from tickwheel.api.targets import PushSent, TargetInfo, TargetRemoved
-from tickwheel.api.tasks import DeadLetter, GroupInfo, TaskInfo, TaskOutcome
+from tickwheel.api.tasks import (
+    DeadLetter,
+    Explanation,
+    GroupInfo,
+    Reason,
+    TaskInfo,
+    TaskOutcome,
+)
 from tickwheel.api.transactions import TransactionInfo
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
@@ -71,6 +81,7 @@ __all__ = [
     "DeadLetter",
     "DeadSelectionKeywords",
     "Delivery",
+    "Explanation",
     "GroupHeld",
     "GroupInfo",
     "GroupKeywords",
@@ -85,9 +96,11 @@ __all__ = [
     "NodeDrained",
     "NodeInfo",
     "Nodes",
+    "Overview",
     "Partly",
     "PausedKey",
     "PushSent",
+    "Reason",
     "Receipt",
     "Receipts",
     "ResetPreview",
@@ -104,6 +117,7 @@ __all__ = [
     "TargetInfo",
     "TargetRemoved",
     "Task",
+    "TaskHistory",
     "TaskInfo",
     "TaskKeywords",
     "TaskOutcome",
@@ -112,6 +126,7 @@ __all__ = [
     "TopicStats",
     "Transaction",
     "TransactionInfo",
+    "Trouble",
     "status_at",
     "statuses",
 ]

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Unpack, overload
 
 from tickwheel.api.bulk import BulkInfo
-from tickwheel.api.daemon import Backup, ConsumerInfo, Load, Stats, Status
+from tickwheel.api.daemon import Backup, ConsumerInfo, Load, Overview, Stats, Status, TaskHistory
 from tickwheel.api.frames import (
     BulkState,
     CancelWord,
@@ -936,6 +936,15 @@ class GeneratedVerbs(Verbs):
 
         ``topic``: of this topic. ``group``: of this group."""
         return self._pages("consumers", {"topic": topic, "group": group}, limit, timeout)
+
+    async def overview(self, *, timeout: Duration | None = None) -> Overview:
+        """The wheel, counts, and what is wrong right now in words (``troubles``), the worst
+        first."""
+        return await self._ask("overview", {}, timeout)
+
+    async def task_history(self, id: int, *, timeout: Duration | None = None) -> TaskHistory:
+        """The events of a task in their order, as the history has them, a moment late."""
+        return await self._ask("task_history", {"id": id}, timeout)
 
     async def backup(self, name: str, *, timeout: Duration | None = None) -> Backup:
         """Copy the store to a new file ``name`` in the daemon's backup folder, while it works."""

@@ -161,6 +161,39 @@ def _found(answers: Sequence[tuple[Any, ...]], options: Raw) -> tuple[Any, ...]:
     return tuple((live[:1] if options.get("newest") else live) or every[:1])
 
 
+ENDED = frozenset(("acked", "filtered", "expired", "cancelled", "deleted"))
+NOWHERE = frozenset(("gone", "not_found"))
+"""Causes of a task that has ended, and of one of which nothing is known."""
+
+
+def explanation_of(task_id: int | None, ends: Mapping[int, Any]) -> Raw:
+    """The explanation of the shard that has the task, of those that may have it: of several tasks
+    with a key that of the newest. ``ends``: shard → its answer, or the error of one that is
+    away."""
+    answers = [end for end in ends.values() if not isinstance(end, BaseException)]
+    known = [one for one in answers if one["cause"] not in NOWHERE]
+    away = {shard: end for shard, end in ends.items() if isinstance(end, BaseException)}
+    is_found = any(one["cause"] not in ENDED for one in known)
+    if away and not is_found and (task_id is None or not known):
+        names = ", ".join(map(str, away))
+        what = "shard" if len(away) == 1 else "shards"
+        why = str(next(iter(away.values())))
+        found: Raw = {
+            "id": task_id, "topic": None, "cause": "shard_away",
+            "detail": f"It may be in {what} {names}, which cannot be reached: {why}.",
+            "command": "tickwheel shards", "group": None, "behind": None, "next_ms": None,
+            "others": (), "others_left_out": 0,
+        }  # fmt: skip
+        return found
+    return max(
+        answers,
+        key=lambda one: (
+            one["cause"] not in NOWHERE, one["cause"] not in ENDED, one["cause"] == "gone",
+            one["id"] or 0,
+        ),
+    )  # fmt: skip
+
+
 def _grouped(parts: Iterable[Sequence[Raw]], *names: str) -> dict[Any, list[Raw]]:
     """The items of all lists, by these fields of them."""
     found: dict[Any, list[Raw]] = {}

@@ -37,6 +37,7 @@ from tickwheel.client.merging import (
     Raw,
     ask_in_parts,
     bulks_of,
+    explanation_of,
     in_order,
     limit_of,
     numbered,
@@ -84,6 +85,8 @@ WAIT_MS = 1_000
 
 AWAY = (Unreachable, SendTimeout, ConnectionLost, OutcomeUnknown, NotActive, Draining)
 """Errors of a shard that is away, or goes."""
+ANSWERS_S = 3.0
+"""A shard that has not explained a task within so many seconds is away."""
 UNSURE = (SendTimeout, ConnectionLost, OutcomeUnknown)
 """Those of them after which it may have done what it was asked."""
 
@@ -333,7 +336,7 @@ class Shards:
             Over.ONE: self._ask_own, Over.IDS: self._ask_ids, Over.NAME: self._ask_name,
             Over.ALL: self._ask_all, Over.TURN: self._ask_in_turn, Over.BASIS: self._put_schedule,
             Over.TOGETHER: self._ask_together, Over.HOME: self._ask_home_first,
-            Over.HOME_LAST: self._ask_home_last,
+            Over.HOME_LAST: self._ask_home_last, Over.TASK: self._ask_task,
         }  # fmt: skip
         return await asks[verb.over](verb, fields, until_s)
 
@@ -369,6 +372,17 @@ class Shards:
             return answer
 
         return tuple(await ask_in_parts(groups, ask))
+
+    async def _ask_task(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
+        """The answer of the shard that knows the task, or that one is away that may know it."""
+        task_id = fields[0]
+        shards = range(len(self.members)) if task_id is None else self.shards_of(task_id)
+        soon_s = asyncio.get_running_loop().time() + ANSWERS_S
+        until_s = soon_s if until_s is None else min(until_s, soon_s)
+        asking = [self._ask(self.members[shard], verb, fields, until_s) for shard in shards]
+        ends = await asyncio.gather(*asking, return_exceptions=True)
+        raise_first([end for end in ends if not isinstance(end, AWAY)])
+        return explanation_of(task_id, dict(zip(shards, ends, strict=True)))
 
     def shards_of(self, task_id: int) -> Iterable[int]:
         """The shards that may have the task."""

@@ -18,7 +18,13 @@ from tickwheel.api.frames import CatchUp, CountFrom, Fold, Gap, Overlap
 from tickwheel.api.groups import GroupSettings
 from tickwheel.api.kinds import BODY, IDS
 from tickwheel.api.schedules import ScheduleInfo
-from tickwheel.api.tasks import LookUp, ScheduledTaskFields, TaskInfo, check_selection
+from tickwheel.api.tasks import (
+    Explanation,
+    LookUp,
+    ScheduledTaskFields,
+    TaskInfo,
+    check_selection,
+)
 from tickwheel.api.times import Duration, seconds
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.generated import GeneratedVerbs
@@ -98,6 +104,21 @@ class WrittenVerbs(GeneratedVerbs):
             half = len(ids) // 2
             return await self._lookup(ids[:half], until_s) + await self._lookup(ids[half:], until_s)
         return list_of(answer, len(ids), verb.answer)
+
+    async def explain(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        timeout: Duration | None = None,
+    ) -> Explanation:
+        """Why a task is where it is: one ``cause``, a sentence about it (``detail``), and the
+        command that mends it. By its id, or by topic and key: then it is the newest that has not
+        ended, a half task of a transaction, or the one that ended last."""
+        asked = {"id": task_id, "topic": topic, "key": key}
+        found: Explanation = await self._ask("explain", asked, timeout)
+        return found
 
     async def find(
         self,

@@ -64,6 +64,18 @@ _NEAR_S = 26 * 3_600
 _FAR_S = int(datetime(9900, 1, 1, tzinfo=UTC).timestamp())
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 (a wall clock, of any zone)
 _EPOCH_UTC = _EPOCH.replace(tzinfo=UTC)
+
+
+def shown_time(at_ms: int) -> str:
+    """Write a time in UTC for a sentence, to the millisecond where it has some."""
+    try:
+        found = _EPOCH_UTC + timedelta(seconds=at_ms // 1000)
+    except OverflowError:
+        return f"{at_ms} ms"
+    text = found.strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text}.{at_ms % 1000:03d}Z" if at_ms % 1000 else f"{text}Z"
+
+
 _SOME_DAY = datetime(2024, 1, 1)  # noqa: DTZ001
 
 

@@ -891,6 +891,48 @@ def _why_unknown(part: Simple) -> str:
     return "it compares values of two kinds"
 
 
+def why_not(condition: Condition, options: TaskOptions, properties: Properties) -> str:
+    """Say which parts keep a condition from being TRUE of a task, each with the values that it
+    found; of a task of which it is TRUE: nothing."""
+    found = list(dict.fromkeys(_failing(condition, options, properties, truth=True)))
+    more = [f"{len(found) - FAILING_MAX} more"] if len(found) > FAILING_MAX else []
+    return " and ".join([*found[:FAILING_MAX], *more])
+
+
+FAILING_MAX = 5
+"""How many parts of a condition are named that a task does not meet."""
+
+
+def _failing(
+    condition: Condition, options: TaskOptions, properties: Properties, *, truth: bool
+) -> Iterator[str]:
+    """The parts because of which a condition is not ``truth``, in words."""
+    if compiled(condition)(options, properties) is truth:
+        return
+    match condition:
+        case Inverted(term):
+            yield from _failing(term, options, properties, truth=not truth)
+        case AllOf(terms) | AnyOf(terms):
+            for term in terms:
+                yield from _failing(term, options, properties, truth=truth)
+        case _:
+            found = compiled(condition)(options, properties)
+            word = "UNKNOWN" if found is None else str(found).upper()
+            names = sorted(_names(condition), key=_shown_operand)
+            values = (_found(name, options, properties) for name in names)
+            of_values = ", ".join(values)
+            yield f"{_cut(_shown(condition))} is {word}{of_values and f' ({of_values})'}"
+
+
+def _found(name: Name, options: TaskOptions, properties: Properties) -> str:
+    value = _getter(name)(options, properties)
+    if value is None:
+        what = "property" if name.source is Source.PROPERTY else ""
+        return f"the task has no {what} {_shown_operand(name)}".replace("  ", " ")
+    text = _shown_operand(Literal(KINDS[type(value)], value))
+    return f"{_shown_operand(name)} is {_cut(text)}"
+
+
 def _shown(condition: Condition, truth: bool = True) -> str:
     match condition:
         case Inverted(term):

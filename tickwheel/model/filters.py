@@ -33,6 +33,7 @@ from tickwheel.model.conditions import (
     steps_of,
 )
 from tickwheel.model.conditions import why_never as why_never_of
+from tickwheel.model.conditions import why_not as why_not_of
 from tickwheel.model.records import (
     FormerFilter,
     GroupSettings,
@@ -87,6 +88,17 @@ class Filter:
         if tags is not None and options[1] not in tags:
             return False
         return judge is None or judge(options, options[2] or NO_PROPERTIES) is True
+
+    def why_not(self, row: TaskRow) -> str:
+        """Say why the group does not want the task: which tag it lacks, or which condition failed
+        and by which value; "" when it does."""
+        options = row.options or PLAIN
+        if self._tags is not None and options.tag not in self._tags:
+            found = "it has none" if options.tag is None else f"its tag is {options.tag!r}"
+            return f"it wants the tags {self.tags}, and {found}"
+        if self._condition is None:
+            return ""
+        return why_not_of(self._condition, options, options.properties or NO_PROPERTIES)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Filter):
@@ -182,6 +194,14 @@ class Judge:
             if is_before(former, row):
                 return judging.passes(row)
         return current.passes(row)
+
+    def why_not(self, row: TaskRow) -> str:
+        """``Filter.why_not`` of the filter that judges the task."""
+        current = self._current or self._read()
+        if row.options is not None and row.options.replayed is not None:
+            row = with_key(row, row.options.replayed.key)
+        judging = (one for former, one in self._former if is_before(former, row))
+        return next(judging, current).why_not(row)
 
     def divided(self, rows: Iterable[TaskRow]) -> tuple[list[TaskRow], list[TaskRow]]:
         """The rows that the filter lets pass, and the others; no row may stand for another task."""

@@ -167,6 +167,26 @@ async def test_a_task_goes_to_its_shard_and_is_found_from_there(hall: Hall) -> N
     assert (stats["pending"], stats["topics"]["t"]["pending"]) == (9, 9)
 
 
+@pytest.mark.usefixtures("impatient")
+async def test_a_task_is_explained_by_its_shard_or_by_that_being_away(hall: Hall) -> None:
+    ids = await hall.fill()
+    client = await hall.shards.client().connect()
+    await client.pause("t")
+    hall.shards.pass_time(2 * HOUR_MS)
+    for one in ids[:3]:
+        found = await hall.get(f"/v1/tasks/{one}/explanation")
+        assert (found["id"], found["cause"]) == (one, "topic_paused")
+        assert found["command"] == "tickwheel resume t"
+    key = key_in(4 % COUNT, COUNT, "k4-")
+    by_key = await hall.get(f"/v1/topics/t/keys/{key}/explanation")
+    assert (by_key["id"], by_key["cause"]) == (ids[4], "topic_paused")
+    hall.shards.lose(1)
+    away = await hall.get(f"/v1/tasks/{ids[1]}/explanation")
+    assert (away["cause"], away["command"]) == ("shard_away", "tickwheel shards")
+    assert "shard 1" in away["detail"]
+    assert (await hall.get(f"/v1/tasks/{ids[2]}/explanation"))["cause"] == "topic_paused"
+
+
 async def test_what_changes_tasks_finds_each_where_it_is(hall: Hall) -> None:
     ids = await hall.fill()
     words = await hall.post("/v1/cancellations", {"ids": ids[:4]})

@@ -158,7 +158,7 @@ def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess)
         T.TARGET_LIST, T.PUSH_TEST, T.PUSH_LOG, T.PUSH_RESEND,
         T.NODE_LIST, T.SHARD_MOVE, T.NODE_DRAIN, T.TOPIC_LIST, T.TOPIC_SHOW, T.OVERVIEW,
         T.GROUP_LAG, T.TASK_HISTORY, T.HISTORY_LIST, T.RESTORE, T.RESTORE_LIST, T.RESTORE_SHOW,
-        T.RESTORE_CANCEL,
+        T.RESTORE_CANCEL, T.EXPLAIN,
         T.CLAIM,  # the only shard is the home of all names: there is nothing to claim
     }  # fmt: skip
     of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}

@@ -100,6 +100,35 @@ def look_up(stage: Stage) -> Any:
     ]  # fmt: skip
 
 
+EXPLANATION = f"GET {KEY}/explanation", "GET /v1/tasks/{id}/explanation"
+
+
+def by_id(client: Any, values: Values) -> Any:
+    """The client's call, which has the id in the first place."""
+    rest = {name: one for name, one in values.items() if name != "id"}
+    return client.explain(values.get("id"), **rest)
+
+
+@scene(
+    "explain", http=EXPLANATION, python=by_id, cli="explain {id}",
+)  # fmt: skip
+def explain(stage: Stage) -> Any:
+    stage.make_group(paused=True)
+    [task] = stage.enqueue(delay_ms=0)
+    yield {"id": task}, {
+        "id": "#0", "cause": "group_paused", "group": "g", "topic": "t", "others": [],
+        "command": "tickwheel resume t --group g",
+    }  # fmt: skip
+
+
+@scene(
+    "explain", "by key", http=EXPLANATION, python=by_id, cli=f"explain {OF_KEY}",
+)  # fmt: skip
+def explain_key(stage: Stage) -> Any:
+    [task] = stage.enqueue(key="k")
+    yield {"topic": stage.topic, "key": "k"}, {"id": "#0", "cause": "scheduled", "topic": "t"}
+
+
 @scene(
     "list_tasks", cli="list --topic {topic} --state {state} --key {key} [newest: --newest-first]"
 )

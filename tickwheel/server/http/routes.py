@@ -15,7 +15,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -494,6 +494,17 @@ def _declared() -> Iterator[Route]:
         )  # fmt: skip
 
 
+def _explaining() -> Iterator[Route]:
+    """Why a task is where it is, by its id or by its key."""
+    verb = VERBS["explain"]
+    fields = frozenset(field.name for field in verb.asked.fields())
+    for path in ("/v1/tasks/{id}/explanation", f"{_KEY}/explanation"):
+        handler = handler_of(replace(verb, path=f"GET {path}"), fields)
+        yield Route(
+            "GET", path, handler, "tasks", verb.summary, ("explain",), answer_type(verb.answer)
+        )
+
+
 def _changing() -> Iterator[Route]:
     """The commands on a task that a path names, and on the tasks of a key."""
     for what, tag, path, of, answer in (
@@ -575,6 +586,7 @@ ROUTES: Final = (
     Route("GET", f"{_TOPIC}/groups/{{group}}", show_group, "topics", "One group",
           ("show_topic",), answer_type(GroupStats), codes=("not_found",)),
     *_declared(),
+    *_explaining(),
     Route("POST", "/v1/dead-letters/requeue", on_dead("requeue_dead"), "dead letters",
           "Requeue dead letters", ("requeue_dead",), RESULTS_TYPE, body=types.RequeueIn),
     Route("POST", "/v1/dead-letters/delete", on_dead("delete_dead"), "dead letters",

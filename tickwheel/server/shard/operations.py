@@ -36,7 +36,7 @@ from tickwheel.server.shard.resets import Resetting
 from tickwheel.server.shard.schedules import Scheduling
 from tickwheel.server.shard.settlement import Settling
 from tickwheel.server.shard.targets import Targeting
-from tickwheel.server.shard.tasks import Controlling, TaskPages
+from tickwheel.server.shard.tasks import Controlling, Explaining, TaskPages
 from tickwheel.server.shard.transactions import Transacting
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ class Operations:
             Bulks(shard, shard.bulks, listings, value_bytes),
             TaskPages(shard, listings, value_bytes),
             BackingUp(shard, shard.backups, shard.backup_folder),
+            Explaining(shard, shard.stories.of if shard.stories.is_kept else None, shard.lookups),
             Watching(shard, lags, shard.stories, listings, shard.lookups, value_bytes),
             Restoring(shard, shard.restores, listings),
             Placing(shard, listings),

@@ -12,17 +12,37 @@ more which topic it was of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.api.tasks import PAGE, DeadPage, Letters, Requeue, TasksPage
+from tickwheel.api.tasks import PAGE, DeadPage, Letters, Requeue, TasksPage, TaskToExplain
+from tickwheel.engine.explanation import (
+    Around,
+    Explained,
+    Reason,
+    explain,
+    explain_absent,
+    explain_filtered,
+    explain_half,
+    explain_no_key,
+)
 from tickwheel.engine.tasks import AT_ONCE
+from tickwheel.engine.timetables import shown_time
 from tickwheel.errors import BadRequest, LimitExceeded, shown
+from tickwheel.history.read import UNFINISHED, outline
 from tickwheel.limits import ID_MAX
 from tickwheel.model.kinds import at_once
-from tickwheel.model.records import DeadRow, TaskOptions, id_floor, task_bytes
+from tickwheel.model.records import (
+    NO_BODY,
+    DeadRow,
+    TaskOptions,
+    TaskRow,
+    id_floor,
+    task_bytes,
+)
 from tickwheel.server import checks
 from tickwheel.server.shard.reads import IDS_PER_READ_MAX, Records
 from tickwheel.server.shard.views import ValueBytes, dead_map, fitting, task_map
@@ -30,6 +50,7 @@ from tickwheel.server.shard.views import ValueBytes, dead_map, fitting, task_map
 if TYPE_CHECKING:
     from tickwheel.api.tasks import LookUp, Move, Selection, Spread
     from tickwheel.engine.tasks import Done
+    from tickwheel.history.read import Answer as Story
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.callers import Ask, Only
     from tickwheel.server.shard.parts import Listings, Parts
@@ -211,10 +232,146 @@ class Controlling:
         parts.commands.put(ask.caller, ask.number, [pair[0] for pair in pairs], act, done)
 
 
+OTHERS_MAX = 32
+"""Other groups of a task that an explanation has."""
+CLOCK_COMMAND = "kill -USR1 {pid}"
+"""What makes the daemon believe its clock, on its machine."""
+
+
+class Explaining:
+    """Why tasks are where they are. What memory does not know of one that has ended is looked for
+    in the history, where one is kept."""
+
+    def __init__(
+        self, parts: Parts, story: Callable[[int], Awaitable[Story]] | None, lookups: Listings
+    ) -> None:
+        """``story``: the events of a task, as the history has them; None: none is kept."""
+        self._parts = parts
+        self._story = story
+        self._lookups = lookups
+
+    def explain(self, ask: Ask[TaskToExplain]) -> None:
+        """Answer one cause, a sentence and a command. Raises LimitExceeded, Overloaded."""
+        parts, chosen, only = self._parts, _Chosen(self._parts, ask.request), ask.only
+        found: list[dict[str, Any]] = []
+
+        def find() -> Sequence[int]:
+            chosen.ids = list(reversed(chosen.find()))[:NEWEST_LOOKED_AT]
+            return chosen.ids
+
+        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
+            for task_id in chosen.some(some, known):
+                task = known.get(task_id)
+                if found or task is None or not _is_seen(task, only):
+                    continue
+                reasons = explain(parts.core, parts.engine.control, task, self._around(only))
+                found.append(_explained(task_id, task.row.topic, reasons))
+
+        def done() -> None:
+            if found:
+                parts.committer.answer(ask, found[0])
+            else:
+                self._absent(ask, chosen)
+
+        to_read = chosen.ids if chosen.named is None else find
+        parts.commands.put(ask.caller, ask.number, to_read, act, done, lambda: ask.caller.is_open)
+
+    def _around(self, only: Only | None) -> Around:
+        clock = self._parts.clock
+        now = clock.read()
+        around = Around(now.now_ms, now.mono_ms, only or _any_topic)
+        if not clock.held:
+            return around
+        command = CLOCK_COMMAND.format(pid=os.getpid())
+        return around._replace(clock_ms=now.now_ms + clock.ahead_ms, accept_clock=command)
+
+    def _absent(self, ask: Ask[TaskToExplain], chosen: _Chosen) -> None:
+        """Answer about a task that is not stored, or that may not be seen."""
+        parts, only, named = self._parts, ask.only, chosen.named
+        core, control = parts.core, parts.engine.control
+        task_id, topic = ask.request.id, None
+        if named is not None:
+            topic, key = named
+            may_see = only is None or only(topic)
+            reason = explain_half(core, topic, key) if may_see else None
+            task_id = chosen.ended if may_see and reason is None else None
+            if task_id is None:
+                reason = reason or explain_no_key(core, topic, key, self._around(only))
+                parts.committer.answer(ask, _explained(None, topic, [reason]))
+                return
+        assert task_id is not None
+        reason = explain_absent(core, control, task_id)
+        if only is not None and named is None:  # nothing says any more which topic it was of
+            reason = Reason(Explained.NOT_FOUND, f"No task {task_id} is known.", "tickwheel list")
+        if self._story is None:
+            parts.committer.answer(ask, _explained(task_id, topic, [reason]))
+            return
+        told = partial(self._story, task_id)
+        self._lookups.answer(ask, partial(self._with_history, told, task_id, topic, reason, only))
+
+    async def _with_history(
+        self,
+        told: Callable[[], Awaitable[Story]],
+        task_id: int,
+        topic: str | None,
+        reason: Reason,
+        only: Only | None,
+    ) -> dict[str, Any]:
+        """The reason with what the history knows."""
+        events, _ = await told()
+        events = [one for one in events if only is None or only(str(one.get("topic", "")))]
+        if not events:
+            if reason.cause in (Explained.GONE, Explained.NOT_FOUND):
+                reason = reason._replace(detail=f"{reason.detail} The history has nothing of it.")
+            return _explained(task_id, topic, [reason])
+        known = outline(task_id, events)
+        last, state = events[-1], known["state"]
+        text = f"{str(last['event']).replace('_', ' ')} {shown_time(int(last['time_ms']))}"
+        text += "".join(f", {name} {last[name]}" for name in ("group", "attempt") if last.get(name))
+        if last.get("reason"):
+            text += f", because {str(last['reason'])[:REASON_SHOWN]}"
+        of = known.get("topic") or topic
+        if state != UNFINISHED and state in set(Explained):
+            reason = reason._replace(cause=Explained(state))
+        said = "It has ended" if state != UNFINISHED else "It is not stored here"
+        detail = f"{said}; the last that the history of topic {of} has of it: {text}."
+        if reason.cause is Explained.FILTERED and of is not None:
+            left_out = explain_filtered(self._parts.core, _as_it_was(task_id, of, known))
+            if left_out:
+                return _explained(task_id, of, left_out)
+        return _explained(task_id, of, [reason._replace(detail=detail)])
+
+
+def _as_it_was(task_id: int, topic: str, known: Mapping[str, Any]) -> TaskRow:
+    """What filters judge of a task, as the history has it."""
+    names = ("key", "tag", "properties", "priority")
+    said = {name: known[name] for name in names if known.get(name) is not None}
+    return TaskRow(task_id, known["due_ms"] or 0, topic, NO_BODY, TaskOptions(**said))
+
+
+REASON_SHOWN = 200
+"""Characters of a reason that are shown."""
+
+
+def _any_topic(name: str) -> bool:
+    return True
+
+
+def _explained(task_id: int | None, topic: str | None, reasons: Sequence[Reason]) -> dict[str, Any]:
+    first, *others = reasons
+    return {
+        "id": task_id,
+        "topic": topic,
+        **first._asdict(),
+        "others": [one._asdict() for one in others[:OTHERS_MAX]],
+        "others_left_out": max(0, len(others) - OTHERS_MAX),
+    }
+
+
 class _Chosen:
     """The tasks that one selection names: the one place where ids are found for it."""
 
-    def __init__(self, parts: Parts, selection: Selection) -> None:
+    def __init__(self, parts: Parts, selection: Selection | TaskToExplain) -> None:
         self._parts = parts
         self.ids: Sequence[int] = selection.ids or ()
         """Those of the selection, or all that may have its key, once they were found."""

@@ -21,6 +21,7 @@ export async function open(main, query, signal, [id]) {
       if (error.status !== 404 && error.status !== 410) throw error;
       task = { id, state: error.status === 410 ? "gone" : "unknown", said: error.message };
     }
+    const why = await get(`/v1/tasks/${part(id)}/explanation`, {}, signal);
     const signature = JSON.stringify([task.state, task.due_ms, task.groups]);
     // The history's files are written a moment later than things happen.
     looks = signature === lastState ? looks + 1 : 0;
@@ -29,17 +30,17 @@ export async function open(main, query, signal, [id]) {
     }
     lastState = signature;
     const topic = task.topic ?? story.events.find((one) => one.topic)?.topic;
-    showTop(task, topic);
+    showTop(task, topic, why);
     showLife(task);
     const text = task.body ?? task.body_base64;
     if (text !== undefined && text !== null && text !== shownBody) { shownBody = text; showBody(body, task).catch(shown); }
   }
 
-  function showTop(task, topic) {
-    const can = topic !== undefined && may("produce", topic), why = can ? null : "It needs the right produce for this topic";
-    const act = (title, danger, work) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can || ENDED.includes(task.state), title: why, onclick: () => work([task], "1 task").then((done) => done && refresh()).catch(shown) }, title);
+  function showTop(task, topic, why) {
+    const can = topic !== undefined && may("produce", topic), barred = can ? null : "It needs the right produce for this topic";
+    const act = (title, danger, work) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can || ENDED.includes(task.state), title: barred, onclick: () => work([task], "1 task").then((done) => done && refresh()).catch(shown) }, title);
     fill(top, head(h("span", null, "Task ", h("span", { class: "mono" }, id)), state(task.state), act("Run now …", false, runNow), act("Reschedule …", false, reschedule), act("Cancel …", true, cancel)),
-      task.said ? empty(task.said, story.events.length ? null : h("p", null, "The history has nothing of it either, or none is kept.")) : null,
+      task.said ? empty(["gone", "not_found"].includes(why.cause) ? task.said : why.detail, story.events.length ? null : h("p", null, "The history has nothing of it either, or none is kept.")) : null,
       task.topic ? section("What it is", facts([
         ["Topic", link(`#/groups?topic=${part(task.topic)}`, task.topic)],
         ["Due", time(task.due_ms)], task.asked_ms ? ["Asked for", time(task.asked_ms)] : null,
@@ -50,7 +51,7 @@ export async function open(main, query, signal, [id]) {
         task.state === "scheduled" ? ["On the wheel", `slot ${count(task.slot)}, ${turnsLeft(task.cycles)}`] : null,
         ...Object.entries(task.properties ?? {}).map(([name, value]) => [name, link(`#/tasks?topic=${part(task.topic)}&property=${part(`${name}=${value}`)}`, String(value))]),
       ])) : null,
-      ENDED.includes(task.state) || !task.topic ? null : section("What comes next", h("ul", { class: "plain" }, next(task, refresh))));
+      ENDED.includes(task.state) || !task.topic ? null : section("What comes next", h("ul", { class: "plain" }, next(task, why, refresh))));
   }
 
   function showLife(task) {
@@ -67,21 +68,27 @@ export async function open(main, query, signal, [id]) {
 
 export const turnsLeft = (cycles) => (cycles ? `after ${many(cycles, "whole turn")}` : "in this turn");
 
-function next(task, refresh) {
+function next(task, why, refresh) {
   const groups = Object.entries(task.groups ?? {});
-  if (task.state === "scheduled") return [h("li", null, "It is due ", time(task.due_ms), ", and then goes to every group of its topic.")];
-  if (!groups.length) return [h("li", null, "It is due. Its topic has no group: it waits for the first subscriber.")];
+  if (why.cause === "scheduled") return [h("li", null, "It is due ", time(task.due_ms), ", and then goes to every group of its topic.")];
+  if (task.state === "scheduled" || !groups.length) return [h("li", null, because(why))];
   return groups.map(([name, group]) => {
     const who = h("b", null, name), tries = group.failures.length ? ` after ${many(group.failures.length, "failed attempt")}` : "";
     const reason = group.failures.at(-1)?.reason;
     if (group.state === "waiting") return h("li", null, who, `: attempt ${count(group.attempt + 1)} comes `, time(group.at_ms), reason ? ` because ${reason.startsWith("consumer_died") ? "the consumer of the last one died" : "the last one failed"}: ${reason}` : group.snoozes ? " because it was postponed" : "", `. ${group.retries_left === 1 ? "1 retry is" : `${count(group.retries_left)} retries are`} left.`);
     if (group.state === "in_flight") return h("li", null, who, `: attempt ${count(group.attempt)} is with a subscriber. Its lease ends `, time(group.at_ms), "; without an ack it comes again.");
-    if (group.state === "ready") return h("li", null, who, `: ready since `, time(group.at_ms), `${tries}, for the next subscriber with room${task.order_key ? ", once the earlier tasks of its order key are done" : ""}.`);
+    const said = [why, ...why.others].find((one) => one.group === name);
+    if (group.state === "ready") return h("li", null, who, `: ready since `, time(group.at_ms), `${tries}. `, said ? because(said) : "");
     if (group.state === "held") return h("li", null, who, ": held since ", time(group.at_ms), reason ? ` because ${reason}` : "", ", and its order key with it. ", link(`#/groups?topic=${part(task.topic)}&group=${part(name)}`, "Somebody has to decide."));
     if (group.state === "dead") return h("li", null, who, ": given up ", time(group.at_ms), reason ? ` because ${reason}` : "", ". ", link(`#/dead?topic=${part(task.topic)}&group=${part(name)}`, "To the dead letters"), " ", deadActs(task, name, refresh));
     if (group.state === "filtered") return h("li", null, who, ": left out by its filter; it does not get it.");
     return h("li", null, who, `: ${group.state.replaceAll("_", " ")} `, group.at_ms ? time(group.at_ms) : "");
   });
+}
+
+/** What keeps a task, and the command that mends it. */
+function because(one) {
+  return [one.detail, one.command ? [" ", h("code", null, one.command)] : null];
 }
 
 function deadActs(task, group, refresh) {
