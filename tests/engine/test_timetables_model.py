@@ -4,19 +4,21 @@ ones against a walk."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import islice, pairwise
-from typing import Any
+from itertools import islice, pairwise, product
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import pytest
 from cronsim import CronSim
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from engine.test_timetables import ALL, ms, schedule
+from support.odd_values import almost
 from tickwheel.engine.timetables import YEARS_MAX, BadTiming, Timetable, _Walls
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
@@ -56,6 +58,7 @@ IN_THE_HOUR = "0 0,30 1-3 * * *"
 SPRING, AUTUMN = (
     (name, at) for name, at in ALL if name == "Europe/Berlin" and at.year == 2026
 )  # fmt: skip
+MANY = settings(max_examples=3 * settings().max_examples, deadline=None)
 MOMENTS = st.datetimes(datetime(1990, 1, 1), datetime(2090, 1, 1))  # noqa: DTZ001
 
 
@@ -251,6 +254,130 @@ def test_every_minute_of_some_days_matches_as_crontab_says(
     assert list(table.between(ms(begin), ms(until))) == expected, text
 
 
+# --- fields that are written almost as they must be ----------------------------------------------
+
+
+class Field(NamedTuple):
+    """A field of an expression: where it stands among others that match, and what it may hold."""
+
+    among: str
+    value_of: Callable[[datetime], int]
+    terms: dict[str, set[int]]
+    """Every term of one value, one range or all, in capitals, and its values in January 2024, or
+    in that year."""
+    steps: set[str]
+
+
+def spans(low: int, high: int, names: str = "") -> dict[str, set[int]]:
+    spellings = {n: [str(n), f"{n:02}"] for n in range(low, high + 1)}
+    for n, name in zip(spellings, names.split(), strict=False):
+        spellings[n].append(name)
+    found = {"*": set(range(low, high + 1))}
+    for first, last in product(spellings, repeat=2):
+        for begin, end in product(spellings[first], spellings[last]):
+            if begin.isdigit() and first == last:
+                found[begin] = {first}
+            if first <= last:
+                found[f"{begin}-{end}"] = set(range(first, last + 1))
+    return found | {name: {n} for n, name in zip(spellings, names.split(), strict=False)}
+
+
+def weekday_spans() -> dict[str, set[int]]:
+    """Those of weekdays: as the end of a range SUN is 7, if the range does not begin with it."""
+    names = "SUN MON TUE WED THU FRI SAT"
+    found = spans(0, 7, names)
+    for begin, values in list(found.items()):
+        if begin.isdigit() and values != {0}:
+            found[f"{begin}-SUN"] = set(range(min(values), 8))
+    for n, name in enumerate(names.split()[1:], 1):
+        found[f"{name}-SUN"] = set(range(n, 8))
+    return found
+
+
+JANUARY = [datetime(2024, 1, day, tzinfo=UTC) for day in range(1, 32)]
+
+
+def of_weekdays() -> dict[str, set[int]]:
+    """The terms of weekdays with no step: the last and the nth ones of January."""
+    found: dict[str, set[int]] = {}
+    for text, values in spans(0, 7, "SUN MON TUE WED THU FRI SAT").items():
+        if len(values) > 1 or "-" in text:
+            continue
+        (day,) = values
+        days = [at.day for at in JANUARY if at.isoweekday() % 7 == day % 7]
+        if text.isdigit():
+            found[f"{text}L"] = {days[-1]}
+        for n in range(1, 6):
+            found[f"{text}#{n}"] = set(days[n - 1 : n])
+    return found
+
+
+def steps(high: int) -> set[str]:
+    return {text for n in range(1, high + 1) for text in (str(n), f"{n:02}")}
+
+
+MONTH_NAMES = "JAN FEB MAR APR MAY JUN JUL AUG SEP OCT NOV DEC"
+FIELDS = (
+    Field("{} * * * *", lambda at: at.minute, spans(0, 59), steps(59)),
+    Field("0 {} * * *", lambda at: at.hour, spans(0, 23), steps(23)),
+    Field("0 0 {} * *", lambda at: at.day, spans(1, 31) | {"L": {31}, "LW": {31}}, steps(31)),
+    Field("0 0 1 {} *", lambda at: at.month, spans(1, 12, MONTH_NAMES), steps(12)),
+    Field("0 0 * 1 {}", lambda at: at.day, weekday_spans(), steps(7)),
+)
+NTH = of_weekdays()
+
+
+def slow_field(field: Field, text: str) -> set[int] | None:
+    """The values of a field, each term looked up; None: one is none."""
+    found = set[int]()
+    is_weekday = field.among.endswith("{}")
+    for term in text.upper().split(","):
+        span, slash, step = term.partition("/")
+        values = field.terms.get(span)
+        if is_weekday and term in NTH:
+            found |= NTH[term]
+            continue
+        if values is None or (slash and (step not in field.steps or span in ("L", "LW"))):
+            return None
+        if slash and len(values) == 1 and "-" not in span:
+            values = set(range(min(values), max(field.terms["*"]) + 1))  # from there to the end
+        values = set(sorted(values)[:: int(step or 1)])
+        if is_weekday:
+            values = {at.day for at in JANUARY if {at.isoweekday(), at.isoweekday() % 7} & values}
+        found |= values
+    return found
+
+
+@st.composite
+def written_fields(draw: st.DrawFn) -> tuple[Field, str]:
+    field = draw(st.sampled_from(FIELDS))
+    names = sorted(field.terms) + (sorted(NTH) if field.among.endswith("{}") else [])
+    texts = []
+    for _ in range(draw(st.sampled_from([1, 1, 2]))):
+        text = draw(st.sampled_from(names))
+        step = draw(st.one_of(st.just(""), st.sampled_from(sorted(field.steps))))
+        texts.append(draw(st.sampled_from([text, text.lower()])) + (step and f"/{step}"))
+    return field, draw(almost(",".join(texts), "0123456789-/,*LW#?SUNJAe\u0661\u017f"))
+
+
+@given(written_fields())
+@MANY
+def test_fields_are_understood_term_by_term_or_refused(written: tuple[Field, str]) -> None:
+    field, text = written
+    assume(text and not re.search(r"[0-9]{3}", text))  # 005 is 5
+    wanted = slow_field(field, text)
+    try:
+        table = Timetable(schedule(cron=field.among.format(text)), is_new=True)
+    except BadTiming as error:
+        assert wanted is None or (not wanted and "never runs" in str(error)), (text, str(error))
+        return
+    first = JANUARY[0]
+    ends = {"{}": HOUR, "0 {}": 24 * HOUR, "0 0 {}": 31 * 24 * HOUR, "0 0 * 1 {}": 31 * 24 * HOUR}
+    end = first + ends.get(field.among.partition("}")[0] + "}", 366 * 24 * HOUR)
+    times = [datetime.fromtimestamp(t / 1000, UTC) for t in table.between(ms(first), ms(end) - 1)]
+    assert {field.value_of(at) for at in times} == wanted, text
+
+
 YEARS = {
     "America/Sao_Paulo": 2018,  # at midnight
     "Asia/Beirut": 2026,  # at midnight, the day before at its end
@@ -290,7 +417,6 @@ AT_SOME_TIME = st.tuples(
     some_terms(0, 59), HOURS, mostly_any(1, 31), mostly_any(1, 12), mostly_any(0, 7)
 )
 CHANGES = [change for name, year in YEARS.items() for change in days_of_change(name, year)]
-MANY = settings(max_examples=3 * settings().max_examples, deadline=None)
 
 
 def test_every_zone_of_the_sweep_has_changes() -> None:
