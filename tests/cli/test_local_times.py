@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.odd_values import almost
 from tickwheel.api.times import _TIME as FORM_OF_COMMANDS
 from tickwheel.api.times import parse_time
 from tickwheel.cli.options import parse_coming, parse_moment
@@ -183,19 +184,6 @@ def written_times(draw: st.DrawFn, zone: str) -> str:
         else:
             written += char
     return draw(almost(written, "0123456789-+:.,TtZzW \u0661\xa0"))
-
-
-@st.composite
-def almost(draw: st.DrawFn, text: str, alphabet: str) -> str:
-    """The text, or one with a character or two put in, left out or changed."""
-    for _ in range(draw(st.sampled_from([0, 1, 1, 2]))):
-        place = draw(st.integers(0, len(text)))
-        text = (
-            text[:place]
-            + draw(st.sampled_from(["", *alphabet]))
-            + text[place + draw(st.integers(0, 1)) :]
-        )
-    return text
 
 
 @given(

@@ -4,18 +4,21 @@ ones against a walk."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from itertools import islice, pairwise
-from typing import Any
+from functools import lru_cache
+from itertools import islice, pairwise, product
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import pytest
 from cronsim import CronSim
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from engine.test_timetables import ALL, ms, schedule
+from support.odd_values import almost
 from tickwheel.engine.timetables import YEARS_MAX, BadTiming, Timetable, _Walls
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
@@ -55,6 +58,7 @@ IN_THE_HOUR = "0 0,30 1-3 * * *"
 SPRING, AUTUMN = (
     (name, at) for name, at in ALL if name == "Europe/Berlin" and at.year == 2026
 )  # fmt: skip
+MANY = settings(max_examples=3 * settings().max_examples, deadline=None)
 MOMENTS = st.datetimes(datetime(1990, 1, 1), datetime(2090, 1, 1))  # noqa: DTZ001
 
 
@@ -208,39 +212,279 @@ def together(found: list[Term]) -> Term:
     return ",".join(text for text, _ in found), set().union(*(values for _, values in found))
 
 
-@given(
-    parts=st.tuples(
-        some_terms(0, 59),
-        some_terms(0, 23),
-        some_terms(1, 31),
-        some_terms(1, 12, "JAN FEB MAR APR MAY JUN JUL AUG SEP OCT NOV DEC"),
-        some_terms(0, 7, "SUN MON TUE WED THU FRI SAT"),
-    ),
-    begin=st.datetimes(datetime(2024, 1, 1), datetime(2026, 12, 31)),  # noqa: DTZ001
+FIVE = st.tuples(
+    some_terms(0, 59),
+    some_terms(0, 23),
+    some_terms(1, 31),
+    some_terms(1, 12, "JAN FEB MAR APR MAY JUN JUL AUG SEP OCT NOV DEC"),
+    some_terms(0, 7, "SUN MON TUE WED THU FRI SAT"),
 )
+MINUTE = timedelta(minutes=1)
+
+
+def matching(parts: tuple[Term, ...]) -> Callable[[datetime], bool]:
+    """Whether a minute matches five fields, as crontab(5) says."""
+    minutes, hours, days, months, weekdays = (values for _, values in parts)
+    is_either = not (parts[2][0].startswith("*") or parts[4][0].startswith("*"))
+
+    def matches(at: datetime) -> bool:
+        of_month = at.day in days
+        of_week = at.isoweekday() in weekdays or at.isoweekday() % 7 in weekdays
+        is_day = of_month or of_week if is_either else of_month and of_week
+        return at.minute in minutes and at.hour in hours and at.month in months and is_day
+
+    return matches
+
+
+@given(parts=FIVE, begin=st.datetimes(datetime(2024, 1, 1), datetime(2026, 12, 31)))  # noqa: DTZ001
 @settings(max_examples=150, deadline=None)
 def test_every_minute_of_some_days_matches_as_crontab_says(
     parts: tuple[Term, ...], begin: datetime
 ) -> None:
-    (minutes, hours, days, months, weekdays) = (values for _, values in parts)
-    text = " ".join(text for text, _ in parts)
+    text, matches = " ".join(text for text, _ in parts), matching(parts)
     begin = begin.replace(second=0, microsecond=0, tzinfo=UTC)
-    is_either = not (parts[2][0].startswith("*") or parts[4][0].startswith("*"))
-    expected = []
-    for n in range(8 * 24 * 60):
-        at = begin + n * timedelta(minutes=1)
-        of_month = at.day in days
-        of_week = at.isoweekday() in weekdays or at.isoweekday() % 7 in weekdays
-        is_day = of_month or of_week if is_either else of_month and of_week
-        if at.minute in minutes and at.hour in hours and at.month in months and is_day:
-            expected.append(ms(at))
+    shown = [begin + n * MINUTE for n in range(8 * 24 * 60)]
+    expected = [ms(at) for at in shown if matches(at)]
     try:
         table = Timetable(schedule(cron=text), is_new=True)
     except BadTiming as error:
         assert "never runs" in str(error) and not expected, text
         return
-    until = begin + 8 * 24 * HOUR - timedelta(minutes=1)
+    until = begin + 8 * 24 * HOUR - MINUTE
     assert list(table.between(ms(begin), ms(until))) == expected, text
+
+
+# --- fields that are written almost as they must be ----------------------------------------------
+
+
+class Field(NamedTuple):
+    """A field of an expression: where it stands among others that match, and what it may hold."""
+
+    among: str
+    value_of: Callable[[datetime], int]
+    terms: dict[str, set[int]]
+    """Every term of one value, one range or all, in capitals, and its values in January 2024, or
+    in that year."""
+    steps: set[str]
+
+
+def spans(low: int, high: int, names: str = "") -> dict[str, set[int]]:
+    spellings = {n: [str(n), f"{n:02}"] for n in range(low, high + 1)}
+    for n, name in zip(spellings, names.split(), strict=False):
+        spellings[n].append(name)
+    found = {"*": set(range(low, high + 1))}
+    for first, last in product(spellings, repeat=2):
+        for begin, end in product(spellings[first], spellings[last]):
+            if begin.isdigit() and first == last:
+                found[begin] = {first}
+            if first <= last:
+                found[f"{begin}-{end}"] = set(range(first, last + 1))
+    return found | {name: {n} for n, name in zip(spellings, names.split(), strict=False)}
+
+
+def weekday_spans() -> dict[str, set[int]]:
+    """Those of weekdays: as the end of a range SUN is 7, if the range does not begin with it."""
+    names = "SUN MON TUE WED THU FRI SAT"
+    found = spans(0, 7, names)
+    for begin, values in list(found.items()):
+        if begin.isdigit() and values != {0}:
+            found[f"{begin}-SUN"] = set(range(min(values), 8))
+    for n, name in enumerate(names.split()[1:], 1):
+        found[f"{name}-SUN"] = set(range(n, 8))
+    return found
+
+
+JANUARY = [datetime(2024, 1, day, tzinfo=UTC) for day in range(1, 32)]
+
+
+def of_weekdays() -> dict[str, set[int]]:
+    """The terms of weekdays with no step: the last and the nth ones of January."""
+    found: dict[str, set[int]] = {}
+    for text, values in spans(0, 7, "SUN MON TUE WED THU FRI SAT").items():
+        if len(values) > 1 or "-" in text:
+            continue
+        (day,) = values
+        days = [at.day for at in JANUARY if at.isoweekday() % 7 == day % 7]
+        if text.isdigit():
+            found[f"{text}L"] = {days[-1]}
+        for n in range(1, 6):
+            found[f"{text}#{n}"] = set(days[n - 1 : n])
+    return found
+
+
+def steps(high: int) -> set[str]:
+    return {text for n in range(1, high + 1) for text in (str(n), f"{n:02}")}
+
+
+MONTH_NAMES = "JAN FEB MAR APR MAY JUN JUL AUG SEP OCT NOV DEC"
+FIELDS = (
+    Field("{} * * * *", lambda at: at.minute, spans(0, 59), steps(59)),
+    Field("0 {} * * *", lambda at: at.hour, spans(0, 23), steps(23)),
+    Field("0 0 {} * *", lambda at: at.day, spans(1, 31) | {"L": {31}, "LW": {31}}, steps(31)),
+    Field("0 0 1 {} *", lambda at: at.month, spans(1, 12, MONTH_NAMES), steps(12)),
+    Field("0 0 * 1 {}", lambda at: at.day, weekday_spans(), steps(7)),
+)
+NTH = of_weekdays()
+
+
+def slow_field(field: Field, text: str) -> set[int] | None:
+    """The values of a field, each term looked up; None: one is none."""
+    found = set[int]()
+    is_weekday = field.among.endswith("{}")
+    for term in text.upper().split(","):
+        span, slash, step = term.partition("/")
+        values = field.terms.get(span)
+        if is_weekday and term in NTH:
+            found |= NTH[term]
+            continue
+        if values is None or (slash and (step not in field.steps or span in ("L", "LW"))):
+            return None
+        if slash and len(values) == 1 and "-" not in span:
+            values = set(range(min(values), max(field.terms["*"]) + 1))  # from there to the end
+        values = set(sorted(values)[:: int(step or 1)])
+        if is_weekday:
+            values = {at.day for at in JANUARY if {at.isoweekday(), at.isoweekday() % 7} & values}
+        found |= values
+    return found
+
+
+@st.composite
+def written_fields(draw: st.DrawFn) -> tuple[Field, str]:
+    field = draw(st.sampled_from(FIELDS))
+    names = sorted(field.terms) + (sorted(NTH) if field.among.endswith("{}") else [])
+    texts = []
+    for _ in range(draw(st.sampled_from([1, 1, 2]))):
+        text = draw(st.sampled_from(names))
+        step = draw(st.one_of(st.just(""), st.sampled_from(sorted(field.steps))))
+        texts.append(draw(st.sampled_from([text, text.lower()])) + (step and f"/{step}"))
+    return field, draw(almost(",".join(texts), "0123456789-/,*LW#?SUNJAe\u0661\u017f"))
+
+
+@given(written_fields())
+@MANY
+def test_fields_are_understood_term_by_term_or_refused(written: tuple[Field, str]) -> None:
+    field, text = written
+    assume(text and not re.search(r"[0-9]{3}", text))  # 005 is 5
+    wanted = slow_field(field, text)
+    try:
+        table = Timetable(schedule(cron=field.among.format(text)), is_new=True)
+    except BadTiming as error:
+        assert wanted is None or (not wanted and "never runs" in str(error)), (text, str(error))
+        return
+    first = JANUARY[0]
+    ends = {"{}": HOUR, "0 {}": 24 * HOUR, "0 0 {}": 31 * 24 * HOUR, "0 0 * 1 {}": 31 * 24 * HOUR}
+    end = first + ends.get(field.among.partition("}")[0] + "}", 366 * 24 * HOUR)
+    times = [datetime.fromtimestamp(t / 1000, UTC) for t in table.between(ms(first), ms(end) - 1)]
+    assert {field.value_of(at) for at in times} == wanted, text
+
+
+YEARS = {
+    "America/Sao_Paulo": 2018,  # at midnight
+    "Asia/Beirut": 2026,  # at midnight, the day before at its end
+    "America/Havana": 2026,  # at midnight, and at one
+    "Australia/Lord_Howe": 2026,  # by half an hour
+    "Antarctica/Troll": 2026,  # by two hours
+    "Pacific/Apia": 2011,  # by a day
+    "Asia/Pyongyang": 2018,  # by half an hour, for good
+    "Africa/Casablanca": 2026,  # backwards in spring
+    "Europe/Berlin": 2030,
+    "Europe/Dublin": 2026,
+}
+"""Zone → a year in which its clock is changed."""
+
+
+def days_of_change(name: str, year: int) -> list[tuple[str, datetime]]:
+    """The days of UTC on which the zone's offset changes."""
+    zone, first = ZoneInfo(name), datetime(year, 1, 1, tzinfo=UTC)
+    days = [first + timedelta(days=n) for n in range(366)]
+    offsets = [day.astimezone(zone).utcoffset() for day in days]
+    return [(name, day) for day, (a, b) in zip(days, pairwise(offsets), strict=False) if a != b]
+
+
+def mostly_any(low: int, high: int) -> st.SearchStrategy[Term]:
+    """Some terms of a date, or oftener every one, so that something matches in two days."""
+    every = st.just(("*", set(range(low, high + 1))))
+    return st.one_of(every, every, some_terms(low, high))
+
+
+NIGHT: list[Term] = [
+    ("0", {0}), ("2", {2}), ("23", {23}), ("0-3", {0, 1, 2, 3}), ("1-3/2", {1, 3}),
+    ("22,1", {1, 22}),
+]  # fmt: skip
+"""Hours in which clocks are changed."""
+HOURS = st.one_of(st.sampled_from(NIGHT), st.sampled_from(NIGHT), some_terms(0, 23))
+AT_SOME_TIME = st.tuples(
+    some_terms(0, 59), HOURS, mostly_any(1, 31), mostly_any(1, 12), mostly_any(0, 7)
+)
+CHANGES = [change for name, year in YEARS.items() for change in days_of_change(name, year)]
+
+
+def test_every_zone_of_the_sweep_has_changes() -> None:
+    assert {name for name, _ in CHANGES} == set(YEARS)
+
+
+@lru_cache(maxsize=1)
+def shown_around(name: str, at: datetime) -> list[tuple[datetime, datetime]]:
+    """(moment, wall clock) of each minute of three days before and after."""
+    moments = [at + n * MINUTE for n in range(-3 * 24 * 60, 3 * 24 * 60)]
+    zone = ZoneInfo(name)
+    return [(moment, moment.astimezone(zone).replace(tzinfo=None)) for moment in moments]
+
+
+def check_around(parts: tuple[Term, ...], name: str, at: datetime, gap: str, fold: str) -> None:
+    """See that the times of a day before and after ``at`` are those of each minute's clock."""
+    text, matches = " ".join(text for text, _ in parts), matching(parts)
+    is_fixed = not any(text.startswith("*") for text, _ in parts[:2])
+    # What the clock shows once in these two days it may show again within two more.
+    low, high = at - 24 * HOUR, at + 24 * HOUR
+    shown = shown_around(name, at)
+    hits: dict[datetime, list[datetime]] = {}
+    for moment, wall in shown:
+        if matches(wall):
+            hits.setdefault(wall, []).append(moment)
+    kept = {"first": slice(1), "second": slice(-1, None)}.get(fold, slice(None))
+    expected = {hit for both in hits.values() for hit in both[kept if is_fixed else slice(None)]}
+    if is_fixed and gap == "after":
+        for (_, a), (moment, b) in pairwise(shown):
+            if any(matches(a + n * MINUTE) for n in range(1, (b - a) // MINUTE)):
+                expected.add(moment)
+    wanted = sorted(ms(moment) for moment in expected if low <= moment <= high)
+    try:
+        table = Timetable(schedule(cron=text, timezone=name, gap=gap, fold=fold), is_new=True)
+    except BadTiming as error:
+        assert "never runs" in str(error) and not wanted, text
+        return
+    assert list(table.between(ms(low), ms(high))) == wanted, text
+    assert table.count(ms(low), ms(high), 10**9) == len(wanted)
+    if wanted:
+        assert table.newest(wanted[0], ms(high)) == wanted[-1]
+
+
+@given(
+    parts=AT_SOME_TIME,
+    change=st.sampled_from(CHANGES),
+    ahead=st.integers(-12 * 60, 36 * 60),
+    gap=st.sampled_from(["after", "skip"]),
+    fold=st.sampled_from(["first", "second", "both"]),
+)
+@MANY
+def test_every_minute_around_a_change_matches_as_crontab_and_the_rules_say(
+    parts: tuple[Term, ...], change: tuple[str, datetime], ahead: int, gap: str, fold: str
+) -> None:
+    name, day = change
+    check_around(parts, name, day + ahead * MINUTE, gap, fold)
+
+
+@pytest.mark.parametrize(
+    ("name", "day"), CHANGES, ids=lambda v: v if isinstance(v, str) else f"{v:%F}"
+)
+def test_each_rule_holds_at_each_change(name: str, day: datetime) -> None:
+    """Of times that every change jumps over or shows twice."""
+    every = [("*", set(range(low, high + 1))) for low, high in ((1, 31), (1, 12), (0, 7))]
+    at = day + 12 * HOUR
+    for gap, fold in (("after", "first"), ("skip", "second"), ("after", "both")):
+        for hours in (("0-3,22-23", {0, 1, 2, 3, 22, 23}), ("*", set(range(24)))):
+            check_around((("15,45", {15, 45}), hours, *every), name, at, gap, fold)
 
 
 RARE = (

@@ -289,6 +289,25 @@ def test_of_a_long_text_the_part_around_the_place_is_shown() -> None:
     assert text.startswith("  ...") and text.endswith("...")
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        "a l\u0131ke 'x'",
+        "a \u0131s null",
+        "NOT fal\u017fe",
+        "\u212aey = 'x'",
+        "\u017f = 1",
+        "a \u0130N (1)",
+    ],
+)
+def test_words_and_names_have_letters_of_ascii(where: str) -> None:
+    """Others are equal to them in some case; in texts and in double quotes they are letters."""
+    assert failure(where=where).field == "where"
+    other = next(char for char in where if not char.isascii())
+    row = TaskRow(1, 1_000, "orders", b"", TaskOptions(properties={f"{other}x": other}))
+    assert passes(f"\"{other}x\"\xa0=\u2003'{other}'", row)
+
+
 # --- what no task can meet -------------------------------------------------------------------
 
 UNKNOWN = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -368,3 +369,14 @@ def test_the_changelog_begins_with_what_is_not_released_or_with_this_version() -
     assert heads[0] == "Unreleased" or heads[0].startswith(f"{__version__} (")
     for head in heads[1:]:
         assert re.fullmatch(r"\d+\.\d+\.\d+ \(\d{4}-\d\d-\d\d\)", head), head
+
+
+def test_vectors_of_others_name_their_source_and_their_licence() -> None:
+    folder = ROOT / "tests/vectors"
+    readme = (folder / "README.md").read_text("utf-8")
+    licences = readme.partition("## Licences")[2]
+    for path in sorted(folder.glob("*.json")):
+        given = json.loads(path.read_text("utf-8"))
+        row = next(line for line in readme.splitlines() if f"`{path.name}`" in line)
+        assert given["source"] and given["copyright"] and given["rows"], path.name
+        assert f"| {given['license']} |" in row and f"{given['license']} (" in licences, path.name

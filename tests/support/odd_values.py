@@ -34,6 +34,19 @@ OTHERS: tuple[Any, ...] = (
 )  # fmt: skip
 
 
+@st.composite
+def almost(draw: st.DrawFn, text: str, alphabet: str) -> str:
+    """The text, or one with a character or two put in, left out or changed."""
+    for _ in range(draw(st.sampled_from([0, 1, 1, 2]))):
+        place = draw(st.integers(0, len(text)))
+        text = (
+            text[:place]
+            + draw(st.sampled_from(["", *alphabet]))
+            + text[place + draw(st.integers(0, 1)) :]
+        )
+    return text
+
+
 def nested(depth: int) -> Any:
     """Arrays inside each other."""
     value: Any = ()

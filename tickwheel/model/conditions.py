@@ -517,7 +517,7 @@ NUMBER: /([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?/i
 TEXT: /'(?:[^']|'')*'/
 QUOTED: /"(?:[^"]|"")+"/
 NAME: /[A-Z_][A-Z0-9_.]*/i
-%ignore /\s+/
+%ignore /(?u:\s)+/
 """
 
 # What each place of the grammar is called in a message; the first that fits is taken.
@@ -705,7 +705,12 @@ def _parser() -> Callable[[str], Condition]:
         """The callbacks whose methods the parser calls while it reads."""
 
     lark = Lark(
-        GRAMMAR, parser="lalr", lexer="basic", maybe_placeholders=False, transformer=Reading()
+        GRAMMAR,
+        parser="lalr",
+        lexer="basic",
+        maybe_placeholders=False,
+        transformer=Reading(),
+        g_regex_flags=re.ASCII,  # or words in any case have letters that only look like theirs
     )
 
     def run(text: str) -> Condition:
