@@ -24,10 +24,12 @@ from tickwheel import sync
 from tickwheel.client import Client
 from tickwheel.client.connection import to_its_end
 from tickwheel.client.delivery import seen
-from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.errors import BadRequest, TickwheelError, module_needs_extra
 from tickwheel.persistence.contract import StoreBroken
-from tickwheel.server.daemon import Daemon
-from tickwheel.server.settings import Settings
+
+with module_needs_extra("tickwheel.embedded", "server"):
+    from tickwheel.server.daemon import Daemon
+    from tickwheel.server.settings import Settings
 
 if TYPE_CHECKING:
     import ssl
