@@ -24,10 +24,12 @@ from tickwheel import sync
 from tickwheel.client import Client
 from tickwheel.client.connection import to_its_end
 from tickwheel.client.delivery import seen
-from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.errors import BadRequest, TickwheelError, module_needs_extra
 from tickwheel.persistence.contract import StoreBroken
-from tickwheel.server.daemon import Daemon
-from tickwheel.server.settings import Settings
+
+with module_needs_extra("tickwheel.embedded", "server"):
+    from tickwheel.server.daemon import Daemon
+    from tickwheel.server.settings import Settings
 
 if TYPE_CHECKING:
     import ssl
@@ -169,6 +171,10 @@ class Inside:
         """``sources``: of the daemons' clock."""
         self._settings, self._sources = settings, sources
         self.daemon: Daemon | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """Where the daemon runs."""
+        self.first: Store | None = None
+        """What the first daemon starts on, instead of the store of the settings."""
         self.is_up = asyncio.Event()
         self.ends: list[End] = []
         """Both ends of each connection."""
@@ -185,7 +191,7 @@ class Inside:
     async def begin(self) -> None:
         """Start the first daemon, once. Raises what prevents that."""
         if self._starting is None:
-            self._starting = asyncio.ensure_future(self.start())
+            self._starting = asyncio.ensure_future(self.start(self.first))
         await asyncio.shield(self._starting)
 
     async def start(self, store: Store | None = None) -> None:
@@ -206,7 +212,7 @@ class Inside:
         except BaseException:
             await daemon.stop()
             raise
-        self.daemon = daemon
+        self.daemon, self.loop = daemon, asyncio.get_running_loop()
 
     async def _watch(self, daemon: Daemon) -> None:
         """Wait for a failure of the daemon, and tell it."""

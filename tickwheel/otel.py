@@ -32,20 +32,15 @@ from tickwheel.client import Client, Task
 from tickwheel.client.requests import SYNCHRONOUS, needs_loop
 from tickwheel.client.subscription import reason_of
 from tickwheel.client.worker import Reject, RetryLater, Snooze, Worker
-from tickwheel.errors import BadRequest, TickwheelError, shown, text_of
+from tickwheel.errors import BadRequest, TickwheelError, module_needs_extra, shown, text_of
 from tickwheel.model.records import id_time_ms
 from tickwheel.model.values import place_in_trace
 from tickwheel.version import __version__
 
-try:
+with module_needs_extra("tickwheel.otel", "otel"):
     from opentelemetry import context as contexts
     from opentelemetry import metrics, trace
     from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "tickwheel.otel needs the package opentelemetry-api: pip install 'tickwheel[otel]'",
-        name=error.name,
-    ) from None
 
 if TYPE_CHECKING:
     from tickwheel import sync

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from support.waiting import WAIT_S, comes, soon, until
 
 need("fastapi", "httpx2", "starlette", "uvicorn")
 
+import httpx2  # noqa: E402
 from fastapi import FastAPI, WebSocket  # noqa: E402
 from starlette.applications import Starlette  # noqa: E402
 from starlette.requests import Request  # noqa: E402
@@ -29,6 +33,7 @@ from starlette.routing import Route  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
 
 from tickwheel import (  # noqa: E402
+    BadRequest,
     Client,
     ClientClosed,
     Conflict,
@@ -46,6 +51,7 @@ from tickwheel.contrib.fastapi import (  # noqa: E402
     answer_error,
     lifespan,
 )
+from tickwheel.testing import SyncTestWheel, TestWheel  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = "tcp://127.0.0.1:1"
@@ -144,6 +150,120 @@ def test_the_wrong_client_for_an_endpoint_says_which_one_is_right(running: Daemo
         assert ".using(client)" in http.post("/plain/typed").json()["message"]
         assert "await the asynchronous client" in http.post("/async/enqueue").json()["message"]
         assert http.post("/right").status_code == 201, "the loop was not blocked"
+
+
+def shop() -> tuple[FastAPI, list[bytes]]:
+    """An application as in production: without a test wheel it finds no daemon for 10 s."""
+    worker, closed = Worker(Client(NOWHERE)), list[bytes]()
+
+    @worker.on("orders.close")
+    async def close(delivery: Delivery) -> None:
+        closed.append(delivery.body)
+
+    app = application(url=NOWHERE, worker=worker)
+
+    @app.post("/async/{number}")
+    async def place(number: str, tickwheel: TickwheelClient) -> str:
+        receipt = await tickwheel.enqueue("orders.close", number.encode(), delay=1800, key=number)
+        return str(receipt.id)
+
+    @app.post("/plain/{number}")
+    def place_in_a_thread(number: str, tickwheel: SyncTickwheelClient) -> str:
+        receipt = tickwheel.enqueue("orders.close", number.encode(), delay=1800, key=number)
+        return str(receipt.id)
+
+    return app, closed
+
+
+def test_an_application_runs_on_the_wheel_of_a_plain_test(tickwheel_sync: SyncTestWheel) -> None:
+    app, closed = shop()
+    tickwheel_sync.client.enqueue("orders.close", b"before", delay=1200)
+    tickwheel_sync.client.create_group("audit", "g")
+    begin = tickwheel_sync.now
+    for round_ in (1, 2):  # it goes there and back, and keeps what it has
+        with tickwheel_sync.serving(app), TestClient(app) as http:
+            for path in ("/async/41", "/plain/42"):
+                assert http.post(path).status_code == 200
+            tickwheel_sync.assert_enqueued("orders.close", key="41", within="30m")
+            tickwheel_sync.advance("29m")
+            assert len(closed) == 1 + 2 * (round_ - 1)
+            tickwheel_sync.advance("1m")
+            assert closed == [b"before", *[b"41", b"42"] * round_]
+            http.post("/async/43")
+            tickwheel_sync.crash()
+        (left,) = tickwheel_sync.enqueued("orders.close")
+        assert left.key == "43"
+        assert tickwheel_sync.now - begin == timedelta(minutes=30 * round_)
+        tickwheel_sync.client.cancel(left.id)
+    assert "g" in tickwheel_sync.client.stats().topics["audit"].groups
+
+
+def test_an_override_by_the_wheels_client_runs_the_lifespan_on_the_wheel(
+    tickwheel_sync: SyncTestWheel,
+) -> None:
+    app, closed = shop()
+    app.dependency_overrides[contrib.sync_client] = lambda: tickwheel_sync.client
+    with TestClient(app) as http:
+        assert http.post("/plain/42").status_code == 200
+        tickwheel_sync.advance("30m")
+    assert closed == [b"42"]
+
+
+async def test_an_application_on_the_tests_own_loop_runs_on_its_wheel(tickwheel: TestWheel) -> None:
+    app, closed = shop()
+    transport = httpx2.ASGITransport(app)
+    with tickwheel.serving(app):
+        async with (
+            app.router.lifespan_context(app),
+            httpx2.AsyncClient(transport=transport, base_url="http://shop") as http,
+        ):
+            for path in ("/async/41", "/plain/42"):
+                assert (await http.post(path)).status_code == 200
+            await tickwheel.advance("30m")
+            assert closed == [b"41", b"42"]
+    await tickwheel.client.ping()
+
+
+async def test_an_override_beside_the_fixture_works_as_the_document_has_it(
+    tickwheel: TestWheel,
+) -> None:
+    """Without a lifespan, and although the fixture has the name of the package."""
+    app, _ = shop()
+    app.dependency_overrides[contrib.client] = lambda: tickwheel.client
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://shop") as http:
+        await http.post("/async/41")
+    await tickwheel.assert_enqueued("orders.close", key="41", within="30m")
+
+
+def test_an_override_that_fastapi_alone_can_call_is_left_to_it(running: Daemon) -> None:
+    app = application(url=running.url)
+
+    async def other(request: Request) -> Any:
+        return await contrib.client(request).connect()
+
+    def generated() -> Any:
+        yield None
+
+    app.dependency_overrides |= {contrib.client: other, contrib.sync_client: generated}
+    with TestClient(app) as http:
+        assert http.post("/override").status_code == 201
+
+
+async def test_a_test_client_beside_a_wheel_that_it_blocks_says_which_wheel_is_right(
+    tickwheel: TestWheel,
+) -> None:
+    app, _ = shop()
+    for way in ("serving", "override"):
+        if way == "override":
+            app.dependency_overrides[contrib.client] = lambda: tickwheel.client
+        with contextlib.ExitStack() as stack:
+            if way == "serving":
+                stack.enter_context(tickwheel.serving(app))
+            began_s = time.monotonic()
+            with pytest.raises(BadRequest, match="use the fixture tickwheel_sync"):
+                stack.enter_context(TestClient(app))
+            assert time.monotonic() - began_s < 5, "it does not wait for a daemon"
 
 
 def test_an_error_of_tickwheel_is_an_answer_with_its_own_status(running: Daemon) -> None:

@@ -326,7 +326,8 @@ def test_the_page_of_typed_tasks_works_as_it_stands(tmp_path: Path, shell: dict[
 
 
 def test_the_page_of_testing_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
-    assert "1 passed" in run_as_it_stands("docs/testing.md", tmp_path, shell)
+    shown = run_as_it_stands("docs/testing.md", tmp_path, shell)
+    assert "1 passed" in shown and "2 passed" in shown
 
 
 def test_the_page_of_traces_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
@@ -100,9 +101,7 @@ def test_tracing_says_which_extra_it_needs(base_install: Path) -> None:
     done = _run(base_install, "import tickwheel.otel")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(
-        "ModuleNotFoundError: tickwheel.otel needs the package opentelemetry-api"
-    )
+    assert last.startswith("ModuleNotFoundError: tickwheel.otel needs the extra otel")
     assert "pip install 'tickwheel[otel]'" in last
 
 
@@ -128,7 +127,7 @@ def test_files_that_are_no_python_are_in_the_built_package() -> None:
     assert package / "persistence/redis/lua/commit.lua" in packed
 
 
-BLOCK = """
+MISSING = """
 import sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
@@ -140,10 +139,15 @@ found = importlib.util.find_spec
 def find_spec(name, package=None):
     return None if name.partition(".")[0] in {modules!r} else found(name, package)
 importlib.util.find_spec = find_spec
+"""
+BLOCK = (
+    MISSING
+    + """
 sys.argv = ["tickwheel", *{arguments!r}]
 from tickwheel.cli import main
 sys.exit(main())
 """
+)
 WITHOUT = {
     "any command": ("cli", ["enqueue", "t", "x"]),
     "serve": ("server", ["serve", "--store", "memory:", "--listen", "tcp://127.0.0.1:0"]),
@@ -205,6 +209,116 @@ def _says_what_to_install(
     (line,) = done.stderr.splitlines()
     assert line.startswith("tickwheel: ")
     assert f"pip install 'tickwheel[{extra}]'" in line
+
+
+TYPED = "@{made}\ndef close(n: int) -> None: ..."
+VERIFY = """
+import time
+from tickwheel import webhooks
+headers = {"webhook-id": "1", "webhook-timestamp": str(int(time.time())), "webhook-signature": "x"}
+webhooks.verify("whpk_" + 43 * "A" + "=", headers, b"")
+"""
+INSIDE = "from tickwheel import embedded\nwith embedded({store!r}) as client: client.ping()"
+WHEEL = "from tickwheel.testing import SyncTestWheel\nwith SyncTestWheel() as wheel: wheel.settle()"
+PORTS = {"prometheus_client", "starlette", "uvicorn"}
+TARGET = "from tickwheel.outbound.target import target_of\ntarget_of({url!r})"
+CLIENT = "from tickwheel import Client, Worker, sync, task\n"
+PUSH = INSIDE.format(store="memory:").replace(
+    "ping()", "set_push('t', 'g', 'https://example.org'{secrets})"
+)
+DOORS = {
+    "embedded": ("server", "from tickwheel import embedded"),
+    "the class of it": ("server", "from tickwheel import Embedded"),
+    "its module": ("server", "import tickwheel.inside"),
+    "the test wheel": ("server", "from tickwheel.testing import TestWheel"),
+    "one without an event loop": ("server", "from tickwheel.testing import SyncTestWheel"),
+    "a case of unittest": ("server", "from tickwheel.testing import WheelCase"),
+    "embedded in Redis": ("redis", INSIDE.format(store="redis://127.0.0.1:1/0")),
+    "by the other driver": (
+        "asyncio-redis",
+        INSIDE.format(store="redis://127.0.0.1:1/0?driver=asyncio-redis"),
+    ),
+    "marks in Redis": ("redis", "from tickwheel import Once\nOnce('redis://127.0.0.1')"),
+    "marks in SQL": ("sqlalchemy", "from tickwheel.contrib.sqlalchemy import SqlOnce"),
+    "a typed task": ("typed", CLIENT + TYPED.format(made="task('t')")),
+    "one of a worker": ("typed", CLIENT + TYPED.format(made="Worker(Client()).task('t')")),
+    "zstd": ("zstd", CLIENT + "Client(compress='zstd')"),
+    "zstd without an event loop": ("zstd", CLIENT + "sync.Client(compress='zstd')"),
+    "keys": ("encryption", CLIENT + "Client(keys={'a': bytes(32)})"),
+    "keys without an event loop": ("encryption", CLIENT + "sync.Client(keys={'a': bytes(32)})"),
+    "a public key of webhooks": ("encryption", VERIFY),
+    "a private key of a push": (
+        "encryption", PUSH.format(secrets=", secrets=['whsk_' + 43 * 'A' + '=']"),
+    ),
+    "a push": ("push", PUSH.format(secrets="")),
+    "spans": ("otel", "import tickwheel.otel"),
+    "a target in RabbitMQ": ("amqp", TARGET.format(url="amqp://a/?routing_key=k")),
+    "a target in Kafka": ("kafka", TARGET.format(url="kafka://a/?topic=t")),
+    "a target in Redis": ("redis", TARGET.format(url="redis://a/?stream=s")),
+}  # fmt: skip
+"""What a program may do, beside commands, that an extra is needed for."""
+TOLD_ELSEWHERE = {"http"}
+"""By the answer to a request: tests/server/http/test_hosts.py."""
+
+
+@pytest.mark.parametrize("case", DOORS)
+def test_what_needs_an_extra_says_in_one_line_how_to_install_it(case: str) -> None:
+    extra, code = DOORS[case]
+    _raises_what_to_install(extra, EXTRAS[extra].modules, code)
+
+
+@pytest.mark.parametrize("module", sorted({*EXTRAS["server"].modules} - ABSENT))
+def test_each_package_may_be_the_one_that_a_daemon_inside_a_program_lacks(module: str) -> None:
+    """It says so, or it can do without: the packages of ports are not needed inside."""
+    for code in (INSIDE.format(store="memory:"), WHEEL):
+        if module in PORTS:
+            _run_without((module,), code, works=True)
+        else:
+            _raises_what_to_install("server", (module,), code)
+
+
+def test_every_extra_is_missed_by_a_command_or_a_program() -> None:
+    missed = {extra for extra, _ in (*DOORS.values(), *WITHOUT.values())}
+    assert missed | TOLD_ELSEWHERE == EXTRAS.keys()
+
+
+@pytest.mark.parametrize("fixture", ["tickwheel", "tickwheel_sync"])
+def test_a_fixture_that_lacks_the_extra_fails_its_test_by_one_line(
+    fixture: str, tmp_path: Path
+) -> None:
+    (tmp_path / "test_it.py").write_text(f"def test_it({fixture}): ...\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+    code = MISSING.format(modules=EXTRAS["server"].modules)
+    code += "import pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    told = [line for line in done.stdout.splitlines() if "pip install 'tickwheel[server]'" in line]
+    assert told, done.stdout
+    assert all(line.startswith(("tickwheel.testing needs", "ERROR test_it.py")) for line in told)
+    assert "Traceback" not in done.stdout and "import_module" not in done.stdout
+
+
+def _run_without(modules: tuple[str, ...], code: str, *, works: bool) -> str:
+    """What a program that lacks these modules writes to stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", MISSING.format(modules=modules) + code],
+        capture_output=True, text=True, check=False, timeout=60, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == (0 if works else 1), done.stdout + done.stderr
+    return done.stderr
+
+
+def _raises_what_to_install(extra: str, modules: tuple[str, ...], code: str) -> None:
+    told = _run_without(modules, code, works=False)
+    *_, last = told.splitlines()
+    kind, _, text = last.partition(": ")
+    assert kind.rpartition(".")[2] in ("ModuleNotFoundError", "BadRequest", "StoreUnusable"), last
+    assert f"pip install 'tickwheel[{extra}]'" in text
+    # One exception: whatever failed below it is no part of what a user reads.
+    assert told.count("Traceback (most recent call last)") == 1, told
 
 
 def test_the_table_of_extras_has_every_package_that_an_extra_brings() -> None:

@@ -102,7 +102,7 @@ WAIT_S = 0.5
 """Seconds between two tries to find a daemon; each takes the client's connect_timeout, too."""
 
 H = TypeVar("H", bound=Handler)
-A = TypeVar("A", bound=TypedArguments[Any])
+A = TypeVar("A", bound=TypedArguments[...])
 
 
 class Worker:

@@ -19,9 +19,14 @@ the worker begins last and ends first, so that its handlers may use what that li
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+)
 from typing import Annotated, Any
 
 from starlette.requests import HTTPConnection, Request
@@ -50,16 +55,22 @@ def lifespan(
     ``worker``: its handlers run beside the application, on this client; they are stopped
     gracefully at the end. ``inner``: the application's own lifespan, which has the client in
     ``app.state.tickwheel``. Without a daemon the application does not start (Unreachable), unless
-    it is to ``wait``: then calls raise Unreachable, and the worker waits, until one is there.
+    it is to ``wait``: then calls raise Unreachable, and the worker waits, until one is there. In a
+    test, an application that a test wheel is ``serving`` runs on that.
     """
 
     @asynccontextmanager
     async def running(app: Any) -> AsyncIterator[Mapping[str, Any]]:
         async with AsyncExitStack() as stack:
-            client = Client(url, **options)
-            stack.push_async_callback(client.close)
-            if not wait:
-                await _connect(client)
+            wheel = _wheel_of(app)
+            if wheel is not None:
+                wheel = await stack.enter_async_context(wheel._on_this_loop())
+                client = wheel.client
+            else:
+                client = Client(url, **options)
+                stack.push_async_callback(client.close)
+                if not wait:
+                    await _connect(client)
             app.state.tickwheel = client
             app.state.tickwheel_sync = sync.beside(client, asyncio.get_running_loop())
             state: dict[str, Any] = {
@@ -68,12 +79,34 @@ def lifespan(
             }
             if inner is not None:
                 state |= await stack.enter_async_context(inner(app)) or {}
-            if worker is not None:
+            if worker is not None and wheel is not None:
+                await stack.enter_async_context(wheel.working(worker))
+            elif worker is not None:
                 ours = joined(client, [worker], signals=False)  # the server has its own
                 await stack.enter_async_context(_working(ours, client, wait=wait))
             yield state
 
     return running
+
+
+def _wheel_of(app: Any) -> Any:
+    """The wheel that a test runs the application on, by ``serving`` of a test wheel, or by an
+    override of one of the dependencies by a wheel's client; None: it runs as in production."""
+    wheel = getattr(app.state, "tickwheel_wheel", None)
+    overrides = getattr(app, "dependency_overrides", {})
+    for dependency in (client, sync_client):
+        override = overrides.get(dependency)
+        if wheel is None and override is not None and _is_plain(override):
+            wheel = getattr(override(), "wheel", None)
+    return wheel
+
+
+def _is_plain(override: Any) -> bool:
+    """Whether it can be called here: FastAPI alone knows what to do with any other one."""
+    is_other = inspect.iscoroutinefunction(override) or inspect.isgeneratorfunction(override)
+    return not (
+        is_other or inspect.isasyncgenfunction(override) or inspect.signature(override).parameters
+    )
 
 
 def client(connection: HTTPConnection) -> Client:

@@ -447,8 +447,8 @@ def _share(core: Core, group: Group, row: TaskRow) -> Reason | None:
     if share.is_paced and share.bucket is not None:
         return Reason(
             Explained.RATE,
-            f"The rate_each of {of} lets {group.settings.shares.rate_each:g} tasks of {what} go a second,"
-            f" and {_many(share.waiting, 'waits', 'wait')}.",
+            f"The rate_each of {of} lets {group.settings.shares.rate_each:g} tasks of {what} go a"
+            f" second, and {_many(share.waiting, 'waits', 'wait')}.",
             f"tickwheel groups set {group.topic.name} {group.name} --rate-each N",
         )
     return None

@@ -236,7 +236,8 @@ class Daemon:
         missing = [name for name in API_NEEDS if find_spec(name) is None]
         if missing:
             self.log.info(
-                "no_http_api", detail=f"{', '.join(missing)} is missing: install tickwheel[http]"
+                "no_http_api",
+                detail=f"{', '.join(missing)} is missing: pip install 'tickwheel[http]'",
             )
             return None
         from tickwheel.server.http.api import Api

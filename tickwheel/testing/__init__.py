@@ -19,6 +19,8 @@ of those who have the client alone.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.errors import module_needs_extra
+
 if TYPE_CHECKING:
     from tickwheel.testing.wheel import StillBusy, SyncTestWheel, TestWheel, WheelCase
 
@@ -28,4 +30,5 @@ __all__ = ["StillBusy", "SyncTestWheel", "TestWheel", "WheelCase"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("tickwheel.testing.wheel"), name)
+    with module_needs_extra("tickwheel.testing", "server"):
+        return getattr(import_module("tickwheel.testing.wheel"), name)

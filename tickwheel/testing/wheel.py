@@ -92,11 +92,16 @@ class TestWheel:
         )
         if self._settings.store != "memory:":
             raise BadRequest(f"store is memory: in a test wheel, not {self._settings.store!r:.60}")
+        self._losses = self._duplicates = 0
+        self._begin(None)
+
+    def _begin(self, store: MemoryStore | None) -> None:
+        """Be a wheel that has not started yet, on any event loop: on ``store``, or on nothing."""
         self._inside = Inside(self._settings, self._sources)
+        self._inside.first = store
         self._inside.connected = self._watch
         self._clients: list[_WheelClient] = []
         self._working: list[Worker] = []
-        self._losses = self._duplicates = 0
         self._wait_ms: int | None = None
         """In how many ms the shard had something to do when it last came to rest."""
         self._mine: Client | None = None
@@ -130,8 +135,34 @@ class TestWheel:
     def new_client(self, **options: Any) -> Client:
         """Another client of this wheel, with a connection of its own. ``options`` are Client's."""
         client = _WheelClient(self._inside, **options)
+        client.wheel = self
         self._clients.append(client)
         return client
+
+    @asynccontextmanager
+    async def _on_this_loop(self) -> AsyncIterator[TestWheel]:
+        """The wheel, for an application that is to run on it, on the event loop that runs."""
+        if self._inside.daemon is not None and self._inside.loop is not asyncio.get_running_loop():
+            raise BadRequest(
+                "the application runs on another event loop than this wheel, which stands still"
+                " meanwhile: with TestClient use the fixture tickwheel_sync (SyncTestWheel)"
+            )
+        yield self
+
+    async def _rest(self) -> None:
+        """End the daemon in order, and be ready to start on what it had, on any event loop."""
+        for client in self._clients:
+            await client.close()
+        await self.settle()
+        store = self._store.copy()
+        await self._inside.stop()
+        self._begin(store)
+
+    def serving(self, app: Any) -> AbstractContextManager[None]:
+        """Let the lifespan of ``tickwheel.contrib.fastapi`` run this application on the wheel
+        instead of a daemon, client and worker included. The application is on the test's own event
+        loop; for ``TestClient``, which has another one, see ``SyncTestWheel``."""
+        return _serving(app, self)
 
     @asynccontextmanager
     async def working(self, *workers: Worker) -> AsyncIterator[None]:
@@ -464,6 +495,8 @@ class WheelCase:
 class _WheelClient(InsideClient):
     """A client that waits for nothing in real time where it need not."""
 
+    wheel: TestWheel
+
     def _begin(self) -> None:
         super()._begin()
         self._reconnector._search.backoff_s = 0.0  # crashes are meant, and nobody waits
@@ -516,7 +549,7 @@ class SyncTestWheel:
 
     def __init__(self, now: datetime | None = None, **settings: Any) -> None:
         self._wheel = TestWheel(now, **settings)
-        self.client: sync.Client = _SyncClient(self._wheel)
+        self.client: sync.Client = _SyncClient(self._wheel, self)
 
     def __enter__(self) -> Self:
         self.client.connect()
@@ -529,6 +562,31 @@ class SyncTestWheel:
         """End the daemon and the client."""
         self._call(TestWheel.close)
         self.client.close()
+
+    def serving(self, app: Any) -> AbstractContextManager[None]:
+        """``with wheel.serving(app), TestClient(app) as http:`` lets the lifespan of
+        ``tickwheel.contrib.fastapi`` run on the wheel instead of a daemon, client and worker
+        included. Subscriptions and deliveries of before end with the application's start."""
+        return _serving(app, self)
+
+    @asynccontextmanager
+    async def _on_this_loop(self) -> AsyncIterator[TestWheel]:
+        """The wheel on the event loop that runs, for an application that is to run on it: it goes
+        on there, and back to a thread of its own at the end. Calls go to where it is."""
+        await asyncio.to_thread(self._leave_thread)
+        client = await self._wheel.client.connect()
+        self.client._made = sync.BesideLoop(client, asyncio.get_running_loop())
+        try:
+            yield self._wheel
+        finally:
+            await to_its_end(self._wheel._rest())
+            self.client._made = None  # the next call makes a thread
+
+    def _leave_thread(self) -> None:
+        self._call(TestWheel._rest)
+        runtime, self.client._made = self.client._made, None
+        if runtime is not None:
+            runtime.close(None)
 
     @property
     def now(self) -> datetime:
@@ -568,9 +626,19 @@ class SyncTestWheel:
 
 
 class _SyncClient(sync.Client):
-    def __init__(self, wheel: TestWheel) -> None:
+    def __init__(self, inner: TestWheel, wheel: SyncTestWheel) -> None:
         super().__init__()
-        self._make = wheel.new_client
+        self._make = inner.new_client
+        self.wheel = wheel
+
+
+@contextmanager
+def _serving(app: Any, wheel: TestWheel | SyncTestWheel) -> Iterator[None]:
+    app.state.tickwheel_wheel = wheel
+    try:
+        yield
+    finally:
+        del app.state.tickwheel_wheel
 
 
 async def _due_next(wheel: TestWheel) -> datetime | None:

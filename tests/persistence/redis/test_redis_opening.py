@@ -352,4 +352,4 @@ class TestUrls:
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
         assert done.stdout.startswith("StoreUnusable")
-        assert f"install tickwheel[{driver}]" in done.stdout
+        assert f"pip install 'tickwheel[{driver}]'" in done.stdout

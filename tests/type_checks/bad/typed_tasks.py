@@ -55,6 +55,10 @@ def upcasters(n: int) -> None: ...
 
 
 worker.register(main)  # error
+worker.register(close_order, gruop="billing")  # error
+registered = worker.register(close_order)
+registered.body("42")  # error
+registered.body(42, nite="late")  # error
 Client(compress="gzip")  # error
 Client(keys={"a": "text"})  # error
 sync.Client(compress_over="4 KiB")  # error

@@ -29,7 +29,25 @@ def send(text: str) -> int:
     return len(text)
 
 
-worker.register(send, group="mails", tags="eu")
+@task("orders.pay")
+async def pay(order_id: int, amount: float, *, note: str = "") -> None: ...
+
+
+@task("orders.pack")
+def pack(delivery: Delivery, order_id: int, lines: list[str], express: bool = False) -> str:
+    return delivery.topic
+
+
+@task("ticks")
+async def tick() -> None: ...
+
+
+assert_type(worker.register(send, group="mails", tags="eu")("hello"), int)
+registered = worker.register(pay, group="bank", concurrency=4)
+packed = worker.register(pack)
+worker.register(tick)
+worker.register(pay.options(delay="1h"), group="later")
+worker.register(pay.using(Client()), group="elsewhere")
 
 
 async def main(client: Client, blocking: sync.Client, delivery: Delivery) -> None:
@@ -39,6 +57,9 @@ async def main(client: Client, blocking: sync.Client, delivery: Delivery) -> Non
     await close_order.options(at=datetime.now(UTC), if_pending="keep").enqueue(42)
     await close_order.using(client).options(delay=timedelta(hours=1)).enqueue(42)
     await ship.enqueue(42)
+    assert_type(await registered.enqueue(42, 3.5, note="late"), Receipt)
+    assert_type(await packed.enqueue(42, ["a"], express=True), Receipt)
+    assert_type(packed(delivery, 42, ["a"]), str)
     await ship.options(priority=3).enqueue(order_id=42, express=True)
     assert_type(close_order.using(blocking).enqueue(42), Receipt)
     assert_type(send.options(delay=3.5).using(blocking).enqueue(text="hello"), Receipt)

@@ -549,8 +549,8 @@ def check(options: RedisOptions) -> None:
     except ModuleNotFoundError as error:
         raise StoreUnusable(
             f"store {options.name}: the module {error.name!r} is missing;"
-            f" install tickwheel[{options.driver}]"
-        ) from error
+            f" pip install 'tickwheel[{options.driver}]'"
+        ) from None
     if options.driver == "asyncio-redis" and options.tls:
         raise StoreUnusable(
             f"store {options.name}: the driver asyncio-redis has no TLS;"

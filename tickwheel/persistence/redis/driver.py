@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import hiredis
-
+from tickwheel.errors import module_needs_extra
 from tickwheel.model.values import SHARD_BITS
 from tickwheel.persistence.contract import StoreError, StoreUnusable
+
+with module_needs_extra("a store in Redis", "redis"):
+    import hiredis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
