@@ -391,6 +391,21 @@ def test_on_a_phone_the_view_is_named_and_a_form_shows_what_is_wrong(
     console.confirm("Do not")
 
 
+def test_on_a_phone_what_is_wrong_comes_first(console_on: Open, shop: Shop) -> None:
+    console = console_on(shop.daemon, viewport=PHONE)
+    page = looked_at(console, shop, "")
+    headings = page.locator("main section:visible > h2")
+    expect(headings.first).to_have_text("Wrong right now")
+    wrong = page.get_by_role("region", name="Wrong right now")
+    expect(wrong.locator(".trouble").first).to_be_in_viewport(ratio=1)
+    tiles = page.locator(".tiles").bounding_box()
+    box = wrong.bounding_box()
+    assert box is not None and tiles is not None and box["y"] + box["height"] <= tiles["y"]
+    page.set_viewport_size({"width": 1280, "height": 800})  # turned, or another window
+    expect(headings.first).to_have_text("The wheel")
+    expect(wrong).to_be_visible()
+
+
 def test_less_motion_is_asked_for(console_on: Open, shop: Shop) -> None:
     """The hand stands still between two looks."""
     console = console_on(shop.daemon, reduced_motion="reduce")

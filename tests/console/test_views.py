@@ -132,6 +132,31 @@ def test_what_is_wrong_links_to_where_it_is(console: Console, shop: Daemon, topi
     ask(shop, "PATCH", f"/v1/topics/{topic}/groups/slow", {"paused": False})
 
 
+@pytest.mark.parametrize("of", ["topic", "group"])
+def test_what_is_paused_is_said_where_a_group_is_looked_at_and_goes_on_from_there(
+    console: Console, shop: Daemon, topic: str, of: str
+) -> None:
+    make_group(shop, topic, "slow")
+    path = f"/v1/topics/{topic}" + ("/groups/slow" if of == "group" else "")
+    ask(shop, "PATCH", path, {"paused": True})
+    page = console.open("groups")
+    page.get_by_role("searchbox").fill(topic)
+    tag = "topic paused" if of == "topic" else "paused"
+    expect(console.row("slow").locator(".tag").first).to_have_text(tag)
+    page = console.open(f"groups?topic={topic}&group=slow")
+    stopped = page.locator(".stopped")
+    expect(stopped).to_have_count(1)
+    expect(stopped).to_contain_text(f"{of.title()} {topic if of == 'topic' else 'slow'} is paused")
+    expect(stopped).to_be_in_viewport(ratio=1)
+    stopped.get_by_role("button", name="Resume").click()
+    expect(stopped).to_have_count(0)
+    console.says("goes on")
+    assert get(shop, path)["paused"] is False
+    ask(shop, "PATCH", path, {"paused": True})  # by somebody else, while the page is open
+    expect(stopped).to_have_count(1)
+    ask(shop, "PATCH", path, {"paused": False})
+
+
 def test_the_feed_stops_when_nobody_looks(console: Console) -> None:
     page = console.open()
     expect(page.locator("#live")).to_have_text("Live")

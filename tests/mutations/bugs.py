@@ -45,6 +45,14 @@ KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
 COALESCING = "tests/server/shard/test_coalescing.py::test_"
 EXPLAINED = "tests/server/shard/test_explaining.py::test_a_task_is_explained"
+MODES = (
+    "tests/e2e/test_lifecycle.py::test_no_file_of_a_daemon_has_more_than_the_mode_that_is_set"
+    "[args0-None-416]"
+)
+GIVEN_UP = (
+    "tests/server/test_reshard.py"
+    "::test_a_check_names_the_databases_that_count_and_refuses_the_others[1]"
+)
 COALESCING_MODEL = "tests/engine/test_coalescing_model.py::test_a_long_life[1-800]"
 
 # What is answered is durable, and a resend is harmless.
@@ -987,6 +995,26 @@ WHOLE = (
         "what was claimed is made, although somebody else has the name by now",
         {"check_new_name": (condition("_is_over", "False"),)},
         (NAMES + "nothing_is_made_under_a_claim_that_has_ended",),
+    ),
+    Bug(
+        "files-that-everybody-reads",
+        "a daemon's database, backups and history have the mode that its umask leaves",
+        {"disk:withhold": (returning("None"),)},
+        (MODES,),
+    ),
+    Bug(
+        "a-database-that-was-given-up-is-checked",
+        "the databases of before a reshard are said to be right, and those that count are not read",
+        {"check_not_given_up": (returning("None"),)},
+        (GIVEN_UP,),
+        usual=True,
+    ),
+    Bug(
+        "a-new-file-of-tokens-is-roots",
+        "the daemon cannot read what root has changed, and goes by tokens that were revoked",
+        {"server/tokens:_replace": (dropped("os.fchown"),)},
+        ("tests/server/test_tokens.py::test_root_leaves_the_file_to_whom_it_belongs",),
+        usual=True,
     ),
     Bug(
         "an-idempotency-key-is-known-where-its-tasks-are",

@@ -14,6 +14,9 @@ import pytest
 
 from reports.browser import Browser
 from support.story import MAIL, ORDERS, ms
+from tickwheel.cli.history import show_report
+from tickwheel.cli.output import Output
+from tickwheel.reports import page
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,6 +65,25 @@ def test_each_topic_and_group_by_hand(made: Report) -> None:
     hour = only(made.rows["by_hour"], topic=ORDERS, group="", local="2026-11-20 11:00+01:00")
     assert hour["start_ms"] == ms("2026-11-20T10:00:00")
     assert only(made.rows["by_day"], topic=ORDERS, group="")["local"] == "2026-11-20"
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_the_summary_and_the_page_count_all_stuck_tasks_and_name_the_cut(
+    made: Report, most: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = replace(made, rows={**made.rows, "stuck": made.rows["stuck"][:most]})
+    said = cut.summary()
+    assert (said.stuck, said.stuck_listed) == (2, most)
+    text = page.render(cut.rows, made.topics, made.loaded.manifest, made.settings)
+    assert "<b>2</b><span>stuck tasks</span>" in text
+    assert ("The 1 longest overdue of 2" in text) == (most == 1)
+    show_report(Output(as_json=False), said, made.settings, 1.0)
+    remarks = capsys.readouterr().err
+    assert "stuck: 2 tasks" in remarks
+    assert ("the 1 longest overdue are in" in remarks) == (most == 1)
+    show_report(Output(as_json=True), said, made.settings, 1.0)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["stuck"], found["stuck_listed"]) == (2, most)
 
 
 def test_what_went_wrong_is_listed(made: Report) -> None:

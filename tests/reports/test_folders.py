@@ -115,8 +115,15 @@ def test_what_is_wrong_with_a_folder_is_said_with_its_name(tmp_path: Path) -> No
         ReportSettings((), "out")
     with pytest.raises(ReportError, match=r"^b\*: Spark takes"):
         ReportSettings(("a", "b*"), "out")
-    with pytest.raises(ReportError, match=rf"^{tmp_path}/gone: there is no such folder"):
-        listed(LocalFiles(), settings_of(tmp_path, tmp_path / "gone"))
+    gone, empty = tmp_path / "gone", tmp_path / "empty"
+    (empty / "dt=2026-11-20").mkdir(parents=True)
+    with pytest.raises(ReportError, match=rf"^{gone}: there is no such folder"):
+        listed(LocalFiles(), settings_of(gone))
+    for more in ({}, {"open_segments": False}):
+        with pytest.raises(ReportError, match=rf"^{empty}: there is no history in it.*mounted"):
+            listed(LocalFiles(), settings_of(empty, **more))
+        # Retention may have removed what the last report read.
+        assert listed(LocalFiles(), settings_of(empty, **more), (str(empty),)) == []
 
 
 # --- the whole report ----------------------------------------------------------------------------

@@ -55,7 +55,8 @@ def test_the_summary_says_of_a_group_what_was_enqueued_to_its_topic(
     of_topic = {**row, "group": "", "enqueued": 7, "delivered": 0, "acked": 0}
     made = Summary(
         page="report.html", left_out=[], new_events=1, events=1, duplicates=0, synthetic=0,
-        stuck=0, all={}, topics=[of_topic, row], slo=[], quarantine=[], load_s=1.0, figures_s=1.0,
+        stuck=0, stuck_listed=0, all={}, topics=[of_topic, row], slo=[], quarantine=[],
+        load_s=1.0, figures_s=1.0,
     )  # fmt: skip
     show_report(Output(as_json=False), made, ReportSettings(("history",), "out"), 1.0)
     head, line, empty, *_ = capsys.readouterr().out.splitlines()

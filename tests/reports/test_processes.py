@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import importlib.util
 import json
@@ -97,10 +98,16 @@ def test_a_run_killed_half_way_leaves_nothing_that_counts(
     assert not (root / "_lock").exists()
 
 
-def test_an_empty_history_makes_an_empty_report(
+def test_a_folder_without_history_ends_a_report_and_one_without_events_does_not(
     command: Callable[..., tuple[int, str, str]], history: Path, tmp_path: Path
 ) -> None:
     place = ["--history", str(history), "--out", str(tmp_path / "out")]
+    code, said, remarks = command("report", *place)
+    assert (code, said) == (1, "")
+    assert f"report_failed: {history}: there is no history in it" in remarks.splitlines()[-1]
+    assert not (tmp_path / "out/report.html").exists()
+    [path] = write(history, story().events[:1])
+    path.write_bytes(gzip.compress(b""))
     code, said, remarks = command("report", *place)
     assert code == 0
     assert "0 new events, 0 in all" in said
@@ -147,9 +154,11 @@ def test_a_part_of_a_history_by_command(
     ],
 )
 def test_wrong_options_are_said_in_one_line(
-    command: Callable[..., tuple[int, str, str]], tmp_path: Path, arguments: list[str], reason: str
-) -> None:
-    place = ["--history", str(tmp_path), "--out", str(tmp_path / "out")]
+    command: Callable[..., tuple[int, str, str]], history: Path, tmp_path: Path,
+    arguments: list[str], reason: str,
+) -> None:  # fmt: skip
+    write(history, story().events[:1])
+    place = ["--history", str(history), "--out", str(tmp_path / "out")]
     code, _, remarks = command("report", *place, *arguments)
     assert code == 1
     *stages, said = remarks.splitlines()

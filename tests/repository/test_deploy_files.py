@@ -167,6 +167,29 @@ def _is_a_command(line: str) -> None:
     assert not hasattr(here, "commands"), f"tickwheel {line}"
 
 
+def test_what_an_operator_is_told_to_look_at_exists() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    metrics = re.findall(r"`(tickwheel_\w+)`", (ROOT / "docs" / "metrics.md").read_text())
+    named = set(re.findall(r"`(tickwheel_\w+)`", text))
+    assert "tickwheel_leases_over_total" in named
+    assert named - set(metrics) == set()
+    [symptoms] = re.findall(r"^## Symptoms first$(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+    rows = [line.strip("| ").split(" | ") for line in symptoms.splitlines() if line[:1] == "|"]
+    assert len(rows) > 12 and {len(row) for row in rows[2:]} == {3}, "symptom, check, action"
+
+
+def test_security_says_the_same_in_both_places() -> None:
+    """What SECURITY.md names are settings, and quotas are told of where they are."""
+    text = (ROOT / "SECURITY.md").read_text()
+    named = set(re.findall(r"`([a-z_]+)`", text))
+    assert {"serve_token", "tokens_file", "file_mode", "insecure"} <= named
+    assert named - {"rediss"} <= Settings.model_fields.keys()
+    assert "docs/security.md#quotas" in text
+    told = (ROOT / "docs" / "security.md").read_text()
+    assert "`serve_token`, the one password, has none" in told
+    assert "`serve_token` has none" in text
+
+
 def test_commands_are_found_where_they_stand() -> None:
     found = {line.split()[0] for text in TEXTS.values() for line in _commands(text)}
     assert found >= {"serve", "token", "load", "backup"}

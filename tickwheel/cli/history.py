@@ -755,6 +755,7 @@ def show_report(output: Output, found: Summary, settings: ReportSettings, took_s
                 "synthetic": bool(found.synthetic),
                 "left_out": found.left_out,
                 "stuck": found.stuck,
+                "stuck_listed": found.stuck_listed,
                 "slo_missed": sum(row["met"] is False for row in found.slo),
                 "load_s": round(found.load_s, 3),
                 "figures_s": round(found.figures_s, 3),
@@ -777,7 +778,9 @@ def show_report(output: Output, found: Summary, settings: ReportSettings, took_s
     for row in found.quarantine:
         output.remark(f"quarantine: {row['lines']:,} lines {row['reason']}")
     if found.stuck:
-        output.remark(f"stuck: {found.stuck:,} tasks, see {settings.out}/csv/stuck.csv")
+        cut = found.stuck_listed < found.stuck
+        which = f"the {found.stuck_listed:,} longest overdue are in" if cut else "see"
+        output.remark(f"stuck: {found.stuck:,} tasks, {which} {settings.out}/csv/stuck.csv")
 
 
 def report_grid(topics: list[dict[str, Any]], slos: list[dict[str, Any]]) -> Grid:

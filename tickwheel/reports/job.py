@@ -75,7 +75,8 @@ class Report:
             events=manifest.rows,
             duplicates=manifest.duplicates,
             synthetic=manifest.synthetic,
-            stuck=len(rows["stuck"]),
+            stuck=sum(row["tasks"] for row in rows["stuck_by_group"]),
+            stuck_listed=len(rows["stuck"]),
             all=(rows["all"] or [{}])[0],
             topics=rows["by_topic"],
             slo=rows["slo"],
@@ -209,6 +210,7 @@ def _cell(value: Any) -> Any:
 
 KEYS = ("topic", "group")
 STUCK_LISTED_MAX = 10_000
+"""Tasks in the table ``stuck``; ``stuck_by_group`` counts all."""
 STEPPED = {"by_step": "by_hour", "all_by_step": "all_by_hour", "backlog_by_step": "backlog"}
 """Tables by the step of the charts, and the tables whose columns they have; without rows where the
 charts are by the hour or day."""

@@ -232,6 +232,13 @@ def _cards_of(rows: Mapping[str, Rows], topic: str, group: str) -> str:
     return _cards(row, stuck, [one for one in rows["slo"] if same.items() <= one.items()])
 
 
+def _stuck_remark(rows: Mapping[str, Rows]) -> str:
+    every, listed = sum(one["tasks"] for one in rows["stuck_by_group"]), len(rows["stuck"])
+    if every == listed:
+        return "The longest overdue first."
+    return f"The {listed:,} longest overdue of {every:,}."
+
+
 def _cards(row: Row, stuck_by_group: Rows, objectives: Rows) -> str:
     if not row:
         return ""
@@ -429,7 +436,7 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
                [*named, ("state", "state", text), ("tasks", "tasks", count),
                 ("longest overdue", "overdue_ms", duration), ("since", "expected_ms", moment),
                 ("for example", "task_id", unfolded)]),
-        _table("Stuck tasks", "Examples: the longest overdue first.", rows["stuck"],
+        _table("Stuck tasks", _stuck_remark(rows), rows["stuck"],
                [("task", "task_id", unfolded), *named, ("state", "state", text),
                 ("key", "key", text), ("expected", "expected_ms", moment),
                 ("overdue", "overdue_ms", duration), ("attempts", "attempts", count)]),
@@ -558,7 +565,7 @@ def _table(
         )
         lines.append(f"<tr{_of(row)}>{cells}</tr>")
     if len(rows) > LISTED_MAX:
-        remark += f" The first {LISTED_MAX} of {len(rows):,}; the CSV has all."
+        remark += f" The first {LISTED_MAX} of {len(rows):,} that are in the CSV."
     return (
         f'<div class="table"><h2>{escape(title)}</h2><p>{escape(remark.strip())}</p>'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}"><table>'

@@ -216,20 +216,25 @@ class Segment:
         return self.sealed, self.bytes
 
 
-def listed(files: Readable, settings: ReportSettings) -> list[Segment]:
+def listed(files: Readable, settings: ReportSettings, known: Collection[str] = ()) -> list[Segment]:
     """All segments of all folders, oldest first, each once: as the file with the most in it. Of one
     hour those of a shard are in the order of its epochs.
 
-    Raises ReportError when a folder is missing.
+    Raises ReportError when a folder is missing, or has no segment and is not ``known`` from the
+    last load: a volume that is not mounted looks like that.
     """
     found: dict[str, list[Segment]] = {}
     for root in settings.folders:
         if not files.exists(root):
             raise ReportError(f"{root}: there is no such folder; is it the daemon's history_dir?")
-        for file in files.matching(root, "dt=*/hour=*/*.jsonl*"):
-            match = _SEGMENT.search(file.path)
-            if match is None:
-                continue
+        there = files.matching(root, "dt=*/hour=*/*.jsonl*")
+        matches = [(file, match) for file in there if (match := _SEGMENT.search(file.path))]
+        if not matches and root not in known:
+            raise ReportError(
+                f"{root}: there is no history in it; is it the daemon's history_dir, and is its"
+                " volume mounted?"
+            )
+        for file, match in matches:
             name, date, _, gz = match.groups()
             if gz is not None or settings.open_segments:
                 segment = Segment(file.path, name, date, file.bytes, gz is not None)
@@ -301,7 +306,7 @@ def news(settings: ReportSettings) -> tuple[Manifest, list[Segment]]:
     """What the table holds, and the segments that it lacks, from local files."""
     there = LocalFiles()
     held = newest_manifest(there, settings.table)
-    return held, new_segments(listed(there, settings), held)
+    return held, new_segments(listed(there, settings, held.histories), held)
 
 
 def batches(segments: Sequence[Segment], bytes_max: int) -> Iterator[list[Segment]]:
@@ -340,6 +345,8 @@ class Summary:
     duplicates: int
     synthetic: int
     stuck: int
+    stuck_listed: int
+    """How many of them are in the table ``stuck``: the longest overdue."""
     all: dict[str, Any]
     topics: Rows
     slo: Rows

@@ -227,7 +227,9 @@ class Loader:
         before = manifest = newest_manifest(self._files, self.table.root)
         self.table.sweep(manifest)
         again = self._not_understood(manifest)
-        segments = new_segments(listed(self._files, self._settings), manifest, again)
+        segments = new_segments(
+            listed(self._files, self._settings, manifest.histories), manifest, again
+        )
         total = sum(segment.bytes for segment in segments)
         done = 0
         parts = list(batches(segments, self._settings.batch_bytes))

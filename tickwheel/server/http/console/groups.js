@@ -20,7 +20,7 @@ export async function open(main, query, signal) {
   let sort = query.get("sort") in SORTS ? query.get("sort") : "name";
   let all = [];
   const rates = new Rates();
-  const said = h("p", { class: "dim tabular", role: "status" }), none = h("div", { hidden: true }), known = h("div");
+  const said = h("p", { class: "dim tabular", role: "status" }), none = h("div", { hidden: true }), pauses = h("div", { role: "status" }), known = h("div");
   const lag = topic === null || wanted === null ? null : lagOf(topic, wanted, signal);
   const lines = lag && linesOf(topic, wanted, signal, () => refresh());
   const words = h("input", { type: "search", placeholder: "Group or topic", "aria-label": "Groups with this in their or their topics' names", oninput: () => draw() });
@@ -30,7 +30,7 @@ export async function open(main, query, signal) {
   const table = new Table({
     label: "Groups", key: (one) => `${one.topic} ${one.group}`,
     columns: [
-      { name: "Group", class: "name", cell: (one) => named(link(`#/groups?topic=${part(one.topic)}&group=${part(one.group)}`, one.group), topic === null ? h("span", { class: "narrow dim" }, one.topic) : null, one.paused ? h("span", { class: "tag" }, "paused") : null, isFiltered(one) ? h("span", { class: "tag wide", title: filterText(one) }, "filter") : null) },
+      { name: "Group", class: "name", cell: (one) => named(link(`#/groups?topic=${part(one.topic)}&group=${part(one.group)}`, one.group), topic === null ? h("span", { class: "narrow dim" }, one.topic) : null, one.paused ? h("span", { class: "tag" }, "paused") : null, one.topicPaused && wanted === null && topic === null ? h("span", { class: "tag" }, "topic paused") : null, isFiltered(one) ? h("span", { class: "tag wide", title: filterText(one) }, "filter") : null) },
       { name: "Topic", class: "name wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, one.topic) },
       { name: "Ready", class: "number", cell: (one) => (one.ready ? link(`#/tasks?topic=${part(one.topic)}&state=ready`, count(one.ready)) : dim("0")) },
       { name: "In flight", class: "number", cell: (one) => (one.in_flight ? link(`#/tasks?topic=${part(one.topic)}&state=in_flight`, count(one.in_flight)) : dim("0")) },
@@ -46,7 +46,7 @@ export async function open(main, query, signal) {
 
   async function refresh() {
     const topics = topic === null ? (await allTopics(signal)).topics : [await get(`/v1/topics/${part(topic)}`, {}, signal)];
-    all = topics.flatMap((one) => Object.entries(one.groups).map(([group, counts]) => ({ topic: one.topic, group, ...counts })));
+    all = topics.flatMap((one) => Object.entries(one.groups).map(([group, counts]) => ({ topic: one.topic, topicPaused: one.paused, group, ...counts })));
     rates.read(all, table.key);
     draw();
     if (topic !== null) await showDetail(topics[0]);
@@ -65,6 +65,7 @@ export async function open(main, query, signal) {
     const one = wanted === null ? null : all.find((group) => group.group === wanted);
     if (lag) lag.element.hidden = !one;
     if (wanted !== null && !one) { fill(known, h("p", { class: "problem" }, `Topic ${topic} has no group ${wanted}.`)); return; }
+    showPauses(found, one);
     const of = one ?? found;
     const tasks = (state, value) => link(`#/tasks?topic=${part(topic)}&state=${state}`, count(value));
     fill(known, section(one ? `Group ${wanted} of ${topic}` : `Topic ${topic}`, facts([
@@ -81,6 +82,24 @@ export async function open(main, query, signal) {
       one ? ["Left out by its filter", count(one.filtered)] : null, one ? orderOf(one) : null, one ? sharesOf(one) : null,
     ]), one ? h("p", { class: "filter" }, "Filter: ", isFiltered(one) ? h("code", null, filterText(one)) : h("span", { class: "dim" }, "none, it wants every task")) : null));
     if (one) await Promise.all([lag.refresh(), lines.refresh(one)]);
+  }
+
+  // What keeps tasks from this group, its own pause or its topic's, with the way out.
+  let stopped = null;
+  function showPauses(found, one) {
+    const now = JSON.stringify([found.paused, Boolean(one?.paused)]);
+    if (now === stopped) return;
+    stopped = now;
+    const can = may("operate", topic), why = can ? null : "It needs the right operate for this topic";
+    const line = (name, text, path) => h("p", { class: "stopped" }, h("span", null, text),
+      h("button", { type: "button", disabled: !can, title: why, "aria-label": `Resume ${name}`, onclick: async () => {
+        await request("PATCH", path, { body: { paused: false } }).then(() => toast(`${name} goes on`), shown);
+        await refresh().catch(shown);
+      } }, "Resume"));
+    const path = `/v1/topics/${part(topic)}`;
+    fill(pauses,
+      found.paused ? line(`topic ${topic}`, `Topic ${topic} is paused: none of its groups is handed a task.`, path) : null,
+      one?.paused ? line(`group ${wanted}`, `Group ${wanted} is paused: it is handed no task.`, `${path}/groups/${part(wanted)}`) : null);
   }
 
   function actions(one) {
@@ -123,7 +142,7 @@ export async function open(main, query, signal) {
   fill(none, empty("No group yet", h("p", null, "A group comes to be with its first subscriber."), commands([["Subscribe", `tickwheel subscribe ${topic ?? "hello"}`]])));
   const top = topic === null ? head("Groups", words, sorting)
     : head("Groups of a topic", link("#/groups", "All groups"), act("New group …", create), lag ? act("Reset …", () => reset(topic, wanted)) : null, words, sorting);
-  fill(main, top, known, lines?.element, lag?.element, said, none, table.element);
+  fill(main, top, pauses, known, lines?.element, lag?.element, said, none, table.element);
   return { refresh, every: 2_000 };
 }
 

@@ -82,14 +82,19 @@ export async function open(main, query, signal) {
     turns.setAttribute("role", "img");
   }
 
-  fill(main, head("Overview"), first,
-    h("div", { class: "tiles" }, COUNTS.map(([name]) => tiles[name].element)),
+  const wrong = section("Wrong right now", troubles);
+  const column = h("div", { class: "column" },
+    section("A second", h("div", { class: "rates" }, RATES.map(([name]) => h("div", { class: `rate rate-${name}` }, h("span", null, rates[name].text), rates[name].value, rates[name].line)))),
+    section("Lateness and more", late));
+  const counted = h("div", { class: "tiles" }, COUNTS.map(([name]) => tiles[name].element));
+  fill(main, head("Overview"), first, counted,
     h("div", { class: "overview" },
-      section("The wheel", h("div", { class: "wheel" }, ring.canvas), slot, legend, ringScale, h("h3", null, "Due in each of the next 24 turns"), turns, turnsScale),
-      h("div", { class: "column" },
-        section("Wrong right now", troubles),
-        section("A second", h("div", { class: "rates" }, RATES.map(([name]) => h("div", { class: `rate rate-${name}` }, h("span", null, rates[name].text), rates[name].value, rates[name].line)))),
-        section("Lateness and more", late))));
+      section("The wheel", h("div", { class: "wheel" }, ring.canvas), slot, legend, ringScale, h("h3", null, "Due in each of the next 24 turns"), turns, turnsScale), column));
+  // On a phone there is one column, and whoever looks has been called: what is wrong comes first.
+  const narrow = matchMedia("(max-width: 700px)");
+  const place = () => (narrow.matches ? counted.before(wrong) : column.prepend(wrong));
+  narrow.addEventListener("change", place, { signal });
+  place();
   feed.addEventListener("overview", show, { signal });
   // The turns to come wait for the first word of the daemon only once.
   feed.addEventListener("overview", () => showTurns().catch(() => {}), { signal, once: true });
