@@ -20,6 +20,9 @@ COALESCED_TASKS_MAX = 1_024
 ENCODING_STEPS_MAX = 2
 """What may have been done to one body: compressed and encrypted, say."""
 PAUSED_KEYS_MAX = 256
+HELLO_BYTES_MAX = 64 * 1024
+"""Bytes of a connection before its HELLO, and so of that: strangers may not make the daemon keep
+more."""
 
 
 @dataclass(frozen=True, slots=True)

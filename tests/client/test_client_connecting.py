@@ -20,6 +20,8 @@ from tickwheel import Client, Task, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.client.connection import Connection, connect
 from tickwheel.client.reconnector import Reconnector
+from tickwheel.client.status import status_at
+from tickwheel.limits import HELLO_BYTES_MAX, Limits
 from tickwheel.protocol import Frame
 
 
@@ -669,6 +671,36 @@ async def test_a_daemon_that_refuses_to_hear_of_heartbeats_is_greeted_without() 
             await daemon.peer()
         words = [(hello.get("lease"), hello.get("heartbeat")) for hello in hellos]
         assert words == [(True, True), (None, True), (None, None)], "the newest word first"
+
+
+@pytest.mark.parametrize(
+    "long", [{"token": "x" * HELLO_BYTES_MAX}, {"name": "é" * HELLO_BYTES_MAX}]
+)
+async def test_a_hello_that_no_daemon_reads_is_refused_and_not_sent(long: dict[str, str]) -> None:
+    """Once, and not again on new connections for as long as a call may take."""
+    async with FakeDaemon() as daemon:
+        client = daemon.client(**long)
+        for asked in (client.connect, client.ping, client.stats):
+            with pytest.raises(
+                errors.LimitExceeded, match=r"frame of \d+ bytes; the limit is 65536"
+            ):
+                await soon(asked())
+        assert daemon.connections <= 3
+        with pytest.raises(errors.LimitExceeded, match="HELLO_BYTES_MAX"):
+            await soon(status_at(daemon.url, **long))
+        assert all(not peer.seen for peer in daemon.open)
+        await client.close()
+
+
+async def test_a_hello_has_the_size_that_a_daemon_said_when_it_comes_again() -> None:
+    async with FakeDaemon() as daemon:
+        client = daemon.client(token="x" * 2_000, send_timeout=0.2, retries=0)
+        await client.connect()
+        client._reconnector.limits = Limits(frame_bytes_max=1_024)
+        (await daemon.peer()).close()
+        with pytest.raises(errors.TickwheelError, match=r"the limit is 1024 \(frame_bytes_max\)"):
+            await soon(client.ping())
+        await client.close()
 
 
 async def test_a_line_that_is_only_slow_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

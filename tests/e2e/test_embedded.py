@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from support.daemon import Daemon
+from support.redis_server import RedisServer
 from support.waiting import comes, soon, until
 from tickwheel import BadRequest, Client, Retry, StoreBroken, TickwheelError, Worker, embedded
 from tickwheel.client.connection import to_its_end
@@ -211,3 +212,35 @@ async def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing_behind(
             lambda: not [one for one in threading.enumerate() if one.name.startswith("tickw")]
         )
         assert beginning.cancelled() or beginning.exception() is None
+
+
+LEADING = 240
+"""After so many steps the daemon goes on until it has the lease."""
+NONE = b"*0\r\n"
+
+
+async def test_a_daemon_on_redis_whose_start_is_cancelled_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    """No connection, and no lease: the next one need not wait until that is over."""
+    tasks, server = asyncio.all_tasks(), RedisServer(tmp_path / "redis").start().lay_out()
+    try:
+        for steps in [*range(0, 24, 3), *range(24, 240, 24), LEADING]:
+            store = server.url("connect_ms=20000&call_ms=20000")
+            beginning = asyncio.ensure_future(begin_daemon(store))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            while steps == LEADING and not beginning.done():
+                if server.call("KEYS", "*leader*") != NONE:
+                    break
+                await asyncio.sleep(0)
+            for _ in range(1 + steps % 3):
+                beginning.cancel()
+                await asyncio.sleep(0)
+            await soon(asyncio.wait((beginning,)))
+            assert beginning.cancelled() or beginning.exception() is None
+            assert asyncio.all_tasks() <= tasks
+            await comes(lambda: server.call("CLIENT", "LIST").count(b"name=tickwheel") == 0)
+            assert server.call("KEYS", "*leader*") == NONE
+    finally:
+        server.stop()

@@ -261,6 +261,45 @@ def test_sigterm_drains_all(shards: Shards) -> None:
             assert raw.call(T.LOOKUP, [task])[2][0]["state"] == "scheduled"
 
 
+def children_of(pid: int) -> set[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return set(map(int, found.split()))
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether the process catches this signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    [mask] = [line.split()[1] for line in lines if line.startswith("SigCgt:")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_that_is_stopped_at_any_moment_leaves_nothing_behind(
+    make_daemon: MakeDaemon, tmp_path: Path, number: int
+) -> None:
+    """Before it has processes, while they start, and when all are there: no process, no port, no
+    lock; and the next start serves."""
+    shards = Shards(make_daemon, tmp_path)
+    for count in range(SHARDS + 1):
+        shards.parent.spawn()
+        seen = set[int]()
+
+        def has_enough(seen: set[int] = seen, count: int = count) -> bool:
+            seen |= children_of(shards.parent.pid)
+            return len(seen) >= count and (count > 0 or handles(shards.parent.pid, number))
+
+        until(has_enough)
+        os.kill(shards.parent.pid, number)
+        # Before there is a handler of its own, Python's is there for SIGINT.
+        expected = (0, 130) if number == signal.SIGINT and not count else (0,)
+        assert shards.parent.wait() in expected
+        until(lambda seen=seen: all(map(is_over, seen)))
+        assert shards.are_free()
+    assert "Traceback" not in shards.log
+    shards.start()
+    assert len(shards.pids()) == SHARDS
+
+
 def test_a_second_signal_kills_those_that_do_not_end(shards: Shards) -> None:
     pids = shards.pids()
     os.kill(pids[1], signal.SIGSTOP)

@@ -190,6 +190,15 @@ CASES = {
         ],
         {"severity": "warning"},
     ),
+    "TickwheelStandbysMissing": Case(
+        {"tickwheel_standbys": "1x60", "tickwheel_standbys_expected": "2x60"},
+        [
+            {"tickwheel_standbys": "2x60"},
+            {"tickwheel_standbys": "2x57 1x3"},
+            {"tickwheel_standbys_expected": "0x60"},
+        ],
+        {"severity": "warning"},
+    ),
     "TickwheelNotServing": Case(
         {"tickwheel_serving": "0x60"},
         [{"tickwheel_serving": "0x58 1x2"}, {"tickwheel_store_full": "1x60"}],

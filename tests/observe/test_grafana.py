@@ -334,6 +334,7 @@ def test_nothing_is_early_and_no_alert_of_trouble_fires(server: Prometheus) -> N
         "TickwheelHistoryDropped", "TickwheelHistoryWriterRestarting", "TickwheelBackupFailed",
         "TickwheelBackupOld", "TickwheelShardDown", "TickwheelShardRestarting",
         "TickwheelTwoLeaders", "TickwheelDaemonDown", "TickwheelNodesMissing",
+        "TickwheelStandbysMissing",
         "TickwheelBackupMissing", "TickwheelPausedLong",
     }  # fmt: skip
 

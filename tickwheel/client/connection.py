@@ -26,6 +26,7 @@ from tickwheel.api.frames import DEFAULT_PORT, FrameType
 from tickwheel.errors import (
     BadRequest,
     ConnectionLost,
+    LimitExceeded,
     NotActive,
     ProtocolError,
     SendTimeout,
@@ -35,6 +36,7 @@ from tickwheel.errors import (
     Unreachable,
     from_wire,
 )
+from tickwheel.limits import HELLO_BYTES_MAX
 from tickwheel.protocol import Decoder, encode
 
 DEFAULT_URL = f"tcp://127.0.0.1:{DEFAULT_PORT}"
@@ -538,5 +540,16 @@ async def connect(connection: Connection, address: Address, tls: ssl.SSLContext 
         )
 
 
-def hello(number: int, options: dict[str, Any]) -> bytes:
-    return encode((int(FrameType.HELLO), number, options))
+def hello(number: int, options: dict[str, Any], frame_bytes_max: int) -> bytes:
+    """The frame of a HELLO. Raises LimitExceeded for one that the daemon would not read: before it
+    the daemon keeps less of a peer than after."""
+    data = encode((int(FrameType.HELLO), number, options))
+    if len(data) > min(frame_bytes_max, HELLO_BYTES_MAX):
+        name, limit = "HELLO_BYTES_MAX", HELLO_BYTES_MAX
+        if frame_bytes_max < HELLO_BYTES_MAX:
+            name, limit = "frame_bytes_max", frame_bytes_max
+        raise LimitExceeded(
+            f"HELLO, with the token and the client's name, takes a frame of {len(data)} bytes; the"
+            f" limit is {limit} ({name})"
+        )
+    return data

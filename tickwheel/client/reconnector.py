@@ -440,7 +440,7 @@ class Reconnector:
         number = self.next_number()
         refused = self._refused.get(address, ())
         options = {w: said for w, said in self._hello_options.items() if w not in refused}
-        connection.ask(number, request, hello(number, options))
+        connection.ask(number, request, hello(number, options, self.limits.frame_bytes_max))
         connection.flush()
         await asyncio.wait((request.done, connection.closed), return_when=asyncio.FIRST_COMPLETED)
         if not request.done.done():

@@ -31,6 +31,7 @@ from tickwheel.client.connection import (
 )
 from tickwheel.client.requests import read
 from tickwheel.errors import BadRequest, ProtocolError, TickwheelError, UnknownType, Unreachable
+from tickwheel.limits import Limits
 from tickwheel.protocol import encode
 from tickwheel.version import __version__
 
@@ -147,7 +148,7 @@ class _Question(Request):
 
 async def _ask(connection: Connection, address: Address, token: str | None, name: str) -> Status:
     options = {"v": PROTOCOL_VERSION, "session": None, "token": token, "client": name}
-    info = await _answer(connection, 1, hello(1, options))
+    info = await _answer(connection, 1, hello(1, options, Limits().frame_bytes_max))
     if not isinstance(info, Mapping):
         raise ProtocolError("HELLO's answer is no map")
     try:

@@ -35,6 +35,7 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnreachable,
     StoreUnusable,
+    to_its_end,
 )
 
 # --- the life of a process -----------------------------------------------------------------------
@@ -452,7 +453,13 @@ class Leadership:
         now = self._clock.read()
         life = str(self._life) if self._life is not None else ""
         me = Leader(owner, address, now.now_ms, 0, life, self.http)
-        if not await self._election.acquire(me, instead_of):
+        try:
+            is_given = await self._election.acquire(me, instead_of)
+        except asyncio.CancelledError:
+            # The store may have given it all the same.
+            await to_its_end(self._release(me))
+            raise
+        if not is_given:
             return False
         self.me = self.leader = me
         self._licensed(now.mono_ms)
@@ -527,6 +534,9 @@ class Leadership:
         if me is None:
             return
         self.leader = None
+        await self._release(me)
+
+    async def _release(self, me: Leader) -> None:
         try:
             await self._election.release(me)
         except StoreError as error:

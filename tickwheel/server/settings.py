@@ -58,6 +58,10 @@ class Settings(BaseSettings):
     store: str = "sqlite:///tickwheel.db"
     expect_store: bool = False
     """Refuse to start with a store that is empty: it was lost. For once it has been laid out."""
+    expect_standbys: int = Field(default=0, ge=0, le=64)
+    """Standbys of each shard that should be seen; fewer are a trouble, and an alert."""
+    expect_nodes: int = Field(default=0, ge=0, le=1_000)
+    """Nodes that should be seen, this one included."""
     listen: str = "tcp://127.0.0.1:7355"
     http: str | None = None
     processes: int | Literal["auto"] = 1

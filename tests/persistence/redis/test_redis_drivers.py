@@ -6,15 +6,19 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import hiredis
 import pytest
 
 from support.redis_server import RedisServer
+from support.waiting import comes, soon
 from tickwheel.persistence.redis.connection import Connection, check, connect
 from tickwheel.persistence.redis.driver import NoReply, NotConnected, ServerError, options_from
+from tickwheel.persistence.redis.store import RedisStore
 
 
 @contextmanager
@@ -135,3 +139,41 @@ async def test_an_answer_that_nobody_asked_for_ends_the_connection() -> None:
         with pytest.raises(NoReply, match="nobody had asked for: b'AND MORE'"):
             await wire.call("PING")
         await wire.close()
+
+
+def connections_of(server: RedisServer) -> int:
+    """How many connections a store has open."""
+    return server.call("CLIENT", "LIST").count(b"name=tickwheel")
+
+
+STEPS = [*range(0, 8, 2), *range(8, 26), *range(30, 96, 12), 192, 256]
+DRIVERS = ["redis", "asyncio-redis"]
+PATIENT = "connect_ms=20000&call_ms=20000"
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_an_opening_that_is_cancelled_at_any_moment_leaves_nothing_behind(
+    driver: str, tmp_path: Path
+) -> None:
+    """Neither a task nor a connection; and the next one opens it."""
+    tasks, ends = asyncio.all_tasks(), Counter[str]()
+    server = RedisServer(tmp_path / "redis").start()
+    try:
+        for steps in STEPS:
+            store = RedisStore(options_from(f"{server.url()}?driver={driver}&{PATIENT}"))
+            opening = asyncio.ensure_future(store.open("me", steps))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            for _ in range(1 + steps % 3):  # who cancels again does not wait for the clean-up
+                opening.cancel()
+                await asyncio.sleep(0)
+            await soon(asyncio.wait((opening,)))
+            ends["cancelled" if opening.cancelled() else "opened"] += 1
+            if not opening.cancelled():
+                assert opening.result().epoch
+                await store.close(clean=True)
+            assert asyncio.all_tasks() <= tasks
+            await comes(lambda: connections_of(server) == 0)
+        assert ends["cancelled"] > len(STEPS) / 2, ends
+    finally:
+        server.stop()

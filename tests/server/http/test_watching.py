@@ -374,6 +374,32 @@ async def test_a_pause_tells_since_when_it_is(rig: HttpRig, path: str) -> None:
     assert await since_ms() == (True, rig.sources.now_ms)
 
 
+class _Nodes:
+    """A directory with so many nodes, as a daemon of a shard sees it."""
+
+    def __init__(self, shard: int, count: int) -> None:
+        self.shard, self._count = shard, count
+
+    def listing(self) -> dict[str, Any]:
+        return {"nodes": [{"node": str(number)} for number in range(self._count)]}
+
+
+async def test_standbys_and_nodes_that_are_expected_and_not_seen_are_a_trouble() -> None:
+    rig = await HttpRig(expect_standbys=2, expect_nodes=3).start()
+    try:
+        no_nodes = "0 of 3 expected nodes are seen"
+        for count in range(4):
+            rig.shard.status = lambda count=count: {"standbys": [{}] * count}  # type: ignore[misc]
+            said = [f"{count} of 2 expected standbys are seen"] if count < 2 else []
+            assert texts(await overview(rig)) == [*said, no_nodes]
+        for shard, count, is_said in ((0, 2, True), (0, 3, False), (1, 2, False)):
+            rig.shard.directory = _Nodes(shard, count)  # type: ignore[assignment]
+            said = [f"{count} of 3 expected nodes are seen"] if is_said else []
+            assert texts(await overview(rig)) == said
+    finally:
+        await rig.stop()
+
+
 async def test_a_missing_or_old_daily_backup_is_a_trouble() -> None:
     rig = await HttpRig(backup_daily_hour=3).start()
     try:

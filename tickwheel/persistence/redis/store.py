@@ -45,6 +45,7 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnreachable,
     StoreUnusable,
+    to_its_end,
 )
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.redis.connection import Connection, check, is_not_run
@@ -163,9 +164,7 @@ class RedisStore:
             opened = await self._open(owner, now_ms, epoch_min, may_create, known)
             await reading
         except BaseException:
-            reading.cancel()
-            await asyncio.wait((reading,))
-            await self._reading.close()
+            await to_its_end(self._give_up(reading))
             raise
         # Another one each time: no hash is stored, because a start sees every key anyway.
         opened.key_seed = self._key_seed
@@ -181,6 +180,13 @@ class RedisStore:
                 "store %s: %s; all are loaded, and new ones are refused", self.name, opened.no_room
             )
         return opened
+
+    async def _give_up(self, reading: asyncio.Task[None]) -> None:
+        """Close both lines, of which one may be about to connect."""
+        reading.cancel()
+        await asyncio.wait((reading,))
+        await self._reading.close()
+        await self._writing.close()
 
     async def _open(
         self, owner: str, now_ms: int, epoch_min: int, may_create: bool, known: Sequence[Known]

@@ -47,6 +47,7 @@ from tickwheel.persistence.contract import (
     StoredTask,
     StoreError,
     StoreUnusable,
+    to_its_end,
 )
 from tickwheel.persistence.identity import COPY
 from tickwheel.persistence.sqlite.database import (
@@ -430,9 +431,8 @@ class SqliteStore:
             # The thread opens it all the same: it has to give the lock back behind that.
             closing = writing.ask(lambda: self._writer.close(False))
             writing.shutdown(wait=False)
-            while not closing.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait((closing,))
+            with contextlib.suppress(Exception):
+                await to_its_end(closing)
             raise
         except BaseException:
             writing.shutdown(wait=False)

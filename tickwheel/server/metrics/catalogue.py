@@ -325,6 +325,12 @@ a daemon, and the process that answers HTTP for all shards."""
 DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_leader", "1: this daemon is active.", lambda d: d.roles.role == "active"),
     Plain("tickwheel_serving", "1: /readyz says yes.", lambda d: readiness(d)[0]),
+    Plain("tickwheel_standbys", "Other daemons that stand by, as this one sees them.",
+          lambda d: len(d.roles.standbys)),
+    Plain("tickwheel_standbys_expected", "The setting expect_standbys.",
+          lambda d: d.settings.expect_standbys),
+    Plain("tickwheel_nodes_expected", "The setting expect_nodes.",
+          lambda d: d.settings.expect_nodes),
     Plain("tickwheel_epoch", "Of the active daemon, as known.", _epoch),
     Plain("tickwheel_role_start_time_seconds", "Since when it has its role (Unix time).",
           lambda d: d.roles.role_since_ms / 1000),

@@ -120,6 +120,7 @@ class Watching:
         core, status = parts.core, parts.status()
         sums, troubles = await self._walk(now)
         troubles += list(_of_daemon(parts, status))
+        troubles += list(_of_others(parts, status))
         troubles += list(_of_targets(parts))
         lateness = parts.observed.lateness.summary() | self._recent(now)
         if lateness["recent_p99_ms"] > LATE_MS:
@@ -595,6 +596,23 @@ def _of_daemon(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]
         unused = _duration(int(parts.settings.group_unused_report_s * 1000))
         text = f"{groups} had no subscriber for {unused} or longer"
         yield _trouble("note", text, "groups")
+
+
+def _of_others(parts: Parts, status: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Standbys and nodes that are expected, and not seen."""
+    expected, seen = parts.settings.expect_standbys, len(status.get("standbys", ()))
+    if seen < expected:
+        text = (
+            f"{seen} of {_counted(expected, 'expected standby is', 'expected standbys are')} seen"
+        )
+        yield _trouble("warning", text, "daemon")
+    expected, directory = parts.settings.expect_nodes, parts.directory
+    if directory is not None and directory.shard:
+        return  # shard 0 says it for all
+    seen = 0 if directory is None else len(directory.listing()["nodes"])
+    if seen < expected:
+        text = f"{seen} of {_counted(expected, 'expected node is', 'expected nodes are')} seen"
+        yield _trouble("warning", text, "daemon")
 
 
 def _of_backups(parts: Parts) -> Iterator[dict[str, Any]]:

@@ -37,7 +37,7 @@ from tickwheel.errors import (
     Unauthorized,
     VersionUnsupported,
 )
-from tickwheel.limits import SHARDS_MAX, Limits
+from tickwheel.limits import HELLO_BYTES_MAX, SHARDS_MAX, Limits
 from tickwheel.model.records import ID_STEP
 from tickwheel.protocol import Decoder, Frame, check_nesting, encode, encode_all
 from tickwheel.server import checks
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.parts import Directory
     from tickwheel.server.tcp.shared import Conversing, Handler, Shared, Table
 
-BEFORE_HELLO_BYTES_MAX = 64 * 1024
-"""Bytes that are buffered before HELLO: strangers may not make the daemon keep more."""
 STRANGERS_MAX = 512
 """Connections without HELLO; those that come while there are more have less time for it."""
 CROWDED_TIMEOUT_S = 1.0
@@ -108,7 +106,7 @@ class Connection(asyncio.Protocol):
         """Answers that the shard has given and that are not written yet."""
         self._encoded: list[bytes] = []
         """Such answers in encoded form: they may have had to wait, and were encoded at once."""
-        self._decoder = Decoder(min(BEFORE_HELLO_BYTES_MAX, self._operations.frame_bytes_max))
+        self._decoder = Decoder(min(HELLO_BYTES_MAX, self._operations.frame_bytes_max))
         self._greeted = self._has_waited = False
         self._ending = self._is_ended_here = self._is_silent = False
         self._held: list[Frame] = []
