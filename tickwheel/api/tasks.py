@@ -494,7 +494,7 @@ class TaskInfo(ListedOptions, TaskState):
     due = maybe_when("due_ms", "When it is due.")
 
 
-class ListedTasks(Answer):
+class Tasks(Answer):
     """A page of tasks."""
 
     tasks: Annotated[list[TaskInfo], "The tasks of this page."]
@@ -529,7 +529,7 @@ VERBS: Final = (
     Verb("look_up", LookUp, list[TaskInfo], _READ, "Look tasks up", frame=FrameType.LOOKUP,
          over=Over.IDS),
     Verb(
-        "list_tasks", TasksPage, ListedTasks, Need(Right.READ, Of.FOUND),
+        "list_tasks", TasksPage, Tasks, Need(Right.READ, Of.FOUND),
         "List tasks that have not ended",
         "Stored tasks in the order of their ids (``newest_first``: the other way round). A key"
         " without its topic has no index: the tasks are looked through.",

@@ -251,9 +251,10 @@ def _answer_struct(answer: type[Answer]) -> type[msgspec.Struct]:
         fields.append(
             (field.name, found) if field.is_required else (field.name, found | None, None)
         )
-    return msgspec.defstruct(
-        answer.__name__, fields, kw_only=True, namespace={"__doc__": answer.__doc__}
-    )
+    # Generators make a variable of a type's name, and another one of each field's.
+    collides = any(field.name == answer.__name__.lower() for field in answer.fields())
+    name = f"{answer.__name__}Answer" if collides else answer.__name__
+    return msgspec.defstruct(name, fields, kw_only=True, namespace={"__doc__": answer.__doc__})
 
 
 RESULT_TYPE = msgspec.defstruct(
@@ -280,7 +281,7 @@ RESULT_TYPE = msgspec.defstruct(
 
 
 RESULTS_TYPE = msgspec.defstruct(
-    "Results",
+    "ResultList",
     [
         (
             "results",
