@@ -184,7 +184,9 @@ def request_type(request: Any, left_out: frozenset[str], name: str = "") -> type
         of_block = isinstance(field.kind, Block)
         kind = request_type(field.kind.block, frozenset()) if of_block else field.kind.json
         is_said = request.none_is_said and field.kind.none_takes_away
-        marks = {NULL_IS_SAID: True} if is_said else {}
+        marks: dict[str, Any] = {NULL_IS_SAID: True} if is_said else {}
+        if not field.is_required and field.default is not None:
+            marks["default"] = field.default
         if field.is_required:
             fields.append((field.name, described(kind, field)))
         else:
