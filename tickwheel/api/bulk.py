@@ -34,26 +34,36 @@ SAME: Final = (
 class SelectionFields(Request):
     """A selection means everything of a topic of which each part that is named is true."""
 
-    tags: Annotated[str | None, Text(2_048), 'With one of these tags: "eu || uk".'] = None
+    tags: Annotated[str | None, Text(2_048), 'Only those with one of these tags: "eu || uk".'] = (
+        None
+    )
     where: Annotated[
-        str | None, Text(2_048), 'Of which this is true: "amount > 10 AND region IS NOT NULL".'
+        str | None,
+        Text(2_048),
+        'Only those of which this is true: "amount > 10 AND region IS NOT NULL".',
     ] = None
-    key_prefix: Annotated[str | None, Text(), "Whose key begins so."] = None
-    due_from_ms: Annotated[int | None, Moment(0, TIME_MS_MAX), "Due then or later."] = None
-    due_to_ms: Annotated[int | None, Moment(0, TIME_MS_MAX), "Due before then."] = None
+    key_prefix: Annotated[str | None, Text(), "Only those whose key begins with this."] = None
+    due_from_ms: Annotated[
+        int | None, Moment(0, TIME_MS_MAX), "Only those that are due at this moment or later."
+    ] = None
+    due_to_ms: Annotated[
+        int | None, Moment(0, TIME_MS_MAX), "Only those that are due before this moment."
+    ] = None
 
 
 class TaskSelectionFields(SelectionFields):
     """A selection of tasks names the state that they are in, too."""
 
-    state: Annotated[str | None, STATES, "Those in this state."] = None
+    state: Annotated[str | None, STATES, "Only tasks in this state."] = None
 
 
 class DeadSelectionFields(SelectionFields):
     """A selection of dead letters names their group and their reason, too."""
 
-    group: Annotated[str | None, NAME, "This group's."] = None
-    reason: Annotated[str | None, Text(), "Those whose last failure's reason contains this."] = None
+    group: Annotated[str | None, NAME, "Only dead letters of this group."] = None
+    reason: Annotated[
+        str | None, Text(), "Only dead letters whose last reason contains this text."
+    ] = None
 
 
 class AnySelectionFields(TaskSelectionFields, DeadSelectionFields):
@@ -83,8 +93,10 @@ class BulkFields(AnySelectionFields, AnyMoveFields):
     """A bulk operation says what is done, and to which tasks or dead letters of a topic."""
 
     topic: Annotated[str, NAME, "The topic."]
-    kind: Annotated[str, KINDS, "What is done."]
-    rate: Annotated[float | None, RATE_OF_CHANGES, "Changes a second at most."] = None
+    kind: Annotated[str, KINDS, "What to do with them."]
+    rate: Annotated[
+        float | None, RATE_OF_CHANGES, "The most changes a second; without it there is no limit."
+    ] = None
 
 
 class NewBulk(BulkFields):
@@ -96,9 +108,11 @@ class NewBulk(BulkFields):
 class BulkTrial(NewBulk):
     """A bulk operation to try: nothing is changed. The last three are those of the part before."""
 
-    after: Annotated[Any, LetterPlace(), "``next`` of the part before."] = None
-    until_id: Annotated[int | None, ID, "As the first part has it."] = None
-    until_ms: Annotated[int | None, Moment(0, TIME_MS_MAX), "As the first part has it."] = None
+    after: Annotated[Any, LetterPlace(), "The ``next`` of the part before."] = None
+    until_id: Annotated[int | None, ID, "The same as in the answer to the first part."] = None
+    until_ms: Annotated[
+        int | None, Moment(0, TIME_MS_MAX), "The same as in the answer to the first part."
+    ] = None
 
 
 class BulkName(Request):
@@ -110,12 +124,14 @@ class BulkName(Request):
 class BulkPage(Request):
     """The request asks for a page of bulk operations."""
 
-    topic: Annotated[str | None, NAME, "On this topic."] = None
+    topic: Annotated[str | None, NAME, "Only those on this topic."] = None
     state: Annotated[
-        str | None, Choice("BulkState", "running", "done", "cancelled", "failed"), "In this state."
+        str | None,
+        Choice("BulkState", "running", "done", "cancelled", "failed"),
+        "Only those in this state.",
     ] = None
-    after: Annotated[str | None, NAME, "``next`` of the page before."] = None
-    limit: Annotated[int, PAGE, "How many at most."] = 100
+    after: Annotated[str | None, NAME, "The ``next`` of the page before."] = None
+    limit: Annotated[int, PAGE, "The most items of the answer."] = 100
 
 
 class BulkInfo(Answer):
@@ -126,16 +142,16 @@ class BulkInfo(Answer):
     topic: Annotated[str, NAME, "The topic whose tasks or dead letters it changes."]
     selection: Annotated[Mapping[str, Any], "What must be true of a task."] = {}
     arguments: Annotated[
-        Mapping[str, Any], "Of a reschedule: where to; of a requeue: the new time to live."
+        Mapping[str, Any], "Of a reschedule the new due time, of a requeue the new time to live."
     ] = {}
-    rate: Annotated[float | None, "Changes a second at most."]
-    state: Annotated[str, "running, done, cancelled, failed."]
+    rate: Annotated[float | None, "The most changes a second; without it there is no limit."]
+    state: Annotated[str, "The state: running, done, cancelled or failed."]
     looked_at: Annotated[int, "How many tasks or dead letters it has looked at."]
     matched: Annotated[int, "How many of these matched the selection."]
     changed: Annotated[int, "How many of these it has changed."]
     refused: Annotated[
         Mapping[str, int],
-        "Of those that matched and were not changed: how many, by the reason.",
+        "How many matched and were not changed, by the reason.",
     ]
     made_ms: Annotated[int, Moment(), "When it was made, in milliseconds since 1970."] = 0
     by: Annotated[str, "Who asked for it."] = ""
@@ -157,7 +173,7 @@ class BulkList(Answer):
     """A page of bulk operations, the newest first."""
 
     bulk: Annotated[list[BulkInfo], "The bulk operations of this page."]
-    next: Annotated[str | None, NAME, "``after`` of the next page; None: this is the last one."]
+    next: Annotated[str | None, NAME, "The ``after`` of the next page; None: this is the last one."]
 
 
 class BulkPreview(Answer):
@@ -167,9 +183,9 @@ class BulkPreview(Answer):
     matched: Annotated[int, "How many of these match the selection."]
     refused: Annotated[
         Mapping[str, int],
-        "Of those that match and would not be changed: how many, by the reason.",
+        "How many match and would not be changed, by the reason.",
     ]
-    examples: Annotated[tuple[int, ...], IDS, "Ids of the first that would be changed."]
+    examples: Annotated[tuple[int, ...], IDS, "The ids of the first tasks that would be changed."]
     until_id: Annotated[
         int, ID, "``until_id`` of the next part: the last id that the dry run looks at."
     ] = 0
@@ -180,7 +196,7 @@ class BulkPreview(Answer):
         " since 1970.",
     ] = 0
     next: Annotated[
-        Any, LetterPlace(), "``after`` of the next part; None: this is the last one."
+        Any, LetterPlace(), "The ``after`` of the next part; None: this is the last one."
     ] = None
 
     @property

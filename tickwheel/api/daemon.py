@@ -50,18 +50,24 @@ class LoadSpans(Request):
     """``steps`` spans of ``step_ms`` from ``from_ms`` on; the operation knows the bounds that
     follow from the daemon's tick."""
 
-    from_ms: Annotated[int | None, Moment(), "The first moment; default: now."] = called("since")
-    step_ms: Annotated[int | None, Span(1), "How long a span is; default: a minute."] = None
-    steps: Annotated[int | None, Whole(1, LOAD_STEPS_MAX), "How many spans; default 60."] = None
+    from_ms: Annotated[int | None, Moment(), "The beginning of the first span; by default now."] = (
+        called("since")
+    )
+    step_ms: Annotated[int | None, Span(1), "The length of a span; by default a minute."] = None
+    steps: Annotated[
+        int | None, Whole(1, LOAD_STEPS_MAX), "How many spans to answer; by default 60."
+    ] = None
 
 
 class ConsumersPage(Request):
     """The request asks for those who take tasks of a topic, or of a group."""
 
-    topic: Annotated[str | None, NAME, "Of this topic."] = None
-    group: Annotated[str | None, NAME, "Of this group."] = None
-    after: Annotated[int, Whole(0, ID_MAX), "``next`` of the page before."] = 0
-    limit: Annotated[int, PAGE, "How many at most; a page ends behind all of one connection."] = 100
+    topic: Annotated[str | None, NAME, "Only those of this topic."] = None
+    group: Annotated[str | None, NAME, "Only those of this group."] = None
+    after: Annotated[int, Whole(0, ID_MAX), "The ``next`` of the page before."] = 0
+    limit: Annotated[
+        int, PAGE, "The most items of the answer; a page ends behind all of one connection."
+    ] = 100
 
 
 class OfTask(Request):
@@ -73,13 +79,15 @@ class OfTask(Request):
 class HistoryPage(Request):
     """The request asks for tasks of the history; the times are those of their enqueues."""
 
-    key: Annotated[str | None, KEY, "With this key."] = None
-    topic: Annotated[str | None, NAME, "Of this topic."] = None
-    since_ms: Annotated[int | None, Moment(), "Only tasks that were enqueued then or later."] = None
-    until_ms: Annotated[int | None, Moment(), "Only tasks that were enqueued then or earlier."] = (
-        None
-    )
-    limit: Annotated[int, PAGE, "How many at most."] = 100
+    key: Annotated[str | None, KEY, "Only those with this key."] = None
+    topic: Annotated[str | None, NAME, "Only those of this topic."] = None
+    since_ms: Annotated[
+        int | None, Moment(), "Only those that were enqueued at this moment or later."
+    ] = None
+    until_ms: Annotated[
+        int | None, Moment(), "Only those that were enqueued at this moment or earlier."
+    ] = None
+    limit: Annotated[int, PAGE, "The most items of the answer."] = 100
 
 
 class BackupName(Request):
@@ -132,7 +140,7 @@ class Counted(Answer):
     delivered: Annotated[int, "How many deliveries there were since the start of the daemon."]
     acked: Annotated[int, "How many deliveries were acked since the start of the daemon."]
     oldest_ready_ms: Annotated[
-        int, "For how long the oldest of the ready ones has been; 0: there is none."
+        int, "How long the oldest ready task has waited, in milliseconds; 0: none is ready."
     ] = 0
     paused: Annotated[bool, "Whether nothing is delivered until somebody resumes it."] = False
     paused_ms: Annotated[int | None, Moment(), "Since when it is paused; None: it is not."] = None
@@ -148,10 +156,10 @@ class Counted(Answer):
 class GroupStats(Counted):
     """A group has these counts and settings."""
 
-    retrying: Annotated[int, "Those that wait for their next attempt."] = 0
-    held: Annotated[int | None, "Order keys that wait for an operator."] = None
-    paused_keys: Annotated[int | None, "Keys that operators have paused."] = None
-    in_lines: Annotated[int | None, "Tasks that wait for their turn."] = None
+    retrying: Annotated[int, "How many tasks wait for a retry: the same as waiting."] = 0
+    held: Annotated[int | None, "How many order keys wait for an operator."] = None
+    paused_keys: Annotated[int | None, "How many keys operators have paused."] = None
+    in_lines: Annotated[int | None, "How many tasks wait for their turn."] = None
     subscribers: Annotated[int, "How many subscriptions and waiting pulls take its tasks."]
     nacked: Annotated[int, "How many deliveries were nacked since the start of the daemon."] = 0
     snoozed: Annotated[int, "How many deliveries were snoozed since the start of the daemon."] = 0
@@ -161,7 +169,9 @@ class GroupStats(Counted):
     expired: Annotated[
         int, "How many tasks expired before they were delivered since the start of the daemon."
     ] = 0
-    filtered: Annotated[int, "Tasks that its filter left out."] = 0
+    filtered: Annotated[
+        int, "How many tasks its filter has left out since the start of the daemon."
+    ] = 0
     since_ms: Annotated[
         int,
         Moment(),
@@ -170,7 +180,7 @@ class GroupStats(Counted):
     ] = 0
     unused_ms: Annotated[
         int | None,
-        "For how long nobody has used it, once that is so long that the daemon says so.",
+        "How long nobody has used the group, in milliseconds, once that is long enough to mention.",
     ] = None
     replay: Annotated[
         Replay | None,
@@ -207,7 +217,7 @@ class TopicStats(Counted):
     pending: Annotated[int, "How many tasks are scheduled."]
     enqueued: Annotated[int, "How many tasks were enqueued since the start of the daemon."]
     cancelled: Annotated[int, "How many tasks were cancelled since the start of the daemon."] = 0
-    broadcasters: Annotated[int, "Subscribers that get everything while they are connected."] = 0
+    broadcasters: Annotated[int, "How many broadcast subscriptions there are."] = 0
     groups: Annotated[Mapping[str, GroupStats], "The groups of the topic, by name."]
     deleting: Annotated[bool | None, "Whether the topic is being deleted."] = None
     broadcast_only: Annotated[
@@ -225,7 +235,7 @@ class TopicList(Answer):
     """A page of topics, by name."""
 
     topics: Annotated[list[TopicStats], "The topics of this page."]
-    next: Annotated[str | None, NAME, "``after`` of the next page; None: this is the last one."]
+    next: Annotated[str | None, NAME, "The ``after`` of the next page; None: this is the last one."]
 
 
 class Stats(Answer):
@@ -240,7 +250,7 @@ class Stats(Answer):
     uptime_s: Annotated[float, "The time since the start of the daemon, in seconds."] = 0.0
     slots: Annotated[int, "How many slots the wheel has."] = 0
     tick_ms: Annotated[int, "The time that a slot stands for, in milliseconds."] = 0
-    slot: Annotated[int, "Where the wheel is."] = 0
+    slot: Annotated[int, "The slot that the wheel has come to."] = 0
     position_ms: Annotated[
         int, Moment(), "The moment up to which the wheel has turned, in milliseconds since 1970."
     ] = 0
@@ -255,17 +265,20 @@ class Stats(Answer):
     dead_total: Annotated[
         int, "How many tasks became dead letters since the start of the daemon."
     ] = 0
-    dead_expired: Annotated[int, "Dead letters that were kept for as long as they are kept."] = 0
+    dead_expired: Annotated[int, "How many dead letters were deleted because they were old."] = 0
     dropped_once: Annotated[
         int, "Deliveries of at-most-once subscriptions that had their end and were not sent."
     ] = 0
     store_ok: Annotated[bool, "Whether the store takes what it is given."] = True
     lateness: Annotated[
-        dict[str, Any] | None, "Of all topics; None: the caller may not read all."
+        dict[str, Any] | None,
+        "How late first deliveries of all topics were; None: the caller may not read all.",
     ] = None
     topics: Annotated[Mapping[str, TopicStats], "The topics, by name."]
-    topics_left_out: Annotated[int, "Topics for which there was no room in the answer."] = 0
-    partial: Annotated[bool, "The counts are of the topics that the caller may read."] = False
+    topics_left_out: Annotated[int, "How many topics had no room in the answer."] = 0
+    partial: Annotated[
+        bool, "Whether the counts are only of the topics that the caller may read."
+    ] = False
 
 
 class Load(Answer):
@@ -278,8 +291,10 @@ class Load(Answer):
     counts: Annotated[
         tuple[int, ...], "How many tasks are due in each span, in the order of the spans."
     ]
-    exact: Annotated[bool, "False: what is far away and very much was estimated from a part of it."]
-    scheduled: Annotated[int, "All that is on the wheel."]
+    exact: Annotated[
+        bool, "Whether all counts are exact; false: far counts were estimated from a sample."
+    ]
+    scheduled: Annotated[int, "How many tasks are on the wheel."]
 
 
 class Active(Answer):
@@ -287,7 +302,7 @@ class Active(Answer):
 
     node: Annotated[str, "The name of its node."]
     address: Annotated[str, "The address where clients find it."]
-    epoch: Annotated[int | None, "None while it takes over."]
+    epoch: Annotated[int | None, "The number of its term; None while it takes over."]
     since_ms: Annotated[int, Moment(), "When it became the active one, in milliseconds since 1970."]
 
 
@@ -304,14 +319,18 @@ class Status(Answer):
     ]
     detail: Annotated[str | None, "More about the state, for people."] = None
     epoch: Annotated[int, "The number of the active daemon's term; it grows with each takeover."]
-    address: Annotated[str | None, "Where others find it, as it says."]
+    address: Annotated[
+        str | None, "The address where others find it, as it says; None: it says none."
+    ]
     since_ms: Annotated[int, Moment(), "When its role began."] = 0
     active: Annotated[
         Active | None,
         "The active daemon, if it knows one; on the active one itself that one, or None.",
     ] = None
-    standbys: Annotated[Sequence[dict[str, Any]], "Those who stand by, as it knows them."] = ()
-    shard: Annotated[int, "Which one of ``shards`` it is."] = 0
+    standbys: Annotated[
+        Sequence[dict[str, Any]], "The daemons that stand by, as it knows them."
+    ] = ()
+    shard: Annotated[int, "The number of the shard: its place in ``shards``."] = 0
     shards: Annotated[
         Sequence[str], "The addresses of all shards, in their order; empty: there is one."
     ] = ()
@@ -331,8 +350,10 @@ class Status(Answer):
     ] = None
     now_ms: Annotated[int, Moment(), "The daemon's clock, in milliseconds since 1970."]
     uptime_s: Annotated[float, "The time since the start of the daemon, in seconds."]
-    loaded: Annotated[int, "Tasks in memory again after a start."] = 0
-    to_load: Annotated[int | None, "How many there are; None: that is not known yet."] = None
+    loaded: Annotated[int, "How many tasks have been loaded since the start."] = 0
+    to_load: Annotated[
+        int | None, "How many tasks have to be loaded; None: it is not known yet."
+    ] = None
     statuses: Annotated[
         Sequence[dict[str, Any]],
         "Over the HTTP of all shards: the status of each, with ``shard``, ``url`` and"
@@ -342,7 +363,7 @@ class Status(Answer):
         " is of the worst shard that answers, ``shard``.",
     ] = ()
     http: Annotated[str | None, "The URL of its HTTP API."] = None
-    pid: Annotated[int | None, "Its process, on its machine."] = None
+    pid: Annotated[int | None, "The number of its process on its machine."] = None
     memory_bytes: Annotated[
         int | None, "The memory that the process holds, in bytes; None: it is not known."
     ] = None
@@ -366,12 +387,12 @@ class ConsumerInfo(Answer):
     ``version`` are what the client says of itself, None where it says nothing."""
 
     topic: Annotated[str, NAME, "The topic that it takes tasks from."]
-    group: Annotated[str | None, NAME, "None: a broadcast subscription."]
-    kind: Annotated[str, "subscription, pull."]
+    group: Annotated[str | None, NAME, "The group; None: it is a broadcast subscription."]
+    kind: Annotated[str, "What it is: subscription or pull."]
     in_flight: Annotated[int, "How many deliveries it has not settled."]
     prefetch: Annotated[int, "The most deliveries that it has unsettled at a time."]
     since_ms: Annotated[int, Moment(), "When the connection came."]
-    client: Annotated[str, "As the client calls itself."]
+    client: Annotated[str, "The name that the client gives itself."]
     address: Annotated[str, "The address that its connection comes from."]
     host: Annotated[str | None, "The name of its machine, as the client says."]
     pid: Annotated[int | None, "The number of its process, as the client says."]
@@ -385,7 +406,7 @@ class Consumers(Answer):
     """A page; it ends behind all of one connection, so it may be a little longer."""
 
     consumers: Annotated[list[ConsumerInfo], "The consumers of this page."]
-    next: Annotated[int | None, "``after`` of the next page; None: this is the last one."]
+    next: Annotated[int | None, "The ``after`` of the next page; None: this is the last one."]
 
 
 class Backup(Answer):
@@ -461,7 +482,9 @@ class Trouble(Answer):
     level: Annotated[str, Choice("str", "error", "warning", "note"), "How bad it is."]
     text: Annotated[str, "What is wrong, in a sentence."]
     about: Annotated[
-        str, "Where to look: tasks, groups, dead, daemon, topics, transactions, targets."
+        str,
+        "The page of the console to look at: tasks, groups, dead, daemon, topics, transactions"
+        " or targets.",
     ]
     topic: Annotated[
         str | None, "The topic that it is about; None: it is about no single topic."
@@ -479,11 +502,13 @@ class Ring(Answer):
     slots_per_cell: Annotated[
         int, "How many slots each number of ``this`` and ``next`` stands for."
     ]
-    slot: Annotated[int, "Where the wheel is."]
+    slot: Annotated[int, "The slot that the wheel has come to."]
     this: Annotated[list[int], "How many tasks each cell has for this turn of the wheel."]
     next: Annotated[list[int], "How many tasks each cell has for the next turn of the wheel."]
-    exact: Annotated[bool, "False: estimates are among those of the next turn."]
-    later: Annotated[int, "Due in a later turn than these."]
+    exact: Annotated[
+        bool, "Whether all counts are exact; false: some of the next turn are estimates."
+    ]
+    later: Annotated[int, "How many tasks are due in later turns."]
 
 
 class Overview(Answer):
@@ -517,8 +542,15 @@ class GroupLag(Answer):
 
     every_ms: Annotated[int, "The time between two samples, in milliseconds."]
     taken_ms: Annotated[list[int], "When each sample was taken, in milliseconds since 1970."]
-    ready: Annotated[list[int | None], "Due and waiting for a subscriber; null: not known."]
-    oldest_ready_ms: Annotated[list[int | None], "For how long the oldest of them had waited."]
+    ready: Annotated[
+        list[int | None],
+        "How many tasks were due and not delivered at each sample; null: it is not known.",
+    ]
+    oldest_ready_ms: Annotated[
+        list[int | None],
+        "How long the oldest of these had waited at each sample, in milliseconds; null: it is"
+        " not known.",
+    ]
 
 
 class TaskHistory(Answer):
@@ -526,14 +558,14 @@ class TaskHistory(Answer):
 
     events: Annotated[list[dict[str, Any]], "The events of the task."]
     is_kept: Annotated[bool, "Whether the daemon keeps a history at all."]
-    complete: Annotated[bool, "False: there was too much to look through."]
+    complete: Annotated[bool, "Whether these are all; false: there was too much to look through."]
 
 
 class TaskOutline(ListedOptions, Answer):
     """A task as the history has it: what it was, and what became of it."""
 
     id: Annotated[int, ID, "The id of the task."]
-    state: Annotated[str, "Its end (acked, cancelled, …), dead, or unfinished."]
+    state: Annotated[str, "How the task ended (acked, cancelled, …), or dead, or unfinished."]
     enqueued_ms: Annotated[
         int | None,
         Moment(),
@@ -556,9 +588,9 @@ class TaskOutline(ListedOptions, Answer):
         None
     )
     reason: Annotated[str | None, "The reason of the last failure; None: there was none."] = None
-    body: Annotated[bytes | None, BODY, "Where the history keeps bodies (``history_bodies``)."] = (
-        None
-    )
+    body: Annotated[
+        bytes | None, BODY, "The body, where the history keeps bodies (``history_bodies``)."
+    ] = None
 
 
 class FoundTasks(Answer):
@@ -566,7 +598,9 @@ class FoundTasks(Answer):
 
     tasks: Annotated[list[TaskOutline], "The tasks that were found."]
     is_kept: Annotated[bool, "Whether the daemon keeps a history at all."]
-    complete: Annotated[bool, "False: there are more, or there was too much to look through."]
+    complete: Annotated[
+        bool, "Whether these are all; false: there are more, or there was too much to look through."
+    ]
 
 
 _ANY, _FOUND = Need(Right.READ, Of.ANY), Need(Right.READ, Of.FOUND)

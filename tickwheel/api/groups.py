@@ -53,11 +53,13 @@ Group = Annotated[str, NAME, "The group."]
 class FilterFields(Request):
     """A filter says which tasks are meant; what both parts say must hold."""
 
-    tags: Annotated[str | None, FILTER_TEXT, 'Tasks with one of these tags: "eu || uk".'] = None
+    tags: Annotated[
+        str | None, FILTER_TEXT, 'The group wants only tasks with one of these tags: "eu || uk".'
+    ] = None
     where: Annotated[
         str | None,
         FILTER_TEXT,
-        'Tasks of which this is true: "amount > 10 AND region IS NOT NULL".',
+        'The group wants only tasks of which this is true: "amount > 10 AND region IS NOT NULL".',
     ] = None
 
 
@@ -67,12 +69,13 @@ class GroupFields(FilterFields):
     order_retry_ms: Annotated[
         int | None,
         ORDER_RETRY_MS,
-        "After how long a failed task of an order key is tried again; by default 1 s.",
+        "How long to wait before a failed task of an order key is tried again; by default 1 s.",
     ] = None
     order_attempts: Annotated[
         int | None,
         ORDER_ATTEMPTS,
-        "After so many failed attempts comes order_failure; by default 16.",
+        "How many failed attempts of a task of an order key there are before order_failure"
+        " holds; by default 16.",
     ] = None
     order_failure: Annotated[
         str | None,
@@ -84,13 +87,13 @@ class GroupFields(FilterFields):
     fair_by: Annotated[
         str | None,
         Text(FAIR_BY_LENGTH_MAX),
-        'What has equal turns: "key", "tag", or the name of a property.',
+        'The field whose values take turns: "key", "tag", or the name of a property.',
     ] = None
     limit_each: Annotated[
         int | None, LIMIT_EACH, "The most deliveries of each value of fair_by in flight."
     ] = None
     rate_each: Annotated[
-        float | None, DELIVERIES, "Deliveries a second of each value of fair_by, at most."
+        float | None, DELIVERIES, "The most deliveries a second of each value of fair_by."
     ] = None
 
 
@@ -98,13 +101,17 @@ class NewGroupFields(GroupFields):
     """A group may be made with these settings."""
 
     retry: Annotated[Any, POLICY, "The policy for its tasks that have none of their own."] = None
-    rate: Annotated[float | None, DELIVERIES, "Deliveries a second, at most."] = None
-    burst: Annotated[
-        int | None, Whole(1, BURST_MAX), "With rate: so many at once after a pause."
+    rate: Annotated[
+        float | None, DELIVERIES, "The most deliveries a second; without it there is no limit."
     ] = None
-    paused: Annotated[bool | None, FLAG, "Nothing is delivered until resume; enqueues go on."] = (
-        None
-    )
+    burst: Annotated[
+        int | None,
+        Whole(1, BURST_MAX),
+        "The most deliveries at once after a pause; it needs a rate.",
+    ] = None
+    paused: Annotated[
+        bool | None, FLAG, "Whether nothing is delivered until somebody resumes it; enqueues go on."
+    ] = None
 
 
 class SettingsFields(NewGroupFields):
@@ -191,14 +198,16 @@ class ResetTrial(OfGroup):
 class Reset(ResetTrial):
     """The request gives a group again what came due since a moment."""
 
-    rate: Annotated[float | None, RATE_OF_CHANGES, "Tasks a second at most."] = None
+    rate: Annotated[
+        float | None, RATE_OF_CHANGES, "The most tasks a second; without it there is no limit."
+    ] = None
     id: Annotated[str | None, OWN_NAME, SAME] = None
 
 
 class KeysPage(OfGroupOrDefault):
     """The request asks for keys of a group, so many at most."""
 
-    limit: Annotated[int, Whole(1, 1_000), "How many at most."] = 100
+    limit: Annotated[int, Whole(1, 1_000), "The most items of the answer."] = 100
 
 
 class HeldTasks(OfGroupOrDefault):
@@ -227,10 +236,16 @@ class GroupSettings(Answer):
     group: Annotated[
         str | None, NAME, "The group; None: these are the settings of the topic itself."
     ]
-    paused: Annotated[bool, "Nothing is delivered; enqueues go on."]
-    rate: Annotated[float | None, "Deliveries a second at most; None: no limit."]
-    burst: Annotated[int | None, "Deliveries at once after a pause, when there is a rate."]
-    retry: Annotated[Retry | None, POLICY, "Its own policy; None: the one above it holds."]
+    paused: Annotated[
+        bool, "Whether nothing is delivered until somebody resumes it; enqueues go on."
+    ]
+    rate: Annotated[float | None, "The most deliveries a second; None: there is no limit."]
+    burst: Annotated[
+        int | None, "The most deliveries at once after a pause; None: there is no rate."
+    ]
+    retry: Annotated[
+        Retry | None, POLICY, "The retry policy that was set; None: the one above it holds."
+    ]
     created: Annotated[bool, "Whether this very call made the group."] = False
     paused_ms: Annotated[int | None, Moment(), "Since when it is paused; None: it is not."] = None
     if_pending: Annotated[
@@ -241,23 +256,30 @@ class GroupSettings(Answer):
     broadcast_only: Annotated[
         bool, "Of a topic: it has no groups, and what comes due is broadcast and ends."
     ] = False
-    tags: Annotated[str | None, "Of a group, its filter; both None: it wants everything."] = None
-    where: Annotated[str | None, "The filter's condition."] = None
+    tags: Annotated[
+        str | None, "Of a group: the tags of its filter; None: tags are not looked at."
+    ] = None
+    where: Annotated[
+        str | None, "Of a group: the condition of its filter; None: there is none."
+    ] = None
     order_retry_ms: Annotated[
         int | None,
         ORDER_RETRY_MS,
         "Of a group, what holds, set or not: after how long a failed task of an order key is tried"
         " again.",
     ] = None
-    order_attempts: Annotated[int | None, "After so many failed attempts comes order_failure."] = (
-        None
-    )
+    order_attempts: Annotated[
+        int | None,
+        "How many failed attempts of a task of an order key there are before order_failure holds.",
+    ] = None
     order_failure: Annotated[
         str | None,
         '"hold": its key is held until an operator acts; "dead": it goes to the dead letters, and'
         ' its key goes on; "retry": it is tried until it succeeds.',
     ] = None
-    fair_by: Annotated[str | None, 'Whose tasks take turns: "key", "tag", or a property.'] = None
+    fair_by: Annotated[
+        str | None, 'The field whose values take turns: "key", "tag", or the name of a property.'
+    ] = None
     limit_each: Annotated[int | None, "The most deliveries of each value of fair_by in flight."] = (
         None
     )
@@ -300,9 +322,9 @@ class HeldKey(Answer):
     key: Annotated[str | None, "The order key."]
     since_ms: Annotated[int, Moment(), "When it was held."]
     attempt: Annotated[int, "How often the task was delivered."]
-    waiting: Annotated[int, "Tasks of the key behind it."]
+    waiting: Annotated[int, "How many tasks of the key wait behind it."]
     reason: Annotated[str, "Why the last attempt failed."]
-    subscriber: Annotated[str, "Who had it."]
+    subscriber: Annotated[str, "The consumer that had the task."]
 
     since = when("since_ms", "When it was held.")
 
@@ -323,7 +345,7 @@ class HeldKeys(Answer):
     """The held keys of a group, and its paused keys, the oldest first."""
 
     keys: Annotated[list[HeldKey], "The oldest of those whose tasks have failed for good."]
-    held: Annotated[int, "How many there are of these in all."]
+    held: Annotated[int, "How many order keys are held in all."]
     paused: Annotated[list[PausedKey], "The oldest of those that operators have paused."]
 
 

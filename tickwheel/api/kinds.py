@@ -144,7 +144,10 @@ class Kind:
 
     def described(self, text: str) -> str:
         """A field's sentence, with the unit and the bounds of this kind behind it."""
-        limits = f"{self.bounds[:1].upper()}{self.bounds[1:]}." if self.has_limits else ""
+        bounds = self.bounds
+        if bounds[:1].isdigit():
+            bounds = f"from {bounds}"
+        limits = f"{bounds[:1].upper()}{bounds[1:]}." if self.has_limits else ""
         measure = "" if "milliseconds" in text else self.measure
         return " ".join(filter(None, (text, measure, limits)))
 

@@ -21,9 +21,9 @@ from tickwheel.limits import SHARDS_MAX
 class MoveShard(Request):
     """The request says on which node a shard shall be."""
 
-    shard: Annotated[int, Whole(0, SHARDS_MAX - 1), "Which shard."]
+    shard: Annotated[int, Whole(0, SHARDS_MAX - 1), "The number of the shard."]
     node: Annotated[
-        str | None, NAME, "The node's name; None: where it belongs without anybody's wish."
+        str | None, NAME, "The name of the node; without it the shard goes where it belongs."
     ] = place(default=None)
 
 
@@ -31,7 +31,9 @@ class DrainNode(Request):
     """The request says whether a node shall have shards."""
 
     node: Annotated[str, NAME, "The node's name."]
-    draining: Annotated[bool, FLAG, "False: it shall have shards again."] = place(default=True)
+    draining: Annotated[
+        bool, FLAG, "Whether the node gives its shards away; false: it gets shards again."
+    ] = place(default=True)
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -49,7 +51,7 @@ class NodeInfo(Answer):
     capacity: Annotated[float, "How much it can bear, beside the capacity of the other nodes."]
     since_ms: Annotated[int, Moment(), "When it began."]
     seen_ms: Annotated[int, Moment(), "When it was heard of last, by the clock of the store."]
-    draining: Annotated[bool, "It gives its shards away, and gets none."]
+    draining: Annotated[bool, "Whether the node gives its shards away and gets none."]
     shards: Annotated[list[int], "The shards that it leads."]
     standbys: Annotated[list[int], "The shards for which it stands by."]
 

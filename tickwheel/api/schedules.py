@@ -87,7 +87,7 @@ class NewSchedule(ScheduleName):
 class ScheduleLook(ScheduleName):
     """The request asks for a schedule with its next times."""
 
-    next: Annotated[int, Whole(0, NEXT_MAX), "How many planned times."] = called(
+    next: Annotated[int, Whole(0, NEXT_MAX), "How many planned times to answer."] = called(
         "planned", default=5
     )
 
@@ -96,7 +96,9 @@ class Backfill(ScheduleName):
     """The request asks for the occurrences from ``from_ms`` up to, and without, ``to_ms``."""
 
     from_ms: Annotated[int, Moment(), "The first moment."] = called("start", default=REQUIRED)
-    to_ms: Annotated[int, Moment(), "The moment behind the last."] = called("end", default=REQUIRED)
+    to_ms: Annotated[int, Moment(), "The first moment after the time that is meant."] = called(
+        "end", default=REQUIRED
+    )
 
 
 class ClaimName(Request):
@@ -122,8 +124,8 @@ class NameClaimed(Answer):
 class NamesPage(Request):
     """The request asks for a page by name."""
 
-    after: Annotated[str | None, NAME, "``next`` of the page before."] = None
-    limit: Annotated[int, PAGE, "How many at most."] = 100
+    after: Annotated[str | None, NAME, "The ``next`` of the page before."] = None
+    limit: Annotated[int, PAGE, "The most items of the answer."] = 100
 
 
 class ScheduleRun(Answer):
@@ -222,7 +224,7 @@ class ScheduleList(Answer):
     """A page of schedules, by name."""
 
     schedules: Annotated[list[ScheduleInfo], "The schedules of this page."]
-    next: Annotated[str | None, NAME, "``after`` of the next page; None: this is the last one."]
+    next: Annotated[str | None, NAME, "The ``after`` of the next page; None: this is the last one."]
 
 
 _TAG, _PATH, _UNKNOWN = "schedules", "/v1/schedules/{name}", ("not_found",)

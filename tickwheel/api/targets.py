@@ -177,7 +177,7 @@ class SetPush(OfGroup):
     format: Annotated[
         str, FORMATS, '"plain": the body is the task\'s; "cloudevents": a CloudEvent in JSON.'
     ] = "plain"
-    concurrency: Annotated[int, Whole(1, CONCURRENCY_MAX), "Requests at a time, at most."] = 32
+    concurrency: Annotated[int, Whole(1, CONCURRENCY_MAX), "The most requests at a time."] = 32
     request_timeout_ms: Annotated[
         int | None,
         Span(100, 600_000),
@@ -197,15 +197,19 @@ class SetForward(OfGroup):
     """The request makes another broker the consumer of a group."""
 
     url: Annotated[str, FORWARD_URL, "redis://, amqp://, kafka:// or what an extension takes."]
-    secret: Annotated[str | None, Password(), "Its password; the user stands in the URL."] = None
-    batch: Annotated[int, Whole(1, BATCH_MAX), "Tasks that are sent together, at most."] = BATCH
-    concurrency: Annotated[int, Whole(1, 64), "Batches at a time, at most."] = 1
+    secret: Annotated[
+        str | None, Password(), "The password for the broker; the user stands in the URL."
+    ] = None
+    batch: Annotated[int, Whole(1, BATCH_MAX), "The most tasks that are sent together."] = BATCH
+    concurrency: Annotated[int, Whole(1, 64), "The most batches at a time."] = 1
 
 
 class OfTargets(Request):
     """The request asks for targets: those of a topic, or all."""
 
-    topic: Annotated[str | None, NAME, "Of this topic; none: of all."] = None
+    topic: Annotated[
+        str | None, NAME, "Only those of this topic; by default those of all topics."
+    ] = None
 
 
 class TestPush(Request):
@@ -213,14 +217,16 @@ class TestPush(Request):
 
     __test__ = False  # no test of pytest's
     url: Annotated[str, PUSH_URL, "The URL that the request goes to."]
-    secrets: Annotated[Any, SECRETS, "What it is signed with; none: it is not signed."] = None
+    secrets: Annotated[
+        Any, SECRETS, "The secrets that the request is signed with; without them it is not signed."
+    ] = None
     format: Annotated[str, FORMATS, "The format of the body, as in a push."] = "plain"
 
 
 class PushLogPage(OfGroup):
     """The request asks for the last requests of a push."""
 
-    limit: Annotated[int, Whole(1, LOG_MAX), "How many at most."] = 50
+    limit: Annotated[int, Whole(1, LOG_MAX), "The most items of the answer."] = 50
 
 
 class Resend(OfGroup):
@@ -241,10 +247,14 @@ class SettleCallback(Request):
         '"ack": done; "nack": failed, try again; "reject": never again; "extend": not yet.',
     ] = "ack"
     delay_ms: Annotated[
-        int | None, Span(0, 315_576_000_000), "Of nack: when to try again; else by the policy."
+        int | None,
+        Span(0, 315_576_000_000),
+        "Of nack: the delay until the next attempt; by default the policy's.",
     ] = None
     lease_ms: Annotated[
-        int | None, Span(1_000, 43_200_000), "Of extend: how much longer; else as at first."
+        int | None,
+        Span(1_000, 43_200_000),
+        "Of extend: how much longer the lease lasts; by default as long as at first.",
     ] = None
     reason: Annotated[str | None, Text(1_000), "Of nack and reject: why."] = None
 
@@ -258,7 +268,7 @@ class TargetInfo(Answer):
     topic: Annotated[str, NAME, "The topic of the group."]
     group: Annotated[str, NAME, "The group whose tasks are sent."]
     kind: Annotated[str, Choice("TargetKind", "push", "forward"), '"push" or "forward".']
-    url: Annotated[str, "The address; what may be a secret in it is left out."]
+    url: Annotated[str, "The address, without what may be secret in it."]
     since_ms: Annotated[int, Moment(), "When it was set."]
     by: Annotated[str, "Who set it."]
     state: Annotated[
@@ -288,7 +298,7 @@ class TargetInfo(Answer):
     acked: Annotated[int, "How many of these attempts were acked."] = 0
     failed: Annotated[int, "How many of these attempts failed."] = 0
     in_flight: Annotated[int, "Attempts that are under way."] = 0
-    waiting: Annotated[int, "Tasks that wait for a callback."] = 0
+    waiting: Annotated[int, "How many tasks wait for a callback."] = 0
     last_ms: Annotated[int | None, Moment(), "When the last attempt ended."] = None
     last_status: Annotated[int | None, "The HTTP status of the last attempt."] = None
     last_error: Annotated[str | None, "Why the last attempt that failed did so."] = None
@@ -349,7 +359,7 @@ class TargetRemoved(Answer):
     """A target was taken away; its group takes subscribers again."""
 
     kind: Annotated[str, '"push" or "forward".']
-    url: Annotated[str, "What may be a secret in it is left out."]
+    url: Annotated[str, "The address, without what may be secret in it."]
 
 
 _GROUP = "/v1/topics/{topic}/groups/{group}"

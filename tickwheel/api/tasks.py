@@ -300,9 +300,9 @@ class Selection(Request):
 class LookUp(Selection):
     """The request names tasks to be looked up."""
 
-    newest: Annotated[bool, FLAG, "Of a key only the newest."] = False
+    newest: Annotated[bool, FLAG, "Whether to answer only the newest task of the key."] = False
     until_ms: Annotated[
-        int | None, Moment(), "Of a key only what was enqueued then or earlier."
+        int | None, Moment(), "Only tasks of the key that were enqueued at this moment or earlier."
     ] = called("not_after")
 
 
@@ -413,20 +413,22 @@ class Spread(SpreadFields, Selection):
 class TasksPage(Request):
     """The request asks for a page of tasks."""
 
-    topic: Annotated[str | None, NAME, "Of this topic."] = None
-    state: Annotated[str | None, STATES, "In this state."] = None
-    key: Annotated[str | None, Text(), "With this key."] = None
-    key_prefix: Annotated[str | None, Text(), "Whose key begins so."] = None
-    tag: Annotated[str | None, Text(), "With this tag."] = None
+    topic: Annotated[str | None, NAME, "Only those of this topic."] = None
+    state: Annotated[str | None, STATES, "Only those in this state."] = None
+    key: Annotated[str | None, Text(), "Only those with this key."] = None
+    key_prefix: Annotated[str | None, Text(), "Only those whose key begins with this."] = None
+    tag: Annotated[str | None, Text(), "Only those with this tag."] = None
     property: Annotated[
-        str | None, Text(PROPERTY_LENGTH_MAX), "With this property: NAME=VALUE."
+        str | None, Text(PROPERTY_LENGTH_MAX), "Only those with this property: NAME=VALUE."
     ] = None
-    until_ms: Annotated[int | None, Moment(), "Enqueued then or earlier."] = called("not_after")
-    newest: Annotated[bool, FLAG, "In the order of ids, backwards."] = called(
+    until_ms: Annotated[
+        int | None, Moment(), "Only those that were enqueued at this moment or earlier."
+    ] = called("not_after")
+    newest: Annotated[bool, FLAG, "Whether the newest come first."] = called(
         "newest_first", default=False
     )
-    after: Annotated[int | None, ID, "``next`` of the page before."] = None
-    limit: Annotated[int, PAGE, "How many at most."] = 100
+    after: Annotated[int | None, ID, "The ``next`` of the page before."] = None
+    limit: Annotated[int, PAGE, "The most items of the answer."] = 100
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -505,8 +507,11 @@ class GroupInfo(Answer):
     failures: Annotated[
         tuple[Failure, ...], "The attempts of this group that failed, the oldest first."
     ]
-    retries_left: Annotated[int | None, "Before it is dead; None: the daemon does not say."] = None
-    snoozes: Annotated[int, "How often it was postponed."] = 0
+    retries_left: Annotated[
+        int | None,
+        "How many retries are left before the task is dead; None: the daemon does not say.",
+    ] = None
+    snoozes: Annotated[int, "How often the task was snoozed."] = 0
     deaths: Annotated[int, "How many consumers have died while they had it."] = 0
 
 
@@ -546,7 +551,9 @@ class TaskInfo(ListedOptions, TaskState):
         " window, in milliseconds since 1970.",
     ] = None
     slot: Annotated[int | None, "The slot of the wheel that has the task."] = None
-    cycles: Annotated[int | None, "Rotations of the wheel left."] = None
+    cycles: Annotated[
+        int | None, "How many rotations of the wheel are left until the task is due."
+    ] = None
     groups: Annotated[
         Mapping[str, GroupInfo],
         "The state of the task in each group that is owed it, by the name of the group.",
@@ -590,11 +597,13 @@ class Explanation(Reason):
     others_left_out: Annotated[int, "Groups for which there was no room."] = 0
 
 
-class ListedTasks(Answer):
+class Tasks(Answer):
     """A page of tasks."""
 
     tasks: Annotated[list[TaskInfo], "The tasks of this page."]
-    next: Annotated[int | None, ID, "``after`` of the next page."] = None
+    next: Annotated[
+        int | None, ID, "The ``after`` of the next page; None: this is the last one."
+    ] = None
 
 
 _CHANGE, _READ = Need(Right.PRODUCE, Of.SELECTED), Need(Right.READ, Of.SELECTED)
@@ -628,7 +637,7 @@ VERBS: Final = (
          "Why a task is where it is, and what mends it", frame=FrameType.EXPLAIN, prompt=False,
          over=Over.TASK),
     Verb(
-        "list_tasks", TasksPage, ListedTasks, Need(Right.READ, Of.FOUND),
+        "list_tasks", TasksPage, Tasks, Need(Right.READ, Of.FOUND),
         "List tasks that have not ended",
         "Stored tasks in the order of their ids (``newest_first``: the other way round). A key"
         " without its topic has no index: the tasks are looked through.",
@@ -656,15 +665,19 @@ class LetterPlace(Kind):
 class DeadPage(Request):
     """The request asks for a page of dead letters."""
 
-    topic: Annotated[str | None, NAME, "Of this topic."] = None
-    group: Annotated[str | None, NAME, "Of this group."] = None
-    since_ms: Annotated[int | None, Moment(), "That died then or later."] = None
-    until_ms: Annotated[int | None, Moment(), "That died before then."] = None
+    topic: Annotated[str | None, NAME, "Only those of this topic."] = None
+    group: Annotated[str | None, NAME, "Only those of this group."] = None
+    since_ms: Annotated[int | None, Moment(), "Only those that died at this moment or later."] = (
+        None
+    )
+    until_ms: Annotated[int | None, Moment(), "Only those that died before this moment."] = None
     reason: Annotated[
-        str | None, Text(), "Somewhere in the text of the last failure, in whatever case."
+        str | None,
+        Text(),
+        "Only those whose last reason contains this text, in upper or lower case.",
     ] = None
-    after: Annotated[Any, LetterPlace(), "``next`` of the page before."] = None
-    limit: Annotated[int, PAGE, "How many at most."] = 100
+    after: Annotated[Any, LetterPlace(), "The ``next`` of the page before."] = None
+    limit: Annotated[int, PAGE, "The most items of the answer."] = 100
 
 
 class Letters(Request):
@@ -699,7 +712,11 @@ class DeadLetters(Answer):
     """A page of dead letters."""
 
     dead: Annotated[list[DeadLetter], "The dead letters of this page."]
-    next: Annotated[tuple[int, str] | None, LetterPlace(), "``after`` of the next page."]
+    next: Annotated[
+        tuple[int, str] | None,
+        LetterPlace(),
+        "The ``after`` of the next page; None: this is the last one.",
+    ]
 
 
 _LETTERS, _OPERATE = "dead letters", Need(Right.OPERATE, Of.FOUND)

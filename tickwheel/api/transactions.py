@@ -21,14 +21,14 @@ class TransactionName(Request):
 class TransactionsPage(Request):
     """The request asks for transactions; without ``state`` for those that are not decided."""
 
-    group: Annotated[str | None, NAME, "Of this producer group."] = None
+    group: Annotated[str | None, NAME, "Only those of this producer group."] = None
     state: Annotated[
         str | None,
         Choice("TransactionState", "open", "parked", "committed", "rolled_back"),
-        "In this state.",
+        "Only those in this state.",
     ] = None
-    after: Annotated[str | None, NAME, "``next`` of the page before."] = None
-    limit: Annotated[int, PAGE, "How many at most."] = 100
+    after: Annotated[str | None, NAME, "The ``next`` of the page before."] = None
+    limit: Annotated[int, PAGE, "The most items of the answer."] = 100
 
 
 class HalfTask(Answer):
@@ -53,17 +53,19 @@ class TransactionInfo(Answer):
     """A transaction, and where it stands."""
 
     id: Annotated[str, NAME, "The name of the transaction."]
-    group: Annotated[str, NAME, "Its producer group."]
-    state: Annotated[str, "open, parked, committed, rolled_back."]
+    group: Annotated[str, NAME, "The producer group of the transaction."]
+    state: Annotated[str, "The state: open, parked, committed or rolled_back."]
     began_ms: Annotated[
         int, Moment(), "When its first half tasks came, in milliseconds since 1970."
     ]
-    touched_ms: Annotated[int, Moment(), "When it was prepared, or asked about, last."]
-    tasks: Annotated[int, "Half tasks that it has."]
+    touched_ms: Annotated[
+        int, Moment(), "When half tasks came, or its group was asked, for the last time."
+    ]
+    tasks: Annotated[int, "How many half tasks it has."]
     bytes: Annotated[int, "The size of its half tasks, in bytes."]
     topics: Annotated[tuple[str, ...], "The topics of its half tasks."]
-    checks: Annotated[int, "How often it was time to ask."]
-    asked: Annotated[int, "How often somebody was asked."]
+    checks: Annotated[int, "How often it was time to ask its producer group."]
+    asked: Annotated[int, "How often a producer of the group was asked."]
     checked_ms: Annotated[
         int | None,
         Moment(),
@@ -75,8 +77,11 @@ class TransactionInfo(Answer):
         "When it was committed or rolled back, in milliseconds since 1970; None: it is not"
         " decided.",
     ]
-    first_id: Annotated[int | None, ID, "Of a committed one: the first of its tasks."]
-    halves: Annotated[list[HalfTask] | None, "Of a show: its half tasks, without bodies."] = None
+    first_id: Annotated[int | None, ID, "The id of the first of its tasks, once it is committed."]
+    halves: Annotated[
+        list[HalfTask] | None,
+        "Its half tasks, without bodies; only in the answer about one transaction.",
+    ] = None
 
     began = when("began_ms", "When its first half tasks came.")
     decided = maybe_when("decided_ms", "When it was decided.")
@@ -86,7 +91,7 @@ class TransactionList(Answer):
     """A page of transactions, by name."""
 
     transactions: Annotated[list[TransactionInfo], "The transactions of this page."]
-    next: Annotated[str | None, NAME, "``after`` of the next page; None: this is the last one."]
+    next: Annotated[str | None, NAME, "The ``after`` of the next page; None: this is the last one."]
 
 
 _TAG, _PATH, _UNKNOWN = "transactions", "/v1/transactions/{transaction}", ("unknown_transaction",)

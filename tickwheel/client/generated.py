@@ -335,10 +335,11 @@ class GeneratedVerbs(Verbs):
         without its topic has no index: the tasks are looked through. Read page by page, at most
         ``limit``; ``timeout`` is for each page.
 
-        ``topic``: of this topic. ``state``: in this state. ``key``: with this key. ``key_prefix``:
-        whose key begins so. ``tag``: with this tag. ``property``: with this property: NAME=VALUE.
-        ``not_after``: enqueued then or earlier. ``newest_first``: in the order of ids,
-        backwards."""
+        ``topic``: only those of this topic. ``state``: only those in this state. ``key``: only
+        those with this key. ``key_prefix``: only those whose key begins with this. ``tag``: only
+        those with this tag. ``property``: only those with this property: NAME=VALUE. ``not_after``:
+        only those that were enqueued at this moment or earlier. ``newest_first``: whether the
+        newest come first."""
         return self._pages(
             "list_tasks",
             {
@@ -369,9 +370,9 @@ class GeneratedVerbs(Verbs):
         """Dead letters in the order of their ids. Read page by page, at most ``limit``; ``timeout``
         is for each page.
 
-        ``topic``: of this topic. ``group``: of this group. ``since``: that died then or later.
-        ``until``: that died before then. ``reason``: somewhere in the text of the last failure, in
-        whatever case."""
+        ``topic``: only those of this topic. ``group``: only those of this group. ``since``: only
+        those that died at this moment or later. ``until``: only those that died before this moment.
+        ``reason``: only those whose last reason contains this text, in upper or lower case."""
         return self._pages(
             "list_dead",
             {"topic": topic, "group": group, "since": since, "until": until, "reason": reason},
@@ -541,9 +542,9 @@ class GeneratedVerbs(Verbs):
         groups notice nothing. Raises NotFound, Conflict when the group is being reset already,
         Overloaded.
 
-        ``to``: a moment, or "first": all that is known. ``rate``: tasks a second at most. ``id``:
-        yours: the same request again is the same bulk operation, and another one with it is a
-        Conflict; by default a random one."""
+        ``to``: a moment, or "first": all that is known. ``rate``: the most tasks a second; without
+        it there is no limit. ``id``: yours: the same request again is the same bulk operation, and
+        another one with it is a Conflict; by default a random one."""
         return await self._ask(
             "reset_group",
             {
@@ -570,7 +571,7 @@ class GeneratedVerbs(Verbs):
     ) -> list[HeldKey]:
         """Order keys that are held until an operator acts, the oldest first. Raises NotFound.
 
-        ``limit``: how many at most."""
+        ``limit``: the most items of the answer."""
         return await self._ask(
             "held_keys", {"topic": topic, "group": group, "limit": limit}, timeout, "keys"
         )
@@ -581,7 +582,7 @@ class GeneratedVerbs(Verbs):
         """Keys that operators have paused, order keys and values of ``fair_by``, the oldest first.
         Raises NotFound.
 
-        ``limit``: how many at most."""
+        ``limit``: the most items of the answer."""
         return await self._ask(
             "held_keys", {"topic": topic, "group": group, "limit": limit}, timeout, "paused"
         )
@@ -592,7 +593,7 @@ class GeneratedVerbs(Verbs):
         """Order keys, and values that share the group, for whose turn most tasks wait. Raises
         NotFound.
 
-        ``limit``: how many at most."""
+        ``limit``: the most items of the answer."""
         return await self._ask(
             "key_lines", {"topic": topic, "group": group, "limit": limit}, timeout, "lines"
         )
@@ -693,7 +694,7 @@ class GeneratedVerbs(Verbs):
     ) -> ScheduleInfo:
         """One, with its next ``planned`` times and its newest runs. Raises NotFound.
 
-        ``planned``: how many planned times."""
+        ``planned``: how many planned times to answer."""
         return await self._ask("show_schedule", {"name": name, "planned": planned}, timeout)
 
     async def pause_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
@@ -719,7 +720,7 @@ class GeneratedVerbs(Verbs):
         """Those that are not decided, or those in ``state``, by name. Read page by page, at most
         ``limit``; ``timeout`` is for each page.
 
-        ``group``: of this producer group. ``state``: in this state."""
+        ``group``: only those of this producer group. ``state``: only those in this state."""
         return self._pages("list_transactions", {"group": group, "state": state}, limit, timeout)
 
     async def show_transaction(
@@ -739,7 +740,7 @@ class GeneratedVerbs(Verbs):
         """Bulk operations, the newest first. Read page by page, at most ``limit``; ``timeout`` is
         for each page.
 
-        ``topic``: on this topic. ``state``: in this state."""
+        ``topic``: only those on this topic. ``state``: only those in this state."""
         return self._pages("list_bulk", {"topic": topic, "state": state}, limit, timeout)
 
     async def show_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
@@ -771,7 +772,7 @@ class GeneratedVerbs(Verbs):
 
         ``secrets``: what requests are signed with; several, while receivers change to the first of
         them. Left out: those of the push that is there. ``format``: "plain": the body is the
-        task's; "cloudevents": a CloudEvent in JSON. ``concurrency``: requests at a time, at most.
+        task's; "cloudevents": a CloudEvent in JSON. ``concurrency``: the most requests at a time.
         ``request_timeout``: the most time for a whole request with its answer; by default 30 s.
         ``connect_timeout``: the most time for a connection to the host; by default 5 s.
         ``callback_lease``: after 202 the task waits so long for a callback that settles it; without
@@ -806,8 +807,8 @@ class GeneratedVerbs(Verbs):
         """Send the tasks of a group to another broker; a group that is not there is made. In the
         place of the target that was there. Raises as ``set_push``.
 
-        ``secret``: its password; the user stands in the URL. ``batch``: tasks that are sent
-        together, at most. ``concurrency``: batches at a time, at most."""
+        ``secret``: the password for the broker; the user stands in the URL. ``batch``: the most
+        tasks that are sent together. ``concurrency``: the most batches at a time."""
         return await self._ask(
             "set_forward",
             {
@@ -833,7 +834,7 @@ class GeneratedVerbs(Verbs):
     ) -> list[TargetInfo]:
         """The targets of all groups, or of those of a topic, and how they go.
 
-        ``topic``: of this topic; none: of all."""
+        ``topic``: only those of this topic; by default those of all topics."""
         return await self._ask("targets", {"topic": topic}, timeout, "targets")
 
     async def test_push(
@@ -847,8 +848,8 @@ class GeneratedVerbs(Verbs):
         """Send one request to a URL as a push would, and say what came of it. Raises BadRequest for
         an address that may not be asked, Conflict where no process sends.
 
-        ``secrets``: what it is signed with; none: it is not signed. ``format``: the format of the
-        body, as in a push."""
+        ``secrets``: the secrets that the request is signed with; without them it is not signed.
+        ``format``: the format of the body, as in a push."""
         return await self._ask(
             "test_push", {"url": url, "secrets": secrets, "format": format}, timeout
         )
@@ -859,7 +860,7 @@ class GeneratedVerbs(Verbs):
         """The last requests of a group's push, the newest first; they are in memory only. Raises
         NotFound, Conflict where no process sends.
 
-        ``limit``: how many at most."""
+        ``limit``: the most items of the answer."""
         return await self._ask(
             "push_log", {"topic": topic, "group": group, "limit": limit}, timeout, "requests"
         )
@@ -895,7 +896,7 @@ class GeneratedVerbs(Verbs):
         one after the other. Raises NotFound for a node that is not there, Conflict for a daemon
         that is no node.
 
-        ``draining``: false: it shall have shards again."""
+        ``draining``: whether the node gives its shards away; false: it gets shards again."""
         return await self._ask("drain_node", {"node": node, "draining": draining}, timeout)
 
     async def status(self, *, timeout: Duration | None = None) -> Status:
@@ -918,8 +919,8 @@ class GeneratedVerbs(Verbs):
         """How many tasks the wheel has for each of ``steps`` spans of ``step``, from ``since`` on,
         which is rounded down to a whole ``step``. Raises BadRequest.
 
-        ``since``: the first moment; default: now. ``step``: how long a span is; default: a minute.
-        ``steps``: how many spans; default 60."""
+        ``since``: the beginning of the first span; by default now. ``step``: the length of a span;
+        by default a minute. ``steps``: how many spans to answer; by default 60."""
         return await self._ask("load", {"since": since, "step": step, "steps": steps}, timeout)
 
     def list_consumers(
@@ -934,7 +935,7 @@ class GeneratedVerbs(Verbs):
         order in which their connections came; of a topic, of a group. Read page by page, at most
         ``limit``; ``timeout`` is for each page.
 
-        ``topic``: of this topic. ``group``: of this group."""
+        ``topic``: only those of this topic. ``group``: only those of this group."""
         return self._pages("consumers", {"topic": topic, "group": group}, limit, timeout)
 
     async def overview(self, *, timeout: Duration | None = None) -> Overview:

@@ -80,20 +80,21 @@ class FilterKeywords(TypedDict, total=False):
     """A filter says which tasks are meant; what both parts say must hold."""
 
     tags: str | None
-    """Tasks with one of these tags: "eu || uk"."""
+    """The group wants only tasks with one of these tags: "eu || uk"."""
 
     where: str | None
-    """Tasks of which this is true: "amount > 10 AND region IS NOT NULL"."""
+    """The group wants only tasks of which this is true: "amount > 10 AND region IS NOT NULL"."""
 
 
 class GroupKeywords(FilterKeywords, total=False):
     """Whoever makes a group, or takes from it, may say this of it."""
 
     order_retry: Duration | None
-    """After how long a failed task of an order key is tried again; by default 1 s."""
+    """How long to wait before a failed task of an order key is tried again; by default 1 s."""
 
     order_attempts: int | None
-    """After so many failed attempts comes order_failure; by default 16."""
+    """How many failed attempts of a task of an order key there are before order_failure holds; by
+    default 16."""
 
     order_failure: OrderFailure | None
     """What becomes of a task of an order key then: "hold", which is the default: its key is held
@@ -101,13 +102,13 @@ class GroupKeywords(FilterKeywords, total=False):
     tried until it succeeds, so order_attempts does not go with it."""
 
     fair_by: str | None
-    """What has equal turns: "key", "tag", or the name of a property."""
+    """The field whose values take turns: "key", "tag", or the name of a property."""
 
     limit_each: int | None
     """The most deliveries of each value of fair_by in flight."""
 
     rate_each: float | None
-    """Deliveries a second of each value of fair_by, at most."""
+    """The most deliveries a second of each value of fair_by."""
 
 
 class NewGroupKeywords(GroupKeywords, total=False):
@@ -117,13 +118,13 @@ class NewGroupKeywords(GroupKeywords, total=False):
     """The policy for its tasks that have none of their own."""
 
     rate: float | None
-    """Deliveries a second, at most."""
+    """The most deliveries a second; without it there is no limit."""
 
     burst: int | None
-    """With rate: so many at once after a pause."""
+    """The most deliveries at once after a pause; it needs a rate."""
 
     paused: bool
-    """Nothing is delivered until resume; enqueues go on."""
+    """Whether nothing is delivered until somebody resumes it; enqueues go on."""
 
 
 class SettingsKeywords(NewGroupKeywords, total=False):
@@ -143,36 +144,36 @@ class SelectionKeywords(TypedDict, total=False):
     """A selection means everything of a topic of which each part that is named is true."""
 
     tags: str | None
-    """With one of these tags: "eu || uk"."""
+    """Only those with one of these tags: "eu || uk"."""
 
     where: str | None
-    """Of which this is true: "amount > 10 AND region IS NOT NULL"."""
+    """Only those of which this is true: "amount > 10 AND region IS NOT NULL"."""
 
     key_prefix: str | None
-    """Whose key begins so."""
+    """Only those whose key begins with this."""
 
     due_from: datetime | None
-    """Due then or later."""
+    """Only those that are due at this moment or later."""
 
     due_to: datetime | None
-    """Due before then."""
+    """Only those that are due before this moment."""
 
 
 class DeadSelectionKeywords(SelectionKeywords, total=False):
     """A selection of dead letters names their group and their reason, too."""
 
     group: str | None
-    """This group's."""
+    """Only dead letters of this group."""
 
     reason: str | None
-    """Those whose last failure's reason contains this."""
+    """Only dead letters whose last reason contains this text."""
 
 
 class TaskSelectionKeywords(SelectionKeywords, total=False):
     """A selection of tasks names the state that they are in, too."""
 
     state: TaskState | None
-    """Those in this state."""
+    """Only tasks in this state."""
 
 
 class AnySelectionKeywords(TaskSelectionKeywords, DeadSelectionKeywords, total=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,10 +16,11 @@ from support.shard_rig import started
 from support.traces import TRACE
 from support.vectors import vectors
 from tickwheel import errors
+from tickwheel.api.groups import Settings
 from tickwheel.api.verbs import VERBS
 from tickwheel.limits import Limits
 from tickwheel.server.http.call import problem
-from tickwheel.server.http.pages import document
+from tickwheel.server.http.pages import as_sent, document
 from tickwheel.server.http.routes import ROUTES
 from tickwheel.server.shard.operations import StandbyOperations
 
@@ -330,10 +332,105 @@ def test_each_operation_of_the_document_has_a_name_of_its_own() -> None:
     assert len(set(found)) == len(found) == len(ROUTES)
 
 
+def _parts(value: Any, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every part of the document, with where it is."""
+    yield at, value
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    for name, one in value.items() if isinstance(value, dict) else ():
+        yield from _parts(one, (*at, str(name)))
+
+
+PARTS = list(_parts(json.loads(as_sent(60_000)[0])))
+
+
+def _at(path: str) -> Any:
+    return dict(PARTS)[tuple(path.split("/"))]
+
+
 def test_each_reference_of_the_document_leads_somewhere() -> None:
-    found = document(ROUTES)
-    named = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(found)))
-    assert named == set(found["components"]["schemas"])
+    places = {at for at, _ in PARTS}
+    said = [part for at, part in PARTS if at[-1:] == ("$ref",)]
+    said += [part for at, part in PARTS if at[-2:-1] == ("mapping",)]
+    assert said and {tuple(one.removeprefix("#/").split("/")) for one in said} <= places
+    named = {one.removeprefix("#/components/schemas/") for one in said}
+    assert named == set(_at("components/schemas"))
+
+
+BY_THEMSELVES = re.compile(r"(In milliseconds|Up to \d|At least \d|From \d|Default:).*")
+"""What a kind of values says of each field: alone, it says nothing of this one."""
+
+
+DESCRIBED = ("properties", "parameters", "headers", "responses", "schemas", "tags")
+"""What is in a part of the document of this name has a description."""
+
+
+def test_each_field_of_the_document_is_described() -> None:
+    fields = [
+        (at, part)
+        for at, part in PARTS
+        if len(at) > 1
+        and at[-2] in DESCRIBED
+        and at[-3:-2] != ("properties",)
+        and isinstance(part, dict)
+    ]
+    assert len(fields) > 1_500
+    said = {"/".join(at): part.get("description", "") for at, part in fields}
+    assert [at for at, text in said.items() if not text or BY_THEMSELVES.match(text)] == []
+    assert [at for at, text in said.items() if "``" in text or "None" in text] == []
+
+
+def _is_null(option: Any) -> bool:
+    kind = option.get("type")
+    return "null" in kind if isinstance(kind, list) else kind == "null"
+
+
+def test_a_field_that_may_be_left_out_is_not_null_by_default() -> None:
+    assert [at for at, part in PARTS if at[-1:] == ("default",) and part is None] == []
+
+
+def test_null_in_a_request_takes_a_setting_away_or_is_not_there() -> None:
+    asked, left = (
+        set[str](),
+        [
+            part["requestBody"]
+            for at, part in PARTS
+            if isinstance(part, dict) and "requestBody" in part
+        ],
+    )
+    while left:
+        for at, part in _parts(left.pop()):
+            name = part.rpartition("/")[2] if at[-1:] == ("$ref",) else ""
+            if name and name not in asked:
+                asked.add(name)
+                left.append(_at("components/schemas")[name])
+    fields = [
+        (name, field, part)
+        for name in asked
+        for field, part in _at("components/schemas")[name].get("properties", {}).items()
+    ]
+    nulls = {
+        (name, field)
+        for name, field, part in fields
+        if _is_null(part) or any(map(_is_null, part.get("anyOf", ())))
+    }
+    own = {field.name for field in Settings.fields() if field.kind.none_takes_away}
+    assert nulls == {("Settings", field) for field in own - {"topic", "group"}}
+
+
+def test_a_union_of_the_document_has_names_and_one_level() -> None:
+    """An object in a union has a schema of its own, and what tells it from the others."""
+    unions = [(at, part) for at, part in PARTS if at[-1:] in (("anyOf",), ("oneOf",))]
+    assert unions
+    for at, union in unions:
+        for option in union:
+            assert not option.keys() & {"anyOf", "oneOf", "properties", "additionalProperties"}, at
+    for at, part in unions:
+        objects = [option["$ref"].rpartition("/")[2] for option in part if "$ref" in option]
+        schemas = [_at("components/schemas")[name] for name in objects]
+        needed = [frozenset(one.get("required", ())) for one in schemas if "properties" in one]
+        if at[-1] == "oneOf" and at[0] == "paths":
+            assert len(set(needed)) == len(needed), at
 
 
 def test_a_standby_has_what_the_routes_for_it_ask() -> None:

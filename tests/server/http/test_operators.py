@@ -11,7 +11,7 @@ from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
 from tickwheel.api.daemon import TopicStats
 from tickwheel.api.groups import GroupSettings
-from tickwheel.api.tasks import ListedTasks
+from tickwheel.api.tasks import Tasks
 from tickwheel.api.transactions import TransactionInfo, TransactionList
 from tickwheel.server.http.declared import answer_type
 from tickwheel.server.shard import transactions
@@ -128,12 +128,12 @@ async def test_tasks_of_a_transaction_are_tasks_when_it_is_committed(rig: HttpRi
     more = half_tasks("a", 2, "3", count_from="commit")
     more["tasks"][0] |= {"delay_ms": 5_000, "key": "k", "properties": {"n": 1}}
     await rig.post("/v1/tasks", more)
-    assert (await get(rig, "/v1/tasks", answer_type(ListedTasks)))["tasks"] == []
+    assert (await get(rig, "/v1/tasks", answer_type(Tasks)))["tasks"] == []
     shown = await get(rig, "/v1/transactions/a", answer_type(TransactionInfo))
     assert (shown["tasks"], shown["halves"][2]["delay_ms"]) == (3, 5_000)
     rig.sources.now_ms += 10_000
     ids = (await rig.post("/v1/transactions/a/commit"))["ids"]
-    found = (await get(rig, "/v1/tasks", answer_type(ListedTasks)))["tasks"]
+    found = (await get(rig, "/v1/tasks", answer_type(Tasks)))["tasks"]
     assert [(task["id"], task["body"]) for task in found] == list(
         zip(ids, ("1", "2", "3"), strict=True)
     )

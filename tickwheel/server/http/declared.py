@@ -184,7 +184,9 @@ def request_type(request: Any, left_out: frozenset[str], name: str = "") -> type
         of_block = isinstance(field.kind, Block)
         kind = request_type(field.kind.block, frozenset()) if of_block else field.kind.json
         is_said = request.none_is_said and field.kind.none_takes_away
-        marks = {NULL_IS_SAID: True} if is_said else {}
+        marks: dict[str, Any] = {NULL_IS_SAID: True} if is_said else {}
+        if not field.is_required and field.default is not None:
+            marks["default"] = field.default
         if field.is_required:
             fields.append((field.name, described(kind, field)))
         else:
@@ -251,9 +253,10 @@ def _answer_struct(answer: type[Answer]) -> type[msgspec.Struct]:
         fields.append(
             (field.name, found) if field.is_required else (field.name, found | None, None)
         )
-    return msgspec.defstruct(
-        answer.__name__, fields, kw_only=True, namespace={"__doc__": answer.__doc__}
-    )
+    # Generators make a variable of a type's name, and another one of each field's.
+    collides = any(field.name == answer.__name__.lower() for field in answer.fields())
+    name = f"{answer.__name__}Answer" if collides else answer.__name__
+    return msgspec.defstruct(name, fields, kw_only=True, namespace={"__doc__": answer.__doc__})
 
 
 RESULT_TYPE = msgspec.defstruct(
@@ -280,7 +283,7 @@ RESULT_TYPE = msgspec.defstruct(
 
 
 RESULTS_TYPE = msgspec.defstruct(
-    "Results",
+    "ResultList",
     [
         (
             "results",

@@ -318,7 +318,7 @@ def _tidy(component: dict[str, Any], *, in_request: bool) -> None:
     """Make a component's fields such that a generator makes usable types of them. A field of a
     request that may be left out has no null, unless null takes a setting away."""
     if "description" in component:
-        component["description"] = " ".join(component["description"].replace("``", "`").split())
+        component["description"] = types.worded(component["description"])
     required = component.get("required", ())
     for name, schema in component.get("properties", {}).items():
         tidied = _field(schema, may_be_null=not in_request or name in required)

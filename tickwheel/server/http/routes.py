@@ -458,20 +458,22 @@ _RESENT = ("idempotency_key_reused", "request_forgotten")
 _TOPIC, _KEY = "/v1/topics/{topic}", "/v1/topics/{topic}/keys/{key}"
 _IDEMPOTENCY = ("Idempotency-Key", "The same key again is the same request, for 24 hours.")
 _TASK_HEADERS = (
-    ("Tickwheel-Delay-Ms", "Due after so many milliseconds."),
-    ("Tickwheel-Due-Ms", "Due then, in milliseconds since 1970."),
-    ("Tickwheel-At", "Due then, as RFC 3339."),
+    ("Tickwheel-Delay-Ms", "The delay from now on, in milliseconds."),
+    ("Tickwheel-Due-Ms", "The due time, in milliseconds since 1970."),
+    ("Tickwheel-At", "The due time, as RFC 3339."),
     *(
         (
             f"Tickwheel-{one.name.replace('_', '-').title()}",
-            f"{one.text} A word, or JSON." if one.name in types.MAPS else one.text,
+            f"{types.text_of(one)} A word, or JSON."
+            if one.name in types.MAPS
+            else types.text_of(one),
         )
         for one in TaskFields.fields()
         if one.kind is not PROPERTIES  # each has a header of its own
     ),
     _IDEMPOTENCY,
 )
-_TOPIC_HEADER = ("Tickwheel-Topic", "CloudEvents: the topic.")
+_TOPIC_HEADER = ("Tickwheel-Topic", "The topic, of a CloudEvent that is sent to this path.")
 
 
 def _declared() -> Iterator[Route]:

@@ -92,6 +92,16 @@ class Out(Struct, kw_only=True):
     """Of answers: a newer daemon may add fields."""
 
 
+def text_of(field: Field) -> str:
+    """The sentence of a declared field, in the words of JSON, with its unit and its limits."""
+    return field.kind.described(worded(field.text))
+
+
+def worded(text: str) -> str:
+    """A text of the declarations, or of a docstring, as the document has it."""
+    return " ".join(re.sub(r"\bNone\b", "null", text).replace("``", "`").split())
+
+
 def _meta(field: Field, **said: Any) -> Meta:
     """What the declaration of a field says of it; ``said``: more for its schema."""
     kind = field.kind
@@ -100,8 +110,7 @@ def _meta(field: Field, **said: Any) -> Meta:
         said["$ref"] = REF.format(name=kind.json_name)
     elif isinstance(kind, Properties):
         said["additionalProperties"] = {"$ref": REF.format(name=PROPERTY.json_name)}
-    text = re.sub(r"\bNone\b", "null", field.text).replace("``", "`")
-    return _shape(kind.described(text), **said)
+    return _shape(text_of(field), **said)
 
 
 def described(kind: Any, field: Field, *more: Any, **said: Any) -> Any:
@@ -218,7 +227,7 @@ def _tagged(
     """The schemas of maps that a word of theirs tells apart, and of their union, ``name``."""
     found: dict[str, Any] = {}
     for word, text in kinds.items():
-        told = {"description": f'Always "{word}".', "type": "string", "enum": [word]}
+        told = {"description": f'Always "{word}".', "type": "string", "const": word}
         found[f"{word.title()}{name}"] = {
             "title": f"{word.title()}{name}",
             "description": text,
@@ -292,7 +301,13 @@ NAMED: dict[str, Any] = {
         "title": RULE.json_name,
         "description": "What becomes of a task when another task with its key is pending: the name"
         " of an action, or an object.",
-        "anyOf": [{"type": "string", "enum": list(_ACTIONS)}, _ref("PendingRule")],
+        "anyOf": [_ref("PendingAction"), _ref("PendingRule")],
+    },
+    "PendingAction": {
+        "title": "PendingAction",
+        "description": " ".join(f"{word}: {text}" for word, text in _ACTIONS.items()),
+        "type": "string",
+        "enum": list(_ACTIONS),
     },
     **_tagged("action", "PendingRule", _ACTIONS, _rule_fields(), _RULE | _spans()),
 }
@@ -491,7 +506,7 @@ class Delivery(Told, kw_only=True):
 
 
 class DeliveryList(Out):
-    """None when the time was over."""
+    """The answer to a pull. It has no deliveries when the time was over."""
 
     deliveries: Annotated[list[Delivery], _shape("The deliveries.")]
 
