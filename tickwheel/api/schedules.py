@@ -35,7 +35,7 @@ class NewSchedule(ScheduleName):
     task: Annotated[
         Mapping[str, Any] | None,
         Block(ScheduledTaskFields),
-        "Of its tasks: key, tag, properties, priority, … as in an ENQUEUE.",
+        "Of its tasks: key, tag, properties, priority, … as of an enqueued task.",
     ] = None
     cron: Annotated[
         str | None,
