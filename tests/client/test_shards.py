@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -693,3 +695,60 @@ async def test_of_a_group_that_is_set_otherwise_the_worker_decides(
         )
         assert "retries" not in differs, "what is the same is not said"
         assert said.count("is set otherwise") == 1
+
+
+# --- listings by key -----------------------------------------------------------------------------
+
+OF_KEY, OTHERS = 5, 700
+
+
+@pytest.mark.parametrize(
+    ("store", "count"),
+    [("memory", 1), ("memory", 3), ("sqlite", 1), ("sqlite", 3)],
+)
+async def test_what_a_key_of_a_topic_has_is_listed_from_the_index(
+    store: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of other keys are not read, whatever else is asked for. All stores read by ids alike."""
+    async with Shards(count, tmp_path if store == "sqlite" else None) as shards:
+        client = await shards.client().connect()
+        read: list[int] = []
+        for number in range(count):
+            reader = shards.shard(number).reader
+            read_some, scan = reader.read_some, reader.scan
+
+            @asynccontextmanager
+            async def counted(ids: Any, *args: Any, real: Any = read_some, **kw: Any) -> Any:
+                read.extend(ids)
+                async with real(ids, *args, **kw) as found:
+                    yield found
+
+            async def scanned(*args: Any, real: Any = scan, **kw: Any) -> Any:
+                page, following = await real(*args, **kw)
+                read.extend(known.row.id for known in page)
+                return page, following
+
+            monkeypatch.setattr(reader, "read_some", counted)
+            monkeypatch.setattr(reader, "scan", scanned)
+
+        def task(number: int, key: str, topic: str = "t") -> Task:
+            return Task(topic, b"x", key=key, delay=3600, tag="odd" if number % 2 else None)
+
+        wanted: list[int] = []
+        for number in range(OF_KEY):
+            others = [task(number, f"other-{number}-{n}") for n in range(OTHERS // OF_KEY)]
+            await client.enqueue_many([*others, task(number, "mine", "u")])
+            wanted.append((await client.enqueue_many([task(number, "mine")]))[0].id)
+
+        async def listed(**options: Any) -> list[int]:
+            read.clear()
+            found = [one.id async for one in client.list_tasks(topic="t", key="mine", **options)]
+            assert set(read) <= set(wanted), f"{len(set(read))} tasks are read"
+            return found
+
+        assert await listed() == wanted
+        assert await listed(limit=2) == wanted[:2]
+        assert await listed(tag="odd") == wanted[1::2]
+        assert await listed(state="ready") == []
+        await client.cancel(wanted[1])
+        assert await listed() == [wanted[0], *wanted[2:]]
