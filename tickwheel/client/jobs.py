@@ -605,7 +605,8 @@ class Unfit(Reject):
 
 
 class RetryLater(Exception):
-    """Not now: delivered again after ``delay`` (seconds or a timedelta), as one of its retries."""
+    """Not now: delivered again after ``delay`` (seconds, a timedelta or text), as one of its
+    retries."""
 
     def __init__(self, delay: Duration, reason: str | None = None) -> None:
         duration_ms(delay, "delay")  # a wrong one fails where it is written
@@ -615,7 +616,7 @@ class RetryLater(Exception):
 
 
 class Snooze(Exception):
-    """Not now: delivered again after ``delay`` (seconds or a timedelta), and it counts as no
+    """Not now: delivered again after ``delay`` (seconds, a timedelta or text), and it counts as no
     failure. When the daemon allows no more of that, it is as ``RetryLater``."""
 
     def __init__(self, delay: Duration) -> None:
