@@ -7,12 +7,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from tickwheel import errors
-from tickwheel.cli.app import run, shared
+from tickwheel.cli.app import OTHER_WORDS, app, run, shared
 from tickwheel.cli.call import Call, command, exit_code
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +44,9 @@ COMMANDS = [
         ("enqueue --from missing-file.jsonl", "missing-file.jsonl"),
         ("enqueue orders --from - --key k", "--from"),
         ("subscribe", "TOPIC"),
+        ("subscribe orders --topic orders", "give TOPIC or --topic, one of them"),
+        ("retry 5", "No such command 'retry'. Did you mean 'dead requeue'?"),
+        ("subscribe --topic orders --max 0", "--max"),
         ("subscribe orders --max 0", "--max"),
         ("subscribe orders --prefetch 0", "--prefetch"),
         ("subscribe orders --lease 1ms", "--lease"),
@@ -258,3 +262,12 @@ def test_completion_can_be_shown_for_other_shells(shell: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert f"complete_{shell}" in done.stdout
+
+
+def test_a_word_of_another_queue_names_a_command_of_ours() -> None:
+    root = typer.main.get_command(app)
+    for word, ours in OTHER_WORDS.items():
+        found: Any = root
+        assert word not in found.commands, f"{word} is a command"
+        for part in ours.split():
+            found = found.commands[part]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.cli.enqueue import BadLine, Defaults, read_task, read_tasks
+from tickwheel.cli.enqueue import BadLine, Defaults, read_csv, read_task, read_tasks
 from tickwheel.cli.options import rule_of
 from tickwheel.cli.output import body_fields
 from tickwheel.client import IfPending, Retry, Task
@@ -175,3 +175,49 @@ def test_no_line_breaks_the_reader(line: bytes) -> None:
 @given(st.binary(max_size=60))
 def test_a_body_that_subscribe_prints_is_read_back(body: bytes) -> None:
     assert read_task(_line(**body_fields(body)), TOPIC).body == body
+
+
+# --- CSV -----------------------------------------------------------------------------------------
+
+CSV = (
+    b"\xef\xbb\xbftopic,body,key,delay,priority,properties,due_ms,retry\r\n"
+    b't,"a ""b"",\n c",k1,5m,3,"{""n"": 1, ""eu"": true}",,"fixed:delay=1s,retries=2"\r\n'
+    b"\r\n"
+    b",,k2,,,,1800000000000,\n"
+)
+AS_JSON = (
+    {"topic": "t", "body": 'a "b",\n c', "key": "k1", "delay": "5m", "priority": 3,
+     "properties": {"n": 1, "eu": True}, "retry": "fixed:delay=1s,retries=2"},
+    {"key": "k2", "due_ms": 1_800_000_000_000},
+)  # fmt: skip
+
+
+def test_csv_says_what_json_says() -> None:
+    found = list(read_csv(CSV.splitlines(keepends=True), TOPIC))
+    lines = [json.dumps(one).encode() for one in AS_JSON]
+    assert [task for task, _ in found] == [read_task(line, TOPIC) for line in lines]
+    head = len(CSV) - sum(size for _, size in found)
+    assert head == 0, "all bytes are counted"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"topic,colour\n", "line 1: field colour: not known"),
+        (b"topic,body,topic\n", "line 1: field topic: named twice"),
+        (b"key,priority\na,1\nb,high\n", "line 3: field priority: a whole number is needed"),
+        (b"key,priority\na,1.0\n", "line 2: field priority: a whole number"),
+        (b"key,due_ms\na,soon\n", "line 2: field due_ms: a whole number"),
+        (b"key,delay\na,soon\n", "line 2: field delay: 'soon' is not a duration"),
+        (b"key,at\na,tomorrow\n", "line 2: field at: "),
+        (b"key,properties\na,eu\n", "line 2: field properties: not JSON"),
+        (b"key,body\na,b,c\n", "line 2: 3 cells, but the first line names 2 fields"),
+        (b'key,body\na,"b\nc\n', "line 2: not CSV"),
+        (b'key,body\na,"b\n"c\n', "line 2: not CSV"),
+        (b"key,body\na,b\nc,\xff\n", "line 3: not UTF-8"),
+    ],
+)
+def test_csv_that_is_not_understood_is_refused_with_line_and_field(text: bytes, words: str) -> None:
+    with pytest.raises(BadLine) as refused:
+        list(read_csv(text.splitlines(keepends=True), TOPIC))
+    assert words in refused.value.message

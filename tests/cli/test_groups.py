@@ -77,6 +77,8 @@ async def _ask(run: Run, kind: T, answer: Answer, *, as_json: bool = False) -> t
         ({"tags": "eu"}, {"tags": "eu"}),
         ({"where": "a > 1"}, {"where": "a > 1"}),
         ({"tags": "eu", "where": "a > 1"}, {"tags": "eu", "where": "a > 1"}),
+        ({"tags": "eu", "no_where": True}, {"tags": "eu", "where": None}),
+        ({"no_tags": True}, {"tags": None}),
         ({"all_": True}, {"tags": None, "where": None}),
     ],
 )
@@ -96,6 +98,8 @@ async def test_setting_the_filter_of_a_group(
     [
         ({}, "name what shall change"),
         ({"tags": "eu", "all_": True}, "--tags, --where or both"),
+        ({"where": "a > 1", "no_where": True}, "--no-where takes away"),
+        ({"no_tags": True, "all_": True}, "--tags, --where or both"),
         ({"order_attempts": 5, "no_order": True}, "--no-order takes away"),
         ({"rate_each": 5.0, "no_fair": True}, "--no-fair takes away"),
     ],

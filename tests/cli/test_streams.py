@@ -129,6 +129,7 @@ async def test_an_interrupted_file_of_tasks_says_how_to_go_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(enqueue, "CHUNK_TASKS", 2)
+    monkeypatch.setattr(enqueue, "LAST_CHUNK_S", 0.01)
     lines = io.BytesIO(b'{"topic":"t","body":"a"}\n' * 5)
     under_way, calls = asyncio.Event(), list[int]()
 
@@ -149,5 +150,5 @@ async def test_an_interrupted_file_of_tasks_says_how_to_go_on(
     with pytest.raises(asyncio.CancelledError):
         await sending
     said = capsys.readouterr().err
-    assert "2 tasks were enqueued before this, up to line 2; of the next 2 lines" in said
-    assert "tail -n +3 FILE | tickwheel enqueue --from -" in said
+    assert "2 tasks are stored, up to line 2; whether those of the next 2 lines are is not" in said
+    assert "(tail -n +3 FILE) | the same command with --from -" in said

@@ -313,7 +313,7 @@ async def test_a_frame_over_the_daemons_limit_is_refused_and_never_sent() -> Non
             await soon(early)
         peer = await daemon.peer()
         for kind in kinds:
-            with pytest.raises(errors.LimitExceeded, match=f"{kind.name}.*frame_bytes_max"):
+            with pytest.raises(errors.LimitExceeded, match=f"{kind.name.lower()}.*frame_bytes_max"):
                 await soon(client._calls.call(kind, "x" * 1024))
         asking = asyncio.ensure_future(client.ping())
         peer.ok(await peer.next(T.PING))

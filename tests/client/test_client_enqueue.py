@@ -11,8 +11,24 @@ import pytest
 
 from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
 from support.waiting import WAIT_S, slowly, soon
-from tickwheel import Client, IfPending, Receipt, Retry, Task, errors
+from tickwheel import (
+    Client,
+    IfPending,
+    Once,
+    Receipt,
+    Retry,
+    RetryLater,
+    Snooze,
+    Task,
+    Worker,
+    errors,
+)
 from tickwheel.api.frames import FrameType as T
+from tickwheel.api.kinds import Shift, Span
+from tickwheel.api.policies import rule_wire
+from tickwheel.api.times import seconds
+from tickwheel.api.verbs import VERBS
+from tickwheel.client.tasks import TaskChecker
 from tickwheel.protocol import Frame, encode
 
 
@@ -678,3 +694,56 @@ async def test_settings_that_make_no_sense_are_refused() -> None:
         with pytest.raises(errors.BadRequest) as raised:
             Client("tcp://127.0.0.1:1", **options)  # type: ignore[arg-type]
         assert next(iter(options)) in raised.value.message
+
+
+# --- durations as text ---------------------------------------------------------------------------
+
+FIVE_M = 300
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda of: Retry.exponential(base=of, cap=of),
+        Retry.fixed,
+        lambda of: Retry.table([of, of]),
+        lambda of: rule_wire(IfPending("keep", window=of), "if_pending"),
+        lambda of: rule_wire(IfPending("replace", max_wait=of), "if_pending"),
+        lambda of: Client(send_timeout=of)._send_timeout_s,
+        lambda of: Client(connect_timeout=of, active_timeout=of, heartbeat=of)._heartbeat_s,
+        lambda of: Worker(Client(), grace=of)._grace_s,
+        lambda of: seconds(RetryLater(of).delay, "delay"),
+        lambda of: seconds(Snooze(of).delay, "delay"),
+        lambda of: Once(ttl=of, claim=of, wait=of)._wait_s,
+        lambda of: TaskChecker().check(Task("t", b"", delay=of, ttl=of, within=of)),
+        lambda of: TaskChecker().check_columns("t", [b"", b""], of, None),
+        lambda of: TaskChecker().check_columns("t", [b"", b""], None, [of, 1]),
+    ],
+)
+def test_a_duration_may_be_text(made: Any) -> None:
+    assert made("5m") == made(FIVE_M) == made(timedelta(minutes=5))
+    for wrong in ("5 minutes", "", "m", "1s2m", b"5m", "1e3"):
+        with pytest.raises(errors.BadRequest):
+            made(wrong)
+
+
+def test_every_duration_of_a_verb_may_be_text() -> None:
+    """Leases, time-outs of schedules, shifts: whatever the declarations call a span."""
+    spans = {
+        (verb.name, field.name): field.kind
+        for verb in VERBS.values()
+        if verb.request is not None
+        for field in verb.asked.fields()
+        if isinstance(field.kind, Span)
+    }
+    assert ("reschedule", "delay_ms") in spans and ("put_schedule", "every_ms") in spans, spans
+    for name, kind in spans.items():
+        assert kind.of_python("5m", "field") == kind.of_python(FIVE_M, "field"), name
+    shift = Shift()
+    assert shift.of_python("-5m", "shift") == shift.of_python(-FIVE_M, "shift") == -300_000
+
+
+def test_one_text_is_no_list_of_delays() -> None:
+    """Each of its characters would be a duration."""
+    with pytest.raises(errors.BadRequest, match="delays must be a list of durations, not '123'"):
+        TaskChecker().check_columns("t", [b"", b"", b""], None, "123")

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.shards import NOW_MS, Shards, key_in
 from support.waiting import comes, soon
-from tickwheel import Client, Delivery, Task, Worker, errors
+from tickwheel import Client, Delivery, Retry, Task, Worker, errors
 from tickwheel.client import Check, Partly, spread_subscription
+from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.spread_subscription import IN_A_ROW
-from tickwheel.client.subscription import PREFETCH, Subscription
+from tickwheel.client.subscription import PREFETCH, OnMismatch, Subscription
 from tickwheel.model import records
 from tickwheel.model.values import SHARD_BITS, shard_of
 
@@ -619,3 +622,133 @@ async def test_what_is_deleted_is_at_its_home_to_the_last() -> None:
         shards.away.clear()
         await client.delete_group(TOPIC, "g")
         assert having(shards, "g") == []
+
+
+# --- a worker whose group is set otherwise -------------------------------------------------------
+
+OTHERWISE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tags": ({"tags": "eu", "where": "n > 1"}, {"tags": "us"}),
+    "where": ({"where": "n > 1"}, {"where": "n > 2"}),
+    "order_retry": ({"order_retry": 1.0}, {"order_retry": 2.0}),
+    "order_attempts": ({"order_attempts": 3}, {"order_attempts": 4}),
+    "order_failure": ({"order_failure": "hold"}, {"order_failure": "dead"}),
+    "fair_by": ({"fair_by": "key"}, {"fair_by": "tag"}),
+    "limit_each": ({"fair_by": "key", "limit_each": 3}, {"fair_by": "key", "limit_each": 4}),
+    "rate_each": ({"fair_by": "key", "rate_each": 3.0}, {"fair_by": "key", "rate_each": 4.0}),
+    "retry": ({"retry": Retry.fixed(5, 3)}, {"retry": Retry.fixed(6, 3)}),
+}
+"""For each setting that a handler may name: the group's settings, and a worker's."""
+CHANGES = {
+    "tags": "--tags us --no-where", "where": "--where 'n > 2'",
+    "order_retry": "--order-retry 2000ms",
+    "order_attempts": "--order-attempts 4", "order_failure": "--order-failure dead",
+    "fair_by": "--fair-by tag", "limit_each": "--limit-each 4", "rate_each": "--rate-each 4.0",
+    "retry": "fixed:delay=6000ms,retries=3,jitter=0.0",
+}  # fmt: skip
+
+
+def test_every_setting_of_a_handlers_group_has_its_case() -> None:
+    assert OTHERWISE.keys() == CHANGES.keys() == {*GroupKeywords.__optional_keys__, "retry"}
+
+
+@pytest.mark.parametrize("word", ["update", "warn", "refuse", None])
+@pytest.mark.parametrize("name", OTHERWISE)
+@pytest.mark.parametrize("count", [1, 2])
+async def test_of_a_group_that_is_set_otherwise_the_worker_decides(
+    count: int, name: str, word: OnMismatch | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, wanted = OTHERWISE[name]
+    async with Shards(count) as shards:
+        client = await shards.client().connect()
+        made = await client.create_group("t", "g", **own)
+        worker = Worker(client, signals=False, on_mismatch=word)
+
+        @worker.on("t", group="g", **wanted)
+        async def handle(delivery: Delivery) -> None: ...
+
+        running = asyncio.ensure_future(worker.run())
+        if word == "refuse" or (word is None and name != "retry"):
+            with pytest.raises(errors.Conflict) as refused:
+                await soon(running)
+            said = refused.value.message
+        else:
+            await soon(worker.started.wait())
+            said = "".join(r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+            worker.stop()
+            await soon(running)
+        now = await client.create_group("t", "g")
+        sibling = shards.shard(count - 1).core.topics["t"].groups["g"].settings
+        if word == "update":
+            # ``tags`` and ``where`` are one filter: the part that is not named is taken away.
+            expected = {"tags": None, "where": None, **wanted}
+            assert {field: getattr(now, field) for field in expected} == expected
+            assert "this code's settings become the group's" in said
+        else:
+            assert now.raw | {"created": True} == made.raw
+            assert CHANGES[name] in said
+        assert (sibling.tags, sibling.where) == (now.tags, now.where)
+        assert "is set otherwise" in said
+        differs = (
+            said.partition("is set otherwise: ")[2]
+            .partition("; to change it")[0]
+            .partition(". The group")[0]
+        )
+        assert "retries" not in differs, "what is the same is not said"
+        assert said.count("is set otherwise") == 1
+
+
+# --- listings by key -----------------------------------------------------------------------------
+
+OF_KEY, OTHERS = 5, 700
+
+
+@pytest.mark.parametrize(
+    ("store", "count"),
+    [("memory", 1), ("memory", 3), ("sqlite", 1), ("sqlite", 3)],
+)
+async def test_what_a_key_of_a_topic_has_is_listed_from_the_index(
+    store: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of other keys are not read, whatever else is asked for. All stores read by ids alike."""
+    async with Shards(count, tmp_path if store == "sqlite" else None) as shards:
+        client = await shards.client().connect()
+        read: list[int] = []
+        for number in range(count):
+            reader = shards.shard(number).reader
+            read_some, scan = reader.read_some, reader.scan
+
+            @asynccontextmanager
+            async def counted(ids: Any, *args: Any, real: Any = read_some, **kw: Any) -> Any:
+                read.extend(ids)
+                async with real(ids, *args, **kw) as found:
+                    yield found
+
+            async def scanned(*args: Any, real: Any = scan, **kw: Any) -> Any:
+                page, following = await real(*args, **kw)
+                read.extend(known.row.id for known in page)
+                return page, following
+
+            monkeypatch.setattr(reader, "read_some", counted)
+            monkeypatch.setattr(reader, "scan", scanned)
+
+        def task(number: int, key: str, topic: str = "t") -> Task:
+            return Task(topic, b"x", key=key, delay=3600, tag="odd" if number % 2 else None)
+
+        wanted: list[int] = []
+        for number in range(OF_KEY):
+            others = [task(number, f"other-{number}-{n}") for n in range(OTHERS // OF_KEY)]
+            await client.enqueue_many([*others, task(number, "mine", "u")])
+            wanted.append((await client.enqueue_many([task(number, "mine")]))[0].id)
+
+        async def listed(**options: Any) -> list[int]:
+            read.clear()
+            found = [one.id async for one in client.list_tasks(topic="t", key="mine", **options)]
+            assert set(read) <= set(wanted), f"{len(set(read))} tasks are read"
+            return found
+
+        assert await listed() == wanted
+        assert await listed(limit=2) == wanted[:2]
+        assert await listed(tag="odd") == wanted[1::2]
+        assert await listed(state="ready") == []
+        await client.cancel(wanted[1])
+        assert await listed() == [wanted[0], *wanted[2:]]

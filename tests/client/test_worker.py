@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import logging
 import os
-import shlex
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,6 +20,7 @@ from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Snooze, Worker, errors
 from tickwheel.api.frames import FrameType as T
+from tickwheel.api.groups import SET_OTHERWISE, TO_CHANGE
 from tickwheel.cli.options import retry_of
 from tickwheel.client.subscription import REASON_CHARACTERS_MAX, TRACE_CHARACTERS_MAX
 from tickwheel.model.policies import parse_policy
@@ -885,7 +885,8 @@ async def test_a_client_that_is_not_connected_is_connected_and_closed() -> None:
 async def test_a_group_with_another_policy_does_not_stop_a_deployment(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its own stays, now and after a reconnect; the log has the command that changes it."""
+    """Its own stays, now and after a reconnect; the log has the command that changes it, once."""
+    differs, command = "retry.delay_ms 1, not 500", f"{TO_CHANGE}tickwheel policy set t …"
     async with FakeDaemon() as daemon, daemon.client() as client:
         worker = Worker(client, signals=False)
         worker.on("t", group="g-1", retry=Retry.fixed(0.5, retries=3))(nothing)
@@ -895,7 +896,7 @@ async def test_a_group_with_another_policy_does_not_stop_a_deployment(
             peer.auto.discard(T.UNSUBSCRIBE)
             first = await peer.next(T.SUBSCRIBE)
             assert first[6]["retry"]["delay_ms"] == 500
-            peer.error(first, "conflict", "group g-1 has exponential; CONFIGURE changes it")
+            peer.error(first, "conflict", f"group g-1 of topic t{SET_OTHERWISE}{differs}{command}")
             peer.error(await peer.next(T.UNSUBSCRIBE), "not_found")
             again = await peer.next(T.SUBSCRIBE)
             assert "retry" not in again[6]
@@ -903,16 +904,39 @@ async def test_a_group_with_another_policy_does_not_stop_a_deployment(
             peer.auto.add(T.UNSUBSCRIBE)
             await turns()
             assert not running.done()
-            said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"][-1]
             peer.close()
         worker.stop()
         await soon(running)
-    head, _, command = said.partition("tickwheel policy set ")
-    assert head.startswith("group g-1 has exponential. The group's own policy holds")
-    topic, spec, option, group = shlex.split(command)
-    assert option == "--group"
-    assert (topic, group) == ("t", "g-1")
-    assert retry_of(parse_policy(spec)) == Retry.fixed(0.5, retries=3)
+    (said,) = {r.getMessage() for r in caplog.records if "otherwise" in r.getMessage()}
+    assert differs in said and said.endswith("by: tickwheel policy set t …")
+
+
+async def test_a_worker_that_connects_again_sets_no_group_back() -> None:
+    """A newer release has set it meanwhile: ``update`` is for the start."""
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        worker = Worker(client, signals=False, on_mismatch="update")
+        worker.on("t", group="g-1", where="n > 1")(nothing)
+        running = asyncio.ensure_future(worker.run())
+        peer = await daemon.peer()
+        await peer.subscribed()
+        await worker.started.wait()
+        peer.close()
+        peer = await daemon.peer()
+        peer.auto.discard(T.UNSUBSCRIBE)
+        first = await peer.next(T.SUBSCRIBE)
+        peer.error(first, "conflict", f"group g-1 of topic t{SET_OTHERWISE}the filter{TO_CHANGE}x")
+        peer.error(await peer.next(T.UNSUBSCRIBE), "not_found")
+        again = await peer.next(T.SUBSCRIBE)
+        assert not peer.sent(T.CONFIGURE) and "where" not in again[6]
+        peer.ok(again, {"lease_ms": 30_000})
+        peer.auto.add(T.UNSUBSCRIBE)
+        worker.stop()
+        await soon(running)
+
+
+def test_a_worker_knows_three_words_about_groups_that_are_set_otherwise() -> None:
+    with pytest.raises(errors.BadRequest, match="on_mismatch must be one of update, warn, refuse"):
+        Worker(Client(), on_mismatch="ignore")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

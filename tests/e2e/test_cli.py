@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -104,6 +105,33 @@ def test_a_bad_line_in_a_stream_says_what_was_enqueued_before(cli: Cli) -> None:
     error = cli.run("enqueue", "bulk", "--from", "-", stdin=lines, expect=2).stderr.decode()
     assert "2000 tasks were enqueued" in error
     assert "line 2001: field body" in error
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_an_interrupted_file_is_gone_on_with_where_it_says(
+    cli: Cli, tmp_path: Path, kind: str
+) -> None:
+    count, topic, options = 20_000, f"file-{kind}", ("--delay", "1h", "--if-pending", "keep")
+    source = tmp_path / f"tasks.{kind}"
+    rows = [f"k{n}" if kind == "csv" else f'{{"key": "k{n}"}}' for n in range(count)]
+    source.write_text("\n".join(["key"] * (kind == "csv") + rows) + "\n")
+    command = cli.command("enqueue", topic, *options, "--from", str(source), "--json")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as sending:
+        assert sending.stdout is not None
+        sending.stdout.readline()  # the first chunk is stored; the pipe is full before the last
+        sending.send_signal(signal.SIGINT)
+        _, error = sending.communicate(timeout=TIMEOUT_S)
+    said = re.search(r"interrupted: (\d+) tasks are stored.*tail -n \+(\d+) FILE", error.decode())
+    assert said is not None and sending.returncode == 130, error
+    stored, line = map(int, said.groups())
+    assert 0 < stored < count and cli.one("stats")["topics"][topic]["pending"] == stored
+    lines = source.read_bytes().splitlines(keepends=True)
+    rest = b"".join(lines[: int(kind == "csv")] + lines[line - 1 :])
+    flags = ("--csv",) * (kind == "csv")
+    more = cli.run("enqueue", topic, *options, "--from", "-", *flags, stdin=rest).stdout
+    assert more.startswith(b"%d tasks enqueued in" % (count - stored)), more
+    again = cli.run("enqueue", topic, *options, "--from", str(source)).stdout
+    assert again.startswith(b"0 new, 20,000 kept in"), again
 
 
 # --- by id -----------------------------------------------------------------------------------

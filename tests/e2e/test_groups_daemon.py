@@ -543,7 +543,7 @@ def test_a_filter_and_the_moment_of_its_change_outlast_kills(daemon: Daemon) -> 
             assert peer.words(gone) == ["filtered"]
             code, message = peer.refused(T.SUBSCRIBE, 1, "t", "a", 1, {"where": "n > 1"})
             assert code == "conflict"
-            assert "has the filter where n = 1, not where n > 1" in message
+            assert "the filter where n = 1, not where n > 1" in message
     with Peer(daemon.port) as peer:
         for group in "ab":
             peer.do(T.CONFIGURE, "t", group, {"paused": False})

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tickwheel.api.frames import FrameType
 from tickwheel.cli.output import STATES
 from tickwheel.cli.tasks import STATES as OF_A_TASK
 from tickwheel.server.metrics.catalogue import GROUP, TOPIC
@@ -84,3 +85,41 @@ def test_the_console_calls_states_as_the_command_line_does() -> None:
     assert tuple(states) == OF_A_TASK
     for value, label in states.items():
         assert label == value.replace("_", " ").capitalize()
+
+
+OF_SQL = {"COMMIT", "ROLLBACK"}
+OF_A_HANDSHAKE = {"HELLO", "PING"}
+"""Named to whoever writes a client: no command or method stands for them."""
+FRAMES = re.compile(rf"\b(?:{'|'.join({t.name for t in FrameType} - OF_SQL - OF_A_HANDSHAKE)})s?\b")
+OF_THE_PROTOCOL = {"errors.py", "frames.py", "protocol.py", "verb.py"}
+"""Files that describe the protocol; of ``tcp`` the frames of a program that speaks it wrongly."""
+
+
+def _messages(path: Path) -> Iterator[str]:
+    """The texts of what a program raises, logs, or says behind ``said =``."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        is_logged = (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in {"debug", "info", "warning", "error", "overdue", "remark"}
+        )
+        is_noted = isinstance(node, (ast.Assign, ast.Return)) and isinstance(
+            node.value, (ast.JoinedStr, ast.Constant, ast.Tuple)
+        )
+        if is_logged or is_noted or isinstance(node, ast.Raise):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value
+                elif isinstance(part, ast.FormattedValue):
+                    yield ast.unparse(part.value)
+
+
+def test_a_message_names_a_command_or_a_method_and_no_frame() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in sorted((ROOT / "tickwheel").rglob("*.py"))
+        if path.name not in OF_THE_PROTOCOL and "tcp" not in path.parts
+        for text in _messages(path)
+        if (FRAMES.search(text) and " " in text.strip()) or text == "self.kind.name"
+    ]
+    assert not found, found

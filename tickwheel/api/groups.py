@@ -43,6 +43,10 @@ LIMIT_EACH: Final = Whole(1, LIMIT_EACH_MAX)
 FAILURES: Final = Choice("OrderFailure", "dead", "hold", "retry")
 DELIVERIES: Final = Number("deliveries a second", RATE_MIN, RATE_MAX)
 FILTER_TEXT: Final = Text(FILTER_LENGTH_MAX, "FILTER_LENGTH_MAX")
+SET_OTHERWISE: Final = " is set otherwise: "
+"""Words in the message of a conflict: a consumer names other settings than its group has."""
+TO_CHANGE: Final = "; to change it: "
+"""Before the command that ends a conflict."""
 
 Topic = Annotated[str, NAME, "The topic."]
 Group = Annotated[str, NAME, "The group."]

@@ -19,6 +19,7 @@ from tickwheel.api.times import duration_ms, moment_ms
 from tickwheel.errors import BadRequest, LimitExceeded, shown
 from tickwheel.limits import ENCODING_STEPS_MAX, ID_MAX, Limits
 from tickwheel.model import values
+from tickwheel.model.policies import parse_shift
 from tickwheel.model.values import INTEGER_MAX, INTEGER_MIN, InvalidValue
 
 NAME_PATTERN: Final = "^[A-Za-z0-9._:/-]{1,255}$"
@@ -366,7 +367,7 @@ class Moment(Whole):
 
 
 class Span(Whole):
-    """Milliseconds; seconds or a timedelta in Python."""
+    """Milliseconds; seconds, a timedelta or text in Python."""
 
     python, unit = "Duration", "_ms"
     measure = "In milliseconds."
@@ -389,7 +390,7 @@ class Window(Span):
 
 
 class Shift(Span):
-    """Milliseconds that may be negative; seconds or a timedelta in Python."""
+    """Milliseconds that may be negative; seconds, a timedelta or text in Python."""
 
     def __init__(self) -> None:
         super().__init__(INTEGER_MIN)
@@ -399,6 +400,11 @@ class Shift(Span):
 
     def of_python(self, value: Any, field: str) -> int:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if isinstance(value, str) and value.lstrip().startswith("-"):
+            try:
+                return round(parse_shift(value) * 1000)
+            except ValueError as problem:
+                raise BadRequest(f"{field}: {problem}") from None
         is_back = (is_number and value < 0) or (
             isinstance(value, timedelta) and value < timedelta()
         )

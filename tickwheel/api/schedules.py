@@ -35,7 +35,7 @@ class NewSchedule(ScheduleName):
     task: Annotated[
         Mapping[str, Any] | None,
         Block(ScheduledTaskFields),
-        "The options of its tasks: key, tag, properties, priority, … as in an ENQUEUE.",
+        "The options of its tasks: key, tag, properties, priority, … as of an enqueued task.",
     ] = None
     cron: Annotated[
         str | None,

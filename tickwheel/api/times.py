@@ -12,9 +12,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tickwheel.errors import BadRequest, shown
+from tickwheel.model.policies import parse_duration
 
-Duration = float | timedelta
-"""Seconds, or a timedelta."""
+Duration = float | timedelta | str
+"""Seconds, a timedelta, or text as the command line has it: ``"1h30m"``, ``"500ms"``."""
 
 EPOCH = datetime.fromtimestamp(0, UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -30,8 +31,14 @@ def duration_ms(value: Any, field: str) -> int:
         if not math.isfinite(value) or value * 1000 > _MS_MAX:
             raise BadRequest(f"{field} must be a number of seconds, not {shown(value)}")
         micros = round(value * 1_000_000)
+    elif isinstance(value, str):
+        try:
+            return round(parse_duration(value) * 1000)
+        except ValueError as problem:
+            raise BadRequest(f"{field}: {problem}") from None
     else:
-        raise BadRequest(f"{field} must be seconds or a timedelta, not {shown(value)}")
+        said = 'seconds, a timedelta or text such as "5m"'
+        raise BadRequest(f"{field} must be {said}, not {shown(value)}")
     if micros < 0:
         raise BadRequest(f"{field} must not be negative, but is {shown(value)}")
     return -(-micros // 1000)
@@ -39,8 +46,11 @@ def duration_ms(value: Any, field: str) -> int:
 
 def seconds(value: Any, field: str) -> float:
     """A duration in seconds, which must be above 0. Raises BadRequest."""
-    if duration_ms(value, field) <= 0:
+    found_ms = duration_ms(value, field)
+    if found_ms <= 0:
         raise BadRequest(f"{field} must be more than 0 s, not {shown(value)}")
+    if isinstance(value, str):
+        return found_ms / 1000
     return float(value.total_seconds() if isinstance(value, timedelta) else value)
 
 

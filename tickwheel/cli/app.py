@@ -12,9 +12,10 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
+from typer.core import TyperGroup
 
 from tickwheel import environment
 from tickwheel.cli import (
@@ -46,8 +47,29 @@ from tickwheel.client.encodings import KEYS_VARIABLE
 from tickwheel.errors import TickwheelError, Unreachable
 from tickwheel.version import __version__
 
+OTHER_WORDS = {
+    "requeue": "dead requeue", "retry": "dead requeue", "redrive": "dead requeue", "dlq": "dead",
+    "publish": "enqueue", "send": "enqueue", "add": "enqueue",
+    "consume": "subscribe", "receive": "subscribe", "delete": "cancel", "purge": "topics delete",
+    "delay": "reschedule", "postpone": "reschedule", "get": "show", "ls": "list", "tasks": "list",
+    "queues": "topics", "start": "serve", "server": "serve", "worker": "work",
+}  # fmt: skip
+"""Words that others have for a command, and that command."""
+
+
+class _Root(TyperGroup):
+    """The first word of a command line: a word of another queue names the command here."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word = args[0] if args else ""
+        if word in OTHER_WORDS and word not in self.commands:
+            ctx.fail(f"No such command {word!r}. Did you mean {OTHER_WORDS[word]!r}?")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="tickwheel",
+    cls=_Root,
     help="A durable timing-wheel scheduler: hand in tasks, get each when it is due.",
     epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 daemon unreachable, 4 not found.",
     no_args_is_help=True,

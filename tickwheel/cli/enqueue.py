@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import csv
 import io
 import itertools
 import json
 import os
+import re
 import stat
 import sys
 import time
@@ -43,6 +45,7 @@ from tickwheel.cli.options import (
     RuleOptions,
     TaskOptions,
     argument,
+    flag,
     option,
     parse_at,
     retry_of,
@@ -89,8 +92,12 @@ async def enqueue(
         str | None, argument("BODY", "What is delivered; - reads it from stdin.")
     ] = None,
     source: Annotated[
-        Path | None, option("One task a line; - is stdin.", "FILE.jsonl", "--from")
+        Path | None,
+        option("One task a line, JSON or CSV (by the name's end); - is stdin.", "FILE", "--from"),
     ] = None,
+    is_csv: Annotated[
+        bool, flag("What --from reads is CSV, whatever its name is.", "--csv")
+    ] = False,
     delay: DelayOption = None,
     at: AtOption = None,
     delay_level: Annotated[
@@ -109,7 +116,8 @@ async def enqueue(
 
     Bulk input (--from) has one JSON object a line with "topic", "body" or "body_base64", "delay"
     or "at", and what else the options here say, under their names ("order_key"; "properties" is an
-    object); they hold for lines that do not say it. A file is checked as a whole before the first
+    object); they hold for lines that do not say it. CSV has the fields' names in its first line;
+    an empty cell says nothing, "properties" is JSON. A file is checked as a whole before the first
     task is sent.
     """
     due = given({"delay": delay, "at": at, "delay_level": delay_level})
@@ -124,8 +132,11 @@ async def enqueue(
     if source is not None:
         if body is not None or "key" in options:
             raise BadRequest("with --from, body and key stand in the file's lines")
-        await _bulk(call, source, Defaults(topic, **keywords))
+        is_csv = is_csv or source.suffix.lower() == ".csv"
+        await _bulk(call, source, Defaults(topic, **keywords), read_csv if is_csv else read_tasks)
         return
+    if is_csv:
+        raise BadRequest("--csv goes with --from")
     if topic is None or body is None:
         raise BadRequest("give TOPIC and BODY (or - for stdin), or --from FILE.jsonl")
     async with call.client() as client:
@@ -163,15 +174,15 @@ def _receipt_fields(topic: str, receipt: Receipt) -> dict[str, object]:
 # --- bulk ----------------------------------------------------------------------------------------
 
 
-async def _bulk(call: Call, source: Path, defaults: Defaults) -> None:
+async def _bulk(call: Call, source: Path, defaults: Defaults, read: ReadTasks) -> None:
     with _opened(source) as lines:
-        total_bytes = _check_first(lines, defaults)
+        total_bytes = _check_first(lines, defaults, read)
         async with call.client() as client:
             columns = ("{task.fields[count]:,} tasks", "BarColumn", "TaskProgressColumn")
             rate = "{task.fields[rate]:,.0f}/s"
             # By bytes, as lines are not known before.
             with progress_bar(*columns, rate, total=total_bytes, count=0, rate=0.0) as changed:
-                await _send(call, client, lines, defaults, changed)
+                await _send(call, client, lines, defaults, changed, read)
 
 
 @contextmanager
@@ -187,7 +198,7 @@ def _opened(source: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _check_first(lines: BinaryIO, defaults: Defaults) -> int | None:
+def _check_first(lines: BinaryIO, defaults: Defaults, read: ReadTasks) -> int | None:
     """Check all lines of a regular file, so that a bad one costs nothing; returns its bytes."""
     try:
         status = os.fstat(lines.fileno())
@@ -196,24 +207,30 @@ def _check_first(lines: BinaryIO, defaults: Defaults) -> int | None:
     if not stat.S_ISREG(status.st_mode):
         return None
     began = lines.tell()
-    for _ in read_tasks(_Counted(lines), defaults):
+    for _ in read(_Counted(lines), defaults):
         pass
     lines.seek(began)
     return status.st_size
 
 
 async def _send(
-    call: Call, client: Client, lines: BinaryIO, defaults: Defaults, changed: Callable[..., None]
-) -> None:
-    """Send tasks in chunks. What was confirmed before an error stays, and is counted."""
+    call: Call, client: Client, lines: BinaryIO, defaults: Defaults, changed: Callable[..., None],
+    read_all: ReadTasks | None = None,
+) -> None:  # fmt: skip
+    """Send tasks in chunks. What was confirmed before an error stays, and is counted; of an
+    interruption the chunk that is on its way as well, if it is answered soon."""
     sent = read = 0
     began = time.monotonic()
     counted = _Counted(lines)
-    tasks = read_tasks(counted, defaults)
+    tasks = (read_all or read_tasks)(counted, defaults)
+    sending: asyncio.Future[list[Receipt]] | None = None
     outcomes: Counter[str] = Counter()
     try:
         while chunk := list(itertools.islice(tasks, CHUNK_TASKS)):
-            receipts = await client.enqueue_many([task for task, _ in chunk])
+            asked = client.enqueue_many([task for task, _ in chunk])
+            sending = asyncio.ensure_future(asked)  # looked at below
+            receipts = await asyncio.shield(sending)
+            sending = None
             sent, read = sent + len(receipts), counted.number
             outcomes.update(receipt.outcome for receipt in receipts)
             rate = sent / max(time.monotonic() - began, 0.001)
@@ -225,17 +242,32 @@ async def _send(
         call.out.remark(f"{sent} tasks were enqueued before this")
         raise
     except BaseException:  # interrupted, or nobody reads the answers any more
-        call.out.remark(
-            f"{sent} tasks were enqueued before this, up to line {read}; of the next"
-            f" {counted.number - read} lines that is not known. To go on after them:"
-            f" tail -n +{read + 1} FILE | tickwheel enqueue --from -"
-        )
+        if sending is not None:
+            await asyncio.wait((sending,), timeout=LAST_CHUNK_S)
+            if sending.done() and not sending.cancelled() and sending.exception() is None:
+                sent, read = sent + len(sending.result()), counted.number
+        call.out.remark(_interrupted(sent, read, counted.number - read, read_all is read_csv))
         raise
     took_s = time.monotonic() - began
     if not call.out.as_json:
-        others = ", ".join(f"{outcomes[word]} {word}" for word in _MERGED if outcomes[word])
-        merged = f" ({others})" if others else ""
-        call.out.line(f"{sent} tasks enqueued{merged} in {format_duration(took_s)}")
+        said = f"{sent} tasks enqueued"
+        if merged := [f"{outcomes[word]:,} {word}" for word in _MERGED if outcomes[word]]:
+            said = ", ".join((f"{outcomes['stored']:,} new", *merged))
+        call.out.line(f"{said} in {format_duration(took_s)}")
+
+
+LAST_CHUNK_S = 5.0
+"""How long, in seconds, an interrupted command waits for the answer to what it has sent."""
+
+
+def _interrupted(sent: int, read: int, unknown: int, is_csv: bool) -> str:
+    """What is stored, and how to go on."""
+    known = f"interrupted: {sent} tasks are stored, up to line {read}"
+    if unknown:
+        known += f"; whether those of the next {unknown} lines are is not known"
+    head = "head -n 1 FILE; " if is_csv else ""
+    rest = f"({head}tail -n +{max(read, int(is_csv)) + 1} FILE)"
+    return f"{known}. To go on: {rest} | the same command with --from -{' --csv' * is_csv}"
 
 
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -265,6 +297,10 @@ class _Counted:
 FIELDS = frozenset(("topic", "body", "body_base64", "delay", "delay_ms", "due_ms", "at")).union(
     *({field.name, field.python} for field in TaskFields.fields())
 )
+_NUMBERS = frozenset(
+    field.python for field in TaskFields.fields() if isinstance(field.kind, Whole)
+) | {name for name in FIELDS if name.endswith("_ms")}
+"""Fields that are whole numbers."""
 EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -298,12 +334,84 @@ def read_tasks(lines: Iterable[bytes], defaults: Defaults) -> Iterator[tuple[Tas
         skipped_bytes = 0
 
 
+ReadTasks = Callable[[Iterable[bytes], Defaults], Iterator[tuple[Task, int]]]
+
+
+def read_csv(lines: Iterable[bytes], defaults: Defaults) -> Iterator[tuple[Task, int]]:
+    """``read_tasks`` of CSV (RFC 4180), whose first line names the fields. Raises BadLine."""
+    read_bytes = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal read_bytes
+        for number, line in enumerate(lines, 1):
+            read_bytes += len(line)
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise BadLine(number, "not UTF-8") from None
+
+    csv.field_size_limit(LINE_BYTES_MAX)
+    rows = csv.reader(texts(), strict=True)
+    names: list[str] | None = None
+    while True:
+        number = rows.line_num + 1
+        try:
+            row = next(rows, None)
+            if row is None:
+                return
+            if names is None:
+                names = _header(row)
+            elif row:
+                yield _task_of(_cells(names, row), defaults), read_bytes
+                read_bytes = 0
+        except csv.Error as error:
+            raise BadLine(number, f"not CSV: {error}") from None
+        except BadLine:
+            raise
+        except ValueError as error:
+            raise BadLine(number, str(error)) from None
+
+
+def _header(row: list[str]) -> list[str]:
+    _check_known(row)
+    if twice := [name for name, count in Counter(row).items() if count > 1]:
+        raise ValueError(f"field {twice[0]}: named twice")
+    return row
+
+
+def _cells(names: list[str], row: list[str]) -> dict[str, Any]:
+    """What a row says, with the types that JSON would have. Raises ValueError."""
+    if len(row) != len(names):
+        raise ValueError(f"{len(row)} cells, but the first line names {len(names)} fields")
+    return {name: _cell(name, cell) for name, cell in zip(names, row, strict=True) if cell}
+
+
+def _cell(name: str, cell: str) -> Any:
+    if name == "properties":
+        try:
+            return _object(cell)
+        except ValueError as error:
+            raise ValueError(f"field {name}: {error}") from None
+    if name in _NUMBERS:
+        if re.fullmatch(r"-?[0-9]{1,20}", cell) is None:
+            raise ValueError(f"field {name}: a whole number is needed, not {cell!r:.40}")
+        return int(cell)
+    return cell
+
+
+def _check_known(names: Iterable[str]) -> None:
+    if unknown := sorted(set(names) - FIELDS):
+        raise ValueError(f"field {unknown[0]}: not known; known are {', '.join(sorted(FIELDS))}")
+
+
 def read_task(line: bytes, defaults: Defaults) -> Task:
     """The task in one line. Raises ValueError naming the field."""
-    said = _object(line)
-    unknown = sorted(said.keys() - FIELDS)
-    if unknown:
-        raise ValueError(f"field {unknown[0]}: not known; known are {', '.join(sorted(FIELDS))}")
+    return _task_of(_object(line), defaults)
+
+
+def _task_of(said: dict[str, Any], defaults: Defaults) -> Task:
+    """The task of which this is said. Raises ValueError naming the field."""
+    _check_known(said)
     due = _due(said)
     if all(value is None for value in due.values()):
         due = {name: defaults.keywords.get(name) for name in due}
@@ -340,7 +448,7 @@ def _read(said: dict[str, Any], name: str, kind: Kind) -> Any:
     return retry_of(value) if isinstance(kind, Policy) else value
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def _object(line: bytes | str) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except UnicodeDecodeError:

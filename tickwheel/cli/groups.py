@@ -407,6 +407,8 @@ async def set_group(
     topic: TopicArgument,
     group: GroupArgument,
     all_: Annotated[bool, flag("No filter: it gets every task again.")] = False,
+    no_tags: Annotated[bool, flag("Of the filter no tags.")] = False,
+    no_where: Annotated[bool, flag("Of the filter no condition.")] = False,
     no_order: Annotated[bool, flag("Failed tasks of order keys as by default again.")] = False,
     no_fair: Annotated[bool, flag("No fair shares.")] = False,
     **of_group: Unpack[GroupOptions],
@@ -417,10 +419,12 @@ async def set_group(
     is none.
     """
     changed: dict[str, Any] = {**group_keywords(of_group)}
-    if all_ and changed.keys() & {"tags", "where"}:
+    if all_ and (no_tags or no_where or changed.keys() & {"tags", "where"}):
         raise BadRequest("name --tags, --where or both; or --all")
-    changed |= dict.fromkeys(("tags", "where")) if all_ else {}
     for none, option_, names in (
+        (all_, "--all", ("tags", "where")),
+        (no_tags, "--no-tags", ("tags",)),
+        (no_where, "--no-where", ("where",)),
         (no_order, "--no-order", ("order_retry", "order_attempts", "order_failure")),
         (no_fair, "--no-fair", ("fair_by", "limit_each", "rate_each")),
     ):

@@ -144,8 +144,12 @@ class SubscribeOptions(DeliveryOptions, GroupOptions):
 async def subscribe(
     call: Call,
     topic: Annotated[
-        str, argument("TOPIC", "Whose tasks to receive.", autocompletion=complete_topics)
-    ],
+        str | None, argument("TOPIC", "Whose tasks to receive.", autocompletion=complete_topics)
+    ] = None,
+    named: Annotated[
+        str | None,
+        option("Instead of TOPIC.", "TOPIC", "--topic", autocompletion=complete_topics),
+    ] = None,
     group: Annotated[
         str | None,
         option(
@@ -163,6 +167,11 @@ async def subscribe(
     are the filter of a group that is made by this, and what --order-… and --fair-by with its limits
     say holds for it; one that is there must have the same.
     """
+    if topic is not None and named is not None:
+        raise BadRequest("give TOPIC or --topic, one of them")
+    topic = named if topic is None else topic
+    if topic is None:
+        raise BadRequest("give TOPIC, or --topic: whose tasks to receive")
     ack, broadcast = options.get("ack", MANUAL), options.get("broadcast", False)
     _check(options, ack)
     settles = ack == MANUAL and not broadcast

@@ -362,8 +362,8 @@ class Client(WrittenVerbs):
         timeout: Duration | None = None,
         **options: Unpack[TaskKeywords],
     ) -> Receipt:
-        """Store a task durably; due after ``delay`` (seconds, or a timedelta), or ``at`` (an aware
-        datetime), else at once.
+        """Store a task durably; due after ``delay`` (seconds, a timedelta, or text such as
+        "5m"), or ``at`` (an aware datetime), else at once.
 
         ``options`` are those of TaskKeywords. Concurrent calls share frames. Raises BadRequest when
         something is wrong with it; Refused (or a kind of it) or Unreachable when it was certainly

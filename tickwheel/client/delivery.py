@@ -260,7 +260,9 @@ class Delivery(Delivered):
         done, _ = await asyncio.wait((answer,), timeout=time_s)
         if not done:
             answer.add_done_callback(seen)
-            raise SendTimeout(f"ACK was not answered within {time_s:g} s; it is still being sent")
+            raise SendTimeout(
+                f"the ack was not answered within {time_s:g} s; it is still being sent"
+            )
         return answer.result()
 
     def ack_nowait(self) -> asyncio.Future[AckWord]:
@@ -474,7 +476,7 @@ class AckFrame(Resendable):
         self._acks.outbox.add(self)
 
     def expired(self) -> None:
-        self._acks.give_up(self, self.overdue(self._acks.reconnector, "ACK"))
+        self._acks.give_up(self, self.overdue(self._acks.reconnector, "ack"))
 
 
 class Acks:

@@ -39,6 +39,7 @@ from tickwheel.errors import BadBody, BadRequest, TickwheelError, Undecodable, s
 
 if TYPE_CHECKING:
     from tickwheel.client.leases import Leases
+    from tickwheel.client.subscription import OnMismatch
 
 
 Handler = Callable[[Delivery], Awaitable[Any]] | Callable[[Delivery], Any]
@@ -51,7 +52,7 @@ CONCURRENCY_MAX = 65_535
 
 class HandlerKeywords(GroupKeywords, total=False):
     """What a handler may be registered with: how it is run, and the settings of its group, which
-    the group has, or is made with; where it has others the worker does not start."""
+    the group has, or is made with; where it has others the worker's ``on_mismatch`` decides."""
 
     group: str
     """Whose tasks it works on; by default "default"."""
@@ -60,8 +61,8 @@ class HandlerKeywords(GroupKeywords, total=False):
     """How many of its calls run at a time, at most; by default 32."""
 
     retry: Retry | None
-    """The policy of a group that has none; another one that the group has stays, and the log says
-    how to change it. It does not apply to tasks with an order key: the first of these ends the
+    """The policy of a group that has none; of another one that the group has ``on_mismatch``
+    decides. It does not apply to tasks with an order key: the first of these ends the
     worker (BadRequest), unless one of the three ``order_...`` stands beside it."""
 
     timeout: Duration | None
@@ -92,6 +93,8 @@ class Route:
     timeout_s: float | None
     lease: Duration | None
     settings: GroupKeywords
+    on_mismatch: OnMismatch | None = None
+    """What becomes of settings that the group has otherwise."""
 
     @property
     def name(self) -> str:
@@ -602,7 +605,8 @@ class Unfit(Reject):
 
 
 class RetryLater(Exception):
-    """Not now: delivered again after ``delay`` (seconds or a timedelta), as one of its retries."""
+    """Not now: delivered again after ``delay`` (seconds, a timedelta or text), as one of its
+    retries."""
 
     def __init__(self, delay: Duration, reason: str | None = None) -> None:
         duration_ms(delay, "delay")  # a wrong one fails where it is written
@@ -612,7 +616,7 @@ class RetryLater(Exception):
 
 
 class Snooze(Exception):
-    """Not now: delivered again after ``delay`` (seconds or a timedelta), and it counts as no
+    """Not now: delivered again after ``delay`` (seconds, a timedelta or text), and it counts as no
     failure. When the daemon allows no more of that, it is as ``RetryLater``."""
 
     def __init__(self, delay: Duration) -> None:

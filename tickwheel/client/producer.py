@@ -326,7 +326,7 @@ class Producer:
         floor = self._window[0].number
         try:
             data = encode(batch.frame(floor))
-            check_frame(data, "ENQUEUE", self.reconnector.limits)
+            check_frame(data, "enqueue", self.reconnector.limits)
         except TickwheelError as error:  # only where the limits were not known, or are new
             batch.failed(error)
             return
@@ -564,8 +564,8 @@ class Batch(Resendable):
             error = self.refusal
         else:
             error = OutcomeUnknown(
-                f"ENQUEUE was sent and not answered within {waited_s:g} s; whether it was stored"
-                " is not known"
+                f"the enqueue was sent and not answered within {waited_s:g} s; whether it was"
+                " stored is not known"
             )
         self.producer.give_up(self, error)
 

@@ -456,7 +456,8 @@ class Reconnector:
                 self._hello_options.pop(word)
             else:
                 self._refused.setdefault(address, set()).add(word)
-            raise ConnectionLost(f"HELLO was refused: {error.message}; once more without") from None
+            said = f"the daemon refused the connection: {error.message}; once more without"
+            raise ConnectionLost(said) from None
         if not isinstance(info, dict):
             raise ProtocolError("HELLO's answer is no map")
         if self._route is not None:

@@ -273,12 +273,17 @@ class Call(Resendable):
         else:
             fail(
                 self.future,
-                ConnectionLost(f"the connection broke before {self.kind.name} was answered"),
+                ConnectionLost(f"the connection broke before {_word(self.kind)} was answered"),
             )
 
     def expired(self) -> None:
         if not self.future.done():
-            fail(self.future, self.overdue(self._calls.reconnector, self.kind.name))
+            fail(self.future, self.overdue(self._calls.reconnector, _word(self.kind)))
+
+
+def _word(kind: FrameType) -> str:
+    """A kind of question as the client's methods spell it."""
+    return kind.name.lower()
 
 
 def check_frame(data: bytes, what: str, limits: Limits) -> None:
@@ -376,7 +381,7 @@ class Calls:
             number = self.reconnector.next_number()
             try:
                 data = encode((int(call.kind), number, *call.fields))
-                check_frame(data, call.kind.name, self.reconnector.limits)
+                check_frame(data, _word(call.kind), self.reconnector.limits)
             except TickwheelError as error:
                 fail(call.future, error)
                 continue

@@ -177,7 +177,7 @@ class SpreadSubscription:
         member._ready()  # what else waits for the connection must not end with this
         await member.connect()
         part = member._subscriptions.make(front._wish, self._shares[shard])
-        part._front, part._arrived, part._insists = front, front._arrived, front._insists
+        part._front, part._arrived, part.mismatch = front, front._arrived, front.mismatch
         part._bytes_max = max(PART_BYTES_MIN, front._bytes_max // self._count)
         await part.start()
         if front._closed:

@@ -14,7 +14,6 @@ that: a worker extends what its handlers work on). Times are the event loop's, i
 from __future__ import annotations
 
 import asyncio
-import shlex
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -23,10 +22,10 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast, get_args
 
 from tickwheel.api.frames import FrameType
-from tickwheel.api.groups import FilterFields, GroupFields
+from tickwheel.api.groups import SET_OTHERWISE, TO_CHANGE, FilterFields, GroupFields
 from tickwheel.api.kinds import FLAG
 from tickwheel.api.policies import Retry, policy_wire
 from tickwheel.client.connection import LOGGER, Connection, Signal, to_its_end
@@ -210,6 +209,57 @@ PART_BYTES_MIN = 256 * 1024
 """Of that, the least part of one shard."""
 
 
+OnMismatch = Literal["update", "warn", "refuse"]
+"""What a worker does at its start about a group that is set otherwise than its code says."""
+
+
+def checked_on_mismatch(word: Any) -> OnMismatch | None:
+    """The word, or None. Raises BadRequest."""
+    if word is not None and word not in get_args(OnMismatch):
+        known = ", ".join(get_args(OnMismatch))
+        raise BadRequest(f"on_mismatch must be one of {known}, not {shown(word)}")
+    return cast("OnMismatch | None", word)
+
+
+class Mismatch:
+    """What becomes of settings that a subscription names and its group has otherwise.
+
+    One object for all shards of a subscription, so that they are changed once. Invariant: settings
+    are changed at the start only: a worker of an older release that connects again would undo what
+    the newer ones have set.
+    """
+
+    def __init__(self, word: OnMismatch | None, update: Callable[[], Awaitable[object]]) -> None:
+        """``word``: None is "warn" of ``retry``, and "refuse" of all else."""
+        self._word = word
+        self._update = update
+        self._updating = asyncio.Lock()
+        self._is_updated = False
+        self._said: set[str] = set()
+        self.has_started = False
+        """Whether the subscription has started; of several shards, on one at least."""
+
+    async def settle(self, conflict: Conflict) -> None:
+        """Return when the subscription goes on with the settings that the group has then. Raises
+        the conflict, or why the settings could not be changed."""
+        found, _, command = conflict.message.partition(TO_CHANGE)
+        differs = found.partition(SET_OTHERWISE)[2].split("; ")
+        is_retry = all(text.startswith("retry") for text in differs)
+        word = self._word or ("warn" if is_retry else "refuse")
+        if word == "refuse":
+            raise conflict
+        if word == "update" and not self.has_started:
+            async with self._updating:
+                if not self._is_updated:
+                    LOGGER.warning("%s; this code's settings become the group's", found)
+                    await self._update()
+                    self._is_updated = True
+        elif found not in self._said:
+            self._said.add(found)
+            text = "%s. The group's own settings hold; this code's become the group's by: %s"
+            LOGGER.warning(text, found, command)
+
+
 class Spread(Protocol):
     """A subscription on each of several shards, as the one that is in front of them sees them."""
 
@@ -271,8 +321,8 @@ class Subscription:
         self._on = False
         self._closed = False
         self._error: TickwheelError | None = None
-        self._insists = True
-        """Whether a group with another ``retry`` policy is a Conflict."""
+        self.mismatch: Mismatch | None = None
+        """What becomes of settings that the group has otherwise; None: a Conflict."""
         self._subscribing = False
         self._credit = self._prefetch
         """The prefetch that the daemon was asked for; smaller while an old buffer drains."""
@@ -559,27 +609,15 @@ class Subscription:
                     if not undone and await self._undo():
                         undone = True
                         continue
-                    is_other = any(words in conflict.message for words in NOT_THE_POLICY)
-                    if self._insists or wish.retry is None or is_other:
+                    if self.mismatch is None or SET_OTHERWISE not in conflict.message:
                         raise
-                    self._log_other_policy(conflict, wish.retry)
-                    wish = replace(wish, retry=None)
+                    await self.mismatch.settle(conflict)
+                    wish = replace(wish, retry=None, settings=GroupKeywords())
                     continue
                 self._set_lease(answer)
                 return
         finally:
             self._subscribing = False
-
-    def keep_the_groups_policy(self) -> None:
-        """Accept a group's own policy, and log it, where ``retry`` names another one."""
-        self._insists = False
-
-    def _log_other_policy(self, conflict: Conflict, retry: Retry) -> None:
-        names = shlex.quote(self.topic), shlex.quote(retry.spec()), shlex.quote(self.group)
-        LOGGER.warning(
-            "%s. The group's own policy holds; this code's becomes the group's by:"
-            " tickwheel policy set %s %s --group %s", conflict.message.partition(";")[0], *names,
-        )  # fmt: skip
 
     async def _undo(self) -> bool:
         """Whether the number was taken by a SUBSCRIBE that was done but not answered in time, and
@@ -596,7 +634,8 @@ class Subscription:
         try:
             lease_ms = int(answer["lease_ms"])
         except (TypeError, LookupError, ValueError):
-            raise ProtocolError(f"SUBSCRIBE's answer has no lease_ms: {answer!r:.100}") from None
+            said = f"the daemon's answer to subscribe has no lease_ms: {answer!r:.100}"
+            raise ProtocolError(said) from None
         if self.leased:
             self._buffer.set_lease(lease_ms / 1000, self._reconnector.loop.time())
 
@@ -728,9 +767,7 @@ class Subscriptions:
         self._open.clear()
 
 
-_FILTER, _NOT_FILTER = FilterFields.__annotations__.keys(), GroupFields.__annotations__.keys()
-NOT_THE_POLICY = (" has the filter ", *(f" has {name} " for name in _NOT_FILTER))
-"""Words in the message of a conflict that another policy would not end."""
+_FILTER = FilterFields.__annotations__.keys()
 MANUAL, ON_DELIVERY = "manual", "on_delivery"
 GROUP_DEFAULT = "default"
 

@@ -229,6 +229,8 @@ class TaskChecker:
             delays_ms = [one_ms] * len(found)
         elif delay is not None:
             raise BadRequest("delay and delays are given; give one of them")
+        elif isinstance(delays, str):  # its characters would be durations
+            raise BadRequest(f"delays must be a list of durations, not {shown(delays)}")
         else:
             delays_ms = _all_ms(list(delays))
         if len(delays_ms) != len(found):

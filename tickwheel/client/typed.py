@@ -35,7 +35,7 @@ from typing import (
     overload,
 )
 
-from tickwheel.api.times import Duration
+from tickwheel.api.times import Duration, duration_ms
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.encodings import content_of, extra
@@ -45,7 +45,6 @@ from tickwheel.client.requests import SYNCHRONOUS, needs_loop
 from tickwheel.client.task_options import Task
 from tickwheel.client.tasks import Receipt, TaskChecker, refuse_unknown
 from tickwheel.errors import BadRequest, shown
-from tickwheel.model.policies import parse_duration
 
 if TYPE_CHECKING:
     from tickwheel.client.jobs import Handler
@@ -62,7 +61,7 @@ VERSION_MAX = 1_000_000
 class TypedTaskOptions(TaskKeywords, total=False):
     """What may be said of a typed task beside its arguments."""
 
-    delay: Duration | str | None
+    delay: Duration | None
     """Due so much later: seconds, a timedelta, or text such as "30m"."""
     at: datetime | None
     """Due at this time, which has a zone."""
@@ -110,12 +109,8 @@ class TypedArguments(Generic[P]):
         refuse_unknown(options, TypedTaskOptions, "options")
         if options.get("encoding") is not None:
             raise BadRequest("encoding is said by the typed task itself; leave it out")
-        delay = options.get("delay")
-        if isinstance(delay, str):
-            try:
-                options["delay"] = parse_duration(delay)
-            except ValueError as problem:
-                raise BadRequest(f"delay: {problem}") from None
+        if (delay := options.get("delay")) is not None:  # a wrong one fails where it is written
+            options["delay"] = duration_ms(delay, "delay") / 1000
         found = copy.copy(self)
         found._said = {**self._said, **options}
         return found

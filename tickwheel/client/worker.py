@@ -24,6 +24,7 @@ import asyncio
 import signal
 import sys
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
@@ -44,6 +45,7 @@ from tickwheel.client.jobs import (
     route,
     seconds,
 )
+from tickwheel.client.subscription import Mismatch, OnMismatch, checked_on_mismatch
 from tickwheel.client.tasks import refuse_unknown, spelled_out
 from tickwheel.client.typed import Definition, Format, TypedArguments, Typing, Upcaster, define
 from tickwheel.errors import BadRequest, ClientClosed, NotActive, TickwheelError, Unreachable, shown
@@ -136,6 +138,11 @@ class Worker:
     each delivery with it, the word of what became of it, when its handler began, by the event
     loop's clock, and what the handler raised. The words are those of Delivery's verbs, and
     "settled" (by the handler), "lost" (its lease), "unsettled" (it comes again by itself).
+    ``on_mismatch``: what becomes of settings (``retry``, ``tags``, ``where``, ``order_...``,
+    ``fair_by``, …) that a handler names and its group has otherwise. "refuse": the worker ends with
+    Conflict. "warn": it works with those of the group, and logs the difference and the command that
+    ends it. "update": at its start it gives the group its own, which needs the right to operate; on
+    a later connection it warns. By default "warn" where only ``retry`` differs, else "refuse".
     """
 
     def __init__(
@@ -145,9 +152,11 @@ class Worker:
         grace: Duration = GRACE_S,
         signals: bool = True,
         on_settled: OnSettled | None = None,
+        on_mismatch: OnMismatch | None = None,
     ) -> None:
         if not isinstance(client, Client):
             raise BadRequest(f"a worker needs a Client, not {shown(client)}")
+        self._on_mismatch = checked_on_mismatch(on_mismatch)
         self._client = client
         self._grace_s = seconds(grace, "grace", zero=True)
         self._signals = signals
@@ -174,7 +183,7 @@ class Worker:
             raise BadRequest("the worker runs already; register handlers before")
 
         def register(handler: H) -> H:
-            made = route(handler, topic, **said)
+            made = replace(route(handler, topic, **said), on_mismatch=self._on_mismatch)
             if any((r.topic, r.group) == (made.topic, made.group) for r in self._routes):
                 raise BadRequest(f"topic {topic!r}, group {made.group!r} has a handler already")
             self._routes.append(made)
@@ -399,6 +408,7 @@ class Lane:
         exits: Callable[[BaseException], object] = lambda error: None,
     ) -> None:
         self.route = route
+        self._client = client
         self._on_settled = on_settled
         self._exits = exits
         self._threads = threads
@@ -431,10 +441,23 @@ class Lane:
         self._leases: Leases | None = None
 
     async def start(self) -> None:
-        """Subscribe. Raises what the daemon objects to; a group's own policy is accepted."""
-        self._subscription.keep_the_groups_policy()
+        """Subscribe. Raises what the daemon objects to; of settings that the group has otherwise
+        ``on_mismatch`` decides."""
+        mismatch = Mismatch(self.route.on_mismatch, self._update_group)
+        self._subscription.mismatch = mismatch
         subscription = await self._subscription.start()
+        mismatch.has_started = True
         self._leases = subscription.keep_leases(self._in_hand)
+
+    async def _update_group(self) -> None:
+        """Give the group the settings that the handler names."""
+        route = self.route
+        settings: dict[str, Any] = {n: v for n, v in route.settings.items() if v is not None}
+        if settings.keys() & {"tags", "where"}:  # together they are one filter
+            settings = {"tags": None, "where": None} | settings
+        if route.retry is not None:
+            settings["retry"] = route.retry
+        await self._client.configure(route.topic, route.group, **settings)
 
     async def read(self) -> None:
         """Hand each delivery to a runner, for ever. Raises why there are no more."""

@@ -33,9 +33,8 @@ from tickwheel.client import Client
 from tickwheel.client.connection import to_its_end
 from tickwheel.client.worker import Worker, joined
 from tickwheel.clock import StandingSources
-from tickwheel.errors import BadRequest, Undecodable, shown
+from tickwheel.errors import BadRequest, Undecodable
 from tickwheel.inside import Inside, InsideClient
-from tickwheel.model.policies import parse_duration
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol import Decoder
@@ -217,7 +216,7 @@ class TestWheel:
         """Let time pass: seconds, a timedelta, or text such as "30m". What comes due on the way is
         delivered at its millisecond, in order, and handlers have ended when time goes on. Raises
         StillBusy when one does not end."""
-        await self._advance_to(self._sources.now_ms + _duration_ms(by))
+        await self._advance_to(self._sources.now_ms + duration_ms(by, "duration"))
 
     async def _advance_to(self, until_ms: int) -> None:
         await self.settle()
@@ -237,7 +236,7 @@ class TestWheel:
     async def run_until_idle(self, within: Duration | str = "365d") -> None:
         """Let time pass until no task waits for its time or its next attempt; what a schedule will
         enqueue is no task yet. Raises StillBusy when some still wait after ``within``."""
-        until_ms = self._sources.now_ms + _duration_ms(within)
+        until_ms = self._sources.now_ms + duration_ms(within, "within")
         await self.settle()
         while (core := self._shard.core).scheduled or core.retrying:
             wait_ms = self._next_wait_ms()
@@ -346,7 +345,7 @@ class TestWheel:
         """The first unfinished task of the topic, with this key and body, that is due within this
         time from now. Raises AssertionError, which says what is there instead."""
         there = await self.enqueued(topic)
-        until_ms = None if within is None else self._sources.now_ms + _duration_ms(within)
+        until_ms = None if within is None else self._sources.now_ms + duration_ms(within, "within")
         for task in there:
             is_in_time = until_ms is None or (task.due_ms or 0) <= until_ms
             if key in (None, task.key) and body in (None, self._body(task)) and is_in_time:
@@ -514,16 +513,6 @@ class _WheelClient(InsideClient):
 
 async def _refuse(*_: Any) -> bool:
     raise CommitRefused("the test's store takes nothing")
-
-
-def _duration_ms(given: Any) -> int:
-    """Milliseconds of seconds, a timedelta or text. Raises BadRequest."""
-    if not isinstance(given, str):
-        return duration_ms(given, "duration")
-    try:
-        return round(parse_duration(given) * 1000)
-    except ValueError as error:
-        raise BadRequest(f"duration: {shown(given)}: {error}") from None
 
 
 async def _until(done: Callable[[], bool]) -> None:

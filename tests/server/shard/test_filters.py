@@ -75,21 +75,21 @@ async def test_another_filter_than_the_groups_is_refused_with_both(daemon: InPro
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "a", EU | BIG)
     await peer.do(T.GROUP_CREATE, "t", "open", {})
-    own = "has the filter tags eu, where amount > 10, not "
-    for wanted, named in (
-        (EU, "tags eu"),
-        ({"tags": "us"} | BIG, "tags us, where amount > 10"),
-        ({"tags": "*"}, "none"),
+    own = "is set otherwise: the filter tags eu, where amount > 10, not "
+    for wanted, named, options in (
+        (EU, "tags eu", "--tags eu --no-where"),
+        ({"tags": "us"} | BIG, "tags us, where amount > 10", "--tags us --where 'amount > 10'"),
+        ({"tags": "*"}, "none", "--all"),
     ):
         for answer in (
             await subscribe(peer, 1, "a", wanted),
             await peer.call(T.PULL, "t", "a", 1, 0, wanted),
         ):
             assert answer[0] == T.ERROR and answer[2] == "conflict"
-            found = f"group a of topic t {own}{named}; CONFIGURE changes it"
-            assert answer[3] == found
+            command = f"tickwheel groups set t a {options}"
+            assert answer[3] == f"group a of topic t {own}{named}; to change it: {command}"
     answer = await subscribe(peer, 1, "open", EU)
-    assert answer[2] == "conflict" and "has the filter none, not tags eu" in answer[3]
+    assert answer[2] == "conflict" and "the filter none, not tags eu" in answer[3]
     same = {"tags": " eu", "where": "(amount>10.0)"}
     for number, wanted in enumerate(({}, EU | BIG, same), 1):
         assert (await subscribe(peer, number, "a", wanted))[0] == T.OK

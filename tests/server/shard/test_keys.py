@@ -320,3 +320,29 @@ async def test_after_a_restart_the_unfinished_are_found_and_the_finished_forgott
         answer = await second.ask(peer, T.CANCEL, None, KEY)
         assert answer == ((ids[0], "cancelled"), (ids[1], "cancelled"))
         second.recount()
+
+
+@pytest.mark.parametrize("newest", [False, True])
+async def test_a_key_is_listed_page_by_page(
+    daemon: InProcess, peer: Peer, monkeypatch: pytest.MonkeyPatch, *, newest: bool
+) -> None:
+    """From the index, and from the store where more tasks have it than a command may name."""
+    other = ("t", b"", FAR_MS, {"key": "l"})
+    mine = (await enqueue(daemon, peer, *[FAR, other] * 5))[::2]
+    expected = list(mine[::-1] if newest else mine)
+
+    async def listed() -> list[int]:
+        found: list[int] = []
+        after = None
+        for _ in range(20):
+            asked = KEY | {"limit": 2, "after": after, "newest": newest}
+            page = await daemon.ask(peer, T.LIST, asked)
+            found += [task["id"] for task in page["tasks"]]
+            after = page["next"]
+            if after is None:
+                return found
+        raise AssertionError(found)
+
+    assert await listed() == expected
+    monkeypatch.setattr(daemon.shard, "limits", Limits(key_tasks_max=4))
+    assert await listed() == expected

@@ -116,18 +116,31 @@ async def test_another_value_than_the_groups_is_refused_with_both(daemon: InProc
     await peer.do(T.GROUP_CREATE, "t", "a", FAIR | ORDER)
     await peer.do(T.GROUP_CREATE, "t", "none", {})
     for group, wanted, words in (
-        ("a", FAIR | {"fair_by": "tag"}, "fair_by 'tenant', not 'tag'"),
-        ("a", FAIR | {"limit_each": 6}, "limit_each 5, not 6"),
-        ("a", {"order_retry_ms": 51}, "order_retry_ms 50, not 51"),
-        ("a", {"order_failure": "dead"}, "order_failure 'hold', not 'dead'"),
-        ("none", {"fair_by": "tag"}, "fair_by None, not 'tag'"),
+        (
+            "a",
+            FAIR | {"fair_by": "tag"},
+            "fair_by 'tenant', not 'tag'{}fair-by tag",
+        ),
+        ("a", FAIR | {"limit_each": 6}, "limit_each 5, not 6{}limit-each 6"),
+        (
+            "a",
+            {"order_retry_ms": 51},
+            "order_retry_ms 50, not 51{}order-retry 51ms",
+        ),
+        (
+            "a",
+            {"order_failure": "dead"},
+            "order_failure 'hold', not 'dead'{}order-failure dead",
+        ),
+        ("none", {"fair_by": "tag"}, "fair_by None, not 'tag'{}fair-by tag"),
     ):
         for answer in (
             await peer.call(T.SUBSCRIBE, 1, "t", group, 1, wanted),
             await peer.call(T.PULL, "t", group, 1, 0, wanted),
         ):
             assert answer[0] == T.ERROR and answer[2] == "conflict", answer
-            assert answer[3] == f"group {group} of topic t has {words}; CONFIGURE changes it"
+            said = words.format(f"; to change it: tickwheel groups set t {group} --")
+            assert answer[3] == f"group {group} of topic t is set otherwise: {said}"
     for number, wanted in enumerate(({}, FAIR, ORDER, FAIR | ORDER, {"order_failure": "hold"})):
         assert (await peer.call(T.SUBSCRIBE, number, "t", "a", 1, wanted))[0] == T.OK
         assert (await peer.call(T.PULL, "t", "a", 1, 0, wanted))[0] == T.OK

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.api.groups import GroupFields
+from tickwheel.api.groups import SET_OTHERWISE, TO_CHANGE, GroupFields
+from tickwheel.api.policies import Retry
 from tickwheel.engine.firing import Broadcaster
 from tickwheel.engine.topics import NOTHING_SET, DeliverySink, Subscriber
 from tickwheel.errors import (
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Item
     from tickwheel.limits import Limits
     from tickwheel.model.filters import Filter
-    from tickwheel.model.policies import PolicyRef
+    from tickwheel.model.policies import PolicyRef, RetryPolicy
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.parts import Parts
 
@@ -104,21 +106,16 @@ class Consuming:
         ack = options.get("ack", "manual")
         if ack not in _ACKS:
             checks.wrong("ack", " or ".join(_ACKS), ack)
-        retry, known = options.get("retry"), self._core.policies
+        retry = options.get("retry")
+        wanted = Wanted.of(options, self._limits)
         if retry is not None:
-            retry = checks.policy(retry, "retry", known)
+            retry = checks.policy(retry, "retry", self._core.policies)
             checks.storable_settings(NOTHING_SET._replace(retry=retry))
-        found = self._group(topic, group, Wanted.of(options, self._limits), now)
-        if retry is not None:
-            own = found.settings.retry
-            if own is None:
-                after = found.settings._replace(retry=retry)
-                self._parts.border.act().grouping.set(found, after, now.mono_ms)
-            elif policy_map(own, known) != policy_map(retry, known):
-                raise Conflict(
-                    f"group {found.name} of topic {found.topic.name} has the retry policy"
-                    f" {_policy_text(own)}, not {_policy_text(retry)}; CONFIGURE changes it"
-                )
+            wanted = wanted._replace(retry=retry)
+        found = self._group(topic, group, wanted, now)
+        if retry is not None and found.settings.retry is None:
+            after = found.settings._replace(retry=retry)
+            self._parts.border.act().grouping.set(found, after, now.mono_ms)
         at_most_once = ack == "on_delivery"
         return Subscriber(
             sink,
@@ -204,7 +201,7 @@ class Consuming:
         lease, wanted = self._lease_ms(options), Wanted.of(options, self._limits)
         if caller.quota is not None:
             caller.quota.check_subscription()
-        said = "PULLs wait on this connection"
+        said = "pulls wait on this connection"
         checks.room(Overloaded, len(caller.pulls), said, self._limits, "pulls_max")
         self._check_room()
         check_no_target(self._parts, caller, topic, group)
@@ -212,7 +209,7 @@ class Consuming:
         if known is not None and known.is_closed:
             known = None
         found = known or self._group(topic, group, wanted, now)
-        wanted.check(found)
+        wanted.check(found, self._core.policies)
         pull = _Pull(self._parts, caller, request, found, count, lease, sink)
         pull.subscriber.asked_mono_ms = now.mono_ms
         if known is not None:
@@ -236,7 +233,7 @@ class Consuming:
         self._parts.spawn(start_when_durable())
 
     def _check_room(self) -> None:
-        core, said = self._core, "subscriptions and PULLs are open"
+        core, said = self._core, "subscriptions and pulls are open"
         checks.room(Overloaded, core.subscribers, said, core.config, "subscribers_max")
 
     @staticmethod
@@ -262,7 +259,7 @@ class Consuming:
         self._check_draining()
         found, known = find_room(self._parts, topic_name, group_name)
         if known is not None:
-            wanted.check(known)
+            wanted.check(known, self._core.policies)
             return known
         settings = wanted.settings
         if wanted.filter is not None:
@@ -285,6 +282,8 @@ class Wanted(NamedTuple):
     """The filter of ``tags`` and ``where``; None: the consumer names none."""
     lines: dict[str, Any]
     """The settings among ``LINE_SETTINGS`` that the consumer names."""
+    retry: PolicyRef | None = None
+    """The policy that the consumer names; a group without one gets it."""
 
     @classmethod
     def of(cls, options: dict[str, Any], limits: Limits) -> Wanted:
@@ -304,20 +303,38 @@ class Wanted(NamedTuple):
             return found
         return found._replace(tags=self.filter.tags, where=self.filter.where)
 
-    def check(self, group: Group) -> None:
-        """Raises Conflict if the group is set otherwise."""
+    def check(self, group: Group, known: Mapping[str, RetryPolicy]) -> None:
+        """Raise Conflict if the group is set otherwise: what differs, and the commands by which the
+        group gets what is wanted."""
         settings = group.settings
-        of = f"group {group.name} of topic {group.topic.name} has"
+        differs: list[str] = []
+        options: list[str] = []
+        commands: list[str] = []
         if self.filter is not None:
             own = checks.filter_of(settings.tags, settings.where)
             if own != self.filter:
-                raise Conflict(f"{of} the filter {own}, not {self.filter}; CONFIGURE changes it")
+                differs.append(f"the filter {own}, not {self.filter}")
+                options += _filter_options(own, self.filter)
         lines = applied_lines(settings) if self.lines else self.lines
         for name, wanted in self.lines.items():
             if lines[name] != wanted:
-                raise Conflict(
-                    f"{of} {name} {shown(lines[name])}, not {shown(wanted)}; CONFIGURE changes it"
-                )
+                differs.append(f"{name} {shown(lines[name])}, not {shown(wanted)}")
+                options += _line_option(name, wanted)
+        of = shlex.join((group.topic.name, group.name))
+        if options:
+            commands.append(f"tickwheel groups set {of} {shlex.join(options)}")
+        if self.retry is not None and settings.retry is not None:
+            other = _policy_differs(settings.retry, self.retry, known)
+            differs += other
+            if other:
+                topic, name = map(shlex.quote, (group.topic.name, group.name))
+                spec = shlex.quote(_retry(self.retry).spec())
+                commands.append(f"tickwheel policy set {topic} {spec} --group {name}")
+        if differs:
+            raise Conflict(
+                f"group {group.name} of topic {group.topic.name}{SET_OTHERWISE}"
+                f"{'; '.join(differs)}{TO_CHANGE}{' && '.join(commands)}"
+            )
 
 
 _ANY = Wanted(None, {})
@@ -422,5 +439,39 @@ class _Pull:
             self._timer = None
 
 
-def _policy_text(ref: PolicyRef) -> str:
-    return repr(ref) if isinstance(ref, str) else checks.shown(ref.to_map())
+def _filter_options(own: Filter, wanted: Filter) -> list[str]:
+    """The options of ``tickwheel groups set`` that turn one filter into the other."""
+    if wanted == checks.NO_FILTER:
+        return ["--all"]
+    options = []
+    for name in ("tags", "where"):
+        text = getattr(wanted, name)
+        if text is not None:
+            options += [f"--{name}", text]
+        elif getattr(own, name) is not None:
+            options.append(f"--no-{name}")
+    return options
+
+
+def _line_option(name: str, value: Any) -> list[str]:
+    """The option of ``tickwheel groups set`` that sets this."""
+    bare = name.removesuffix("_ms")
+    return [f"--{bare.replace('_', '-')}", f"{value}{'ms' * (bare != name)}"]
+
+
+def _policy_differs(
+    own: PolicyRef, wanted: PolicyRef, known: Mapping[str, RetryPolicy]
+) -> list[str]:
+    """The fields in which two policies differ; the whole of both where they differ in kind."""
+    found, other = policy_map(own, known) or {}, policy_map(wanted, known) or {}
+    if found.get("kind") != other.get("kind"):
+        return [f"retry {_retry(own).spec()}, not {_retry(wanted).spec()}"]
+    return [
+        f"retry.{name} {shown(found.get(name))}, not {shown(other.get(name))}"
+        for name in dict.fromkeys((*found, *other))
+        if found.get(name) != other.get(name)
+    ]
+
+
+def _retry(ref: PolicyRef) -> Retry:
+    return Retry.of(ref if isinstance(ref, str) else ref.to_map())

@@ -7,10 +7,12 @@ its tasks, which is read first.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.groups import (
+    TO_CHANGE,
     Deletion,
     GroupDeletion,
     GroupFields,
@@ -227,7 +229,8 @@ def find_room(parts: Parts, topic_name: str, name: str | None) -> tuple[Topic, G
         return topic, None
     if topic.settings.broadcast_only:
         raise Conflict(
-            f"topic {topic_name} is for broadcasts only and has no groups; CONFIGURE changes that"
+            f"topic {topic_name} is for broadcasts only and has no groups{TO_CHANGE}"
+            f"tickwheel topics broadcast {shlex.quote(topic_name)} --off"
         )
     if group is None and len(topic.groups) >= config.groups_per_topic_max:
         raise LimitExceeded(

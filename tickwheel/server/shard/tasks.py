@@ -13,6 +13,7 @@ more which topic it was of.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -465,12 +466,16 @@ class TaskPages:
         found: list[dict[str, Any]] = []
         scanned = scanned_bytes = 0
         position, step = wanted.start_id, STEP_FIRST
+        ids = self._ids_of_key(wanted)
         while True:
             # What matches little is looked for in large steps, however few are asked for.
             step = min(step, PAGE.high if wanted.is_selective else limit - len(found))
-            page, following = await parts.reader.scan(
-                position, step, wanted.store_topic, back=wanted.newest
-            )
+            if ids is None:
+                page, following = await parts.reader.scan(
+                    position, step, wanted.store_topic, back=wanted.newest
+                )
+            else:
+                page, following = await self._indexed(ids, step)
             page_bytes = sum(task_bytes(known.row) for known in page)
             for known in page:
                 if known.row.id >= wanted.end_id and not wanted.newest:
@@ -496,6 +501,30 @@ class TaskPages:
                 return {"tasks": found, "next": position}
             step = min(4 * step, 1 + step * STEP_BYTES // (page_bytes + 1))
             step = min(step, SCANNED_PER_REQUEST_MAX - scanned)
+
+    def _ids_of_key(self, wanted: _Wanted) -> list[int] | None:
+        """The ids of the tasks that may have the key, in the order of the listing; None: they are
+        looked for in the store, because nobody names a topic, or so many tasks have the key that to
+        sort their ids would hold up the loop."""
+        if wanted.key is None or wanted.topic is None:
+            return None
+        parts, keys = self._parts, self._parts.core.keys
+        if keys.count(wanted.topic, wanted.key) > parts.limits.key_tasks_max:
+            return None
+        ids = keys.find(wanted.topic, wanted.key)
+        if wanted.newest:
+            return [task_id for task_id in reversed(ids) if task_id < wanted.start_id]
+        return ids[bisect_right(ids, wanted.start_id) :]
+
+    async def _indexed(self, ids: list[int], step: int) -> tuple[list[TaskSnapshot], int | None]:
+        """What ``Reader.scan`` answers, of the first of these ids, which leave the list."""
+        some = ids[:step]
+        async with self._parts.reader.read_some(some, STEP_BYTES) as (view, rest):
+            looked_at = some[: len(some) - len(rest)]
+            found = view(looked_at)
+        del ids[: len(looked_at)]
+        page = [found[task_id] for task_id in looked_at if task_id in found]
+        return page, looked_at[-1] if ids else None
 
     def list_dead(self, ask: Ask[DeadPage]) -> None:
         """A page of dead letters, by id and group. Raises Overloaded."""
