@@ -149,7 +149,7 @@ class Teller(Client):
             return await self._trial(shards, asked)
         fields = verb.asked.to_frame(asked)
         if shards is not None and verb.over is Over.PAGES:
-            return await shards.page(verb, fields[0], None)
+            return await shards.page(verb, asked, None)
         return await self._call(verb, fields, None)
 
     async def look(self) -> Any:

@@ -662,6 +662,7 @@ class Client:
     run_now = waits(AsyncClient.run_now)
     run_now_many = waits(AsyncClient.run_now_many)
     list_tasks = _iterates(AsyncClient.list_tasks)
+    peek = _iterates(AsyncClient.peek)
     dead_list = _iterates(AsyncClient.dead_list)
     dead_requeue = waits(AsyncClient.dead_requeue)
     dead_delete = waits(AsyncClient.dead_delete)

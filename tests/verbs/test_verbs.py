@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from support.raw import Raw
 from tickwheel.api.kinds import Flag, Id, Ids, Letters, Number, Since
 from tickwheel.api.shapes import Field, Request
 from tickwheel.api.tasks import LetterPlace, LookUp, MoveFields, Selection
-from tickwheel.api.verb import Audit, Verb
+from tickwheel.api.verb import Audit, Right, Verb
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.app import app
 from tickwheel.errors import BadRequest, TickwheelError
@@ -226,6 +226,47 @@ def _in_common(expected: Any, line: Any) -> Any:
     both = {n: expected[n] for n in names if not isinstance(expected[n], (dict, list))}
     assert both, (expected, line)
     return both
+
+
+# --- looking owns nothing ------------------------------------------------------------------------
+
+LOOKING = sorted(
+    name
+    for name, it in (SCENES | VARIANTS).items()
+    if not it.verb.changes and it.verb.need is not None and it.verb.need.right is Right.READ
+)
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_reading_makes_no_group_and_touches_no_lease(name: str, ways: Ways, begin: Begin) -> None:
+    """Groups, leases and attempts are the same after a read as before it, in each way."""
+    scene = (SCENES | VARIANTS)[name]
+    stage, values, _, _ = begin(scene)
+    stage.enqueue(delay_ms=0)
+    before = ways.house.do(held(ways.house))
+    for way in ways.of():
+        with suppress(Unsayable):
+            way.ask(scene, values)
+        ways.house.settle()
+        assert ways.house.do(held(ways.house)) == before, way.name
+
+
+async def held(house: House) -> dict[str, Any]:
+    """Each topic, and its groups with all that they hold, as the engine has it."""
+    found: dict[str, Any] = {}
+    for topic in house.running.shard.core.topics.values():
+        groups = [*topic.groups.values()]
+        if topic.default_backlog is not None:
+            groups.append(topic.default_backlog)
+        found[topic.name] = topic.settings, [
+            (
+                group.row(), group.ready_count, {**group.flight}, {**group.waiting},
+                {**group.delivery_attempts}, {**group.numbers}, group.dead, group.delivered,
+                group.acked, group.nacked, len(group.subscribers),
+            )
+            for group in groups
+        ]  # fmt: skip
+    return found
 
 
 # --- what is refused -----------------------------------------------------------------------------

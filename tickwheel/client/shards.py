@@ -600,7 +600,8 @@ class Shards:
             return await self._page_in_turn(verb, asked, until_s)
         if verb.name == "list_bulk":
             return await self._page_of_bulks(asked)
-        asking = (self._ask(member, verb, (asked,), until_s) for member in self.members)
+        fields = verb.asked.to_frame(asked)
+        asking = (self._ask(member, verb, fields, until_s) for member in self.members)
         answers: list[Any] = await asyncio.gather(*asking, return_exceptions=True)
         raise_first(answers)
         return page_of(verb, asked, answers)

@@ -103,6 +103,7 @@ class Fuzzer:
             T.SPREAD: lambda: self.selection(self.window()),
             T.LOOKUP: lambda: self.selection(self.pick(({}, {"newest": True}, {"until_ms": 5}))),
             T.LIST: lambda: (self.listing(),),
+            T.PEEK: lambda: (self.topic(), self.subset({"due": True, "key": "k", "limit": 5})),
             T.STATS: tuple,
             T.LOAD: lambda: (self.pick((None, {"step_ms": 3_600_000, "steps": 24}, {"steps": 0})),),
             T.CONSUMER_LIST: lambda: (self.subset({"topic": "t", "group": "g", "limit": 5}),),
