@@ -70,6 +70,7 @@ __all__ = [
     "KeyPause",
     "LimitExceeded",
     "Load",
+    "MadeGroup",
     "MethodNotAllowed",
     "NewGroupKeywords",
     "NotActive",

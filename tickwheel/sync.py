@@ -32,6 +32,7 @@ from contextlib import suppress
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from tickwheel.api.frames import AckWord
+from tickwheel.api.groups import MadeGroup
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
 from tickwheel.api.times import Duration, seconds
@@ -521,6 +522,11 @@ class Subscription:
     def closed(self) -> bool:
         """Whether no more deliveries will come."""
         return self._inner._closed
+
+    @property
+    def new_group(self) -> MadeGroup | None:
+        """What there is to say of the group, if this subscription has made it."""
+        return self._inner.new_group
 
     async def _take(self, _: AsyncClient, timeout_s: float | None) -> AsyncDelivery | None:
         with suppress(TimeoutError, StopAsyncIteration):

@@ -256,6 +256,7 @@ def test_a_look_follows_what_comes_due(cli: Cli) -> None:
 
 
 def test_ctrl_c_ends_a_subscriber_cleanly(cli: Cli) -> None:
+    cli.run("groups", "create", "orders", "default")  # one that is new says so on stderr
     cli.one("enqueue", "orders", "x")
     with _subscriber(cli) as subscriber:
         assert _next_line(subscriber)["body"] == "x"
@@ -280,6 +281,7 @@ def test_a_subscriber_outlives_a_killed_daemon(cli: Cli, daemon: Daemon) -> None
 def test_a_reader_that_goes_away_costs_no_task(cli: Cli) -> None:
     reading, writing = os.pipe()
     os.close(reading)
+    cli.run("groups", "create", "orders", "default")  # one that is new says so on stderr
     task_id = cli.one("enqueue", "orders", "x")["id"]
     done = subprocess.run(
         cli.command("subscribe", "orders", "--json"), stdout=writing, stderr=subprocess.PIPE,
@@ -291,6 +293,7 @@ def test_a_reader_that_goes_away_costs_no_task(cli: Cli) -> None:
 
 
 def test_exec_acks_by_exit_code_and_gives_the_command_the_task(cli: Cli, tmp_path: Path) -> None:
+    cli.run("groups", "create", "orders", "default")  # one that is new says so on stderr
     receipt = cli.one("enqueue", "orders", "the body")
     output = tmp_path / "output"
     script = f'echo "$TICKWHEEL_ID $TICKWHEEL_TOPIC $TICKWHEEL_ATTEMPT $(cat)" > {output}; echo hi'

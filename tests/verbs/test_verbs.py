@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,7 +32,18 @@ from verbs import scenes
 from verbs.bounds import Bound, beyond, within
 from verbs.house import House
 from verbs.scene import REFUSALS, SCENES, VARIANTS, Refusal, Scene, Stage, Values, differences
-from verbs.ways import WAYS, AsyncPython, Cli, OverHttp, Python, Tcp, Unsayable, Way, error_of
+from verbs.ways import (
+    WAYS,
+    AsyncPython,
+    Cli,
+    OverGateway,
+    OverHttp,
+    Python,
+    Tcp,
+    Unsayable,
+    Way,
+    error_of,
+)
 
 assert scenes.__all__, "they are known when their files have been read"
 
@@ -267,6 +279,24 @@ async def held(house: House) -> dict[str, Any]:
             for group in groups
         ]  # fmt: skip
     return found
+
+
+@pytest.mark.parametrize("kind", [OverHttp, OverGateway])
+def test_a_pull_that_makes_its_group_says_so(kind: type[Way], ways: Ways) -> None:
+    stage = ways.stage()
+    stage.enqueue(2, delay_ms=0)
+    made = pulled(ways.one(kind), stage, "g")
+    assert made["new_group"] == {"adopted": 2, "idle": {}} and len(made["deliveries"]) == 1
+    assert "new_group" not in pulled(ways.one(kind), stage, "g")
+    other = pulled(ways.one(kind), stage, "h")
+    assert other["new_group"] == {"adopted": 0, "idle": {"g": 2}}
+
+
+def pulled(way: Way, stage: Stage, group: str) -> Any:
+    """The whole answer to a pull over HTTP, as it came."""
+    scene = SCENES["pull"]
+    whole = replace(scene, saying=replace(scene.saying, reply=dict))
+    return way.ask(whole, {"topic": stage.topic, "group": group, "max": 1}).value
 
 
 # --- what is refused -----------------------------------------------------------------------------

@@ -76,7 +76,7 @@ from tickwheel.cli.output import (
     text_columns,
 )
 from tickwheel.cli.tasks import COLUMNS, task_fields, task_line
-from tickwheel.client import Client, ConsumerInfo, Delivery, Subscription
+from tickwheel.client import ConsumerInfo, Delivery, Subscription
 from tickwheel.client.delivery import unpack_aside
 from tickwheel.client.leases import Leases
 from tickwheel.client.subscription import settle_failed
@@ -88,7 +88,7 @@ from tickwheel.contrib.workers import (
     set_up_log,
     supervise,
 )
-from tickwheel.errors import BadBody, BadRequest, Forbidden, TickwheelError, Undecodable
+from tickwheel.errors import BadBody, BadRequest, TickwheelError, Undecodable
 from tickwheel.log_writer import END_S, unblock_stderr, unblocked, writer_of
 
 if TYPE_CHECKING:
@@ -191,25 +191,11 @@ async def subscribe(
         lease_s = options.get("lease", LEASE_DEFAULT_S)
         keywords |= {"lease": lease_s, "retry": retry_of(options.get("retry"))}
     stop = _stop_on_signals()
-    async with call.client() as client:
-        if group is not None and not broadcast:
-            await _say_if_new(client, topic, group)
-        async with client.subscribe(topic, **keywords) as deliveries:
-            _show_log()
-            await receiver.run(deliveries, max_, stop)
-
-
-async def _say_if_new(client: Client, topic: str, group: str) -> None:
-    """Remark that a group is new: one by a typing error would keep every task for ever."""
-    try:
-        known = (await client.stats()).topics.get(topic)
-    except Forbidden:
-        return  # a token that may consume need not be one that may look
-    if known is None or group not in known.groups:
-        remark(
-            f"makes the group {group} of topic {topic}: it keeps what is due until somebody acks"
-            f" it, also when this has ended; `tickwheel groups delete {topic} {group}` ends it"
-        )
+    async with call.client() as client, client.subscribe(topic, **keywords) as deliveries:
+        if (new := deliveries.new_group) is not None:
+            remark(new.told(deliveries.topic, deliveries.group))
+        _show_log()
+        await receiver.run(deliveries, max_, stop)
 
 
 def _check(options: DeliveryOptions, ack: str) -> None:

@@ -65,6 +65,7 @@ from tickwheel.errors import (
 from tickwheel.model.values import SHARD_BITS, shard_of
 
 if TYPE_CHECKING:
+    from tickwheel.api.groups import MadeGroup
     from tickwheel.api.times import Duration
     from tickwheel.api.verb import Verb
     from tickwheel.client.connection import Address
@@ -199,7 +200,7 @@ class Member(ShardClient, Protocol):
 
     async def _pull(
         self, names: tuple[str, str], count: int, wait_ms: int, options: dict[str, Any],
-        until_s: float | None,
+        until_s: float | None, told: Callable[[MadeGroup], None] | None = None,
     ) -> list[Delivery]: ...  # fmt: skip
 
 
@@ -648,6 +649,7 @@ class Shards:
         wait_ms: int,
         options: dict[str, Any],
         until_s: float | None,
+        told: Callable[[MadeGroup], None] | None = None,
     ) -> list[Delivery]:
         """Up to ``count`` deliveries of all shards: what is there, or else what comes first."""
         loop = asyncio.get_running_loop()
@@ -666,7 +668,8 @@ class Shards:
                 if is_asked and (len(found) < count or not count):
                     asked += 1
                     try:
-                        found += await member._pull(names, count - len(found), 0, options, until_s)
+                        left = count - len(found)
+                        found += await member._pull(names, left, 0, options, until_s, told)
                     except TickwheelError as error:
                         errors.append(error)
             if errors and (len(errors) == asked or not errors[0].retryable):

@@ -114,10 +114,9 @@ def delivery_view(
     return view
 
 
-def deliveries(items: Sequence[Item], topic: str, group: str, epoch: int, now_ms: int) -> bytes:
-    """The answer to a pull, as JSON."""
-    views = [delivery_view(item, topic, group, epoch, now_ms) for item in items]
-    return as_json({"deliveries": views})
+def answer_view(views: list[dict[str, Any]], made: dict[str, Any] | None) -> dict[str, Any]:
+    """The answer to a pull; ``made``: what there is to say of the group, if the pull made it."""
+    return {"deliveries": views} if made is None else {"deliveries": views, "new_group": made}
 
 
 # --- pulls and streams ---------------------------------------------------------------------------
@@ -147,8 +146,9 @@ async def pull(call: Call) -> None:
             options,
             sink,
             call.now,
+            sink.tell,
         ),
-        render=lambda nothing: as_json({"deliveries": []}),
+        render=lambda nothing: as_json(answer_view([], sink.made)),
     )
     if not answer.done():
         gone = call.client.gone()
@@ -181,17 +181,24 @@ class _PullSink:
         self._topic = topic
         self._group = group
         self._number = 0
+        self.made: dict[str, Any] | None = None
+
+    def tell(self, made: dict[str, Any] | None) -> None:
+        self.made = made
 
     def numbered(self, number: int) -> int:
         self._number = number
         return number
 
     def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
-        data = deliveries(items, self._topic, self._group, epoch, now_ms)
-        self._exchange.settle(self._number, data)
+        self._exchange.settle(self._number, self._answer(epoch, now_ms, items))
+
+    def _answer(self, epoch: int, now_ms: int, items: Sequence[Item]) -> bytes:
+        views = [delivery_view(item, self._topic, self._group, epoch, now_ms) for item in items]
+        return as_json(answer_view(views, self.made))
 
     def check(self, item: Item) -> None:
-        deliveries([item], self._topic, self._group, 0, 0)
+        self._answer(0, 0, [item])
 
     def ended(self, code: str, message: str) -> None:
         self._exchange.caller.refuse(self._number, NotFound(message))

@@ -17,7 +17,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, cast
 
 import msgspec
-from msgspec import Meta, Struct, defstruct
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct
 
 from tickwheel.api import tasks
 from tickwheel.api.frames import REQUEST_MAX, SESSION_BYTES
@@ -261,10 +261,28 @@ class Delivery(Told, kw_only=True):
     replay_of: Id | None = None
 
 
+class MadeGroup(Out):
+    """What there is to say of a group that the pull has made."""
+
+    adopted: Annotated[
+        int, _shape("Tasks that were due before the topic had any group: its own now.")
+    ]
+    idle: Annotated[
+        dict[str, int],
+        _shape(
+            "Other groups of the topic that have no subscriber and have finished no task since the"
+            " daemon started, and how many tasks each holds."
+        ),
+    ]
+
+
 class Deliveries(Out):
     """None when the time was over."""
 
     deliveries: list[Delivery]
+    new_group: (
+        Annotated[MadeGroup, _shape("Only where this pull has made the group.")] | UnsetType
+    ) = UNSET
 
 
 @_of_group
