@@ -442,7 +442,8 @@ class OverShards(StandbyOperations):
             await client.connect()
             subscription = client.wish(wish, credit)
             await subscription.start()
-            caller.answer(request, None)
+            made = subscription.new_group
+            caller.answer(request, {} if made is None else {"new_group": dict(made.raw)})
             has_begun = True
             async for some in subscription.batches():
                 for one in some:

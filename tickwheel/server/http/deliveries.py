@@ -123,6 +123,8 @@ def answer_view(views: list[dict[str, Any]], made: dict[str, Any] | None) -> dic
 
 
 SSE = "text/event-stream"
+NEW_GROUP = b"tickwheel-new-group"
+"""The header of a stream that has made its group: what there is to say of that, as JSON."""
 _SUBSCRIPTION = 1
 """The number of the only subscription of a stream's exchange."""
 _pull = msgspec.json.Decoder(types.PullIn)
@@ -229,8 +231,9 @@ class Stream:
     async def run(self) -> None:
         """Write deliveries until the client has gone, or the daemon ends the stream."""
         call = self._call
-        await self._subscribe()
-        await call.begin(NDJSON if self._is_lines else SSE)
+        made = (await self._subscribe()).get("new_group")
+        headers = [] if made is None else [(NEW_GROUP, as_json(made))]
+        await call.begin(NDJSON if self._is_lines else SSE, headers)
         gone = call.client.gone()
         gone.add_done_callback(lambda _: self._wake.set())
         # The head is in the client's hands before the first delivery: it can tell that it is open.
@@ -249,7 +252,8 @@ class Stream:
                 return
         raise ClientGone("the client has gone")
 
-    async def _subscribe(self) -> None:
+    async def _subscribe(self) -> dict[str, Any]:
+        """Subscribe; the answer."""
         given, exchange = self._given, self._call.exchange
         options: dict[str, Any] = {"ack": given.ack, **_of_group(given)}
         if given.lease_ms is not None:
@@ -257,7 +261,7 @@ class Stream:
         if given.broadcast:
             options["broadcast"] = True
         exchange.on_end = self._ended
-        await exchange.ask(
+        answer: dict[str, Any] = await exchange.ask(
             lambda number: self._call.operations.subscribe(
                 exchange.caller,
                 number,
@@ -270,6 +274,7 @@ class Stream:
                 self._call.now,
             )
         )
+        return answer
 
     # --- the shard's -----------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.api.groups import GroupFields
@@ -281,7 +281,7 @@ class Consuming:
         settings = wanted.settings
         if wanted.filter is not None:
             check_filter_room(self._core, found, wanted.filter)
-        told = _told_of_new(found)
+        told = _told_of_new(found, self._core.targets)
         grouping = self._parts.border.act().grouping
         made = grouping.create(found, group_name, now.now_ms, settings)
         if settings != made.settings:
@@ -293,12 +293,14 @@ class Consuming:
             raise Draining("the daemon is shutting down")
 
 
-def _told_of_new(topic: Topic) -> dict[str, Any]:
-    """What there is to say of a group that is about to be made: ``api.groups.MadeGroup``."""
+def _told_of_new(topic: Topic, targets: Container[tuple[str, str]]) -> dict[str, Any]:
+    """What there is to say of a group that is about to be made: ``api.groups.MadeGroup``. Groups
+    that have a target are used, whoever is connected."""
     backlog, idle = topic.default_backlog, {}
     for group in topic.live_groups:
         is_used = group.subscribers or group.acked or group.nacked or group.snoozed or group.dead
-        if group.holds_any and not is_used:
+        has_target = (topic.name, group.name) in targets
+        if group.holds_any and not is_used and not has_target:
             idle[group.name] = group.ready_count + len(group.flight) + len(group.waiting)
             if len(idle) >= IDLE_TOLD_MAX:
                 break
