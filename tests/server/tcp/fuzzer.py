@@ -158,7 +158,7 @@ class Fuzzer:
             T.SCHEDULE_LIST: lambda: (self.subset({"after": "a", "limit": 10}),),
             T.SCHEDULE: lambda: (self.pick(SCHEDULES), *self.verb()),
         }
-        assert set(self._makers) == {kind for kind in T if kind < T.OK}
+        assert set(self._makers) == {kind for kind in T if kind < T.OK} | {T.PEEK}
         rare = {T.BACKUP: 1, T.HELLO: 1, T.BYE: 2, T.STATS: 3, T.GROUP_DELETE: 4, T.CONFIGURE: 5}
         rare[T.TOPIC_DELETE] = rare[T.GROUP_RESET_PREVIEW] = 2
         often = {
