@@ -71,6 +71,7 @@ __all__ = [
     "KeyPause",
     "LimitExceeded",
     "Load",
+    "MadeGroup",
     "MethodNotAllowed",
     "NewGroupKeywords",
     "NotActive",

@@ -31,6 +31,7 @@ from starlette.applications import Starlette
 
 from tickwheel.api.bulk import BulkPreview
 from tickwheel.api.frames import FrameType
+from tickwheel.api.groups import MadeGroup
 from tickwheel.api.tasks import once_parts, rest_key
 from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
@@ -56,7 +57,7 @@ from tickwheel.server import checks
 from tickwheel.server.http.api import Api
 from tickwheel.server.http.app import API_PREFIX
 from tickwheel.server.http.call import Exchange, as_json
-from tickwheel.server.http.deliveries import Told, delivery_view
+from tickwheel.server.http.deliveries import Told, answer_view, delivery_view
 from tickwheel.server.http.pages import pages
 from tickwheel.server.http.whole import Silent, fetch
 from tickwheel.server.logins import LINK_PREFIX
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Ask, Caller, OnEvent, Principal
+    from tickwheel.server.shard.delivery import Tell
     from tickwheel.server.shard.operations import Operations
 
 CLIENTS_MAX: Final = 256
@@ -150,7 +152,7 @@ class Teller(Client):
             return await self._trial(shards, asked)
         fields = verb.asked.to_frame(asked)
         if shards is not None and verb.over is Over.PAGES:
-            return await shards.page(verb, fields[0], None)
+            return await shards.page(verb, asked, None)
         return await self._call(verb, fields, None)
 
     async def look(self) -> Any:
@@ -283,12 +285,13 @@ class Teller(Client):
         return await home.ask(FrameType.PREPARE, name, group, part, tasks, options)
 
     async def take(
-        self, topic: str, group: str, count: int, wait_ms: int, options: dict[str, Any]
-    ) -> list[Delivery]:
-        """Up to ``count`` deliveries, as soon as there is one."""
+        self, topic: str, group: str, count: int, wait_ms: int, options: dict[str, Any],
+        told: Callable[[MadeGroup], None],
+    ) -> list[Delivery]:  # fmt: skip
+        """Up to ``count`` deliveries, as soon as there is one; ``told`` of a group it makes."""
         shards = await self._know_shards()
         pull = self._pull if shards is None else shards.pull
-        return await pull((topic, group), count, wait_ms, options, None)
+        return await pull((topic, group), count, wait_ms, options, None, told)
 
     async def settle(
         self, verb: Verb, items: Sequence[Any], fields_of: Callable[[list[Any]], tuple[Any, ...]]
@@ -397,7 +400,7 @@ class OverShards(StandbyOperations):
 
     def pull(
         self, caller: Caller, request: int, topic: str, group: str | None, count: int,
-        wait_ms: int, options: Mapping[str, Any], sink: DeliverySink, now: Now,
+        wait_ms: int, options: Mapping[str, Any], sink: DeliverySink, now: Now, tell: Tell,
     ) -> None:  # fmt: skip
         """Answer deliveries of all shards."""
         checks.integer(count, "max", 1, self.limits.pull_max)
@@ -406,14 +409,16 @@ class OverShards(StandbyOperations):
         lease_s = (said.get("lease_ms") or self.settings.lease_default_s * 1000) / 1000
 
         async def take(client: Teller) -> bytes:
-            found = await client.take(name, of, count, wait_ms, said)
+            new: list[MadeGroup] = []
+            found = await client.take(name, of, count, wait_ms, said, new.append)
             if found:
                 # Leases of an answered pull last as long as the connection that it came by.
                 client.keep_for(lease_s)
             views = [
                 delivery_view(_told(one), name, of, one.epoch, one.delivered_ms) for one in found
             ]
-            return as_json({"deliveries": views})
+            made = MadeGroup.joined(new)
+            return as_json(answer_view(views, None if made is None else dict(made.raw)))
 
         self._begin(caller, request, take, is_made=True)
 
@@ -470,7 +475,8 @@ class OverShards(StandbyOperations):
             await client.connect()
             subscription = client.wish(wish, credit)
             await subscription.start()
-            caller.answer(request, None)
+            made = subscription.new_group
+            caller.answer(request, {} if made is None else {"new_group": dict(made.raw)})
             has_begun = True
             async for some in subscription.batches():
                 for one in some:

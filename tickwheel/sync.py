@@ -32,6 +32,7 @@ from contextlib import suppress
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from tickwheel.api.frames import AckWord
+from tickwheel.api.groups import MadeGroup
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
 from tickwheel.api.times import Duration, seconds
@@ -555,6 +556,11 @@ class Subscription:
         """Whether no more deliveries will come."""
         return self._inner._closed
 
+    @property
+    def new_group(self) -> MadeGroup | None:
+        """What there is to say of the group, if this subscription has made it."""
+        return self._inner.new_group
+
     async def _take(self, _: AsyncClient, timeout_s: float | None) -> AsyncDelivery | None:
         with suppress(TimeoutError, StopAsyncIteration):
             async with asyncio.timeout(timeout_s):
@@ -699,6 +705,7 @@ class Client:
     run_now = waits(AsyncClient.run_now)
     run_now_many = waits(AsyncClient.run_now_many)
     list_tasks = _iterates(AsyncClient.list_tasks)
+    peek = _iterates(AsyncClient.peek)
     dead_list = _iterates(AsyncClient.dead_list)
     dead_requeue = waits(AsyncClient.dead_requeue)
     dead_delete = waits(AsyncClient.dead_delete)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from rich.console import Console
 from typer.main import get_command
 
 from support.daemon import Daemon
-from tickwheel import Client, Worker
+from tickwheel import Client, Task, Worker
 from tickwheel.cli.app import app, run
 from tickwheel.cli.options import complete_groups, complete_topics
 from tickwheel.cli.output import Grid, table_of
@@ -137,8 +138,31 @@ def test_subscribe_says_that_it_makes_a_durable_group_and_once_only(daemon: Daem
     (line,) = first.stderr.splitlines()
     assert "makes the group biling of topic typo" in line
     assert "tickwheel groups delete typo biling" in line
+    assert "takes over 2 tasks" in line
     again = said(daemon, "subscribe", "typo", "--group", "biling", "--max", "1")
     assert again.stderr == ""
+
+
+async def test_the_commands_that_a_new_group_is_told_mend_what_they_are_told_of(
+    daemon: Daemon,
+) -> None:
+    """A group that nobody uses has the backlog; the next one gets it by the printed commands."""
+    async with Client(daemon.url) as client:
+        await client.enqueue_many(Task("orders", b"x") for _ in range(3))
+        async with client.subscribe("orders", group="look", prefetch=0):
+            """It owns the backlog from now on."""
+        async with client.subscribe("orders", group="shop", prefetch=0) as shop:
+            assert shop.new_group is not None
+            told = shop.new_group.told("orders", "shop")
+            assert shop.new_group.idle == {"look": 3}
+        for command in re.findall(
+            "`tickwheel (groups (?:reset [^`]*|delete [^`]* --force))`", told
+        ):
+            done = said(daemon, *command.split(), *["--yes"] * ("reset" in command))
+            assert done.returncode == 0, done.stderr
+        found = await client.pull("orders", group="shop", max=3, wait=WAIT_S)
+        assert found
+        assert list((await client.stats()).topics["orders"].groups) == ["shop"]
 
 
 def test_pause_of_a_topic_that_is_not_there_says_so(daemon: Daemon) -> None:

@@ -65,7 +65,7 @@ class _Deliveries:
 
 
 async def _receive(error: TickwheelError) -> None:
-    receiver = Receiver(Call(None, None, Output(as_json=True)), None, no_ack=False, settles=True)
+    receiver = Receiver(Call(None, None, Output(as_json=True)), None, settles=True)
     await receiver.run(cast(Subscription, _Deliveries(error)), None, asyncio.Event())
 
 

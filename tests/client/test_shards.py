@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -53,6 +54,47 @@ def test_a_program_that_knows_no_shards_does_not_load_what_they_need() -> None:
     code = "import sys, tickwheel.client.worker; print('tickwheel.client.shards' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert done.stdout.strip() == b"False"
+
+
+# --- groups that are made by a consumer ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_who_makes_a_group_is_told_what_waits(
+    count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A subscription and a worker say that they make the group, how many tasks it takes over, and
+    which other group holds tasks for nobody; who finds the group there says nothing."""
+    caplog.set_level(logging.INFO, "tickwheel")
+    async with Shards(count) as shards:
+        client = shards.client()
+        for shard in range(count):
+            await client.enqueue("t", b"", key=key_in(shard, count))
+        shards.pass_time(1_000)
+        await shards.settle()
+        async with client.subscribe("t", group="look", prefetch=0) as first:
+            assert first.new_group is not None
+            assert (first.new_group.adopted, first.new_group.idle) == (count, {})
+        worker = Worker(client, signals=False)
+
+        @worker.on("t", group="shop")
+        async def handle(delivery: Delivery) -> None:
+            """Never called: the other group has the tasks."""
+
+        running = asyncio.ensure_future(worker.run())
+        await soon(worker.started.wait())
+        [said] = [it for it in caplog.records if "makes the group shop" in it.getMessage()]
+        assert said.levelno == logging.WARNING
+        assert f"the group look of this topic holds {count} task" in said.getMessage()
+        assert "`tickwheel groups reset t shop --to first --wait`" in said.getMessage()
+        async with client.subscribe("t", group="shop") as again:
+            assert again.new_group is None
+        async with client.subscribe("fresh") as plain:
+            assert plain.new_group is not None and not plain.new_group.is_odd
+        async with client.subscribe("t", broadcast=True) as beside:
+            assert beside.new_group is None
+        worker.stop()
+        await soon(running)
 
 
 # --- producing -----------------------------------------------------------------------------------

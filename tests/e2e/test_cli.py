@@ -10,14 +10,19 @@ import signal
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from e2e.cli_runner import TIMEOUT_S, Cli
 from support.daemon import Daemon
+from support.ports import free_ports
+from support.shards import key_in
+from tickwheel.cli.app import app
+from tickwheel.sync import Client
 
 Make = Callable[..., Daemon]
 
@@ -172,14 +177,114 @@ def _interrupt(subscriber: subprocess.Popen[bytes]) -> None:
     assert (subscriber.returncode, error) == (0, b"")
 
 
-def test_looking_without_acking_gives_the_task_back_uncounted(cli: Cli) -> None:
-    task_id = cli.one("enqueue", "orders", "x")["id"]
-    assert cli.one("subscribe", "orders", "--no-ack", "--max", "1")["id"] == task_id
-    again = cli.one("subscribe", "orders", "--max", "1")
-    assert (again["id"], again["failures"]) == (task_id, 0)
+LOOKS = {
+    "bulk list": "", "bulk show": "mine", "consumers": "", "dead list": "", "dead show": "{dead}",
+    "forward list": "", "groups held": "owned g", "groups lines": "owned g", "groups list": "",
+    "groups paused": "owned g", "list": "", "load": "", "peek": "owned", "policy show": "owned",
+    "push list": "", "schedule list": "", "schedule next": "daily",
+    "schedule show": "daily", "show": "{dead}", "stats": "", "status": "",
+    "top": "--once --interval 100ms", "topics list": "", "transactions list": "",
+    "transactions show": "order-17",
+}  # fmt: skip
+"""Commands that only look at a daemon, with what each needs to be said."""
+NO_LOOKS = frozenset(
+    f"{name} {word}".strip()
+    for name, words in {
+        "serve": "", "demo": "", "check": "", "init": "", "reshard": "", "enqueue": "",
+        "subscribe": "", "cancel": "", "reschedule": "", "run-now": "", "backup": "", "pause": "",
+        "resume": "", "rate": "", "restore": "", "report": "", "console": "", "work": "",
+        "bench": "", "shards": "list move drain", "nodes": "list drain",
+        "topics": "delete broadcast", "policy": "set clear", "pending": "set clear",
+        "groups": "create set delete reset release-key skip-key pause-key resume-key",
+        "push": "set remove test log resend", "forward": "set remove", "bulk": "cancel",
+        "schedule": "put pause resume run backfill delete apply",
+        "transactions": "commit rollback", "token": "create list revoke",
+        "dead": "requeue delete purge", "history": "list tasks generate",
+    }.items()
+    for word in words.split() or [""]
+)  # fmt: skip
+"""Commands that change something, ask no daemon, or need nodes or an endpoint."""
+
+
+def commands(command: Any, *words: str) -> Iterator[str]:
+    """The names of all commands below this one."""
+    for word, one in getattr(command, "commands", {}).items():
+        yield from commands(one, *words, word)
+    if not hasattr(command, "commands"):
+        yield " ".join(words)
+
+
+def test_every_command_is_known_to_look_or_not() -> None:
+    assert sorted(commands(typer.main.get_command(app))) == sorted([*LOOKS, *NO_LOOKS])
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_looking_owns_nothing(make_daemon: Make, tmp_path: Path, shards: int) -> None:
+    """Commands that look leave groups, leases and attempts as they are; so do `--no-ack` and
+    `--follow`, which are given what is due all the same."""
+    if shards == 1:
+        daemon = make_daemon().start()
+    else:
+        args = ("--processes", "2", "--listen", f"tcp://127.0.0.1:{free_ports(2)}")
+        daemon = make_daemon(store=f"sqlite:///{tmp_path / 'shards'}/", args=args).start()
+    cli = Cli(daemon)
+    cli.run("groups", "create", "owned", "g")
+    for topic in ("owned", "unowned"):
+        for shard in range(2):
+            cli.run("enqueue", topic, f"due {shard}", "--key", key_in(shard, 2))
+            cli.run("enqueue", topic, "later", "--key", key_in(shard, 2), "--delay", "1h")
+    cli.run("schedule", "put", "daily", "--topic", "owned", "--cron", "0 9 * * *")
+    [dead] = cli.json("enqueue", "buried", "x")
+    cli.run("groups", "create", "buried", "g")
+    with Client(daemon.url) as client:
+        for delivery in client.pull("buried", group="g", max=1, wait=TIMEOUT_S):
+            delivery.reject("bad")
+        assert client.pull("owned", group="g", max=1, lease=3_600, wait=TIMEOUT_S)
+        with client.transaction("payments", id="order-17") as half:
+            half.enqueue("owned", b"half", delay=3_600)
+        client.cancel(topic="owned", filter={"tags": "nobody"}, id="mine")
+        before = owned(client)
+        for name, more in LOOKS.items():
+            said = [*name.split(), *more.format(dead=dead["id"]).split()]
+            cli.run(*said, "--json")
+            assert owned(client) == before, name
+        for said in ("subscribe unowned --no-ack --max 2", "peek unowned --follow --limit 2"):
+            found = cli.json(*said.split())
+            assert sorted(one["body"] for one in found) == ["due 0", "due 1"]
+            assert owned(client) == before, said
+        # Nobody owns them yet: the worker that comes first gets all.
+        assert len(client.pull("unowned", group="shop", max=2, wait=TIMEOUT_S)) > 0
+
+
+def owned(client: Client) -> Any:
+    """What each group has, and how each task stands with it."""
+    tasks = [task.raw for task in client.list_tasks()]
+    letters = [letter.raw for letter in client.dead_list()]
+    for task in tasks:
+        task.pop("cycles", None)
+        for group in task.get("groups", {}).values():
+            del group["at_ms"]  # the end of a lease, which is kept by another clock, to 1 ms
+    counts = {
+        name: (topic.raw["pending"], topic.raw["delivered"], sorted(topic.groups), [
+            {n: it for n, it in group.raw.items() if not n.endswith("_ms")}
+            for _, group in sorted(topic.groups.items())
+        ])
+        for name, topic in client.stats().topics.items()
+    }  # fmt: skip
+    return tasks, letters, counts
+
+
+def test_a_look_follows_what_comes_due(cli: Cli) -> None:
+    cli.run("enqueue", "orders", "now", "--key", "a")
+    cli.run("enqueue", "orders", "soon", "--delay", "2s", "--key", "a")
+    cli.run("enqueue", "orders", "other", "--delay", "1s", "--key", "b")
+    found = cli.json("peek", "orders", "--follow", "--limit", "2", "--key", "a")
+    assert [one["body"] for one in found] == ["now", "soon"]
+    assert cli.one("stats")["topics"]["orders"]["groups"] == {}
 
 
 def test_ctrl_c_ends_a_subscriber_cleanly(cli: Cli) -> None:
+    cli.run("groups", "create", "orders", "default")  # one that is new says so on stderr
     cli.one("enqueue", "orders", "x")
     with _subscriber(cli) as subscriber:
         assert _next_line(subscriber)["body"] == "x"
@@ -204,6 +309,7 @@ def test_a_subscriber_outlives_a_killed_daemon(cli: Cli, daemon: Daemon) -> None
 def test_a_reader_that_goes_away_costs_no_task(cli: Cli) -> None:
     reading, writing = os.pipe()
     os.close(reading)
+    cli.run("groups", "create", "orders", "default")  # one that is new says so on stderr
     task_id = cli.one("enqueue", "orders", "x")["id"]
     done = subprocess.run(
         cli.command("subscribe", "orders", "--json"), stdout=writing, stderr=subprocess.PIPE,
@@ -215,6 +321,7 @@ def test_a_reader_that_goes_away_costs_no_task(cli: Cli) -> None:
 
 
 def test_exec_acks_by_exit_code_and_gives_the_command_the_task(cli: Cli, tmp_path: Path) -> None:
+    cli.run("groups", "create", "orders", "default")  # one that is new says so on stderr
     receipt = cli.one("enqueue", "orders", "the body")
     output = tmp_path / "output"
     script = f'echo "$TICKWHEEL_ID $TICKWHEEL_TOPIC $TICKWHEEL_ATTEMPT $(cat)" > {output}; echo hi'

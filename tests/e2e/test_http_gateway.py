@@ -68,23 +68,27 @@ def test_one_address_has_the_tasks_of_all_shards(make_daemon: MakeDaemon, tmp_pa
         assert shard_of(ids[-1]) == n % COUNT
     raw = machine.ask("POST", "/v1/topics/orders/tasks", {"any": "body"}, tickwheel_delay_ms="5")
     assert raw.status == 201
-    found, after = list[str](), ""
-    while True:
-        page = machine.ask("GET", f"/v1/tasks?topic=orders&limit=4{after}").json
-        found += [task["id"] for task in page["tasks"]]
-        if page["next"] is None:
-            break
-        after = f"&after={page['next']}"
-    assert sorted(found) == sorted([*ids, raw.json["id"]])
+    for path in ("/v1/tasks?topic=orders&", "/v1/topics/orders/peek?"):
+        found, after = list[str](), ""
+        while True:
+            page = machine.ask("GET", f"{path}limit=4{after}").json
+            found += [task["id"] for task in page["tasks"]]
+            if page["next"] is None:
+                break
+            after = f"&after={page['next']}"
+        assert sorted(found) == sorted([*ids, raw.json["id"]]), path
     receipts = list[str]()
 
     def pulled() -> bool:
         asked = {"group": "g", "max": 10, "wait_ms": 1_000}
         answer = machine.ask("POST", "/v1/topics/orders/pull", asked)
+        assert "new_group" not in answer.json
         receipts.extend(one["receipt"] for one in answer.json["deliveries"])
         return len(receipts) == 10
 
     until(pulled)
+    other = machine.ask("POST", "/v1/topics/orders/pull", {"group": "h"}).json
+    assert other["new_group"]["adopted"] == 0
     settled = machine.ask("POST", "/v1/acks", {"receipts": receipts})
     assert settled.json["results"] == ["acked"] * 10
     assert machine.ask("GET", "/v1/stats").json["acked"] == 10

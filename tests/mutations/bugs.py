@@ -333,6 +333,31 @@ FENCED = (
 # Whose turn it is, and who is owed what.
 OWED = (
     Bug(
+        "a-look-owns",
+        "a peek makes a group, which adopts the backlog and is owed all that comes later",
+        {
+            "TaskPages.peek": (
+                preceded(
+                    "self._listings",
+                    "one = self._parts.core.topic(asked.topic);"
+                    " 'default' in one.groups or"
+                    " self._parts.engine.grouping.create(one, 'default', ask.now.now_ms)",
+                ),
+            )
+        },
+        (
+            "tests/verbs/test_verbs.py"
+            "::test_reading_makes_no_group_and_touches_no_lease[peek: what is due]",
+            "tests/e2e/test_cli.py::test_looking_owns_nothing[2]",
+        ),
+    ),
+    Bug(
+        "a-new-group-is-told-nothing",
+        "who makes a group does not hear of a backlog that another one holds for nobody",
+        {"_told_of_new": (returning('{"adopted": 0, "idle": {}}'),)},
+        ("tests/client/test_shards.py::test_who_makes_a_group_is_told_what_waits[2]",),
+    ),
+    Bug(
         "the-next-one-before-the-end-is-durable",
         "a crash brings the earlier one back after the later one was handed out",
         {

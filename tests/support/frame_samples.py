@@ -48,6 +48,7 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
             "limit": 10,
         },
     ),
+    T.PEEK: (16, "t", {"key": "k", "due": True, "newest": True, "after": 5, "limit": 10}),
     T.STATS: (17,),
     T.LOAD: (17, {"from_ms": MOMENT_MS, "step_ms": 60_000, "steps": 60}),
     T.CONSUMER_LIST: (17, {"topic": "t", "group": "g", "after": 0, "limit": 10}),

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from support.raw import Raw
 from tickwheel.api.kinds import Flag, Id, Ids, Letters, Number, Since
 from tickwheel.api.shapes import Field, Request
 from tickwheel.api.tasks import LetterPlace, LookUp, MoveFields, Selection
-from tickwheel.api.verb import Audit, Verb
+from tickwheel.api.verb import Audit, Right, Verb
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.app import app
 from tickwheel.errors import BadRequest, TickwheelError
@@ -31,7 +32,18 @@ from verbs import scenes
 from verbs.bounds import Bound, beyond, within
 from verbs.house import House
 from verbs.scene import REFUSALS, SCENES, VARIANTS, Refusal, Scene, Stage, Values, differences
-from verbs.ways import WAYS, AsyncPython, Cli, OverHttp, Python, Tcp, Unsayable, Way, error_of
+from verbs.ways import (
+    WAYS,
+    AsyncPython,
+    Cli,
+    OverGateway,
+    OverHttp,
+    Python,
+    Tcp,
+    Unsayable,
+    Way,
+    error_of,
+)
 
 assert scenes.__all__, "they are known when their files have been read"
 
@@ -226,6 +238,65 @@ def _in_common(expected: Any, line: Any) -> Any:
     both = {n: expected[n] for n in names if not isinstance(expected[n], (dict, list))}
     assert both, (expected, line)
     return both
+
+
+# --- looking owns nothing ------------------------------------------------------------------------
+
+LOOKING = sorted(
+    name
+    for name, it in (SCENES | VARIANTS).items()
+    if not it.verb.changes and it.verb.need is not None and it.verb.need.right is Right.READ
+)
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_reading_makes_no_group_and_touches_no_lease(name: str, ways: Ways, begin: Begin) -> None:
+    """Groups, leases and attempts are the same after a read as before it, in each way."""
+    scene = (SCENES | VARIANTS)[name]
+    stage, values, _, _ = begin(scene)
+    stage.enqueue(delay_ms=0)
+    before = ways.house.do(held(ways.house))
+    for way in ways.of():
+        with suppress(Unsayable):
+            way.ask(scene, values)
+        ways.house.settle()
+        assert ways.house.do(held(ways.house)) == before, way.name
+
+
+async def held(house: House) -> dict[str, Any]:
+    """Each topic, and its groups with all that they hold, as the engine has it."""
+    found: dict[str, Any] = {}
+    for topic in house.running.shard.core.topics.values():
+        groups = [*topic.groups.values()]
+        if topic.default_backlog is not None:
+            groups.append(topic.default_backlog)
+        found[topic.name] = topic.settings, [
+            (
+                group.row(), group.ready_count, {**group.flight}, {**group.waiting},
+                {**group.delivery_attempts}, {**group.numbers}, group.dead, group.delivered,
+                group.acked, group.nacked, len(group.subscribers),
+            )
+            for group in groups
+        ]  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("kind", [OverHttp, OverGateway])
+def test_a_pull_that_makes_its_group_says_so(kind: type[Way], ways: Ways) -> None:
+    stage = ways.stage()
+    stage.enqueue(2, delay_ms=0)
+    made = pulled(ways.one(kind), stage, "g")
+    assert made["new_group"] == {"adopted": 2, "idle": {}} and len(made["deliveries"]) == 1
+    assert "new_group" not in pulled(ways.one(kind), stage, "g")
+    other = pulled(ways.one(kind), stage, "h")
+    assert other["new_group"] == {"adopted": 0, "idle": {"g": 2}}
+
+
+def pulled(way: Way, stage: Stage, group: str) -> Any:
+    """The whole answer to a pull over HTTP, as it came."""
+    scene = SCENES["pull"]
+    whole = replace(scene, saying=replace(scene.saying, reply=dict))
+    return way.ask(whole, {"topic": stage.topic, "group": group, "max": 1}).value
 
 
 # --- what is refused -----------------------------------------------------------------------------

@@ -112,6 +112,7 @@ class FrameType(IntEnum):
     RESTORE_SHOW = 108
     RESTORE_CANCEL = 109
     CLAIM = 110
+    PEEK = 111
     EXPLAIN = 112
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final
 
 from tickwheel.api.bulk import RATE_OF_CHANGES, SAME, BulkInfo
@@ -297,6 +300,57 @@ class GroupSettings(Answer):
     def order_retry(self) -> float | None:
         """``order_retry_ms`` in seconds."""
         return None if self.order_retry_ms is None else self.order_retry_ms / 1000
+
+
+class MadeGroup(Answer):
+    """A subscription or a pull has made the group."""
+
+    adopted: Annotated[int, "Tasks that were due before the topic had any group: its own now."]
+    idle: Annotated[
+        Mapping[str, int],
+        "Other groups of the topic that have no subscriber and have finished no task since the"
+        " daemon started → how many tasks each holds.",
+    ]
+
+    @classmethod
+    def joined(cls, parts: Iterable[MadeGroup | None]) -> MadeGroup | None:
+        """What several shards say of the group as one; None: it was there in all."""
+        made = [part for part in parts if part is not None]
+        idle = sum((Counter(part.idle) for part in made), Counter[str]())
+        adopted = sum(part.adopted for part in made)
+        return cls.of({"adopted": adopted, "idle": dict(idle)}) if made else None
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether somebody should look: tasks waited before, or wait for nobody."""
+        return bool(self.adopted or self.idle)
+
+    def told(self, topic: str, group: str) -> str:
+        """What has happened, for people, with the commands that mend it."""
+        names = f"{shlex.quote(topic)} {shlex.quote(group)}"
+        parts = [
+            f"makes the group {group} of topic {topic}: it keeps what is due until somebody acks"
+            f" it, also when this has ended; `tickwheel groups delete {names}` ends it"
+        ]
+        if self.adopted:
+            parts.append(
+                f"it takes over {_tasks(self.adopted)} that were due before the topic had a group;"
+                f" `tickwheel groups create {shlex.quote(topic)} OTHER --start first` gives them to"
+                " another group as well"
+            )
+        for name, held in self.idle.items():
+            other = f"{shlex.quote(topic)} {shlex.quote(name)}"
+            parts.append(
+                f"the group {name} of this topic holds {_tasks(held)}, has no subscriber and has"
+                f" finished none since the daemon started; `tickwheel groups reset {names} --to"
+                f" first --wait` gives them to {group}, then `tickwheel groups delete {other}"
+                " --force` ends that group and what it holds"
+            )
+        return "; ".join(parts)
+
+
+def _tasks(count: int) -> str:
+    return f"{count} task{'s' * (count != 1)}"
 
 
 class GroupHeld(Answer):

@@ -431,6 +431,19 @@ class TasksPage(Request):
     limit: Annotated[int, PAGE, "The most items of the answer."] = 100
 
 
+class PeekPage(Request):
+    """The request asks for a page of the tasks that a topic still has to deliver."""
+
+    topic: Annotated[str, NAME, "Of this topic."] = place()
+    key: Annotated[str | None, KEY, "With this key."] = None
+    due: Annotated[bool, FLAG, "Only tasks that have come due."] = False
+    newest: Annotated[bool, FLAG, "In the order of ids, backwards."] = called(
+        "newest_first", default=False
+    )
+    after: Annotated[int | None, ID, "``next`` of the page before."] = None
+    limit: Annotated[int, PAGE, "How many at most."] = 100
+
+
 # --- answers -------------------------------------------------------------------------------------
 
 
@@ -643,6 +656,16 @@ VERBS: Final = (
         " without its topic has no index: the tasks are looked through.",
         FrameType.LIST, path="GET /v1/tasks", tag=_TAG, prompt=False, pages="tasks",
         methods=(Method("list_tasks"),),
+        over=Over.PAGES,
+    ),
+    Verb(
+        "peek", PeekPage, Tasks, Need(Right.READ, Of.NAMED),
+        "Look at the tasks of a topic",
+        "The tasks that the topic still has to deliver, with their bodies: scheduled, ready, in"
+        " flight and waiting for a retry, but no dead letters. Looking has no effect: it needs no"
+        " group, takes no lease and counts no attempt.",
+        FrameType.PEEK, path="GET /v1/topics/{topic}/peek", tag=_TAG, prompt=False, pages="tasks",
+        methods=(Method("peek"),),
         over=Over.PAGES,
     ),
 )  # fmt: skip

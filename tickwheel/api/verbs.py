@@ -48,7 +48,9 @@ BY_HAND: Final = (
          fields="sub: int, topic: str, group: str?, prefetch: int, options: map {`lease_ms`: int,"
                 " `retry`: policy, `ack`: str, `broadcast`: bool, GROUP FIELDS}, all optional, or"
                 " nil",
-         result="map {`lease_ms`: int}", over=Over.EACH),
+         result="map {`lease_ms`: int, `new_group`: map {`adopted`: int, `idle`: map of str to"
+                " int}?}",
+         over=Over.EACH),
     Verb("set_prefetch", None, None, None, "Another prefetch", frame=FrameType.PREFETCH,
          fields="sub: int, prefetch: int, tell: bool (optional)",
          result="nil, or with `tell` a map {`in_flight`: int, `ready`: int}", over=Over.EACH),
@@ -58,8 +60,9 @@ BY_HAND: Final = (
     Verb("pull", None, tuple, _CONSUME, "Get deliveries, waiting for them if need be",
          frame=FrameType.PULL, changes=True,
          fields="topic: str, group: str?, max: int, wait_ms: int, options: map {`lease_ms`: int,"
-                " GROUP FIELDS}, all optional, or nil",
-         result="[epoch: int, delivered_ms: int, array of delivery]", over=Over.EACH),
+                " `tell`: bool, GROUP FIELDS}, all optional, or nil",
+         result="[epoch: int, delivered_ms: int, array of delivery], and with `tell` `new_group` of"
+                " SUBSCRIBE, or nil", over=Over.EACH),
     Verb("ack", None, tuple, _CONSUME, "Done", frame=FrameType.ACK, changes=True,
          fields="topic: str, group: str?, epoch: int, ids: array of int, attempts: array "
                 "of int, may_gather: bool (optional)",

@@ -136,7 +136,7 @@ COMMANDS: tuple[tuple[str, Command], ...] = (
     (SERVE, serve.reshard), (SERVE, serve.deploy_files),
     (TASKS, enqueue.enqueue), (TASKS, subscribe.subscribe), (TASKS, tasks.cancel),
     (TASKS, tasks.reschedule), (TASKS, tasks.run_now), (TASKS, tasks.show), (TASKS, tasks.list_),
-    (TASKS, tasks.explain),
+    (TASKS, tasks.explain), (TASKS, subscribe.peek),
     (SERVE, serve.status), (WATCH, top.stats), (SERVE, serve.backup),
     (WATCH, top.load),
     (TOPICS, groups.pause), (TOPICS, groups.resume), (TOPICS, groups.rate),

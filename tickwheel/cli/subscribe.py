@@ -1,11 +1,14 @@
-"""Those who take tasks: ``tickwheel subscribe`` prints what comes due, or hands each task to a
-command; ``consumers`` lists who is connected; ``work`` runs a worker that a program defines.
+"""Those who take tasks, or look at them: ``tickwheel subscribe`` prints what comes due, or hands
+each task to a command; ``peek`` only looks, and so does ``subscribe --no-ack``; ``consumers`` lists
+who is connected; ``work`` runs a worker that a program defines.
 
 Order of ``subscribe``: a task is printed (or its command has run) before it is acked, so that a
 crash in between repeats it and never loses it. Acks of what was only printed are not waited for one
 by one; all of them are before the command ends. ``--exec`` runs one command for one delivery: the
-body on its stdin, the verdict by its exit code. Meanwhile, and with ``--no-ack``, the lease is
-extended.
+body on its stdin, the verdict by its exit code. Meanwhile the lease is extended.
+
+``peek`` never touches a group. It follows a topic by a broadcast subscription, which owns nothing,
+and which begins before the first look, so that no task falls between them.
 
 ``work`` shows what its worker does: on a terminal by one line on stderr, drawn again four times a
 second below what the program prints and logs; with ``--json`` by a line of JSON on stdout for each
@@ -72,7 +75,8 @@ from tickwheel.cli.output import (
     stored_text,
     text_columns,
 )
-from tickwheel.client import Client, ConsumerInfo, Delivery, Subscription
+from tickwheel.cli.tasks import COLUMNS, task_fields, task_line
+from tickwheel.client import ConsumerInfo, Delivery, Subscription
 from tickwheel.client.delivery import unpack_aside
 from tickwheel.client.leases import Leases
 from tickwheel.client.subscription import settle_failed
@@ -84,7 +88,7 @@ from tickwheel.contrib.workers import (
     set_up_log,
     supervise,
 )
-from tickwheel.errors import BadBody, BadRequest, Forbidden, TickwheelError, Undecodable
+from tickwheel.errors import BadBody, BadRequest, TickwheelError, Undecodable
 from tickwheel.log_writer import END_S, unblock_stderr, unblocked, writer_of
 
 if TYPE_CHECKING:
@@ -103,7 +107,9 @@ ACKS = (MANUAL, "on_delivery")
 class DeliveryOptions(TypedDict, total=False):
     """How tasks are delivered, and what becomes of each."""
 
-    no_ack: Annotated[bool, flag("Look only: hold each until the end, then give it back.")]
+    no_ack: Annotated[
+        bool, flag("Look only, as `tickwheel peek --follow` does: no group, no lease, no effect.")
+    ]
     exec_: Annotated[
         str | None,
         option(
@@ -174,12 +180,16 @@ async def subscribe(
         raise BadRequest("give TOPIC, or --topic: whose tasks to receive")
     ack, broadcast = options.get("ack", MANUAL), options.get("broadcast", False)
     _check(options, ack)
+    if options.get("no_ack"):
+        _check_looks({"group": group, **options, "ack": None if ack == MANUAL else ack})
+        await _look(call, topic, {"due": True}, max_)
+        return
     settles = ack == MANUAL and not broadcast
     if not settles:
         kind = "--broadcast" if broadcast else f"--ack {ack}"
         _check_settled(kind, {"group": group if broadcast else None, **options})
     cmd = options.get("exec_")
-    receiver = Receiver(call, cmd, no_ack=options.get("no_ack", False), settles=settles)
+    receiver = Receiver(call, cmd, settles=settles)
     credit = options.get("prefetch") or (1 if cmd is not None else PREFETCH_DEFAULT)
     of_group = {name: it for name, it in options.items() if name in GroupOptions.__optional_keys__}
     keywords: dict[str, Any] = {"prefetch": min(credit, max_ or credit), "broadcast": broadcast}
@@ -190,25 +200,11 @@ async def subscribe(
         lease_s = options.get("lease", LEASE_DEFAULT_S)
         keywords |= {"lease": lease_s, "retry": retry_of(options.get("retry"))}
     stop = _stop_on_signals()
-    async with call.client() as client:
-        if group is not None and not broadcast:
-            await _say_if_new(client, topic, group)
-        async with client.subscribe(topic, **keywords) as deliveries:
-            _show_log()
-            await receiver.run(deliveries, max_, stop)
-
-
-async def _say_if_new(client: Client, topic: str, group: str) -> None:
-    """Remark that a group is new: one by a typing error would keep every task for ever."""
-    try:
-        known = (await client.stats()).topics.get(topic)
-    except Forbidden:
-        return  # a token that may consume need not be one that may look
-    if known is None or group not in known.groups:
-        remark(
-            f"makes the group {group} of topic {topic}: it keeps what is due until somebody acks"
-            f" it, also when this has ended; `tickwheel groups delete {topic} {group}` ends it"
-        )
+    async with call.client() as client, client.subscribe(topic, **keywords) as deliveries:
+        if (new := deliveries.new_group) is not None:
+            remark(new.told(deliveries.topic, deliveries.group))
+        _show_log()
+        await receiver.run(deliveries, max_, stop)
 
 
 def _check(options: DeliveryOptions, ack: str) -> None:
@@ -223,10 +219,65 @@ def _check(options: DeliveryOptions, ack: str) -> None:
 
 def _check_settled(kind: str, options: Mapping[str, Any]) -> None:
     """Refuse options about acks where the daemon waits for none."""
-    for name in ("group", "no_ack", "lease", "retry"):
+    for name in ("group", "lease", "retry"):
         if options.get(name) is not None:
-            what = f"--{name.replace('_', '-')}"
-            raise BadRequest(f"{what} has no meaning with {kind}: nothing is delivered again")
+            raise BadRequest(f"--{name} has no meaning with {kind}: nothing is delivered again")
+
+
+def _check_looks(options: Mapping[str, Any]) -> None:
+    """Refuse what is said of deliveries and groups where there are none."""
+    for name, value in options.items():
+        if name != "no_ack" and value is not None:
+            what = f"--{name.rstrip('_').replace('_', '-')}"
+            raise BadRequest(f"{what} has no meaning with --no-ack, which looks without a group")
+
+
+async def peek(
+    call: Call,
+    topic: Annotated[
+        str, argument("TOPIC", "Whose tasks to look at.", autocompletion=complete_topics)
+    ],
+    key: Annotated[str | None, option("Only those with this key.")] = None,
+    due: Annotated[bool, flag("Only those that have come due.")] = False,
+    newest_first: Annotated[bool, flag("The highest id first.")] = False,
+    follow: Annotated[
+        bool, flag("Only those that have come due, then each that comes due, until Ctrl-C.")
+    ] = False,
+    limit: LimitOption = None,
+) -> None:
+    """Look at the tasks that a topic still has to deliver, without any effect.
+
+    They come with their bodies, in the order of their ids. No group is made, no task is leased, no
+    attempt is counted.
+    """
+    wanted: dict[str, Any] = {"key": key, "due": due or follow, "newest_first": newest_first}
+    if follow:
+        await _look(call, topic, wanted, limit)
+        return
+    listing = Listing.of(call.out, COLUMNS, task_fields)
+    await call.listed(limit, lambda client, most: client.peek(topic, **wanted, limit=most), listing)
+
+
+async def _look(call: Call, topic: str, wanted: Mapping[str, Any], max_: int | None) -> None:
+    """Show what a topic has that is due, then what comes due, ``max_`` tasks at most."""
+    out, key, stop = call.out, wanted.get("key"), _stop_on_signals()
+    seen: set[int] = set()
+    async with call.client() as client, client.subscribe(topic, broadcast=True) as coming:
+        _show_log()
+        async for info in client.peek(topic, **wanted, limit=max_):
+            if stop.is_set():
+                return
+            seen.add(info.id)
+            out.result(task_fields(info), task_line(info))
+        shown = len(seen)
+        while max_ is None or shown < max_:
+            delivery = await _next(coming, stop)
+            if delivery is None:
+                return
+            if delivery.id in seen or key not in (None, delivery.key):
+                continue
+            out.result(delivery_fields(delivery), delivery_line(delivery))
+            shown += 1
 
 
 class _Remarks(logging.Handler):
@@ -258,13 +309,12 @@ def _stop_on_signals() -> asyncio.Event:
 
 
 class Receiver:
-    """Prints or executes each delivery, and acks or holds it."""
+    """Prints or executes each delivery, and settles it."""
 
-    def __init__(self, call: Call, cmd: str | None, *, no_ack: bool, settles: bool) -> None:
+    def __init__(self, call: Call, cmd: str | None, *, settles: bool) -> None:
         """``settles``: whether deliveries are to be acked; else each task was over before it
         came."""
         self._out = call.out
-        self._no_ack = no_ack
         self._settles = settles
         self._cmd = cmd
         self._leases: Leases | None = None
@@ -306,9 +356,7 @@ class Receiver:
             if not isinstance(error, BadBody):
                 self._failed = error
             return
-        if self._no_ack:
-            self._print(delivery)
-        elif self._cmd is None:
+        if self._cmd is None:
             self._print(delivery)
             self._leases.drop(delivery)
             self._ack(delivery)

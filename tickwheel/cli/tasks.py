@@ -444,6 +444,12 @@ def task_fields(info: TaskInfo) -> dict[str, Any]:
     return fields
 
 
+def task_line(info: TaskInfo) -> str:
+    """A stored task for people, in one line: when it is due, which, how it stands, what."""
+    body = stored_text(str(info.topic), info.body or b"", info.encoding, None, whole=True)
+    return f"{format_time(info.due_ms)}  {info.id}  {head(info.state)}  {body}"
+
+
 def show_task(out: Output, info: TaskInfo) -> None:
     """Show one task, as JSON or for people."""
     if out.as_json:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from tickwheel import environment
 from tickwheel.api.frames import SESSION_BYTES, AckMode, FrameType
-from tickwheel.api.groups import GroupFields
+from tickwheel.api.groups import GroupFields, MadeGroup
 from tickwheel.api.policies import Retry
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
@@ -635,8 +635,12 @@ class Client(WrittenVerbs):
         wait_ms: int,
         options: dict[str, Any],
         until_s: float | None,
+        told: Callable[[MadeGroup], None] | None = None,
     ) -> list[Delivery]:
-        """Up to ``count`` deliveries of the topic and group ``names``, of one shard."""
+        """Up to ``count`` deliveries of the topic and group ``names``, of one shard; ``told``: of
+        the group, where the pull has made it."""
+        if told is not None:
+            options = {**options, "tell": True}
         answer = await self._calls.call(
             FrameType.PULL,
             *names,
@@ -648,6 +652,8 @@ class Client(WrittenVerbs):
             prompt=False,
             orphaned=lambda raw: self._subscriptions.give_back(*names, raw),
         )
+        if told is not None and answer[3] is not None:
+            told(MadeGroup.of(answer[3]))
         return read(lambda raw: self._subscriptions.pulled(*names, raw), answer)
 
     def _lease_ms(self, lease: Duration | None) -> int | None:

@@ -356,6 +356,30 @@ class GeneratedVerbs(Verbs):
             timeout,
         )
 
+    def peek(
+        self,
+        topic: str,
+        *,
+        key: str | None = None,
+        due: bool = False,
+        newest_first: bool = False,
+        limit: int | None = None,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[TaskInfo]:
+        """The tasks that the topic still has to deliver, with their bodies: scheduled, ready, in
+        flight and waiting for a retry, but no dead letters. Looking has no effect: it needs no
+        group, takes no lease and counts no attempt. Read page by page, at most ``limit``;
+        ``timeout`` is for each page.
+
+        ``key``: with this key. ``due``: only tasks that have come due. ``newest_first``: in the
+        order of ids, backwards."""
+        return self._pages(
+            "peek",
+            {"topic": topic, "key": key, "due": due, "newest_first": newest_first},
+            limit,
+            timeout,
+        )
+
     def dead_list(
         self,
         *,

@@ -520,9 +520,9 @@ BY_SHARD = frozenset(("show_restore", "cancel_restore"))
 # --- lists ---------------------------------------------------------------------------------------
 
 LISTS: Mapping[str, tuple[str, ...]] = {
-    "list_tasks": ("id",), "list_dead": ("id", "group"), "list_schedules": ("name",),
-    "list_transactions": ("id",), "consumers": ("since_ms",), "list_bulk": ("made_ms",),
-    "list_topics": ("topic",),
+    "list_tasks": ("id",), "peek": ("id",), "list_dead": ("id", "group"),
+    "list_schedules": ("name",), "list_transactions": ("id",), "consumers": ("since_ms",),
+    "list_bulk": ("made_ms",), "list_topics": ("topic",),
 }  # fmt: skip
 """Name of a verb that lists → what its items are sorted by; also their place, in the form of
 ``next``, where a page is made of pages of all shards."""

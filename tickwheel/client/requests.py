@@ -604,7 +604,8 @@ class Verbs:
         asked, left = verb.asked.of_keywords(keywords), limit
         while left is None or left > 0:
             asked["limit"] = PAGE if left is None else min(left, PAGE)
-            raw = await self._call(verb, (asked,), self._until(timeout))
+            fields = verb.asked.to_frame(asked)
+            raw = await self._call(verb, fields, self._until(timeout))
             page = read(shapes.reader_of(verb.answer), raw)
             # A page may be longer than asked: that of consumers ends behind all of a connection.
             items = getattr(page, verb.pages)[:left]

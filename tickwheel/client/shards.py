@@ -66,6 +66,7 @@ from tickwheel.errors import (
 from tickwheel.model.values import SHARD_BITS, shard_of
 
 if TYPE_CHECKING:
+    from tickwheel.api.groups import MadeGroup
     from tickwheel.api.times import Duration
     from tickwheel.api.verb import Verb
     from tickwheel.client.connection import Address
@@ -202,7 +203,7 @@ class Member(ShardClient, Protocol):
 
     async def _pull(
         self, names: tuple[str, str], count: int, wait_ms: int, options: dict[str, Any],
-        until_s: float | None,
+        until_s: float | None, told: Callable[[MadeGroup], None] | None = None,
     ) -> list[Delivery]: ...  # fmt: skip
 
 
@@ -614,7 +615,8 @@ class Shards:
             return await self._page_in_turn(verb, asked, until_s)
         if verb.name == "list_bulk":
             return await self._page_of_bulks(asked)
-        asking = (self._ask(member, verb, (asked,), until_s) for member in self.members)
+        fields = verb.asked.to_frame(asked)
+        asking = (self._ask(member, verb, fields, until_s) for member in self.members)
         answers: list[Any] = await asyncio.gather(*asking, return_exceptions=True)
         raise_first(answers)
         return page_of(verb, asked, answers)
@@ -661,6 +663,7 @@ class Shards:
         wait_ms: int,
         options: dict[str, Any],
         until_s: float | None,
+        told: Callable[[MadeGroup], None] | None = None,
     ) -> list[Delivery]:
         """Up to ``count`` deliveries of all shards: what is there, or else what comes first."""
         loop = asyncio.get_running_loop()
@@ -679,7 +682,8 @@ class Shards:
                 if is_asked and (len(found) < count or not count):
                     asked += 1
                     try:
-                        found += await member._pull(names, count - len(found), 0, options, until_s)
+                        left = count - len(found)
+                        found += await member._pull(names, left, 0, options, until_s, told)
                     except TickwheelError as error:
                         errors.append(error)
             if errors and (len(errors) == asked or not errors[0].retryable):

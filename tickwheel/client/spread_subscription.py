@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from tickwheel.api.groups import MadeGroup
 from tickwheel.client.connection import LOGGER
 from tickwheel.client.leases import Leases
 from tickwheel.client.merging import raise_first
@@ -215,6 +216,11 @@ class SpreadSubscription:
                     return
             await asyncio.sleep(retry_pause_s(tries))
             tries += 1
+
+    @property
+    def new_group(self) -> MadeGroup | None:
+        """What the shards say of the group, if one of them has made it."""
+        return MadeGroup.joined(part.new_group for part in self._parts)
 
     async def close(self) -> None:
         """End the subscriptions of all shards."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast, get_args
 
 from tickwheel.api.frames import FrameType
-from tickwheel.api.groups import SET_OTHERWISE, TO_CHANGE, FilterFields, GroupFields
+from tickwheel.api.groups import SET_OTHERWISE, TO_CHANGE, FilterFields, GroupFields, MadeGroup
 from tickwheel.api.kinds import FLAG
 from tickwheel.api.policies import Retry, policy_wire
 from tickwheel.client.connection import LOGGER, Connection, Signal, to_its_end
@@ -33,7 +33,7 @@ from tickwheel.client.delivery import FINISHED, Delivered, Delivery, DeliveryBat
 from tickwheel.client.encodings import PLAIN, Codec
 from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.leases import EXTENDED, SURE, Extender, InHand, Leases, Lot
-from tickwheel.client.requests import Calls, Routes, retry_pause_s
+from tickwheel.client.requests import Calls, Routes, read, retry_pause_s
 from tickwheel.errors import (
     BadBody,
     BadRequest,
@@ -266,6 +266,9 @@ class Spread(Protocol):
     buffer: Buffer
     """What has come from all of them."""
 
+    @property
+    def new_group(self) -> MadeGroup | None: ...
+
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...
@@ -332,6 +335,7 @@ class Subscription:
         """How many deliveries have come."""
         self._resuming: asyncio.Task[None] | None = None
         self._parts: Spread | None = None
+        self._new_group: MadeGroup | None = None
         """Over several shards: a subscription on each, of which this one is the front."""
         self._front: Subscription | None = None
         """Of such a part: the front,"""
@@ -339,6 +343,12 @@ class Subscription:
         """and which shard it is of."""
 
     # --- life -----------------------------------------------------------------------------------
+
+    @property
+    def new_group(self) -> MadeGroup | None:
+        """What there is to say of the group, if this subscription has made it."""
+        parts = self._parts
+        return self._new_group if parts is None else parts.new_group
 
     async def start(self) -> Self:
         """Subscribe. Raises what the daemon objects to. Harmless when it is started."""
@@ -636,6 +646,8 @@ class Subscription:
         except (TypeError, LookupError, ValueError):
             said = f"the daemon's answer to subscribe has no lease_ms: {answer!r:.100}"
             raise ProtocolError(said) from None
+        if answer.get("new_group") is not None:
+            self._new_group = read(MadeGroup.of, answer["new_group"])
         if self.leased:
             self._buffer.set_lease(lease_ms / 1000, self._reconnector.loop.time())
 
@@ -728,7 +740,7 @@ class Subscriptions:
 
     def pulled(self, topic: str, group: str, answer: Any) -> list[Delivery]:
         """The deliveries in the answer to a PULL. Raises ValueError and the like if it is none."""
-        epoch, delivered_ms, items = answer
+        epoch, delivered_ms, items = answer[:3]
         if not items:
             return []
         batch = self.batch(topic, group, epoch, delivered_ms, items)
@@ -736,7 +748,7 @@ class Subscriptions:
 
     def give_back(self, topic: str, group: str, answer: Any) -> None:
         """Release the deliveries of a PULL whose caller has gone."""
-        epoch, _, items = answer
+        epoch, _, items = answer[:3]
         if items:
             ids, attempts = [item[0] for item in items], [item[1] for item in items]
             self.reconnector.spawn(self._release(topic, group, epoch, ids, attempts))

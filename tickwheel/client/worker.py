@@ -21,6 +21,7 @@ SIGTERM or SIGINT asks a running worker to stop, the second to hurry.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from contextlib import contextmanager, nullcontext, suppress
@@ -447,6 +448,10 @@ class Lane:
         self._subscription.mismatch = mismatch
         subscription = await self._subscription.start()
         mismatch.has_started = True
+        new = subscription.new_group
+        if new is not None:
+            level = logging.WARNING if new.is_odd else logging.INFO
+            LOGGER.log(level, "%s", new.told(subscription.topic, subscription.group))
         self._leases = subscription.keep_leases(self._in_hand)
 
     async def _update_group(self) -> None:

@@ -275,6 +275,8 @@ async def test_the_receipt_of_somebody_else_shows_no_life(access: AccessRig) -> 
 async def test_a_client_that_does_not_read_is_handed_no_more_than_its_buffer(rig: HttpRig) -> None:
     stream = rig.begin("GET", "/v1/topics/t/deliveries?group=g&credit=1000")
     await stream.until(lambda response: response.body)
+    made = json.loads(stream.response.headers["tickwheel-new-group"])
+    assert made == {"adopted": 0, "idle": {}}
     stream.reads.clear()
     for _ in range(20):
         await enqueue(rig, "x" * 1_000_000)

@@ -481,6 +481,7 @@ async def test_a_stream_has_deliveries_of_all_shards_until_it_is_left(hall: Hall
         "GET", "/v1/topics/t/deliveries?group=g&credit=30", accept="text/event-stream"
     )
     await stream.until(lambda it: it.body)
+    assert "tickwheel-new-group" not in stream.response.headers
     ids = await hall.fill(delay_ms=0)
     await stream.until(lambda it: it.body.count(b"event: delivery") == 9)
     said = [
@@ -510,6 +511,7 @@ async def test_a_stream_of_lines_and_one_that_is_refused(hall: Hall) -> None:
         "GET", "/v1/topics/u/deliveries?ack=on_delivery", accept="application/x-ndjson"
     )
     await stream.until(lambda it: it.body)
+    assert json.loads(stream.response.headers["tickwheel-new-group"])["adopted"] == 0
     await hall.post("/v1/tasks", {"topic": "u", "body": "x"})
     await stream.until(lambda it: it.lines)
     assert stream.response.lines[0]["body"] == "x"

@@ -73,7 +73,8 @@ async def test_a_second_transport_needs_no_socket(rig: ShardRig) -> None:
     operations = rig.operations
     peer = InMemory(operations)
     operations.subscribe(peer.caller, 1, 7, "t", "g", 10, {}, peer, rig.shard.clock.read())
-    assert await peer.answers.get() == (1, {"lease_ms": 30_000})
+    made = {"adopted": 0, "idle": {}}
+    assert await peer.answers.get() == (1, {"lease_ms": 30_000, "new_group": made})
     operations.enqueue(peer.caller, 2, 0, (("t", b"now", 0),), rig.shard.clock.read())
     operations.handled()
     request, task_id, count = await peer.answers.get()

@@ -103,6 +103,7 @@ class Fuzzer:
             T.SPREAD: lambda: self.selection(self.window()),
             T.LOOKUP: lambda: self.selection(self.pick(({}, {"newest": True}, {"until_ms": 5}))),
             T.LIST: lambda: (self.listing(),),
+            T.PEEK: lambda: (self.topic(), self.subset({"due": True, "key": "k", "limit": 5})),
             T.STATS: tuple,
             T.LOAD: lambda: (self.pick((None, {"step_ms": 3_600_000, "steps": 24}, {"steps": 0})),),
             T.CONSUMER_LIST: lambda: (self.subset({"topic": "t", "group": "g", "limit": 5}),),
@@ -157,7 +158,7 @@ class Fuzzer:
             T.SCHEDULE_LIST: lambda: (self.subset({"after": "a", "limit": 10}),),
             T.SCHEDULE: lambda: (self.pick(SCHEDULES), *self.verb()),
         }
-        assert set(self._makers) == {kind for kind in T if kind < T.OK}
+        assert set(self._makers) == {kind for kind in T if kind < T.OK} | {T.PEEK}
         rare = {T.BACKUP: 1, T.HELLO: 1, T.BYE: 2, T.STATS: 3, T.GROUP_DELETE: 4, T.CONFIGURE: 5}
         rare[T.TOPIC_DELETE] = rare[T.GROUP_RESET_PREVIEW] = 2
         often = {

@@ -139,6 +139,42 @@ def list_tasks(stage: Stage) -> Any:
     yield said, {"tasks": [{"id": "#1", "tag": "eu"}, {"id": "#0", "properties": {"n": "1"}}]}
 
 
+@scene(
+    "peek",
+    cli="peek {topic} [key: --key {key}] [due: --due] [newest: --newest-first]",
+)
+def peek(stage: Stage) -> Any:
+    stage.enqueue(2, key="k", tag="eu", properties={"n": "1"})
+    stage.enqueue(key="other")
+    said = {"topic": stage.topic, "key": "k", "newest": True}
+    yield (
+        said,
+        {
+            "tasks": [
+                {"id": "#1", "tag": "eu", "body": "1", "state": "scheduled"},
+                {"id": "#0", "properties": {"n": "1"}, "body": "0"},
+            ]
+        },
+    )
+
+
+@scene("peek", "what is due", cli="peek {topic} [due: --due]")
+def peek_due(stage: Stage) -> Any:
+    stage.bury()
+    stage.deliver()
+    stage.enqueue(delay_ms=0)
+    stage.enqueue()
+    yield (
+        {"topic": stage.topic, "due": True},
+        {
+            "tasks": [
+                {"id": "#1", "state": "in_flight"},
+                {"id": "#2", "state": "ready", "groups": {"g": {"attempt": 0}}},
+            ]
+        },
+    )
+
+
 # --- several of them, and what is not there ------------------------------------------------------
 
 

@@ -781,12 +781,13 @@ class Call:
             await self.common.turns.mine()
         await self.client.answer(status, headers, data)
 
-    async def begin(self, content_type: str) -> None:
-        """Begin an answer that comes piece by piece."""
+    async def begin(self, content_type: str, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """Begin an answer that comes piece by piece; ``more``: other headers."""
         headers = [
             (b"content-type", content_type.encode()),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
+            *more,
         ]
         await self.client.begin(200, headers)
 

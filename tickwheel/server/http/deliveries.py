@@ -114,16 +114,17 @@ def delivery_view(
     return view
 
 
-def deliveries(items: Sequence[Item], topic: str, group: str, epoch: int, now_ms: int) -> bytes:
-    """The answer to a pull, as JSON."""
-    views = [delivery_view(item, topic, group, epoch, now_ms) for item in items]
-    return as_json({"deliveries": views})
+def answer_view(views: list[dict[str, Any]], made: dict[str, Any] | None) -> dict[str, Any]:
+    """The answer to a pull; ``made``: what there is to say of the group, if the pull made it."""
+    return {"deliveries": views} if made is None else {"deliveries": views, "new_group": made}
 
 
 # --- pulls and streams ---------------------------------------------------------------------------
 
 
 SSE = "text/event-stream"
+NEW_GROUP = b"tickwheel-new-group"
+"""The header of a stream that has made its group: what there is to say of that, as JSON."""
 _SUBSCRIPTION = 1
 """The number of the only subscription of a stream's exchange."""
 _pull = msgspec.json.Decoder(types.PullIn)
@@ -147,8 +148,9 @@ async def pull(call: Call) -> None:
             options,
             sink,
             call.now,
+            sink.tell,
         ),
-        render=lambda nothing: as_json({"deliveries": []}),
+        render=lambda nothing: as_json(answer_view([], sink.made)),
     )
     if not answer.done():
         gone = call.client.gone()
@@ -181,17 +183,24 @@ class _PullSink:
         self._topic = topic
         self._group = group
         self._number = 0
+        self.made: dict[str, Any] | None = None
+
+    def tell(self, made: dict[str, Any] | None) -> None:
+        self.made = made
 
     def numbered(self, number: int) -> int:
         self._number = number
         return number
 
     def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
-        data = deliveries(items, self._topic, self._group, epoch, now_ms)
-        self._exchange.settle(self._number, data)
+        self._exchange.settle(self._number, self._answer(epoch, now_ms, items))
+
+    def _answer(self, epoch: int, now_ms: int, items: Sequence[Item]) -> bytes:
+        views = [delivery_view(item, self._topic, self._group, epoch, now_ms) for item in items]
+        return as_json(answer_view(views, self.made))
 
     def check(self, item: Item) -> None:
-        deliveries([item], self._topic, self._group, 0, 0)
+        self._answer(0, 0, [item])
 
     def ended(self, code: str, message: str) -> None:
         self._exchange.caller.refuse(self._number, NotFound(message))
@@ -222,8 +231,9 @@ class Stream:
     async def run(self) -> None:
         """Write deliveries until the client has gone, or the daemon ends the stream."""
         call = self._call
-        await self._subscribe()
-        await call.begin(NDJSON if self._is_lines else SSE)
+        made = (await self._subscribe()).get("new_group")
+        headers = [] if made is None else [(NEW_GROUP, as_json(made))]
+        await call.begin(NDJSON if self._is_lines else SSE, headers)
         gone = call.client.gone()
         gone.add_done_callback(lambda _: self._wake.set())
         # The head is in the client's hands before the first delivery: it can tell that it is open.
@@ -242,7 +252,8 @@ class Stream:
                 return
         raise ClientGone("the client has gone")
 
-    async def _subscribe(self) -> None:
+    async def _subscribe(self) -> dict[str, Any]:
+        """Subscribe; the answer."""
         given, exchange = self._given, self._call.exchange
         options: dict[str, Any] = {"ack": given.ack, **_of_group(given)}
         if given.lease_ms is not None:
@@ -250,7 +261,7 @@ class Stream:
         if given.broadcast:
             options["broadcast"] = True
         exchange.on_end = self._ended
-        await exchange.ask(
+        answer: dict[str, Any] = await exchange.ask(
             lambda number: self._call.operations.subscribe(
                 exchange.caller,
                 number,
@@ -263,6 +274,7 @@ class Stream:
                 self._call.now,
             )
         )
+        return answer
 
     # --- the shard's -----------------------------------------------------------------------------
 

@@ -505,10 +505,28 @@ class Delivery(Told, kw_only=True):
     ) = UNSET
 
 
+class MadeGroup(Out):
+    """What there is to say of a group that the pull has made."""
+
+    adopted: Annotated[
+        int, _shape("Tasks that were due before the topic had any group: its own now.")
+    ]
+    idle: Annotated[
+        dict[str, int],
+        _shape(
+            "Other groups of the topic that have no subscriber and have finished no task since the"
+            " daemon started, and how many tasks each holds."
+        ),
+    ]
+
+
 class DeliveryList(Out):
     """The answer to a pull. It has no deliveries when the time was over."""
 
     deliveries: Annotated[list[Delivery], _shape("The deliveries.")]
+    new_group: (
+        Annotated[MadeGroup, _shape("Only where this pull has made the group.")] | UnsetType
+    ) = UNSET
 
 
 @_of_group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.api.groups import SET_OTHERWISE, TO_CHANGE, GroupFields
@@ -29,7 +29,7 @@ from tickwheel.server.shard.views import applied_lines, policy_map
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.topics import Group, Item
+    from tickwheel.engine.topics import Group, Item, Topic
     from tickwheel.limits import Limits
     from tickwheel.model.filters import Filter
     from tickwheel.model.policies import PolicyRef, RetryPolicy
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 SUBSCRIPTION_NUMBER_MAX = 2**32 - 1
 LOADING_WAIT_S = 1.0
 """How much longer, in seconds, a pull waits for tasks that are being read."""
+IDLE_TOLD_MAX = 10
+"""How many idle groups are named at most where a new one is made."""
+Tell = Callable[["dict[str, Any] | None"], None]
+"""Is told whether a group was made, and what there is to say of it."""
 _ACKS = ("manual", "on_delivery")
 
 
@@ -88,12 +92,13 @@ class Consuming:
         caller.subscribers[number] = subscriber
         subscriber.blocked = caller.is_blocked
         self._parts.border.act().subscriptions.subscribe(subscriber)
-        self._parts.committer.reply(caller.replies, request, {"lease_ms": subscriber.lease_ms})
+        answer = {"lease_ms": subscriber.lease_ms, **owned.told}
+        self._parts.committer.reply(caller.replies, request, answer)
 
     def _member(
         self,
         caller: Caller,
-        sink: DeliverySink,
+        sink: _Subscription,
         topic: object,
         group: object,
         prefetch: int,
@@ -112,7 +117,9 @@ class Consuming:
             retry = checks.policy(retry, "retry", self._core.policies)
             checks.storable_settings(NOTHING_SET._replace(retry=retry))
             wanted = wanted._replace(retry=retry)
-        found = self._group(topic, group, wanted, now)
+        found, made = self._group(topic, group, wanted, now)
+        if made is not None:
+            sink.told = {"new_group": made}
         if retry is not None and found.settings.retry is None:
             after = found.settings._replace(retry=retry)
             self._parts.border.act().grouping.set(found, after, now.mono_ms)
@@ -189,10 +196,12 @@ class Consuming:
         options: dict[str, Any],
         sink: DeliverySink,
         now: Now,
+        tell: Tell | None = None,
     ) -> None:
         """Up to ``count`` deliveries once, as soon as there is one: they go to ``sink``, which is
         the answer. When ``wait_ms`` are over without any the result is ``(epoch, now_ms, ())``.
-        ``options``: ``lease_ms``, and what ``Wanted`` says of the group.
+        ``options``: ``lease_ms``, and what ``Wanted`` says of the group. ``tell`` is told first
+        whether the pull has made the group; the result has that as its last element then.
 
         Raises BadRequest, Conflict, LimitExceeded, Overloaded, Refused, Draining.
         """
@@ -208,9 +217,12 @@ class Consuming:
         known = self._core.find_group(checks.name(topic, "topic"), checks.group_name(group))
         if known is not None and known.is_closed:
             known = None
-        found = known or self._group(topic, group, wanted, now)
+        found, made = (known, None) if known else self._group(topic, group, wanted, now)
         wanted.check(found, self._core.policies)
         pull = _Pull(self._parts, caller, request, found, count, lease, sink)
+        if tell is not None:
+            tell(made)
+            pull.told = (made,)
         pull.subscriber.asked_mono_ms = now.mono_ms
         if known is not None:
             pull.start(wait_ms)
@@ -251,28 +263,45 @@ class Consuming:
         limits = self._limits
         return checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
 
-    def _group(self, topic: object, group: object, wanted: Wanted, now: Now) -> Group:
-        """The group, made if there is room for another. Raises Conflict if it is set otherwise than
-        is wanted."""
+    def _group(
+        self, topic: object, group: object, wanted: Wanted, now: Now
+    ) -> tuple[Group, dict[str, Any] | None]:
+        """The group, made if there is room for another, with what there is to say of a new one.
+        Raises Conflict if it is set otherwise than is wanted."""
         topic_name = checks.name(topic, "topic")
         group_name = checks.group_name(group)
         self._check_draining()
         found, known = find_room(self._parts, topic_name, group_name)
         if known is not None:
             wanted.check(known, self._core.policies)
-            return known
+            return known, None
         settings = wanted.settings
         if wanted.filter is not None:
             check_filter_room(self._core, found, wanted.filter)
+        told = _told_of_new(found, self._core.targets)
         grouping = self._parts.border.act().grouping
         made = grouping.create(found, group_name, now.now_ms, settings)
         if settings != made.settings:
             grouping.set(made, settings, now.mono_ms)
-        return made
+        return made, told
 
     def _check_draining(self) -> None:
         if self._parts.draining:
             raise Draining("the daemon is shutting down")
+
+
+def _told_of_new(topic: Topic, targets: Container[tuple[str, str]]) -> dict[str, Any]:
+    """What there is to say of a group that is about to be made: ``api.groups.MadeGroup``. Groups
+    that have a target are used, whoever is connected."""
+    backlog, idle = topic.default_backlog, {}
+    for group in topic.live_groups:
+        is_used = group.subscribers or group.acked or group.nacked or group.snoozed or group.dead
+        has_target = (topic.name, group.name) in targets
+        if group.holds_any and not is_used and not has_target:
+            idle[group.name] = group.ready_count + len(group.flight) + len(group.waiting)
+            if len(idle) >= IDLE_TOLD_MAX:
+                break
+    return {"adopted": 0 if backlog is None else backlog.ready_count, "idle": idle}
 
 
 class Wanted(NamedTuple):
@@ -354,6 +383,8 @@ class _Subscription:
         self._caller = caller
         self._number = number
         self._sink = sink
+        self.told: dict[str, Any] = {}
+        """What else the answer says."""
         self.deliver = sink.deliver
         self.check = sink.check
         self.closed = sink.closed
@@ -382,6 +413,8 @@ class _Pull:
         self._sink = sink
         self._timer: asyncio.TimerHandle | None = None
         self._patience = 1
+        self.told: tuple[dict[str, Any] | None, ...] = ()
+        """What else the answer says, if nothing comes."""
         self.check = sink.check
         self.subscriber = Subscriber(self, group, count, lease_ms, once=True, label=caller.label)
         self.subscriber.presence = caller.presence
@@ -414,7 +447,7 @@ class _Pull:
             return
         parts.engine.subscriptions.unsubscribe(self.subscriber)
         self._leave()
-        nothing = (parts.epoch, parts.clock.read().now_ms, ())
+        nothing = (parts.epoch, parts.clock.read().now_ms, (), *self.told)
         parts.committer.reply(self._caller.replies, self._request, nothing)
 
     def ended(self, code: str, message: str) -> None:

@@ -15,11 +15,11 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.api.tasks import PAGE, DeadPage, Letters, Requeue, TasksPage, TaskToExplain
+from tickwheel.api.tasks import PAGE, DeadPage, Letters, PeekPage, Requeue, TasksPage, TaskToExplain
 from tickwheel.engine.explanation import (
     Around,
     Explained,
@@ -61,6 +61,9 @@ SCANNED_PER_REQUEST_MAX, BYTES_PER_REQUEST_MAX = 20_000, 256 << 20
 """Tasks, and bytes, that one request looks at; ``next`` of a shorter page says where to go on."""
 STEP_FIRST, STEP_BYTES = 100, 16 << 20
 """Rows of the first read, and bytes of each later one: rows are read with their bodies."""
+DUE = frozenset(("ready", "in_flight", "waiting"))
+UNDELIVERED = DUE | {"scheduled"}
+"""The states of tasks that have come due, and of all that still have to be delivered."""
 NEWEST_LOOKED_AT = 100
 """How many of the newest ids with a key's hash are looked at: one of them has the key."""
 
@@ -460,6 +463,15 @@ class TaskPages:
         wanted, limit = _Wanted.of(ask.request, ask.only), ask.request.limit
         self._listings.answer(ask, lambda: self._page(wanted, limit))
 
+    def peek(self, ask: Ask[PeekPage]) -> None:
+        """A page of the tasks that a topic still has to deliver. Raises Overloaded."""
+        asked = ask.request
+        page = TasksPage(
+            topic=asked.topic, key=asked.key, newest=asked.newest, after=asked.after, until_ms=None
+        )
+        wanted = replace(_Wanted.of(page), states=DUE if asked.due else UNDELIVERED)
+        self._listings.answer(ask, lambda: self._page(wanted, asked.limit))
+
     async def _page(self, wanted: _Wanted, limit: int) -> dict[str, Any]:
         parts = self._parts
         bytes_left = bytes_max = parts.limits.frame_bytes_max // 2
@@ -483,7 +495,7 @@ class TaskPages:
                 if len(found) >= limit:
                     return {"tasks": found, "next": position}
                 if wanted.fits(known) and (
-                    wanted.state is None or parts.engine.control.state(known) == wanted.state
+                    wanted.states is None or parts.engine.control.state(known) in wanted.states
                 ):
                     task, size = fitting(described(parts, known), bytes_max, self._value_bytes)
                     if found and size > bytes_left:
@@ -571,7 +583,7 @@ class _Wanted:
     """The conditions of one LIST."""
 
     topic: str | None
-    state: str | None
+    states: frozenset[str] | None
     key: str | None
     has: _Has | None
     newest: bool
@@ -595,13 +607,13 @@ class _Wanted:
         else:
             start_id = after_id or 0
         has = _Has.of(asked)
-        topic, state, key = asked.topic, asked.state, asked.key
-        return cls(topic, state, key, has, asked.newest, start_id, end_id, only)
+        states = None if asked.state is None else frozenset((asked.state,))
+        return cls(asked.topic, states, asked.key, has, asked.newest, start_id, end_id, only)
 
     @property
     def is_selective(self) -> bool:
         is_partial = self.only is not None and self.topic is None
-        asked = self.key, self.state, self.has
+        asked = self.key, self.states, self.has
         return is_partial or any(one is not None for one in asked)
 
     @property

@@ -257,7 +257,7 @@ class Settling:
 
 _DELIVER, _OK, _ENDED = int(FrameType.DELIVER), int(FrameType.OK), int(FrameType.ENDED)
 _OPTIONS = ("lease_ms", "retry", "ack", "broadcast", *OF_GROUPS)
-_PULL_OPTIONS = ("lease_ms", *OF_GROUPS)
+_PULL_OPTIONS = ("lease_ms", "tell", *OF_GROUPS)
 
 
 class Consuming:
@@ -295,8 +295,11 @@ class Consuming:
         request, topic, group, count, wait_ms, options = frame[1:]
         shared.request_number(request)
         wanted = checks.options(options, _PULL_OPTIONS)
-        sink = PullSink(peer, request)
-        self._operations.pull(peer.caller, request, topic, group, count, wait_ms, wanted, sink, now)
+        sink, tells = PullSink(peer, request), shared.flag(wanted.pop("tell", False), "tell")
+        self._operations.pull(
+            peer.caller, request, topic, group, count, wait_ms, wanted, sink, now,
+            sink.tell if tells else None,
+        )  # fmt: skip
 
 
 class SubscriptionSink:
@@ -326,9 +329,14 @@ class PullSink:
     def __init__(self, peer: Peer, request: int) -> None:
         self._peer = peer
         self._request = request
+        self._told: tuple[dict[str, Any] | None, ...] = ()
+
+    def tell(self, made: dict[str, Any] | None) -> None:
+        """Say also whether the group was made."""
+        self._told = (made,)
 
     def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
-        frame = (_OK, self._request, (epoch, now_ms, delivery_items(items)))
+        frame = (_OK, self._request, (epoch, now_ms, delivery_items(items), *self._told))
         self._peer.send(encode(frame))
 
     def check(self, item: Item) -> None:
