@@ -500,8 +500,10 @@ def _explaining() -> Iterator[Route]:
     """Why a task is where it is, by its id or by its key."""
     verb = VERBS["explain"]
     fields = frozenset(field.name for field in verb.asked.fields())
-    for path in ("/v1/tasks/{id}/explanation", f"{_KEY}/explanation"):
+    paths = {"explain": "/v1/tasks/{id}/explanation", "explain_key": f"{_KEY}/explanation"}
+    for name, path in paths.items():
         handler = handler_of(replace(verb, path=f"GET {path}"), fields)
+        handler.__name__ = name
         yield Route(
             "GET", path, handler, "tasks", verb.summary, ("explain",), answer_type(verb.answer)
         )
