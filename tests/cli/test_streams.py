@@ -13,6 +13,7 @@ import pytest
 
 from tickwheel.api.bulk import BulkInfo
 from tickwheel.cli import enqueue
+from tickwheel.cli.app import EXIT_INTERRUPTED, run
 from tickwheel.cli.call import Call
 from tickwheel.cli.enqueue import BadLine, Defaults, read_tasks
 from tickwheel.cli.output import Output
@@ -152,3 +153,14 @@ async def test_an_interrupted_file_of_tasks_says_how_to_go_on(
     said = capsys.readouterr().err
     assert "2 tasks are stored, up to line 2; whether those of the next 2 lines are is not" in said
     assert "(tail -n +3 FILE) | the same command with --from -" in said
+
+
+def test_an_interrupted_demo_ends_with_the_exit_code_of_every_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(work: Any) -> None:
+        work.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asyncio, "run", interrupted)
+    assert run(["demo", "--plain"]) == EXIT_INTERRUPTED
