@@ -16,7 +16,7 @@ from tickwheel.cli.serve import tokens_grid
 from tickwheel.cli.top import Meter, rows_grid, stats_topics_grid
 
 TERMINAL = 80
-AT = "2026-11-23 06:30:58.627"
+AT = "2026-11-23 06:30:58.627+01:00"
 ID = "1838467236598235136"
 LONG = "shop.eu-central.orders.close"
 GROUP = {
@@ -139,10 +139,10 @@ def test_first_milliseconds_go_then_columns_that_say_nothing() -> None:
     grid = Grid(("name", "at", "rate", "n"), right=frozenset("n"), times=frozenset(("at",)))
     grid.rows += [("a", AT, "-", "1"), ("b", "-", "", "2")]
     assert grid.fitted(TERMINAL) == (grid, [])
-    shown, hidden = grid.fitted(36)
+    shown, hidden = grid.fitted(42)
     assert [*shown.columns, *hidden] == ["name", "at", "rate", "n"]
-    assert [row[1] for row in shown.rows] == [AT[:19], "-"]
-    shown, hidden = grid.fitted(30)
+    assert [row[1] for row in shown.rows] == [AT.replace(".627", ""), "-"]
+    shown, hidden = grid.fitted(36)
     assert [*shown.columns, *hidden] == ["name", "at", "n"], "and nobody has to be told"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -113,7 +114,7 @@ def test_times_keep_their_milliseconds() -> None:
     at = datetime(2026, 3, 4, 5, 6, 7, 89_000, tzinfo=UTC)
     at_ms = (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
     assert output.iso_time(at_ms) == "2026-03-04T05:06:07.089Z"
-    assert output.format_time(at_ms).endswith("07.089")
+    assert re.search(r"07\.089[+-]\d\d:\d\d$", output.format_time(at_ms)), "its zone is said"
     assert output.format_time(None) == "-"
 
 

@@ -123,3 +123,16 @@ def test_a_message_names_a_command_or_a_method_and_no_frame() -> None:
         if (FRAMES.search(text) and " " in text.strip()) or text == "self.kind.name"
     ]
     assert not found, found
+
+
+NEWER_CURL = {"--json": "7.82", "--fail-with-body": "7.76"}
+"""Options that curl 7.74, which Debian 11 has, does not know, and the first release that does."""
+
+
+@pytest.mark.parametrize(("option", "version"), NEWER_CURL.items(), ids=NEWER_CURL)
+def test_a_page_says_which_curl_its_examples_need(option: str, version: str) -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    uses = re.compile(rf"\bcurl\b.* {option}\b")
+    found = [page for page in pages if uses.search(page.read_text("utf-8"))]
+    silent = [page.name for page in found if f"curl {version}" not in page.read_text("utf-8")]
+    assert not silent, silent

@@ -85,14 +85,15 @@ def format_count(value: Any) -> str:
 
 
 def format_time(at_ms: int | None) -> str:
-    """A local time to the millisecond; a dash for none."""
+    """A local time to the millisecond, and its offset; a dash for none."""
     if at_ms is None:
         return "-"
     try:
         local = datetime.fromtimestamp(at_ms / 1000, UTC).astimezone()
     except (OverflowError, OSError, ValueError):
         return f"{at_ms} ms"
-    return local.strftime("%Y-%m-%d %H:%M:%S.") + f"{at_ms % 1000:03d}"
+    shown = local.replace(microsecond=at_ms % 1000 * 1000)
+    return shown.isoformat(" ", "milliseconds")
 
 
 def ago(at_ms: int | None) -> str:
