@@ -30,6 +30,7 @@ MANY = ROWS_SHOWN + 20
 
 LISTS = {
     "list": ["--topic", "tasks"],
+    "peek": ["tasks"],
     "dead list": [],
     "transactions list": [],
     "consumers": ["--topic", "taken"],
