@@ -13,11 +13,13 @@ import pytest
 
 from tickwheel.api.bulk import BulkInfo
 from tickwheel.cli import enqueue
+from tickwheel.cli.app import EXIT_INTERRUPTED, run
 from tickwheel.cli.call import Call
 from tickwheel.cli.enqueue import BadLine, Defaults, read_tasks
 from tickwheel.cli.output import Output
 from tickwheel.cli.tasks import follow_bulk
 from tickwheel.client import Receipt, encodings
+from tickwheel.demo.demonstration import Demo
 from tickwheel.errors import BadRequest, LimitExceeded
 
 EVERY_COMMAND = """
@@ -151,3 +153,13 @@ async def test_an_interrupted_file_of_tasks_says_how_to_go_on(
     said = capsys.readouterr().err
     assert "2 tasks were enqueued before this, up to line 2; of the next 2 lines" in said
     assert "tail -n +3 FILE | tickwheel enqueue --from -" in said
+
+
+def test_an_interrupted_demo_ends_with_the_exit_code_of_every_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def interrupted(demo: Demo) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Demo, "run", interrupted)
+    assert run(["demo", "--plain"]) == EXIT_INTERRUPTED

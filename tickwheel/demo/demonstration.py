@@ -446,8 +446,6 @@ def run_demo(
     except RuntimeError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 1
     if json:
         print(json_.dumps(summary))
     else:
