@@ -19,6 +19,7 @@ from tickwheel.cli.enqueue import BadLine, Defaults, read_tasks
 from tickwheel.cli.output import Output
 from tickwheel.cli.tasks import follow_bulk
 from tickwheel.client import Receipt, encodings
+from tickwheel.demo.demonstration import Demo
 from tickwheel.errors import BadRequest, LimitExceeded
 
 EVERY_COMMAND = """
@@ -158,9 +159,8 @@ async def test_an_interrupted_file_of_tasks_says_how_to_go_on(
 def test_an_interrupted_demo_ends_with_the_exit_code_of_every_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted(work: Any) -> None:
-        work.close()
+    async def interrupted(demo: Demo) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(asyncio, "run", interrupted)
+    monkeypatch.setattr(Demo, "run", interrupted)
     assert run(["demo", "--plain"]) == EXIT_INTERRUPTED
