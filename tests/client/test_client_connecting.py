@@ -169,7 +169,7 @@ ARGUMENTS: dict[str, Any] = {
     "bulk": "1-1",
     "kind": "cancel", "filter": {"key_prefix": "a"}, "start": NOW,
     "end": NOW + timedelta(hours=1), "to": NOW, "since": NOW,
-    "path": "backup.db", "every": 60, "shard": 0, "node": "a",
+    "path": "backup.db", "every": 60, "shard": 0, "node": "a", "id": 1,
 }  # fmt: skip
 """What verbs need, by the names of their parameters."""
 

@@ -171,7 +171,7 @@ async def test_no_two_pieces_of_work_have_the_same_name() -> None:
         ({"size": 0}, "size"),
         ({"ttl": 0}, "ttl"),
         ({"claim": -1}, "claim"),
-        ({"wait": "5"}, "wait"),
+        ({"wait": "soon"}, "wait"),
         ({"url": "http://x"}, "redis://"),
     ],
 )

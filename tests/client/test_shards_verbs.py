@@ -243,6 +243,16 @@ async def listed(room: Room) -> Any:
     return [[one async for one in some] for some in lists]
 
 
+@work("peek")
+async def peeked(room: Room) -> Any:
+    await room.fill()
+    looks = [
+        room.client.peek("t", **asked)
+        for asked in ({}, {"due": True}, {"newest_first": True}, {"limit": 3})
+    ]
+    return [[one async for one in some] for some in looks]
+
+
 # --- dead letters --------------------------------------------------------------------------------
 
 

@@ -147,7 +147,7 @@ def test_a_project_with_good_settings_passes_the_checks(project: Project) -> Non
         ("TICKWHEEL['URL'] = 'http://x'", ["E003", "http://x"]),
         ("TICKWHEEL['URL'] = 7", ["E003"]),
         ("TICKWHEEL['RETRIES'] = -1", ["E003", "retries must be an integer of 0 to 1000, not -1"]),
-        ("TICKWHEEL['TIMEOUT'] = '5 s'", ["E004", "TICKWHEEL['TIMEOUT']", "5 s"]),
+        ("TICKWHEEL['TIMEOUT'] = 'soon'", ["E004", "TICKWHEEL['TIMEOUT']", "soon"]),
         ("TICKWHEEL['HANDLERS'] = 'shop.tasks:worker'", ["E005", "must be a list of texts"]),
         ("TICKWHEEL['HANDLERS'] = ['shop.tasks']", ["E006", "is not MODULE:WORKER"]),
         ("TICKWHEEL['HANDLERS'] = ['shop.jobs:worker']", ["E006", "no module shop.jobs"]),

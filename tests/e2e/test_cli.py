@@ -179,6 +179,7 @@ def _interrupt(subscriber: subprocess.Popen[bytes]) -> None:
 
 LOOKS = {
     "bulk list": "", "bulk show": "mine", "consumers": "", "dead list": "", "dead show": "{dead}",
+    "explain": "{dead}",
     "forward list": "", "groups held": "owned g", "groups lines": "owned g", "groups list": "",
     "groups paused": "owned g", "list": "", "load": "", "peek": "owned", "policy show": "owned",
     "push list": "", "schedule list": "", "schedule next": "daily",
@@ -190,7 +191,8 @@ LOOKS = {
 NO_LOOKS = frozenset(
     f"{name} {word}".strip()
     for name, words in {
-        "serve": "", "demo": "", "check": "", "init": "", "reshard": "", "enqueue": "",
+        "serve": "", "demo": "", "check": "", "init": "", "reshard": "", "deploy-files": "",
+        "enqueue": "",
         "subscribe": "", "cancel": "", "reschedule": "", "run-now": "", "backup": "", "pause": "",
         "resume": "", "rate": "", "restore": "", "report": "", "console": "", "work": "",
         "bench": "", "shards": "list move drain", "nodes": "list drain",

@@ -345,7 +345,7 @@ async def test_killed_anywhere_it_is_run_again(
     assert CLI.code(*arguments) == KILLED
     monkeypatch.delenv("TICKWHEEL_FAILPOINTS")
     if place in SERVES_NOTHING:
-        with pytest.raises(DaemonFailed, match="run the command again if it was cut off"):
+        with pytest.raises(DaemonFailed, match="run reshard again if it was cut off"):
             home.serve()
         if first == 1:
             with pytest.raises(DaemonFailed, match="layout-1 exists already.*run it again"):

@@ -1045,9 +1045,10 @@ WHOLE = (
         "an-idempotency-key-is-known-where-its-tasks-are",
         "the home of the key is not asked about a request of which it has no task",
         {
-            "Teller.put_once": (
+            "Teller._put_once": (
                 replaced(
-                    "parts.get", "at_home = await put(home, parts[home]) if home in parts else ()"
+                    "parts.get",
+                    "if not (some := [tasks[at] for at in parts.get(shard, ())]): return ()",
                 ),
             )
         },

@@ -67,13 +67,14 @@ def test_what_spark_submit_is_shown_is_understood() -> None:
     submitted = [
         shlex.split(line.replace("\\\n", "")) for line in shown if line.startswith("spark-submit")
     ]
-    assert len(submitted) == 2
+    assert len(submitted) == 3
     for words in submitted:
         at = words.index("job/tickwheel/reports/submit.py")
         settings, master = job.parse(words[at + 1 :])
         assert master is None
-        assert settings.history[0].startswith(("hdfs://", "s3a://"))
-        assert settings.batch_bytes == 4096 << 20
+        assert settings.history[0].startswith(("hdfs://", "s3a://", "/shared/"))
+        batch_mb = 1024 if settings.history[0].startswith("/shared/") else 4096
+        assert settings.batch_bytes == batch_mb << 20
 
 
 def test_its_links_lead_somewhere() -> None:

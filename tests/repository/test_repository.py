@@ -31,7 +31,7 @@ LEFT_OPEN = ["TO" + "DO", "FIX" + "ME", "X" * 3]
 IN_THE_ROOT = {
     ".editorconfig", ".gitignore", ".pre-commit-config.yaml", "ARCHITECTURE.md", "CHANGELOG.md",
     "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "SECURITY.md",
-    "mkdocs.yml", "pyproject.toml",
+    "mkdocs.yml", "pyproject.toml", "setup.py",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support.stand_in import stand_in
 from tickwheel.api.verb import Right
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound
 from tickwheel.server import tokens
@@ -173,8 +174,12 @@ def test_root_leaves_the_file_to_whom_it_belongs(
 ) -> None:
     """A daemon that cannot read the new file goes by the old one: what is revoked stays valid."""
     owners: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(os, "fchown", lambda fd, uid, gid: owners.append((uid, gid)))
+
+    def beside(user: int, **more: Any) -> None:
+        names = {"geteuid": lambda: user, "fchown": lambda fd, uid, gid: owners.append((uid, gid))}
+        monkeypatch.setattr(tokens, "os", stand_in(os, **names, **more))
+
+    beside(0)
     of_folder = path.parent.stat()
     tokens.create(path, "shop", ALL, 0, None)
     assert owners == [(of_folder.st_uid, of_folder.st_gid)]
@@ -184,11 +189,10 @@ def test_root_leaves_the_file_to_whom_it_belongs(
         found = stat(at, **more)
         return os.stat_result((*found[:4], 4711, 4712, *found[6:])) if at == path else found
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", of_the_daemon)
-        tokens.revoke(path, "shop")
+    beside(0, stat=of_the_daemon)
+    tokens.revoke(path, "shop")
     assert owners[1:] == [(4711, 4712)]
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    beside(1000)
     tokens.create(path, "shop", ALL, 0, None)
     assert len(owners) == 2
 

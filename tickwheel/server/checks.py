@@ -222,7 +222,7 @@ def settings(
             check_can_hold(wanted)
         named |= {"tags": wanted.tags, "where": wanted.where}
     after = lines(given, before._replace(**named))
-    if after.paused == (after.paused_ms is not None):
+    if after.paused == before.paused:
         return after
     return after._replace(paused_ms=now_ms if after.paused else None)
 

@@ -8,7 +8,7 @@ client = sync.Client()
 client.enqueue("orders.close")  # error
 client.enqueue("orders.close", "42")  # error
 client.enqueue("orders.close", b"42", dely=30)  # error
-client.enqueue("orders.close", b"42", delay="30m")  # error
+client.enqueue("orders.close", b"42", delay=b"30m")  # error
 client.enqueue("orders.close", b"42", kay="42")  # error
 client.enqueue("orders.close", b"42", key=42)  # error
 str(client.enqueue_nowait("orders.close", b"42").ide)  # error
