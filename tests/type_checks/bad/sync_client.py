@@ -28,7 +28,7 @@ for task in client.list_tasks(limit=10):
     str(task.kay)  # error
 for delivery in client.subscribe("orders.close", prefetch=10):
     str(delivery.ack().upper().nothing)  # error
-    delivery.nack(delay="30m")  # error
+    delivery.nack(delay=b"5m")  # error
     delivery.extend()  # error
 with client.transaction("orders") as transaction:
     transaction.enqueue("orders.close", b"42", if_panding="keep")  # error
