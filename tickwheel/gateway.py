@@ -575,7 +575,7 @@ def _stored(kept: Sequence[Receipt]) -> tuple[Any, ...]:
 
 
 def _told(one: Delivery) -> Told:
-    task_id, attempt, due_ms, body, *more = one._item
+    task_id, attempt, due_ms, body, *more = one.raw
     return Told(task_id, attempt, due_ms, body, dict(more[0]) if more else {})
 
 

@@ -76,7 +76,7 @@ def instrument(
     uninstrument(target)
     if isinstance(target, Worker):
         target._tracing = tracing
-        _wrap(tracing, target._client)
+        _wrap(tracing, target.client)
     else:
         _wrap(tracing, target)
     return target
@@ -86,7 +86,7 @@ def uninstrument(target: Client | sync.Client | Worker) -> None:
     """Trace it no longer, and a worker's client neither. Harmless when it is not traced."""
     if isinstance(target, Worker):
         target._tracing = None
-        target = target._client
+        target = target.client
     if not callable(getattr(target, "enqueue_nowait", None)):
         raise BadRequest(f"what is traced must be a Client or a Worker, not {shown(target)}")
     for name in (*PREPARED, "transaction"):
@@ -381,7 +381,7 @@ def _described(delivery: Delivered) -> dict[str, Any]:
     found = _labels(delivery)
     found |= {
         "messaging.message.id": str(delivery.id),
-        "messaging.message.body.size": len(delivery._item[3]),  # as stored: not all can unpack it
+        "messaging.message.body.size": len(delivery.raw[3]),  # as stored: not all can unpack it
         "tickwheel.attempt": delivery.attempt,
         "tickwheel.failures": delivery.failures,
         "tickwheel.due_ms": delivery.due_ms,

@@ -510,6 +510,5 @@ def test_make_targets_named_in_the_documents_exist() -> None:
 
 def test_the_map_of_the_code_names_what_is_there() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    assert len(text.splitlines()) < 150
     paths = re.findall(r"`((?:tickwheel|tests|docs|benchmarks)/[\w/.]*)`", text)
     assert [path for path in paths if not (ROOT / path).exists()] == []

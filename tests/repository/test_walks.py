@@ -11,7 +11,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
 STEPS_MAX = 12
-LINES_MAX = 150
 WALKS = re.findall(
     r"^\*\*(An? [^*]+)\*\*\n\n((?:\d+\. .*\n)+)",
     TEXT + (ROOT / "docs/walks.md").read_text(),
@@ -34,9 +33,8 @@ def _functions(path: Path) -> set[str]:
     return found
 
 
-def test_there_are_five_walks_and_the_page_is_short() -> None:
+def test_there_are_five_walks() -> None:
     assert len(WALKS) == 5
-    assert len(TEXT.splitlines()) < LINES_MAX
 
 
 @pytest.mark.parametrize(("name", "steps"), WALKS)

@@ -485,7 +485,7 @@ def delivery_fields(delivery: Delivery) -> dict[str, object]:
 
 
 def _body_fields(delivery: Delivery) -> dict[str, Any]:
-    fields = stored_fields(delivery.topic, delivery._item[3], delivery.encoding, whole=True)
+    fields = stored_fields(delivery.topic, delivery.raw[3], delivery.encoding, whole=True)
     return {name: it for name, it in fields.items() if it is not None}
 
 
@@ -495,7 +495,7 @@ def delivery_line(delivery: Delivery) -> str:
     again = f"  attempt {delivery.attempt}" if delivery.attempt > 1 else ""
     if delivery.replay_of is not None:
         again = f"  replay of {delivery.replay_of}{again}"
-    body = stored_text(delivery.topic, delivery._item[3], delivery.encoding, None, whole=True)
+    body = stored_text(delivery.topic, delivery.raw[3], delivery.encoding, None, whole=True)
     return f"{format_time(delivery.delivered_ms)}  +{late:<7}  {delivery.id}{again}  {body}"
 
 

@@ -120,6 +120,12 @@ class Delivered(DeliveredOptions):
         self._batch = batch
         self._item = item
 
+    @property
+    def raw(self) -> tuple[Any, ...]:
+        """What the daemon sent: id, attempt, due_ms, the body as it is stored, and a map of all
+        else if there is anything (docs/protocol.md, DELIVER)."""
+        return self._item[:UNPACKED]
+
     # --- the task -------------------------------------------------------------------------------
 
     @property

@@ -233,6 +233,11 @@ class Worker:
         return self._stand_in or self._client
 
     @property
+    def client(self) -> Client:
+        """The client that the worker was made with."""
+        return self._client
+
+    @property
     def in_hand(self) -> list[Delivery]:
         """The deliveries whose handlers run."""
         return [delivery for lane in self._lanes for delivery, *_ in lane._in_hand()]

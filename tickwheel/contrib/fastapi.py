@@ -64,7 +64,7 @@ def lifespan(
         async with AsyncExitStack() as stack:
             wheel = _wheel_of(app)
             if wheel is not None:
-                wheel = await stack.enter_async_context(wheel._on_this_loop())
+                wheel = await stack.enter_async_context(wheel.on_this_loop())
                 client = wheel.client
             else:
                 client = Client(url, **options)

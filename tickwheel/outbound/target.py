@@ -203,7 +203,7 @@ class Message(NamedTuple):
 
 def message(delivery: Delivery) -> Message:
     """What other systems get of a delivery. Headers that have nothing to say are absent."""
-    item = delivery._item
+    item = delivery.raw
     task_id, attempt, due_ms, body = item[:4]
     headers: dict[str, Value] = {
         DEDUPE_ID: str(task_id),

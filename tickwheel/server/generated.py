@@ -3,7 +3,6 @@
 Written by scripts/generate from the options of tickwheel/api/tasks.py: change that, and run it.
 """
 
-# ruff: noqa: C901, PLR0912
 from __future__ import annotations
 
 from typing import Any

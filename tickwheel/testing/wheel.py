@@ -139,7 +139,7 @@ class TestWheel:
         return client
 
     @asynccontextmanager
-    async def _on_this_loop(self) -> AsyncIterator[TestWheel]:
+    async def on_this_loop(self) -> AsyncIterator[TestWheel]:
         """The wheel, for an application that is to run on it, on the event loop that runs."""
         if self._inside.daemon is not None and self._inside.loop is not asyncio.get_running_loop():
             raise BadRequest(
@@ -559,7 +559,7 @@ class SyncTestWheel:
         return _serving(app, self)
 
     @asynccontextmanager
-    async def _on_this_loop(self) -> AsyncIterator[TestWheel]:
+    async def on_this_loop(self) -> AsyncIterator[TestWheel]:
         """The wheel on the event loop that runs, for an application that is to run on it: it goes
         on there, and back to a thread of its own at the end. Calls go to where it is."""
         await asyncio.to_thread(self._leave_thread)
