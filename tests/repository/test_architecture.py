@@ -222,6 +222,46 @@ def test_every_package_keeps_its_budget_of_lines() -> None:
     assert not loose, "lower the budget to what the package has"
 
 
+CLIENTS_OF_THE_CLIENT = ("outbound", "contrib", "cli", "demo", "otel.py")
+"""Packages and modules that use the client as any program does."""
+PRIVATE_OF_OTHERS = {
+    "os._exit", "current_app._get_current_object", "connection._create_reader_task",
+    "self._reader", "self._client._acks",
+}  # fmt: skip
+"""Of libraries that have no public name for it (``_reader``: of aiokafka's connections), and the
+acks that a runner of ``outbound`` waits for."""
+
+
+def test_what_uses_the_client_uses_public_names() -> None:
+    found = set[str]()
+    for top in CLIENTS_OF_THE_CLIENT:
+        paths = [PACKAGE / top] if top.endswith(".py") else (PACKAGE / top).rglob("*.py")
+        own = {path: _parsed(path) for path in paths}
+        names = {name for module in own.values() for name in _defined(module)}
+        for path, module in own.items():
+            found |= {
+                f"{path.relative_to(PACKAGE)}: {ast.unparse(node)}"
+                for node in ast.walk(module)
+                if isinstance(node, ast.Attribute)
+                and node.attr.startswith("_")
+                and not node.attr.startswith("__")
+                and node.attr not in names | {"_replace", "_asdict", "_fields", "_make"}
+                and ast.unparse(node) not in PRIVATE_OF_OTHERS
+            }
+    assert not found
+
+
+def _defined(module: ast.AST) -> Iterator[str]:
+    """The names of all functions, fields and attributes that a module defines."""
+    for node in ast.walk(module):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
 def test_every_module_says_what_it_is_for() -> None:
     without = [
         str(path.relative_to(ROOT))
