@@ -13,7 +13,7 @@ from support.shard_rig import Peer, ShardRig
 from tickwheel.api.frames import FrameType as T
 from tickwheel.protocol import encode
 from tickwheel.server.tcp.connection import Connection
-from tickwheel.server.tcp.listener import Producing
+from tickwheel.server.tcp.listener import ProducerFrames
 from tickwheel.server.tcp.shared import (
     FRAME_STEPS,
     PLAIN_RUN_MAX,
@@ -50,7 +50,7 @@ class Watch:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps = self.offered = 0
         self.turns: list[tuple[int, int]] = []
-        handle, plain = Connection._handle, Producing.enqueue_plain
+        handle, plain = Connection._handle, ProducerFrames.enqueue_plain
 
         def handling(*args: Any) -> None:
             self.steps += FRAME_STEPS
@@ -63,7 +63,7 @@ class Watch:
             return reached
 
         monkeypatch.setattr(Connection, "_handle", handling)
-        monkeypatch.setattr(Producing, "enqueue_plain", taking)
+        monkeypatch.setattr(ProducerFrames, "enqueue_plain", taking)
 
     async def run(self) -> None:
         while True:

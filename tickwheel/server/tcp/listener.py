@@ -95,7 +95,7 @@ class _Once:
         self._replies.flush()
 
 
-class Producing:
+class ProducerFrames:
     """The frames of producers."""
 
     def __init__(self, operations: Operations) -> None:
@@ -202,7 +202,7 @@ def _check_number(request: object) -> None:
 # --- settling ------------------------------------------------------------------------------------
 
 
-class Settling:
+class SettlementFrames:
     """The frames by which consumers settle deliveries."""
 
     def __init__(self, operations: Operations) -> None:
@@ -260,7 +260,7 @@ _OPTIONS = ("lease_ms", "retry", "ack", "broadcast", *OF_GROUPS)
 _PULL_OPTIONS = ("lease_ms", "tell", *OF_GROUPS)
 
 
-class Consuming:
+class ConsumerFrames:
     """The frames by which consumers get tasks."""
 
     def __init__(self, operations: Operations) -> None:
@@ -411,7 +411,7 @@ def value_bytes(value: object) -> int:
 _CHECK = int(FrameType.CHECK)
 
 
-class Transacting:
+class TransactionFrames:
     """The frames about transactions."""
 
     def __init__(self, operations: Operations) -> None:
@@ -552,9 +552,9 @@ class Listener:
 
 def command_table(operations: Operations) -> Table:
     """The handlers of a daemon that leads."""
-    produce, consume = Producing(operations), Consuming(operations)
-    settle = Settling(operations)
-    transactions = Transacting(operations)
+    produce, consume = ProducerFrames(operations), ConsumerFrames(operations)
+    settle = SettlementFrames(operations)
+    transactions = TransactionFrames(operations)
     handlers: dict[int, Handler] = {
         **declared(operations, VERBS.values()),
         **_about_the_conversation(operations),
