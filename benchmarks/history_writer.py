@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.environment import choose_folder
 from tickwheel.history import segments
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.history.segments import Tally, state_folder
 from tickwheel.history.spool import Spool
 from tickwheel.history.writer import WriterOptions
@@ -45,9 +45,20 @@ def fill(folder: Path, batches: int, batch: int, now_ms: int) -> tuple[float, in
         spool.append(
             n,
             [
-                [Kind.ENQUEUED, now_ms + n, "shop@10.0.0.1:40000", ids, dues, topic, {}, None],
-                [Kind.DELIVERED, now_ms + n + 60, topic, "billing", CONSUMER, ids, ones, dues],
-                [Kind.ACKED, now_ms + n + 75, topic, "billing", CONSUMER, 1, ids, ones, at, True],
+                [EventKind.ENQUEUED, now_ms + n, "shop@10.0.0.1:40000", ids, dues, topic, {}, None],
+                [EventKind.DELIVERED, now_ms + n + 60, topic, "billing", CONSUMER, ids, ones, dues],
+                [
+                    EventKind.ACKED,
+                    now_ms + n + 75,
+                    topic,
+                    "billing",
+                    CONSUMER,
+                    1,
+                    ids,
+                    ones,
+                    at,
+                    True,
+                ],
             ],
         )
         spent_s += time.perf_counter() - began_s

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 from benchmarks.environment import choose_folder
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.history.segments import state_folder
 from tickwheel.history.spool import Spool
 from tickwheel.history.writer import WriterOptions
@@ -44,7 +44,7 @@ def batch_of(first: int, count: int, time_ms: int) -> tuple[list[TaskRow], list[
     rows = [TaskRow(one, time_ms + LATER_MS, TOPIC, BODY) for one in ids]
     bodies = [BODY] * count
     dues = [row.due_ms for row in rows]
-    return rows, [Kind.ENQUEUED, time_ms, "shop@10.0.0.1:40000", ids, dues, TOPIC, {}, bodies]
+    return rows, [EventKind.ENQUEUED, time_ms, "shop@10.0.0.1:40000", ids, dues, TOPIC, {}, bodies]
 
 
 async def make(folder: Path, before: int, after: int, batch: int) -> tuple[float, int]:
@@ -55,7 +55,7 @@ async def make(folder: Path, before: int, after: int, batch: int) -> tuple[float
     opened = await store.open(OWNER, begin_ms)
     history = folder / "history"
     spool = Spool(state_folder(history, NODE, 0), opened.epoch, bytes_max=1 << 40)
-    spool.append(0, [[Kind.DAEMON, begin_ms, "started", {"clean": True}]])
+    spool.append(0, [[EventKind.DAEMON, begin_ms, "started", {"clean": True}]])
     batches = before // batch
     for n in range(1, batches + 1):
         time_ms = begin_ms + BEFORE_MS * n // batches
@@ -86,7 +86,8 @@ def _append_later(
             old += batch * ID_STEP
             ones = [1] * batch
             record: list[object] = [
-                Kind.ACKED, time_ms, TOPIC, GROUP_NAME, "billing-1@10.0.0.3:50124", 1, ids, ones,
+                EventKind.ACKED, time_ms, TOPIC, GROUP_NAME, "billing-1@10.0.0.3:50124", 1, ids,
+                ones,
                 [time_ms] * batch, True,
             ]  # fmt: skip
         else:
@@ -94,7 +95,9 @@ def _append_later(
             first += batch * ID_STEP
         spool.append(batches + n + 1, [record])
     end_ms = now_ms + 2_000 + after // batch
-    spool.append(batches + after // batch + 1, [[Kind.DAEMON, end_ms, "stopped", {"clean": True}]])
+    spool.append(
+        batches + after // batch + 1, [[EventKind.DAEMON, end_ms, "stopped", {"clean": True}]]
+    )
 
 
 def restored(folder: Path, name: str, *options: str) -> tuple[float, float, dict[str, object]]:

@@ -20,7 +20,7 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.cli import history as history_command
 from tickwheel.cli.app import run
 from tickwheel.cli.history import RestoreProgress, restore_line
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.model.records import TaskRow
 
 Capture = pytest.CaptureFixture[str]
@@ -30,7 +30,17 @@ A, B = make_id(1), make_id(2)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two tasks: one acked at its second attempt, one only enqueued."""
-    nacked = [Kind.NACKED, NOW_MS + 9, "t", "g", "w@1", [A], [1], [NOW_MS + 50], ["no\x1b[31m"]]
+    nacked = [
+        EventKind.NACKED,
+        NOW_MS + 9,
+        "t",
+        "g",
+        "w@1",
+        [A],
+        [1],
+        [NOW_MS + 50],
+        ["no\x1b[31m"],
+    ]
     write(
         tmp_path,
         [
@@ -126,7 +136,16 @@ def test_what_is_not_there_is_4_and_what_is_wrong_is_2(folder: Path, capsys: Cap
 def test_a_transaction_has_its_own_story(tmp_path: Path, capsys: Capture) -> None:
     details = {"group": "payments", "part": 1, "bytes": 9}
     records = [
-        [Kind.TRANSACTION, NOW_MS + n, "p" if what == "prepared" else "", name, what, 3, A, details]
+        [
+            EventKind.TRANSACTION,
+            NOW_MS + n,
+            "p" if what == "prepared" else "",
+            name,
+            what,
+            3,
+            A,
+            details,
+        ]
         for n, (name, what) in enumerate(
             (("order-1", "prepared"), ("order-2", "prepared"), ("order-1", "committed"))
         )

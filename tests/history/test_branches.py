@@ -27,7 +27,7 @@ from tickwheel import Client, Task
 from tickwheel.cli.app import run
 from tickwheel.history.branches import REACHED, STARTS, Branch, Reached, Start, known
 from tickwheel.history.daemon import History, HistoryOptions, Notes
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.history.restore import Plan, Report, restore
 from tickwheel.history.segments import STATE
 from tickwheel.model.kinds import Effects
@@ -95,7 +95,7 @@ class Served:
         await self.store.commit(self.opened.epoch, self.owner, self.n, effects)
         records = [list(enqueued([new], DUE_MS, time_ms=now_ms, bodies=[b"x"]))]
         if ended:
-            records.append([Kind.ENDED, now_ms, "t", None, "cancelled", sorted(ended), None])
+            records.append([EventKind.ENDED, now_ms, "t", None, "cancelled", sorted(ended), None])
         if self.history is not None:
             self.history.keep(self.n, Notes([], records, []))
 

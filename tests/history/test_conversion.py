@@ -32,7 +32,7 @@ from support.history_rig import (
 from support.stand_in import stand_in
 from tickwheel.history import segments
 from tickwheel.history import writer as writing
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.history.segments import Tally, hour_folder, parse_segment, safe_node, state_folder
 from tickwheel.history.spool import files
 from tickwheel.history.writer import POSITION
@@ -247,9 +247,16 @@ def test_a_damaged_spool_is_skipped_to_its_next_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "record",
-    [[99, NOW_MS], [Kind.DELIVERED, NOW_MS], "text", [], [Kind.DROPPED, -1, 1], [2, 10**18, 1],
-     [Kind.DELIVERED, NOW_MS, "t", "g", "w", [1, 2], [1, 1], [NOW_MS]]],
-)  # fmt: skip
+    [
+        [99, NOW_MS],
+        [EventKind.DELIVERED, NOW_MS],
+        "text",
+        [],
+        [EventKind.DROPPED, -1, 1],
+        [2, 10**18, 1],
+        [EventKind.DELIVERED, NOW_MS, "t", "g", "w", [1, 2], [1, 1], [NOW_MS]],
+    ],
+)
 def test_a_record_that_is_not_understood_stops_nothing(tmp_path: Path, record: Any) -> None:
     write(tmp_path, [[record, *batches(1)[0]]])
     events = read_all(tmp_path)

@@ -15,7 +15,7 @@ from typer.main import get_command
 from support.history_rig import delivered, make_id, write
 from tickwheel.cli.app import app
 from tickwheel.history import spool, writer
-from tickwheel.history.lines import EVENTS, FIELDS, Kind
+from tickwheel.history.lines import EVENTS, FIELDS, EventKind
 
 TEXT = (Path(__file__).parents[2] / "docs" / "history.md").read_text()
 PROGRAMS = re.findall(r"```python\n# (\w+)\n(.*?)```", TEXT, re.DOTALL)
@@ -33,7 +33,7 @@ def test_every_field_and_every_event_is_there_in_order() -> None:
 
 
 def test_every_kind_of_record_is_there() -> None:
-    assert first_column("kind | after `[kind, time_ms,`") == [f"{k} {k.name}" for k in Kind]
+    assert first_column("kind | after `[kind, time_ms,`") == [f"{k} {k.name}" for k in EventKind]
 
 
 def test_defaults_are_those_of_the_code() -> None:

@@ -18,7 +18,7 @@ from tickwheel.history.lines import (
     MALFORMED,
     NAMES,
     TASK_OPTIONS,
-    Kind,
+    EventKind,
     Renderer,
     to_json,
 )
@@ -46,14 +46,14 @@ def render(record: list[Any], seq: int = 1) -> list[dict[str, Any]]:
 TASK = {"task_id": "5", "topic": "t"}
 CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
     (
-        [Kind.ENQUEUED, T, "p", [5, 6], [T, T + 1], "t", {}, None],
+        [EventKind.ENQUEUED, T, "p", [5, 6], [T, T + 1], "t", {}, None],
         [
             {"event": "enqueued", **TASK, "due_ms": T, "producer": "p"},
             {"event": "enqueued", "task_id": "6", "topic": "t", "due_ms": T + 1, "producer": "p"},
         ],
     ),
     (
-        [Kind.ENQUEUED, T, "", [5, 6], [T, T], ["t", "u"], {1: ["k", None, None, 0, 0]}, None],
+        [EventKind.ENQUEUED, T, "", [5, 6], [T, T], ["t", "u"], {1: ["k", None, None, 0, 0]}, None],
         [
             {"event": "enqueued", **TASK, "due_ms": T},
             {
@@ -63,43 +63,44 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.ENQUEUED, T, "", [5], [T], "t",
+        [EventKind.ENQUEUED, T, "", [5], [T], "t",
          {0: [None, None, None, 0, None, None, None, 9, T - 3]}, None],
         [{"event": "enqueued", **TASK, "due_ms": T, "within_ms": 9, "asked_ms": T - 3}],
     ),
     (
-        [Kind.ENQUEUED, T, "", [5], [T], "t",
+        [EventKind.ENQUEUED, T, "", [5], [T], "t",
          {0: [None, None, None, 0, None, None, None, None, None, "customer 7"]}, None],
         [{"event": "enqueued", **TASK, "due_ms": T, "order_key": "customer 7"}],
     ),
     (
-        [Kind.ENQUEUED, T, "", [5], [T], "t",
+        [EventKind.ENQUEUED, T, "", [5], [T], "t",
          {0: [None, None, None, 0, None, None, None, None, None, None, None, TRACE]}, None],
         [{"event": "enqueued", **TASK, "due_ms": T, "traceparent": TRACE}],
     ),
     (
-        [Kind.ENQUEUED, T, "", [5], [T], "t",
+        [EventKind.ENQUEUED, T, "", [5], [T], "t",
          {0: [None, None, None, 0, None, None, None, None, None, None, None, None, ENCODING]},
          None],
         [{"event": "enqueued", **TASK, "due_ms": T, "encoding": ENCODING}],
     ),
     (
-        [Kind.ENQUEUED, T, "", [5], [T], "t",
+        [EventKind.ENQUEUED, T, "", [5], [T], "t",
          {0: [None, None, None, 0, *[None] * 9, "customer-7"]}, None],
         [{"event": "enqueued", **TASK, "due_ms": T, "shard_by": "customer-7"}],
     ),
     (
-        [Kind.ENQUEUED, T, "", [5], [T], "t", {0: [*[None] * 10, [3, "g", "k"]]}, None],
+        [EventKind.ENQUEUED, T, "", [5], [T], "t", {0: [*[None] * 10, [3, "g", "k"]]}, None],
         [{"event": "enqueued", **TASK, "due_ms": T, "key": "k", "replay_of": "3",
           "replay_to": "g"}],
     ),
     (
-        [Kind.GROUP, T, "t", "g", "reset", {"bulk": "j", "from_ms": 0}],
+        [EventKind.GROUP, T, "t", "g", "reset", {"bulk": "j", "from_ms": 0}],
         [{"event": "group_reset", "topic": "t", "group": "g",
           "settings": {"bulk": "j", "from_ms": 0}}],
     ),
     (
-        [Kind.ENQUEUED, T, "p", [5], [T], "t", {0: ["k", "", {"a": 1}, 7, 9, "slow"]}, [b"\x00"]],
+        [EventKind.ENQUEUED, T, "p", [5], [T], "t", {0: ["k", "", {"a": 1}, 7, 9, "slow"]},
+         [b"\x00"]],
         [
             {
                 "event": "enqueued", **TASK, "due_ms": T, "producer": "p", "key": "k", "tag": "",
@@ -108,7 +109,7 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.DELIVERED, T, "t", "g", "w", [5], [1], [T - 4]],
+        [EventKind.DELIVERED, T, "t", "g", "w", [5], [1], [T - 4]],
         [
             {
                 "event": "delivered", **TASK, "group": "g", "due_ms": T - 4, "attempt": 1,
@@ -117,14 +118,14 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.DELIVERED, T, "t", None, "", [5, 5], [2, 1], [T, T + 9]],
+        [EventKind.DELIVERED, T, "t", None, "", [5, 5], [2, 1], [T, T + 9]],
         [
             {"event": "delivered", **TASK, "due_ms": T, "attempt": 2},
             {"event": "delivered", **TASK, "due_ms": T + 9, "attempt": 1, "lateness_ms": 0},
         ],
     ),
     (
-        [Kind.DELIVERED, T, "t", "g", "", [5, 5], 1, [T - 400, T - 300], "no_credit"],
+        [EventKind.DELIVERED, T, "t", "g", "", [5, 5], 1, [T - 400, T - 300], "no_credit"],
         [
             {"event": "delivered", **TASK, "group": "g", "due_ms": T - late, "attempt": 1,
              "lateness_ms": late, "cause": "no_credit"}
@@ -132,7 +133,7 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.DELIVERED, T, "t", "g", "", [5, 5, 5], [1, 1, 2], [T - 400, T, T - 400],
+        [EventKind.DELIVERED, T, "t", "g", "", [5, 5, 5], [1, 1, 2], [T - 400, T, T - 400],
          ["paused", None, None]],
         [
             {"event": "delivered", **TASK, "group": "g", "due_ms": T - 400, "attempt": 1,
@@ -143,7 +144,7 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.ACKED, T, "t", "g", "w", 9, [5], [2], [T - 7], False],
+        [EventKind.ACKED, T, "t", "g", "w", 9, [5], [2], [T - 7], False],
         [
             {
                 "event": "acked", **TASK, "group": "g", "attempt": 2, "ack_ms": 7,
@@ -152,7 +153,7 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.ACKED, T, "t", "g", "w", 9, [5, 6], [2, 1], [None, T + 3], True],
+        [EventKind.ACKED, T, "t", "g", "w", 9, [5, 6], [2, 1], [None, T + 3], True],
         [
             {"event": "acked", **TASK, "group": "g", "attempt": 2, "subscriber": "w",
              "ended": True},
@@ -163,11 +164,11 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.ACKED, T, "t", "g", "", 9, [5], [2], [T - 7], True],
+        [EventKind.ACKED, T, "t", "g", "", 9, [5], [2], [T - 7], True],
         [{"event": "acked", **TASK, "group": "g", "attempt": 2, "ack_ms": 7, "ended": True}],
     ),
     (
-        [Kind.ACKED, T, "t", "g", "", 9, [5, 6], 1, T, [False, True]],
+        [EventKind.ACKED, T, "t", "g", "", 9, [5, 6], 1, T, [False, True]],
         [
             {"event": "acked", "task_id": i, "topic": "t", "group": "g", "attempt": 1,
              "ack_ms": 0, "ended": ended}
@@ -175,11 +176,11 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.ENDED, T, "t", "g", "expired", [5], False],
+        [EventKind.ENDED, T, "t", "g", "expired", [5], False],
         [{"event": "expired", **TASK, "group": "g", "ended": False}],
     ),
     (
-        [Kind.NACKED, T, "t", "g", "w", [5], [2], [T + 9], ["no"]],
+        [EventKind.NACKED, T, "t", "g", "w", [5], [2], [T + 9], ["no"]],
         [
             {
                 "event": "nacked", **TASK, "group": "g", "due_ms": T + 9, "attempt": 2,
@@ -188,7 +189,7 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.LEASE_OVER, T, "t", "g", "w", [5], [2], "lease over"],
+        [EventKind.LEASE_OVER, T, "t", "g", "w", [5], [2], "lease over"],
         [
             {
                 "event": "lease_over", **TASK, "group": "g", "attempt": 2,
@@ -197,11 +198,11 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.RELEASED, T, "t", "g", "w", [5], [2]],
+        [EventKind.RELEASED, T, "t", "g", "w", [5], [2]],
         [{"event": "released", **TASK, "group": "g", "attempt": 2, "subscriber": "w"}],
     ),
     (
-        [Kind.RELEASED, T, "t", "g", "w", [5], [2], [T + 9]],
+        [EventKind.RELEASED, T, "t", "g", "w", [5], [2], [T + 9]],
         [
             {
                 "event": "released", **TASK, "group": "g", "due_ms": T + 9, "attempt": 2,
@@ -210,11 +211,11 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.DEAD, T, "t", "g", [5], [2], ["why"]],
+        [EventKind.DEAD, T, "t", "g", [5], [2], ["why"]],
         [{"event": "dead", **TASK, "group": "g", "attempt": 2, "reason": "why"}],
     ),
     (
-        [Kind.DEAD, T, "t", "g", [5], [2], ["why\nhere\nand there"]],
+        [EventKind.DEAD, T, "t", "g", [5], [2], ["why\nhere\nand there"]],
         [
             {
                 "event": "dead", **TASK, "group": "g", "attempt": 2, "reason": "why",
@@ -222,9 +223,9 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
             }
         ],
     ),
-    ([Kind.ENDED, T, "t", None, "cancelled", [5], None], [{"event": "cancelled", **TASK}]),
+    ([EventKind.ENDED, T, "t", None, "cancelled", [5], None], [{"event": "cancelled", **TASK}]),
     (
-        [Kind.ENDED, T, "t", "g", "cancelled", [5], False, "replaced by 6; no"],
+        [EventKind.ENDED, T, "t", "g", "cancelled", [5], False, "replaced by 6; no"],
         [
             {
                 "event": "cancelled", **TASK, "group": "g", "ended": False,
@@ -233,27 +234,27 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.ENDED, T, "t", "g", "expired", [5], True],
+        [EventKind.ENDED, T, "t", "g", "expired", [5], True],
         [{"event": "expired", **TASK, "group": "g", "ended": True}],
     ),
     (
-        [Kind.ENDED, T, "t", "g", "filtered", [5], True],
+        [EventKind.ENDED, T, "t", "g", "filtered", [5], True],
         [{"event": "filtered", **TASK, "group": "g", "ended": True}],
     ),
     (
-        [Kind.ENDED, T, "t", "g", "deleted", [5], False],
+        [EventKind.ENDED, T, "t", "g", "deleted", [5], False],
         [{"event": "deleted", **TASK, "group": "g", "ended": False}],
     ),
     (
-        [Kind.RESCHEDULED, T, "t", [5], [T + 1]],
+        [EventKind.RESCHEDULED, T, "t", [5], [T + 1]],
         [{"event": "rescheduled", **TASK, "due_ms": T + 1}],
     ),
     (
-        [Kind.RESCHEDULED, T, "t", [5], [T + 1], [2**63 - 1]],
+        [EventKind.RESCHEDULED, T, "t", [5], [T + 1], [2**63 - 1]],
         [{"event": "rescheduled", **TASK, "due_ms": T + 1, "order_id": str(2**63 - 1)}],
     ),
     (
-        [Kind.REPLACED, T, "p", [5], [T + 1], "t", {0: ["k", None, None, 3]}, [b"hi"], None],
+        [EventKind.REPLACED, T, "p", [5], [T + 1], "t", {0: ["k", None, None, 3]}, [b"hi"], None],
         [
             {
                 "event": "replaced", **TASK, "due_ms": T + 1, "key": "k", "priority": 3,
@@ -262,24 +263,24 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.REPLACED, T, "", [5], [T + 1], "t", {}, None, [7]],
+        [EventKind.REPLACED, T, "", [5], [T + 1], "t", {}, None, [7]],
         [{"event": "replaced", **TASK, "due_ms": T + 1, "order_id": "7"}],
     ),
     (
-        [Kind.MERGED, T, "p", "t", "kept", [5]],
+        [EventKind.MERGED, T, "p", "t", "kept", [5]],
         [{"event": "kept", **TASK, "producer": "p"}],
     ),
-    ([Kind.MERGED, T, "", "t", "rejected", [5]], [{"event": "rejected", **TASK}]),
+    ([EventKind.MERGED, T, "", "t", "rejected", [5]], [{"event": "rejected", **TASK}]),
     (
-        [Kind.OVERTAKEN, T, "t", "g", [5], 2, 2**63 - 1],
+        [EventKind.OVERTAKEN, T, "t", "g", [5], 2, 2**63 - 1],
         [{"event": "overtaken", **TASK, "group": "g", "attempt": 2,
           "details": {"by": "9223372036854775807"}}],
     ),
-    ([Kind.REQUEUED, T, "t", "g", [5]], [{"event": "requeued", **TASK, "group": "g"}]),
-    ([Kind.REQUEUED, T, "t", "g", [5], 70],
+    ([EventKind.REQUEUED, T, "t", "g", [5]], [{"event": "requeued", **TASK, "group": "g"}]),
+    ([EventKind.REQUEUED, T, "t", "g", [5], 70],
      [{"event": "requeued", **TASK, "group": "g", "ttl_ms": 70}]),
     (
-        [Kind.GROUP, T, "t", "g", "created", {"since_ms": 0, "since_id": "7"}],
+        [EventKind.GROUP, T, "t", "g", "created", {"since_ms": 0, "since_id": "7"}],
         [
             {
                 "event": "group_created", "topic": "t", "group": "g", "since_ms": 0,
@@ -288,23 +289,23 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
-        [Kind.GROUP, T, "t", None, "configured", {"paused": True}],
+        [EventKind.GROUP, T, "t", None, "configured", {"paused": True}],
         [{"event": "group_configured", "topic": "t", "settings": {"paused": True}}],
     ),
     (
-        [Kind.GROUP, T, "t", "g", "deleted", {"closed_ms": 5, "closed_id": "7"}],
+        [EventKind.GROUP, T, "t", "g", "deleted", {"closed_ms": 5, "closed_id": "7"}],
         [{"event": "group_deleted", "topic": "t", "group": "g",
           "settings": {"closed_ms": 5, "closed_id": "7"}}],
     ),
     (
-        [Kind.DAEMON, T, "started", {"clean": False, "pending": 3}],
+        [EventKind.DAEMON, T, "started", {"clean": False, "pending": 3}],
         [{"event": "started", "clean": False, "details": {"pending": 3}}],
     ),
-    ([Kind.DAEMON, T, "stopped", {"clean": True}], [{"event": "stopped", "clean": True}]),
-    ([Kind.DROPPED, T, 12], [{"event": "dropped", "count": 12}]),
-    ([Kind.DROPPED, T, None, "why"], [{"event": "dropped", "reason": "why"}]),
+    ([EventKind.DAEMON, T, "stopped", {"clean": True}], [{"event": "stopped", "clean": True}]),
+    ([EventKind.DROPPED, T, 12], [{"event": "dropped", "count": 12}]),
+    ([EventKind.DROPPED, T, None, "why"], [{"event": "dropped", "reason": "why"}]),
     (
-        [Kind.SCHEDULE, T, "t", "daily", "put",
+        [EventKind.SCHEDULE, T, "t", "daily", "put",
          {"settings": {"cron": "@daily", "task": ["k", None, {"a": 1}, 0, 0, None, None]},
           "next_ms": T + 9, "runs": 0}, b"\x00"],
         [
@@ -319,13 +320,13 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
     ),
     *(
         (
-            [Kind.SCHEDULE, T, "t", "daily", what, {"runs": 7}, None],
+            [EventKind.SCHEDULE, T, "t", "daily", what, {"runs": 7}, None],
             [{"event": f"schedule_{what}", "topic": "t", "schedule": "daily", "runs": 7}],
         )
         for what in ("paused", "resumed", "deleted")
     ),
     (
-        [Kind.OCCURRENCE, T, "t", "s",
+        [EventKind.OCCURRENCE, T, "t", "s",
          [[T - 9, "missed", 0, 3], [T - 4, "overlap", 0, 1], [T - 3, "queued", 0, 1],
           [T - 2, "fired", 5, 1], [T, "run", 5, 1], [T + 1, "backfill", 5, 1]],
          {"next_ms": T + 9, "runs": 7, "queued_ms": T - 3}],
@@ -346,7 +347,7 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
     ),
     *(
         (
-            [Kind.TRANSACTION, T, "p" if what == "prepared" else "", "x", what, 3, first,
+            [EventKind.TRANSACTION, T, "p" if what == "prepared" else "", "x", what, 3, first,
              {"group": "g", "bytes": 9}],
             [
                 {"event": f"transaction_{what}", "transaction": "x", "count": 3,
@@ -380,12 +381,12 @@ def test_any_text_comes_back_as_it_was(
     topic: str, key: str, who: str, reason: str, body: bytes
 ) -> None:
     options = [key, reason, {key: who, "n": [reason]}]
-    (event,) = render([Kind.ENQUEUED, T, who, [5], [T], topic, {0: options}, [body]])
+    (event,) = render([EventKind.ENQUEUED, T, who, [5], [T], topic, {0: options}, [body]])
     assert event["topic"] == topic and event["key"] == key and event["tag"] == reason
     assert event.get("producer", "") == who
     assert event["props"] == {key: who, "n": [reason]}
     assert base64.b64decode(event["body"]) == body
-    (event,) = render([Kind.NACKED, T, topic, key, who, [5], [1], [T], [reason]])
+    (event,) = render([EventKind.NACKED, T, topic, key, who, [5], [1], [T], [reason]])
     assert (event["topic"], event.get("group", "")) == (topic, key)
     assert event.get("subscriber", "") == who
     assert (event.get("reason", ""), event.get("trace", "")) == reason.partition("\n")[::2]
@@ -402,7 +403,7 @@ def test_properties_are_valid_json_even_without_a_word_for_them(value: Any) -> N
 @given(st.lists(st.integers() | ANY | st.lists(st.integers()) | st.none(), max_size=10))
 def test_a_record_that_is_none_is_refused_and_nothing_else(record: list[Any]) -> None:
     renderer = Renderer("n", 0, 1)
-    for kind in Kind:
+    for kind in EventKind:
         try:
             lines = renderer.render([kind, T, *record], 1)
         except MALFORMED:

@@ -21,7 +21,7 @@ from support.history_rig import (
     make_id,
     write,
 )
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.history.past import Count, Plan, Wanted, beginning, command, request
 from tickwheel.history.past import fill as fill_plan
 from tickwheel.history.segments import SegmentName, hour_folder, hour_of, write_last_backup
@@ -47,7 +47,7 @@ def ids(plan: Plan) -> list[int]:
 
 
 def ended(how: str, group: str | None, *some: int, last: bool | None = None) -> Record:
-    return [Kind.ENDED, NOW_MS + 7, "t", group, how, list(some), last]
+    return [EventKind.ENDED, NOW_MS + 7, "t", group, how, list(some), last]
 
 
 def put(*some: int, due_ms: int = DUE, **options: Any) -> Record:
@@ -75,15 +75,15 @@ def test_what_the_group_has_acked_is_given_with_all_that_it_carried(tmp_path: Pa
         ([ack(A, group="other", last=False)], False),
         ([ack(A, group="other", last=True)], True),
         ([delivered([A])], False),
-        ([[Kind.DEAD, NOW_MS + 3, "t", "g", [A], 1, "no"]], False),
-        ([[Kind.DEAD, NOW_MS + 3, "t", "g", [A], 1, "no"], ended("deleted", "g", A)], True),
+        ([[EventKind.DEAD, NOW_MS + 3, "t", "g", [A], 1, "no"]], False),
+        ([[EventKind.DEAD, NOW_MS + 3, "t", "g", [A], 1, "no"], ended("deleted", "g", A)], True),
         ([ended("filtered", "g", A, last=False)], True),
         ([ended("expired", "g", A, last=True)], False),
         ([ended("expired", "other", A, last=True)], True),
         ([ended("cancelled", None, A)], False),
         ([ack(A, last=False), ended("cancelled", None, A)], False),
         ([ended("deleted", None, A)], False),
-        ([ack(A), [Kind.REQUEUED, NOW_MS + 9, "t", "other", [A]]], True),
+        ([ack(A), [EventKind.REQUEUED, NOW_MS + 9, "t", "other", [A]]], True),
     ],
 )
 def test_how_it_stood_decides(tmp_path: Path, records: list[Record], given: bool) -> None:
@@ -102,9 +102,9 @@ def test_only_what_came_due_in_the_time_by_due_time(tmp_path: Path) -> None:
 
 def test_what_was_moved_counts_by_its_last_due_time(tmp_path: Path) -> None:
     wanted = Wanted("t", "g", DUE, DUE + 10)
-    moved_in = [Kind.RESCHEDULED, NOW_MS, "t", [A], [DUE]]
-    moved_out = [Kind.RESCHEDULED, NOW_MS, "t", [B], [DUE - 1]]
-    retried = [Kind.RESCHEDULED, NOW_MS, "t", [C], [DUE + DAY_MS]]
+    moved_in = [EventKind.RESCHEDULED, NOW_MS, "t", [A], [DUE]]
+    moved_out = [EventKind.RESCHEDULED, NOW_MS, "t", [B], [DUE - 1]]
+    retried = [EventKind.RESCHEDULED, NOW_MS, "t", [C], [DUE + DAY_MS]]
     plan = plan_of(
         tmp_path, put(A, due_ms=DUE + DAY_MS), put(B, C), moved_in, moved_out, delivered([C]),
         retried, ack(A, B, C), wanted=wanted,
@@ -114,14 +114,14 @@ def test_what_was_moved_counts_by_its_last_due_time(tmp_path: Path) -> None:
 
 
 def test_a_task_that_was_replaced_is_given_as_it_was_then(tmp_path: Path) -> None:
-    replaced = [Kind.REPLACED, NOW_MS, "p", [A], [DUE + 5], "t", {}, [b"new"], None]
+    replaced = [EventKind.REPLACED, NOW_MS, "p", [A], [DUE + 5], "t", {}, [b"new"], None]
     (kept,) = plan_of(tmp_path, put(A), replaced, ack(A)).read((-1, -1), 100, 1 << 20)
     assert (kept.due_ms, kept.body) == (DUE + 5, b"new")
 
 
 def test_the_mark_ends_it(tmp_path: Path) -> None:
-    mark = [Kind.GROUP, NOW_MS, "t", "g", "reset", {"bulk": "reset-1"}]
-    other = [Kind.GROUP, NOW_MS, "t", "g", "reset", {"bulk": "reset-0"}]
+    mark = [EventKind.GROUP, NOW_MS, "t", "g", "reset", {"bulk": "reset-1"}]
+    other = [EventKind.GROUP, NOW_MS, "t", "g", "reset", {"bulk": "reset-0"}]
     wanted = Wanted("t", "g", 0, NOW_MS + 60_000, "reset-1")
     plan = plan_of(tmp_path, put(A, B), other, ack(A), mark, ack(B), wanted=wanted)
     assert ids(plan) == [A]
@@ -207,7 +207,7 @@ DROPPED = "the spool is full"
 
 
 def dropped(at_ms: int, count: int | None = 5) -> Record:
-    return [Kind.DROPPED, at_ms, count, DROPPED]
+    return [EventKind.DROPPED, at_ms, count, DROPPED]
 
 
 @pytest.mark.parametrize(("at_ms", "gaps"), [(NOW_MS - 1, 0), (NOW_MS, 1), (DUE + 60_000, 1)])
@@ -219,7 +219,7 @@ def test_what_was_dropped_in_the_time_is_a_gap(tmp_path: Path, at_ms: int, gaps:
 
 def test_a_gap_behind_the_mark_is_none_of_its_business(tmp_path: Path) -> None:
     wanted = replace(WANTED, mark="j")
-    reset: Record = [Kind.GROUP, DUE + 9, "t", "g", "reset", {"bulk": "j"}]
+    reset: Record = [EventKind.GROUP, DUE + 9, "t", "g", "reset", {"bulk": "j"}]
     with plan_of(tmp_path, put(A), reset, dropped(DUE + 10), wanted=wanted) as plan:
         assert plan.count().incomplete == 0
 
@@ -229,7 +229,7 @@ def test_epochs_of_which_nothing_is_there_are_gaps(
     tmp_path: Path, after_ms: int, gaps: int
 ) -> None:
     """Another machine had the shard, before the last epoch that is there, and wrote elsewhere."""
-    late: Record = [Kind.DAEMON, NOW_MS + after_ms, "started", {"clean": True}]
+    late: Record = [EventKind.DAEMON, NOW_MS + after_ms, "started", {"clean": True}]
     write(tmp_path, [[put(A)], [ack(A)]], epoch=1)
     write(tmp_path, [[late]], epoch=4)
     write_last_backup(tmp_path, 0, NOW_MS, "copy.db")

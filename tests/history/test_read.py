@@ -26,7 +26,7 @@ from support.history_rig import (
 )
 from tickwheel.errors import LimitExceeded
 from tickwheel.history import read, segments
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.history.read import Follow, Query, flow, newest, search
 from tickwheel.history.segments import Tally, hour_folder
 from tickwheel.history.writer import Sealer
@@ -282,8 +282,8 @@ def test_following_begins_at_its_time(tmp_path: Path) -> None:
 
 
 def test_groups_and_daemons_have_no_task(tmp_path: Path) -> None:
-    write(tmp_path, [[[Kind.DAEMON, NOW_MS, "started", {"clean": True}],
-                      [Kind.GROUP, NOW_MS, "t", "g", "created", {}]]])  # fmt: skip
+    write(tmp_path, [[[EventKind.DAEMON, NOW_MS, "started", {"clean": True}],
+                      [EventKind.GROUP, NOW_MS, "t", "g", "created", {}]]])  # fmt: skip
     assert [event["event"] for event in find(tmp_path)] == ["started", "group_created"]
     assert [event["event"] for event in find(tmp_path, topic="t")] == ["group_created"]
     assert find(tmp_path, ids=frozenset((1,))) == []

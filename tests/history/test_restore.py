@@ -36,7 +36,7 @@ from support.restore_rig import (
 from tickwheel.engine.ownership import owes
 from tickwheel.errors import BadRequest, Conflict, NotFound
 from tickwheel.history import segments
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.history.restore import Plan, restore
 from tickwheel.model.kinds import PAUSED_KEY, SESSION, PausedKey, keyed
 from tickwheel.model.policies import BUILT_IN, RetryPolicy
@@ -68,13 +68,13 @@ def t(after_ms: int) -> int:
     return NOW_MS + after_ms
 
 
-def failed(kind: Kind, task: int, attempt: int, at_ms: int, *rest: Any) -> list[Any]:
+def failed(kind: EventKind, task: int, attempt: int, at_ms: int, *rest: Any) -> list[Any]:
     return [kind, at_ms, "t", "g", "w@1", [task], [attempt], *rest]
 
 
 def created(topic: str, name: str, since_ms: int, since_id: int) -> list[Any]:
     since = {"since_ms": since_ms, "since_id": str(since_id)}
-    return [Kind.GROUP, t(3), topic, name, "created", since]
+    return [EventKind.GROUP, t(3), topic, name, "created", since]
 
 
 async def test_without_events_it_is_the_backup(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ async def test_order_keys_and_what_groups_say_of_them_come_back(tmp_path: Path) 
         "order_retry_ms": 50, "order_attempts": 3, "order_failure": "hold", "fair_by": "tenant",
         "limit_each": 5, "rate_each": 0.5,
     }  # fmt: skip
-    configured = [Kind.GROUP, t(3), "t", "g", "configured", settings]
+    configured = [EventKind.GROUP, t(3), "t", "g", "configured", settings]
     write(tmp_path, [[STARTED, group(), configured],
                      [enqueued([B], DUE, options=given, bodies=[b"x"])], [stopped()]])  # fmt: skip
     _, found = await restored(tmp_path, await make_backup(tmp_path, [OLD]))
@@ -144,8 +144,8 @@ async def test_what_has_ended_does_not_come_back(tmp_path: Path) -> None:
     write(
         tmp_path,
         [[STARTED], [delivered([A], time_ms=t(6)), acked([A], time_ms=t(7))],
-         [[Kind.ENDED, t(8), "t", None, "cancelled", [B], None]],
-         [[Kind.ENDED, t(9), "t", "g", "expired", [C], True]], [stopped()]],
+         [[EventKind.ENDED, t(8), "t", None, "cancelled", [B], None]],
+         [[EventKind.ENDED, t(9), "t", "g", "expired", [C], True]], [stopped()]],
     )  # fmt: skip
     report, found = await restored(tmp_path, backup)
     assert list(found.rows) == [D]
@@ -155,7 +155,7 @@ async def test_what_has_ended_does_not_come_back(tmp_path: Path) -> None:
 
 async def test_what_gave_way_in_one_group_stays_with_the_other(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [TaskRow(A, DUE, "t", b"x")])
-    gave_way = [Kind.ENDED, t(8), "t", "g", "cancelled", [A], False, "replaced by 7; no"]
+    gave_way = [EventKind.ENDED, t(8), "t", "g", "cancelled", [A], False, "replaced by 7; no"]
     write(tmp_path, [[STARTED], [delivered([A], time_ms=t(6)), gave_way], [stopped()]])
     _, found = await restored(tmp_path, backup)
     assert list(found.rows) == [A]
@@ -168,7 +168,7 @@ async def test_what_was_replaced_in_flight_has_no_further_attempt(tmp_path: Path
     known = ProgressRow(C, "g", ProgressState.IN_FLIGHT, 1, t(40), 1, replaced_by=D)
     rows = [TaskRow(i, DUE, "t", b"x", TaskOptions("k")) for i in (A, C)]
     backup = await make_backup(tmp_path, rows, progress=[known])
-    overtaken = [Kind.OVERTAKEN, t(7), "t", "g", [A], 1, B]
+    overtaken = [EventKind.OVERTAKEN, t(7), "t", "g", [A], 1, B]
     write(tmp_path, [[STARTED], [delivered([A, C], time_ms=t(6)), overtaken], [stopped()]])
     _, found = await restored(tmp_path, backup)
     assert {i: found.progress[i, "g"].replaced_by for i in (A, C)} == {A: B, C: D}
@@ -184,7 +184,7 @@ async def test_events_from_before_the_backup_do_no_harm(tmp_path: Path) -> None:
         tmp_path,
         [[STARTED, group()], [enqueued([A, B], t(-50), time_ms=t(-60), bodies=[b"?", b"?"])],
          [delivered([A, B], time_ms=t(-49), due_ms=t(-50))],
-         [failed(Kind.NACKED, A, 1, t(-40), [t(100)], ["no"]), acked([B], time_ms=t(-40))],
+         [failed(EventKind.NACKED, A, 1, t(-40), [t(100)], ["no"]), acked([B], time_ms=t(-40))],
          [stopped()]],
     )  # fmt: skip
     report, found = await restored(tmp_path, backup)
@@ -199,11 +199,11 @@ async def test_attempts_failures_and_due_times(tmp_path: Path) -> None:
     write(
         tmp_path,
         [[STARTED], [delivered([A, B, C], time_ms=t(6))],
-         [failed(Kind.NACKED, A, 1, t(10), [t(HOUR_MS * 9)], ["no"])],
-         [failed(Kind.LEASE_OVER, B, 1, t(20), ["lease over"])],
-         [failed(Kind.RELEASED, C, 1, t(21))],
+         [failed(EventKind.NACKED, A, 1, t(10), [t(HOUR_MS * 9)], ["no"])],
+         [failed(EventKind.LEASE_OVER, B, 1, t(20), ["lease over"])],
+         [failed(EventKind.RELEASED, C, 1, t(21))],
          [delivered([B], 2, time_ms=t(30))],
-         [[Kind.RESCHEDULED, t(31), "t", [D], [t(500)]]],
+         [[EventKind.RESCHEDULED, t(31), "t", [D], [t(500)]]],
          [stopped()]],
     )  # fmt: skip
     report, found = await restored(tmp_path, backup)
@@ -224,7 +224,7 @@ async def test_a_snoozed_task_waits_for_its_time(tmp_path: Path) -> None:
     write(
         tmp_path,
         [[STARTED], [delivered([A], time_ms=t(6))],
-         [[Kind.RELEASED, t(10), "t", "g", "w", [A], [1], [t(900)]]], [stopped()]],
+         [[EventKind.RELEASED, t(10), "t", "g", "w", [A], [1], [t(900)]]], [stopped()]],
     )  # fmt: skip
     await run(tmp_path, backup)
     row = (await held(url(tmp_path))).progress[A, "g"]
@@ -236,8 +236,8 @@ async def test_rescheduled_after_a_failure_only_the_retry_moves(tmp_path: Path) 
     write(
         tmp_path,
         [[STARTED], [delivered([A], time_ms=t(6))],
-         [failed(Kind.NACKED, A, 1, t(10), [t(900)], ["no"])],
-         [[Kind.RESCHEDULED, t(31), "t", [A], [t(7_777)]]], [stopped()]],
+         [failed(EventKind.NACKED, A, 1, t(10), [t(900)], ["no"])],
+         [[EventKind.RESCHEDULED, t(31), "t", [A], [t(7_777)]]], [stopped()]],
     )  # fmt: skip
     _, found = await restored(tmp_path, backup)
     assert found.rows == {A: OLD}
@@ -250,12 +250,13 @@ async def test_dead_letters_are_made_deleted_and_requeued(tmp_path: Path) -> Non
     rows = [TaskRow(i, DUE, "t", b"x") for i in (A, B, C, D)]
     letters = [DeadRow(i, "g", "t", t(-9), 3, "why") for i in (B, C, D)]
     backup = await make_backup(tmp_path, rows, dead=letters)
-    dead = [Kind.DEAD, t(9), "t", "g", [A], [1], ["w" * 300]]
+    dead = [EventKind.DEAD, t(9), "t", "g", [A], [1], ["w" * 300]]
     write(
         tmp_path,
         [[STARTED], [delivered([A], time_ms=t(6)), dead],
-         [[Kind.ENDED, t(10), "t", "g", "deleted", [C], True]],
-         [[Kind.REQUEUED, t(11), "t", "g", [D]], [Kind.REQUEUED, t(11), "t", "g", [B], 77]],
+         [[EventKind.ENDED, t(10), "t", "g", "deleted", [C], True]],
+         [[EventKind.REQUEUED, t(11), "t", "g", [D]],
+          [EventKind.REQUEUED, t(11), "t", "g", [B], 77]],
          [stopped()]],
     )  # fmt: skip
     report, found = await restored(tmp_path, backup)
@@ -274,7 +275,7 @@ async def test_a_replaced_task_has_what_replaced_it(tmp_path: Path) -> None:
     """One whose new body the history does not hold is not given the old one."""
     backup = await make_backup(tmp_path, [TaskRow(i, DUE, "t", b"old") for i in (A, B, C)])
     whole = [
-        Kind.REPLACED,
+        EventKind.REPLACED,
         t(6),
         "p",
         [A],
@@ -284,9 +285,9 @@ async def test_a_replaced_task_has_what_replaced_it(tmp_path: Path) -> None:
         [b"new"],
         None,
     ]
-    placed = [Kind.REPLACED, t(6), "p", [B], [DUE + 2], "t", {}, [b"newer"], [D]]
-    bodiless = [Kind.REPLACED, t(6), "p", [C], [DUE + 3], "t", {}, None, None]
-    kept = [Kind.MERGED, t(7), "p", "t", "kept", [A]]
+    placed = [EventKind.REPLACED, t(6), "p", [B], [DUE + 2], "t", {}, [b"newer"], [D]]
+    bodiless = [EventKind.REPLACED, t(6), "p", [C], [DUE + 3], "t", {}, None, None]
+    kept = [EventKind.MERGED, t(7), "p", "t", "kept", [A]]
     write(tmp_path, [[STARTED], [whole, placed, bodiless, kept], [stopped()]])
     report, found = await restored(tmp_path, backup, allow_missing_bodies=True)
     assert found.rows[A] == TaskRow(A, DUE + 1, "t", b"new", TaskOptions("k", priority=3))
@@ -302,7 +303,7 @@ async def test_each_group_owes_its_own_end(tmp_path: Path) -> None:
     write(
         tmp_path,
         [[STARTED], both, [acked([A, B], group="g", ended=False), acked([A], group="h")],
-         [[Kind.DEAD, t(9), "t", "h", [C], [1], ["no"]], acked([C], group="g", ended=False)],
+         [[EventKind.DEAD, t(9), "t", "h", [C], [1], ["no"]], acked([C], group="g", ended=False)],
          [stopped()]],
     )  # fmt: skip
     _, found = await restored(tmp_path, backup)
@@ -322,14 +323,14 @@ async def test_groups_of_the_history(tmp_path: Path) -> None:
     write(
         tmp_path,
         [[STARTED], [created("t", "h", t(3), A)],
-         [[Kind.GROUP, t(3), "t", "h", "configured", settings]],
+         [[EventKind.GROUP, t(3), "t", "h", "configured", settings]],
          [created("u", "first", 0, B)], [created("u", "second", t(4), B)],
-         [[Kind.GROUP, t(5), "t", None, "configured", {"paused": True}]],
-         [[Kind.GROUP, t(5), "u", None, "configured", {"rate": 5, "closed_ms": t(5)}]],
-         [[Kind.GROUP, t(5), "v", None, "configured", {"broadcast_only": True}]],
+         [[EventKind.GROUP, t(5), "t", None, "configured", {"paused": True}]],
+         [[EventKind.GROUP, t(5), "u", None, "configured", {"rate": 5, "closed_ms": t(5)}]],
+         [[EventKind.GROUP, t(5), "v", None, "configured", {"broadcast_only": True}]],
          [delivered([A, B], group=name, time_ms=t(6)) for name in ("g", "h")],
-         [[Kind.GROUP, t(8), "t", "g", "deleted", closed],
-          [Kind.ENDED, t(9), "t", "g", "deleted", [A, B], False]],
+         [[EventKind.GROUP, t(8), "t", "g", "deleted", closed],
+          [EventKind.ENDED, t(9), "t", "g", "deleted", [A, B], False]],
          [acked([A], group="h")], [stopped()]],
     )  # fmt: skip
     report, found = await restored(tmp_path, backup)
@@ -355,11 +356,11 @@ async def test_filters_of_the_history(tmp_path: Path) -> None:
     settings = {"tags": "us", "where": "n > 2", "former": former}
     write(
         tmp_path,
-        [[STARTED], [[Kind.GROUP, t(3), "t", "h", "configured", settings]],
+        [[STARTED], [[EventKind.GROUP, t(3), "t", "h", "configured", settings]],
          [created("t", "h", t(3), A)],
-         [[Kind.GROUP, t(4), "t", "h", "configured", settings]],
-         [[Kind.ENDED, t(9), "t", "h", "filtered", [A, B], False]],
-         [[Kind.ENDED, t(9), "t", "h", "filtered", [B], True]], [stopped()]],
+         [[EventKind.GROUP, t(4), "t", "h", "configured", settings]],
+         [[EventKind.ENDED, t(9), "t", "h", "filtered", [A, B], False]],
+         [[EventKind.ENDED, t(9), "t", "h", "filtered", [B], True]], [stopped()]],
     )  # fmt: skip
     report, found = await restored(tmp_path, backup)
     filters = (FormerFilter("eu", None, DUE, B), FormerFilter(None, "n > 1", t(5), 2**60))
@@ -378,9 +379,9 @@ async def test_groups_and_moved_tasks_keep_their_places(tmp_path: Path) -> None:
     place = B + 5 * ID_STEP
     write(
         tmp_path,
-        [[STARTED], [[Kind.GROUP, t(3), "t", "h", "created", since]],
-         [[Kind.RESCHEDULED, t(4), "t", [B], [t(20)], [place]]],
-         [[Kind.RESCHEDULED, t(5), "t", [A], [t(20)]]], [stopped()]],
+        [[STARTED], [[EventKind.GROUP, t(3), "t", "h", "created", since]],
+         [[EventKind.RESCHEDULED, t(4), "t", [B], [t(20)], [place]]],
+         [[EventKind.RESCHEDULED, t(5), "t", [A], [t(20)]]], [stopped()]],
     )  # fmt: skip
     _, found = await restored(tmp_path, backup)
     assert found.groups["t", "h"] == GroupRow("t", "h", t(30), None, B)
@@ -396,7 +397,7 @@ async def test_a_task_of_no_group_expires_and_broadcasts_own_nothing(tmp_path: P
     write(
         tmp_path,
         [[STARTED], [delivered([A, B], group=None, time_ms=t(6))],  # type: ignore[arg-type]  # as for broadcasts
-         [[Kind.ENDED, t(9), "t", None, "expired", [B], None]], [stopped()]],
+         [[EventKind.ENDED, t(9), "t", None, "expired", [B], None]], [stopped()]],
     )  # fmt: skip
     _, found = await restored(tmp_path, backup)
     assert found.rows == {A: OLD}
@@ -524,7 +525,7 @@ async def test_missing_and_dropped_events_are_reported(tmp_path: Path) -> None:
         tmp_path,
         [
             [STARTED],
-            [[Kind.DROPPED, t(1), 12]],
+            [[EventKind.DROPPED, t(1), 12]],
             [enqueued([B], t(HOUR_MS * 2), time_ms=t(2), bodies=[b""])],
         ],
     )
@@ -543,8 +544,8 @@ async def test_missing_and_dropped_events_are_reported(tmp_path: Path) -> None:
 
 async def test_a_crash_since_the_backup_is_reported(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
-    write(tmp_path, [[[Kind.DAEMON, t(-9), "started", {"clean": False}]]])
-    write(tmp_path, [[[Kind.DAEMON, t(5), "started", {"clean": False}]], [stopped()]], epoch=2)
+    write(tmp_path, [[[EventKind.DAEMON, t(-9), "started", {"clean": False}]]])
+    write(tmp_path, [[[EventKind.DAEMON, t(5), "started", {"clean": False}]], [stopped()]], epoch=2)
     report = await run(tmp_path, backup)
     assert report.crashes == 1 and report.clean_stop and not report.exact
 
@@ -581,7 +582,7 @@ async def test_events_that_lack_fields_are_counted(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
     write(
         tmp_path,
-        [[STARTED], [[Kind.NACKED, t(1), "t", None, "", [A], [1], [t(2)], [""]]], [stopped()]],
+        [[STARTED], [[EventKind.NACKED, t(1), "t", None, "", [A], [1], [t(2)], [""]]], [stopped()]],
     )
     report = await run(tmp_path, backup)
     assert report.unusable_events == 1 and not report.exact
@@ -703,7 +704,7 @@ async def test_many_tasks_come_in_many_batches(tmp_path: Path) -> None:
 # --- beginning at the backup ---------------------------------------------------------------------
 
 
-BEGUN: Record = [Kind.DAEMON, NOW_MS - HOUR_MS, "started", {"clean": True}]
+BEGUN: Record = [EventKind.DAEMON, NOW_MS - HOUR_MS, "started", {"clean": True}]
 NEW: dict[str, Any] = {"due_ms": DUE + HOUR_MS, "bodies": [b"x"]}
 
 
@@ -790,10 +791,10 @@ async def test_a_copied_backup_is_what_is_written_row_by_row(tmp_path: Path) -> 
         [BEGUN, group()],
         [
             acked([ids[0], ids[10], ids[39]], time_ms=at),
-            [Kind.NACKED, at, "t", "g", "w@1", [ids[11]], [1], [at + 9], ["no"]],
-            [Kind.RESCHEDULED, at, "t", [ids[1], ids[2]], [DUE + HOUR_MS] * 2],
-            [Kind.REQUEUED, at, "t", "g", [ids[20]]],
-            [Kind.ENDED, at, "t", None, "cancelled", [ids[3]], None],
+            [EventKind.NACKED, at, "t", "g", "w@1", [ids[11]], [1], [at + 9], ["no"]],
+            [EventKind.RESCHEDULED, at, "t", [ids[1], ids[2]], [DUE + HOUR_MS] * 2],
+            [EventKind.REQUEUED, at, "t", "g", [ids[20]]],
+            [EventKind.ENDED, at, "t", None, "cancelled", [ids[3]], None],
             enqueued([make_id(90)], **NEW, time_ms=at),
             stopped(),
         ],

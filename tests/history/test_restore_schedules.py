@@ -19,7 +19,7 @@ from support.history_rig import NOW_MS, enqueued, make_id, write
 from support.restore_rig import STARTED, held, make_backup, restored, run, stopped, url
 from tickwheel.history.daemon import Recorder, schedule_map
 from tickwheel.history.fold import Fold, Owners
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.model.kinds import SCHEDULE, Run, Schedule, ScheduleRow, keyed
 from tickwheel.model.policies import RetryPolicy
 from tickwheel.model.records import TaskOptions
@@ -53,8 +53,8 @@ async def test_one_that_was_put_since_comes_as_it_was_asked_for(tmp_path: Path) 
     write(
         tmp_path,
         [[STARTED], [put(DAILY, daily)], [put(changed.schedule, changed)],
-         [[Kind.SCHEDULE, NOW_MS + 11, "t", "daily", "paused", {"next_ms": NOW_MS + 500, "runs": 0},
-           None]],
+         [[EventKind.SCHEDULE, NOW_MS + 11, "t", "daily", "paused",
+           {"next_ms": NOW_MS + 500, "runs": 0}, None]],
          [stopped()]],
     )  # fmt: skip
     report, found = await restored(tmp_path, backup)
@@ -70,9 +70,9 @@ async def test_what_fired_since_has_fired(tmp_path: Path) -> None:
     write(
         tmp_path,
         [[STARTED], [enqueued([A, B], bodies=[b"", b""])],
-         [[Kind.OCCURRENCE, NOW_MS + 5, "t", "poll", runs, state]],
-         [[Kind.OCCURRENCE, NOW_MS + 6, "t", "poll", [[NOW_MS + 6, "run", B, 1]], state]],
-         [[Kind.OCCURRENCE, NOW_MS + 7, "t", "gone", [[NOW_MS, "fired", B, 1]], state]],
+         [[EventKind.OCCURRENCE, NOW_MS + 5, "t", "poll", runs, state]],
+         [[EventKind.OCCURRENCE, NOW_MS + 6, "t", "poll", [[NOW_MS + 6, "run", B, 1]], state]],
+         [[EventKind.OCCURRENCE, NOW_MS + 7, "t", "gone", [[NOW_MS, "fired", B, 1]], state]],
          [stopped()]],
     )  # fmt: skip
     report = await run(tmp_path, backup)
@@ -90,7 +90,7 @@ async def test_what_fired_since_has_fired(tmp_path: Path) -> None:
 
 async def test_one_that_was_deleted_stays_away(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, records=keyed(SCHEDULE, [ROW]))
-    gone = [Kind.SCHEDULE, NOW_MS + 5, "t", "poll", "deleted", {"runs": 2}, None]
+    gone = [EventKind.SCHEDULE, NOW_MS + 5, "t", "poll", "deleted", {"runs": 2}, None]
     write(tmp_path, [[STARTED], [gone], [stopped()]])
     assert (await run(tmp_path, backup)).schedules == 0
     assert (await held(url(tmp_path))).small.of_kind(SCHEDULE) == []
@@ -98,7 +98,7 @@ async def test_one_that_was_deleted_stays_away(tmp_path: Path) -> None:
 
 async def test_what_happened_before_the_backup_does_not_count(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, records=keyed(SCHEDULE, [ROW]))
-    gone = [Kind.SCHEDULE, NOW_MS - 5, "t", "poll", "deleted", {"runs": 2}, None]
+    gone = [EventKind.SCHEDULE, NOW_MS - 5, "t", "poll", "deleted", {"runs": 2}, None]
     write(tmp_path, [[STARTED, gone], [stopped()]])
     await run(tmp_path, backup)
     assert (await held(url(tmp_path))).small.of_kind(SCHEDULE) == [ROW]

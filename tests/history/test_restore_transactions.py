@@ -10,7 +10,7 @@ from history.recording_rig import RecordingRig
 from history.test_restore_model import lines
 from support.history_rig import NOW_MS, write
 from support.restore_rig import STARTED, held, make_backup, restored, run, stopped, url
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.model.kinds import (
     TRANSACTION,
     Half,
@@ -33,7 +33,7 @@ def rows(*found: TransactionRow | Halves) -> dict[Any, Any]:
 
 
 def event(what: str, first_id: int = 0, **details: Any) -> list[Any]:
-    return [Kind.TRANSACTION, NOW_MS + 5, "p", "x", what, 2, first_id, DETAILS | details]
+    return [EventKind.TRANSACTION, NOW_MS + 5, "p", "x", what, 2, first_id, DETAILS | details]
 
 
 async def test_one_that_is_open_comes_as_it_was(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ async def test_one_that_was_committed_since_lends_its_tasks_their_bodies(tmp_pat
     backup = await make_backup(tmp_path, records=keyed(TRANSACTION, [HEAD, HALVES]))
     ids = [FIRST, FIRST + 1024]
     dues = [NOW_MS + 10**9, NOW_MS + 10**9]
-    came = [Kind.ENQUEUED, NOW_MS + 5, "p", ids, dues, "t", {0: TaskOptions("k")}, None]
+    came = [EventKind.ENQUEUED, NOW_MS + 5, "p", ids, dues, "t", {0: TaskOptions("k")}, None]
     write(tmp_path, [[STARTED], [came, event("committed", FIRST)], [stopped()]])
     report = await run(tmp_path, backup)
     assert report.without_body.count == 0

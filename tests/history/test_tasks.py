@@ -13,7 +13,7 @@ from history.recording_rig import RecordingRig
 from support.engine_rig import CONFIG
 from support.history_rig import HOUR_MS, NOW_MS, acked, delivered, enqueued, make_id, write
 from tickwheel.history import read
-from tickwheel.history.lines import Kind, Renderer
+from tickwheel.history.lines import EventKind, Renderer
 from tickwheel.history.read import Query, search_tasks
 from tickwheel.history.segments import Tally
 from tickwheel.model.records import ID_STEP
@@ -27,11 +27,11 @@ BODIES = [b"a", b"\xff"]
 
 def ended(kind: str, task_id: int, group: str | None = None, *, last: bool = True) -> list[Any]:
     is_last = last if group else None
-    return [Kind.ENDED, NOW_MS + 500, "t", group, kind, [task_id], is_last]
+    return [EventKind.ENDED, NOW_MS + 500, "t", group, kind, [task_id], is_last]
 
 
 def dead(task_id: int) -> list[Any]:
-    return [Kind.DEAD, NOW_MS + 400, "t", "g", [task_id], [2], ["no good\nline 1"]]
+    return [EventKind.DEAD, NOW_MS + 400, "t", "g", [task_id], [2], ["no good\nline 1"]]
 
 
 @pytest.fixture

@@ -38,11 +38,11 @@ from tickwheel.model.conditions import (
     Holds,
     Inverted,
     IsNull,
-    Kind,
     Like,
     Member,
     Name,
     Operand,
+    ValueKind,
     parse,
 )
 from tickwheel.model.filters import Filter, why_never
@@ -263,13 +263,13 @@ def of_sqlite(operand: Operand) -> str:
     if isinstance(operand, Name):
         return f'"{operand.name or operand.source.value}"'
     match operand.kind:
-        case Kind.NULL:
+        case ValueKind.NULL:
             return "NULL"
-        case Kind.TRUTH:
+        case ValueKind.TRUTH:
             return "x'01'" if operand.value else "x'00'"
-        case Kind.TEXT:
+        case ValueKind.TEXT:
             return quoted(str(operand.value))
-        case Kind.NUMBER:
+        case ValueKind.NUMBER:
             return f"({written(operand.value)})"  # type: ignore[arg-type]
 
 

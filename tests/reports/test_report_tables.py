@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.story import Book, ms, write
-from tickwheel.history.lines import EVENTS, Kind, Renderer
+from tickwheel.history.lines import EVENTS, EventKind, Renderer
 from tickwheel.model.lateness import Cause
 from tickwheel.reports import ReportSettings, schema
 
@@ -148,18 +148,18 @@ def delivered(
     group: str | None, late_ms: int, tasks: list[int], cause: str | None, attempt: int = 1
 ) -> list[Any]:
     dues = [DUE] * len(tasks)
-    return [Kind.DELIVERED, DUE + late_ms, "orders", group, "w@1", tasks, attempt, dues, cause]
+    return [EventKind.DELIVERED, DUE + late_ms, "orders", group, "w@1", tasks, attempt, dues, cause]
 
 
 def filtered(group: str, tasks: list[int], *, last: bool) -> list[Any]:
-    return [Kind.ENDED, DUE, "orders", group, "filtered", tasks, last]
+    return [EventKind.ENDED, DUE, "orders", group, "filtered", tasks, last]
 
 
 def morning_of_orders() -> Iterator[dict[str, Any]]:
     """Eight orders. ``billing`` goes by an order key, ``eu`` by a filter, ``all`` by neither."""
     tasks = list(range(1, 9))
     return lines(
-        [Kind.ENQUEUED, DUE - 1_000, "shop-1", tasks, [DUE] * 8, "orders", {}, None],
+        [EventKind.ENQUEUED, DUE - 1_000, "shop-1", tasks, [DUE] * 8, "orders", {}, None],
         delivered("billing", 3, [1, 2], None),
         delivered("billing", HELD[0], [3, 4, 5], Cause.KEY_BUSY),
         delivered("billing", HELD[1], [6], Cause.KEY_BUSY),

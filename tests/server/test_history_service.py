@@ -26,7 +26,7 @@ from tickwheel import Client, Task
 from tickwheel.clock import Clock
 from tickwheel.history import daemon as history_module
 from tickwheel.history.daemon import History, Recorder
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.history.segments import STATE, Event
 from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Opened
@@ -487,6 +487,6 @@ def test_what_a_store_refuses_over_and_over_stays_bounded() -> None:
         recorder.rejoin(recorder.cut())
     notes = recorder.cut()
     assert notes is not None
-    assert [record[0] for record in notes.records].count(Kind.NACKED) == 5
-    assert [record[0] for record in notes.records].count(Kind.REQUEUED) == 3
+    assert [record[0] for record in notes.records].count(EventKind.NACKED) == 5
+    assert [record[0] for record in notes.records].count(EventKind.REQUEUED) == 3
     assert recorder.lost == 3 * 4 - 5

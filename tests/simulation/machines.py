@@ -24,7 +24,7 @@ from tickwheel.errors import TickwheelError
 from tickwheel.persistence.contract import NodeRecord, NodesSeen, StoreAway
 from tickwheel.server.board import Board, Bulletin, Member, Node, State
 from tickwheel.server.nodes import LOOK, NodeParent
-from tickwheel.server.processes import Kind, Process
+from tickwheel.server.processes import Process, ProcessKind
 from tickwheel.server.registrar import Registrar
 from tickwheel.server.settings import Settings
 
@@ -199,7 +199,7 @@ class SimParent(NodeParent):
         for process in processes:
             host = self._machine.hosts.get(process.pid or 0)
             if host is not None:  # else it has just ended
-                if process.kind is Kind.SHARD:
+                if process.kind is ProcessKind.SHARD:
                     self._machine.world.stops(host, process.number, is_node=self._is_ending)
                 if number == signal.SIGKILL:
                     self._machine.kill_process(host)
@@ -266,7 +266,7 @@ class Machine:
         )
         self.member = Member(self.node, None)
         processes = [Process(one.shard, one, is_wanted=False) for one in self.node.shards]
-        processes.append(Process(world.count, settings, Kind.REGISTRAR))
+        processes.append(Process(world.count, settings, ProcessKind.REGISTRAR))
         log = cast(Any, Log(world, self.parent_host))
         self.parent = SimParent(self, self.node, processes, log)
         self._tell(self.parent.go_on)
@@ -278,10 +278,10 @@ class Machine:
     def begin(self, process: Process) -> int:
         """Begin a process; its id."""
         pid = next(self.world.pids)
-        part = "registrar" if process.kind is Kind.REGISTRAR else f"shard-{process.number}"
+        part = "registrar" if process.kind is ProcessKind.REGISTRAR else f"shard-{process.number}"
         host = self.hosts[pid] = ProcessHost(self, part, pid)
         host.process = process
-        life = self._registrar if process.kind is Kind.REGISTRAR else self.serve
+        life = self._registrar if process.kind is ProcessKind.REGISTRAR else self.serve
         begins_s = self.world.loop.time() + self.world.rnd.uniform(*BIRTH_S)
         host.call_at(begins_s, lambda: host.spawn(life(host, process)))
         return pid

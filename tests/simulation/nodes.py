@@ -39,7 +39,7 @@ from tickwheel.server import processes as parents
 from tickwheel.server import registrar as registrars
 from tickwheel.server.board import Member, Node, Role
 from tickwheel.server.lease import Deposed, Leadership
-from tickwheel.server.processes import Kind, Process
+from tickwheel.server.processes import Process, ProcessKind
 from tickwheel.server.registrar import place
 
 GAP_S = 0.5
@@ -458,7 +458,7 @@ def _machine(world: NodesWorld) -> Machine:
     return world.rnd.choice([one for one in world.machines if one.is_alive] or world.machines)
 
 
-def _process(world: NodesWorld, kind: Kind) -> ProcessHost | None:
+def _process(world: NodesWorld, kind: ProcessKind) -> ProcessHost | None:
     found = [
         host
         for machine in world.machines
@@ -507,7 +507,7 @@ def cut_off(world: NodesWorld) -> None:
     _for_s(world, 0.1, 3.5, end)
 
 
-def _kill_one(world: NodesWorld, kind: Kind) -> None:
+def _kill_one(world: NodesWorld, kind: ProcessKind) -> None:
     host = _process(world, kind)
     if host is not None:
         host.machine.kill_process(host)
@@ -515,17 +515,17 @@ def _kill_one(world: NodesWorld, kind: Kind) -> None:
 
 def kill_registrar(world: NodesWorld) -> None:
     """A registrar dies alone."""
-    _kill_one(world, Kind.REGISTRAR)
+    _kill_one(world, ProcessKind.REGISTRAR)
 
 
 def kill_daemon(world: NodesWorld) -> None:
     """A daemon dies alone."""
-    _kill_one(world, Kind.SHARD)
+    _kill_one(world, ProcessKind.SHARD)
 
 
 def freeze_process(world: NodesWorld) -> None:
     """One process of a machine stands still."""
-    host = _process(world, world.rnd.choice((Kind.SHARD, Kind.REGISTRAR)))
+    host = _process(world, world.rnd.choice((ProcessKind.SHARD, ProcessKind.REGISTRAR)))
     if host is not None:
         host.freeze()
 

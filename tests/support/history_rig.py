@@ -10,7 +10,7 @@ from typing import Any
 
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.history.segments import Event, Limits, Tally, state_folder
 from tickwheel.history.spool import Spool
 from tickwheel.history.writer import Writer, WriterOptions
@@ -39,7 +39,16 @@ def enqueued(
     bodies: Sequence[bytes] | None = None,
 ) -> Record:
     dues = [due_ms] * len(ids)
-    return [Kind.ENQUEUED, time_ms, "shop@1.2.3.4:5", list(ids), dues, topic, options or {}, bodies]
+    return [
+        EventKind.ENQUEUED,
+        time_ms,
+        "shop@1.2.3.4:5",
+        list(ids),
+        dues,
+        topic,
+        options or {},
+        bodies,
+    ]
 
 
 def delivered(
@@ -47,7 +56,7 @@ def delivered(
     time_ms: int = NOW_MS + 2, due_ms: int = NOW_MS,
 ) -> Record:  # fmt: skip
     count = len(ids)
-    return [Kind.DELIVERED, time_ms, topic, group, "w@1", list(ids), [attempt] * count,
+    return [EventKind.DELIVERED, time_ms, topic, group, "w@1", list(ids), [attempt] * count,
             [due_ms] * count]  # fmt: skip
 
 
@@ -57,7 +66,7 @@ def acked(
     ended: bool = True,
 ) -> Record:  # fmt: skip
     count = len(ids)
-    return [Kind.ACKED, time_ms, topic, group, "w@1", epoch, list(ids), [attempt] * count,
+    return [EventKind.ACKED, time_ms, topic, group, "w@1", epoch, list(ids), [attempt] * count,
             [delivered_ms] * count, ended]  # fmt: skip
 
 

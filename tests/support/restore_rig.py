@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from support.history_rig import HOUR_MS, NOW_MS, Record
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.history.restore import Plan, Report, restore
 from tickwheel.model.kinds import GROUP, Effects, RecordKey, keyed
 from tickwheel.model.records import BY_DUE_ALONE, DeadRow, GroupRow, ProgressRow, TaskRow
@@ -20,16 +20,16 @@ BACKUP_MS = NOW_MS
 LATER_MS = NOW_MS + HOUR_MS
 """When everything of these tests has happened."""
 OWNER = "tester"
-STARTED: Record = [Kind.DAEMON, NOW_MS - 10, "started", {"clean": True}]
+STARTED: Record = [EventKind.DAEMON, NOW_MS - 10, "started", {"clean": True}]
 
 
 def stopped(time_ms: int = LATER_MS - 1) -> Record:
-    return [Kind.DAEMON, time_ms, "stopped", {"clean": True}]
+    return [EventKind.DAEMON, time_ms, "stopped", {"clean": True}]
 
 
 def group(name: str = "g", topic: str = "t", since_ms: int = 0) -> Record:
     since = {"since_ms": since_ms, "since_id": str(BY_DUE_ALONE)}
-    return [Kind.GROUP, NOW_MS - 5, topic, name, "created", since]
+    return [EventKind.GROUP, NOW_MS - 5, topic, name, "created", since]
 
 
 async def make_backup(

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from tickwheel.api.kinds import (
     Choice,
+    FieldKind,
     Flag,
     Ids,
-    Kind,
     Letters,
     Name,
     Number,
@@ -50,7 +50,7 @@ def within(field: Field, limits: Limits) -> Iterator[Bound]:
     return iter(()) if values is None else values(field, field.kind, limits)
 
 
-def _of(table: Iterable[tuple[type[Kind], T]], kind: Kind) -> T | None:
+def _of(table: Iterable[tuple[type[FieldKind], T]], kind: FieldKind) -> T | None:
     return next((values for one, values in table if isinstance(kind, one)), None)
 
 
@@ -123,7 +123,7 @@ def _place(kind: LetterPlace, limits: Limits) -> Iterator[Bound]:
     yield Bound((TOO_HIGH, "g"), (str(ID_MAX), str(TOO_HIGH)))
 
 
-_BEYOND: tuple[tuple[type[Kind], Callable[[Any, Limits], Iterator[Bound]]], ...] = (
+_BEYOND: tuple[tuple[type[FieldKind], Callable[[Any, Limits], Iterator[Bound]]], ...] = (
     (Text, _text), (Name, _name), (Choice, _choice), (Flag, _flag), (Window, _window),
     (Shift, _shift), (Whole, _whole), (Number, _number), (PropertyValue, _property), (Ids, _ids),
     (Letters, _letters), (LetterPlace, _place),
@@ -176,7 +176,7 @@ def _at_ids(field: Field, kind: Ids, limits: Limits) -> Iterator[Bound]:
     yield Bound((0, ID_MAX), (f"not {ID_MAX}",))
 
 
-_WITHIN: tuple[tuple[type[Kind], Callable[[Field, Any, Limits], Iterator[Bound]]], ...] = (
+_WITHIN: tuple[tuple[type[FieldKind], Callable[[Field, Any, Limits], Iterator[Bound]]], ...] = (
     (Text, _at_text), (Name, _at_name), (Choice, _at_choice), (Shift, _at_shift),
     (Window, _at_window), (Whole, _at_whole), (Number, _at_number),
     (PropertyValue, _at_property), (Ids, _at_ids),

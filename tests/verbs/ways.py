@@ -24,7 +24,19 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from support.raw import Raw
-from tickwheel.api.kinds import Body, Id, Ids, Kind, Moment, Name, Policy, Rule, Since, Span, Text
+from tickwheel.api.kinds import (
+    Body,
+    FieldKind,
+    Id,
+    Ids,
+    Moment,
+    Name,
+    Policy,
+    Rule,
+    Since,
+    Span,
+    Text,
+)
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.shapes import Block, Request
 from tickwheel.api.tasks import PAGE, AcceptedIds, LetterPlace, Selection, TaskInfo, TaskOutcome
@@ -248,7 +260,7 @@ def _json_of(verb: Verb, values: Values, method: str, named: list[str]) -> Any:
     if verb.request is None:
         raise Unsayable
     kinds = {one.name: one.kind for one in verb.request.fields()}
-    said = {n: _in_json(kinds.get(n, Kind()), v) for n, v in values.items()}
+    said = {n: _in_json(kinds.get(n, FieldKind()), v) for n, v in values.items()}
     if any(one.name not in named for one in verb.request.fields()):
         return said
     if said and method not in ("GET", "DELETE"):
@@ -256,7 +268,7 @@ def _json_of(verb: Verb, values: Values, method: str, named: list[str]) -> Any:
     return said
 
 
-def _in_json(kind: Kind, value: Any) -> Any:
+def _in_json(kind: FieldKind, value: Any) -> Any:
     if isinstance(kind, Id) and value is not None:
         return str(value)
     if isinstance(kind, Ids) and value is not None:
@@ -422,7 +434,7 @@ def keywords(request: type[Request], values: Values) -> Values:
     return found
 
 
-def _in_python(kind: Kind, value: Any) -> Any:
+def _in_python(kind: FieldKind, value: Any) -> Any:
     if isinstance(kind, Policy) and value is not None:
         return Retry.of(value) if isinstance(value, dict) else Retry.named(value)
     if isinstance(kind, Rule) and isinstance(value, dict):

@@ -93,7 +93,7 @@ def task_ids(value: object, field: str, limits: Limits) -> Sequence[int]:
     return ids
 
 
-class Kind:
+class FieldKind:
     """One kind of value. The base takes anything."""
 
     word = "any"
@@ -153,7 +153,7 @@ class Kind:
         return " ".join(filter(None, (text, measure, limits)))
 
 
-class Text(Kind):
+class Text(FieldKind):
     """A string of at most ``length_max`` characters, all of which UTF-8 can say."""
 
     word, python, json = "str", "str", str
@@ -202,7 +202,7 @@ class Tag(Text):
     of_task = check
 
 
-class Name(Kind):
+class Name(FieldKind):
     """The name of a topic, a group, a schedule, a transaction or a bulk operation."""
 
     word, python, json = "str", "str", str
@@ -217,7 +217,7 @@ class Name(Kind):
         return {"pattern": NAME_PATTERN}
 
 
-class Traceparent(Kind):
+class Traceparent(FieldKind):
     """A place in a distributed trace, as W3C Trace Context writes it: version, trace, span, flags.
     The ids are not all zeros, and there is no version ff."""
 
@@ -244,7 +244,7 @@ def steps_in(encoding: str) -> int:
     return encoding.count(",") + (first in STEPS)
 
 
-class Encoding(Kind):
+class Encoding(FieldKind):
     """What a body is, and what was done to it in that order: "json;v=2,zlib,aesgcm;key=2026-11".
     Steps stand between commas, what is said of one behind semicolons."""
 
@@ -277,7 +277,7 @@ class OwnName(Name):
     again is the same one."""
 
 
-class Choice(Kind):
+class Choice(FieldKind):
     """One of some words. ``python``: the name of the Literal type in ``tickwheel.api.frames``."""
 
     word, json = "str", str
@@ -304,7 +304,7 @@ class Choice(Kind):
         return ", ".join(f"`{word}`" for word in self.words)
 
 
-class Flag(Kind):
+class Flag(FieldKind):
     """True or false."""
 
     word, python, json = "bool", "bool", bool
@@ -321,7 +321,7 @@ class Flag(Kind):
         return value
 
 
-class Whole(Kind):
+class Whole(FieldKind):
     """A whole number from ``low`` to ``high``."""
 
     word, python = "int", "int"
@@ -411,7 +411,7 @@ class Shift(Span):
         return -duration_ms(-value, field) if is_back else duration_ms(value, field)
 
 
-class Number(Kind):
+class Number(FieldKind):
     """A number from ``low`` to ``high``."""
 
     word, python, json = "number", "float", float
@@ -454,7 +454,7 @@ class Id(Whole):
         return {"pattern": "^[0-9]{1,19}$"}
 
 
-class Ids(Kind):
+class Ids(FieldKind):
     """Ids of tasks."""
 
     word, python, json = "array of int", "Iterable[int]", list[str]
@@ -469,7 +469,7 @@ class Ids(Kind):
         return {"minItems": 1, "maxItems": Limits().ids_per_frame_max}
 
 
-class Letters(Kind):
+class Letters(FieldKind):
     """Dead letters, each (id, group)."""
 
     word, python = "array of [id, group]", "Iterable[tuple[int, str]]"
@@ -494,7 +494,7 @@ class Letters(Kind):
         return _one_id(value[0]), value[1]
 
 
-class Body(Kind):
+class Body(FieldKind):
     """The bytes of a task; in JSON text, or base64 where it is no text."""
 
     word, python, json = "bin", "bytes", bytes
@@ -506,7 +506,7 @@ class Body(Kind):
         return bytes(value)
 
 
-class Properties(Kind):
+class Properties(FieldKind):
     """The producer's own fields of a task: text, numbers and booleans by name. An empty map says
     nothing."""
 
@@ -538,7 +538,7 @@ class Properties(Kind):
         return None if found is None else dict(found)
 
 
-class PropertyValue(Kind):
+class PropertyValue(FieldKind):
     """What a property may be: text, a number or a boolean."""
 
     word, python = "str, int, float or bool", "Value"
@@ -552,7 +552,7 @@ class PropertyValue(Kind):
         return value
 
 
-class Policy(Kind):
+class Policy(FieldKind):
     """A retry policy: a name, a text, or a map; ``Retry`` in Python."""
 
     word, python, json = "policy", "Retry", str | dict[str, Any]
@@ -562,7 +562,7 @@ class Policy(Kind):
         return policy_wire(value, field)
 
 
-class Rule(Kind):
+class Rule(FieldKind):
     """What becomes of a task whose key is pending: a word or a map; ``IfPending`` in Python."""
 
     word, python, json = "rule", "Action | IfPending", str | dict[str, Any]
@@ -572,7 +572,7 @@ class Rule(Kind):
         return rule_wire(value, field)
 
 
-class Since(Kind):
+class Since(FieldKind):
     """A moment in milliseconds since 1970, or one of some words; a datetime or a word in Python."""
 
     word, python, json = "int or str", "datetime | str", str | int
@@ -597,7 +597,8 @@ def _one_id(value: Any) -> int:
     return integer(value, "id", 0, ID_MAX)
 
 
-ANY, NAME, FLAG, ID, IDS, LETTERS, BODY = Kind(), Name(), Flag(), Id(), Ids(), Letters(), Body()
+ANY, NAME, FLAG, ID = FieldKind(), Name(), Flag(), Id()
+IDS, LETTERS, BODY = Ids(), Letters(), Body()
 OWN_NAME = OwnName()
 PROPERTIES, POLICY, RULE, TEXT, KEY = Properties(), Policy(), Rule(), Text(), Text("key_length_max")
 PROPERTY, TAG = PropertyValue(), Tag("key_length_max")

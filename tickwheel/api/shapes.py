@@ -29,7 +29,7 @@ from typing import (
     get_type_hints,
 )
 
-from tickwheel.api.kinds import Kind
+from tickwheel.api.kinds import FieldKind
 from tickwheel.api.times import moment
 from tickwheel.errors import BadRequest, ProtocolError, shown
 
@@ -72,7 +72,7 @@ class Field(NamedTuple):
     """One field of a request or an answer."""
 
     name: str
-    kind: Kind
+    kind: FieldKind
     text: str
     """One sentence for the documents."""
     default: Any
@@ -144,27 +144,27 @@ def _read_fields(cls: type[Shape]) -> Iterable[Field]:
         yield Field(name, kind, text, default, is_place, may_be_none, python, annotation, mark)
 
 
-def _parts(hint: Any) -> tuple[Any, Kind, str, Any]:
+def _parts(hint: Any) -> tuple[Any, FieldKind, str, Any]:
     """Type, kind, sentence and mark of an annotation. An alias of a kind stands inside of it."""
-    kind, text, other = Kind(), "", None
+    kind, text, other = FieldKind(), "", None
     while get_origin(hint) is Annotated:
         hint, *marks = get_args(hint)
         for mark in marks:
-            if isinstance(mark, Kind) and type(kind) is Kind:
+            if isinstance(mark, FieldKind) and type(kind) is FieldKind:
                 kind = mark
             elif isinstance(mark, str) and not text:
                 text = mark
-            elif not isinstance(mark, (Kind, str)) and other is None:
+            elif not isinstance(mark, (FieldKind, str)) and other is None:
                 other = mark
-    if type(kind) is Kind:
+    if type(kind) is FieldKind:
         kind = next((found for found in map(_inner_kind, get_args(hint)) if found), kind)
     return hint, kind, text, other
 
 
-def _inner_kind(hint: Any) -> Kind | None:
+def _inner_kind(hint: Any) -> FieldKind | None:
     if get_origin(hint) is not Annotated:
         return None
-    return next((mark for mark in get_args(hint)[1:] if isinstance(mark, Kind)), None)
+    return next((mark for mark in get_args(hint)[1:] if isinstance(mark, FieldKind)), None)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(place, called))
@@ -298,7 +298,7 @@ def named(value: object, known: Iterable[str], field: str = "options") -> dict[s
     return value
 
 
-class Block(Kind):
+class Block(FieldKind):
     """A map whose fields are those of a block of options."""
 
     word, python, json = "map", "Mapping[str, Any]", dict[str, Any]

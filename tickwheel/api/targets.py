@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import OfGroup
-from tickwheel.api.kinds import ID, NAME, Choice, Kind, Moment, Span, Text, Whole, array, wrong
+from tickwheel.api.kinds import ID, NAME, Choice, FieldKind, Moment, Span, Text, Whole, array, wrong
 from tickwheel.api.shapes import Answer, Request, place, when
 from tickwheel.api.verb import Audit, Method, Need, Of, Over, Right, Verb
 from tickwheel.errors import BadRequest
@@ -53,7 +53,7 @@ def shown_url(url: str) -> str:
     return f"{base}?{'&'.join(said)}"
 
 
-class Url(Kind):
+class Url(FieldKind):
     """The address of a target, without credentials; that of a broker may name a user."""
 
     word, python, json = "str", "str", str
@@ -102,7 +102,7 @@ class Url(Kind):
 _URL_TEXT: Final = Text(URL_LENGTH_MAX, "URL_LENGTH_MAX")
 
 
-class Secrets(Kind):
+class Secrets(FieldKind):
     """Secrets that sign requests, as Standard Webhooks writes them."""
 
     word, python, json = "array of str", "Iterable[str]", list[str]

@@ -25,7 +25,7 @@ from tickwheel.api.kinds import (
     TAG,
     TRACEPARENT,
     Choice,
-    Kind,
+    FieldKind,
     Moment,
     Shift,
     Span,
@@ -671,7 +671,7 @@ VERBS: Final = (
 )  # fmt: skip
 
 
-class LetterPlace(Kind):
+class LetterPlace(FieldKind):
     """A page begins behind this dead letter: [id, group]; ID.GROUP over HTTP."""
 
     word = "[id, group]"

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, TypeVar, Unpack, cast
 
 from tickwheel.api.frames import TransactionState
-from tickwheel.api.kinds import Kind, Policy, Properties, Rule, Span, Whole
+from tickwheel.api.kinds import FieldKind, Policy, Properties, Rule, Span, Whole
 from tickwheel.api.tasks import LEVEL_MAX, TaskFields
 from tickwheel.api.transactions import HalfTask
 from tickwheel.cli.call import Call, given
@@ -431,7 +431,7 @@ def _task_of(said: dict[str, Any], defaults: Defaults) -> Task:
     return Task(topic, _body(said), **due, **of_task)
 
 
-def _read(said: dict[str, Any], name: str, kind: Kind) -> Any:
+def _read(said: dict[str, Any], name: str, kind: FieldKind) -> Any:
     """What a line says of a task in the field ``name``; None: nothing."""
     if isinstance(kind, Span):
         return _span(said, name)

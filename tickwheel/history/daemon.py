@@ -32,7 +32,7 @@ from tickwheel.engine.events import COMMITTED, PARKED, PUT, ROLLED_BACK
 from tickwheel.engine.state import Core
 from tickwheel.errors import BadRequest
 from tickwheel.history.branches import Reached, Start, known, start_of
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.history.segments import state_folder
 from tickwheel.history.spool import BYTES_MAX, Pending, Spool, take_pending
 from tickwheel.history.writer import DISK_CLEAN, DISK_WARN, RETENTION_S, WriterOptions
@@ -52,7 +52,15 @@ REPEATS_MAX = 1_000_000
 """Events that may wait for a batch and come again and again while a store is away: deliveries,
 leases that end, retries. All else is bounded by the tasks there are. One that is noted alone takes
 about 300 bytes, and a nack's reason."""
-REPEATS = frozenset((Kind.DELIVERED, Kind.NACKED, Kind.LEASE_OVER, Kind.RELEASED, Kind.OCCURRENCE))
+REPEATS = frozenset(
+    (
+        EventKind.DELIVERED,
+        EventKind.NACKED,
+        EventKind.LEASE_OVER,
+        EventKind.RELEASED,
+        EventKind.OCCURRENCE,
+    )
+)
 _ENDS = frozenset((COMMITTED, ROLLED_BACK, PARKED))
 """Ends of a transaction, which are noted with its age."""
 Times = Callable[[], tuple[int, int]]
@@ -127,12 +135,12 @@ class Recorder:
         }
         bodies = [new_task[2] for new_task in new_tasks] if self._bodies else None
         dues = [new_task[1] for new_task in new_tasks]
-        return [Kind.ENQUEUED, time_ms, producer, list(ids), dues, topics, options, bodies]
+        return [EventKind.ENQUEUED, time_ms, producer, list(ids), dues, topics, options, bodies]
 
-    def _note(self, kind: Kind, time_ms: int, *fields: Any) -> None:
+    def _note(self, kind: EventKind, time_ms: int, *fields: Any) -> None:
         self._records.append([kind, time_ms, *fields])
 
-    def _repeat(self, events: int, kind: Kind, time_ms: int, *fields: Any) -> None:
+    def _repeat(self, events: int, kind: EventKind, time_ms: int, *fields: Any) -> None:
         if self._repeats + events > self.repeats_max:
             self.lost += events
             return
@@ -152,17 +160,18 @@ class Recorder:
         order_id = row.options.order_id if row.options is not None else None
         orders = None if order_id is None else [order_id]
         self._note(
-            Kind.REPLACED, now_ms, self._named(source), [row.id], [row.due_ms], row.topic, options,
+            EventKind.REPLACED, now_ms, self._named(source), [row.id], [row.due_ms], row.topic,
+            options,
             bodies, orders,
         )  # fmt: skip
 
     def merged(self, source: object, topic: str, what: str, task_id: int, now_ms: int) -> None:
-        self._note(Kind.MERGED, now_ms, self._named(source), topic, what, [task_id])
+        self._note(EventKind.MERGED, now_ms, self._named(source), topic, what, [task_id])
 
     def overtaken(self, lease: Lease) -> None:
         topic, group, _, ids, attempts = _whose(lease)
         by = lease.past.replaced_by
-        self._note(Kind.OVERTAKEN, self._clock()[0], topic, group, ids, attempts, by)
+        self._note(EventKind.OVERTAKEN, self._clock()[0], topic, group, ids, attempts, by)
 
     def _named(self, source: object) -> str:
         return self._label(source) if source is not None else ""
@@ -170,10 +179,10 @@ class Recorder:
     def rescheduled(self, row: TaskRow, due_ms: int) -> None:
         order_id = row.options.order_id if row.options is not None else None
         orders = () if order_id is None else ([order_id],)
-        self._note(Kind.RESCHEDULED, self._clock()[0], row.topic, [row.id], [due_ms], *orders)
+        self._note(EventKind.RESCHEDULED, self._clock()[0], row.topic, [row.id], [due_ms], *orders)
 
     def rescheduled_many(self, topic: str, ids: Sequence[int], dues_ms: Sequence[int]) -> None:
-        self._note(Kind.RESCHEDULED, self._clock()[0], topic, list(ids), list(dues_ms))
+        self._note(EventKind.RESCHEDULED, self._clock()[0], topic, list(ids), list(dues_ms))
 
     # --- consumers ---------------------------------------------------------------------------
 
@@ -188,7 +197,7 @@ class Recorder:
         more = () if causes is None else (_one_cause_or_each(causes),)
         self._repeat(
             len(items),
-            Kind.DELIVERED,
+            EventKind.DELIVERED,
             now_ms,
             group.topic.name,
             group.name or None,
@@ -210,7 +219,7 @@ class Recorder:
                 for lease in share
             ]
             self._note(
-                Kind.ACKED,
+                EventKind.ACKED,
                 now_ms,
                 group.topic.name,
                 group.name,
@@ -224,24 +233,24 @@ class Recorder:
 
     def acked_idle(self, group: Group, task_id: int, attempt: int, *, ended: bool) -> None:
         now_ms, names = self._clock()[0], (group.topic.name, group.name)
-        self._note(Kind.ACKED, now_ms, *names, "", self._epoch, [task_id], attempt, 0, ended)
+        self._note(EventKind.ACKED, now_ms, *names, "", self._epoch, [task_id], attempt, 0, ended)
 
     def nacked(self, lease: Lease, reason: str, next_ms: int, now_ms: int) -> None:
-        self._repeat(1, Kind.NACKED, now_ms, *_whose(lease), [next_ms], reason)
+        self._repeat(1, EventKind.NACKED, now_ms, *_whose(lease), [next_ms], reason)
 
     def lease_over(
         self, lease: Lease, reason: str, now_ms: int, until_ms: int | None = None
     ) -> None:
         dues = () if until_ms is None else ([until_ms],)
-        self._repeat(1, Kind.LEASE_OVER, now_ms, *_whose(lease), reason, *dues)
+        self._repeat(1, EventKind.LEASE_OVER, now_ms, *_whose(lease), reason, *dues)
 
     def released(self, lease: Lease, until_ms: int | None, now_ms: int) -> None:
         dues = () if until_ms is None else ([until_ms],)
-        self._repeat(1, Kind.RELEASED, now_ms, *_whose(lease), *dues)
+        self._repeat(1, EventKind.RELEASED, now_ms, *_whose(lease), *dues)
 
     def died(self, lease: Lease, reason: str, now_ms: int) -> None:
         topic, group, _, ids, attempt = _whose(lease)
-        self._note(Kind.DEAD, now_ms, topic, group, ids, attempt, reason)
+        self._note(EventKind.DEAD, now_ms, topic, group, ids, attempt, reason)
 
     def ended(
         self,
@@ -255,14 +264,14 @@ class Recorder:
     ) -> None:
         is_last, why = last if group else None, () if reason is None else (reason,)
         fields = topic, group or None, how, [task_id], is_last, *why
-        self._note(Kind.ENDED, self._clock()[0], *fields)
+        self._note(EventKind.ENDED, self._clock()[0], *fields)
 
     def ended_many(self, topic: str, how: str, ids: Sequence[int]) -> None:
-        self._note(Kind.ENDED, self._clock()[0], topic, None, how, list(ids), None)
+        self._note(EventKind.ENDED, self._clock()[0], topic, None, how, list(ids), None)
 
     def requeued(self, topic: str, group: str, task_id: int, ttl_ms: int | None = None) -> None:
         new = () if ttl_ms is None else (ttl_ms,)
-        self._note(Kind.REQUEUED, self._clock()[0], topic, group, [task_id], *new)
+        self._note(EventKind.REQUEUED, self._clock()[0], topic, group, [task_id], *new)
 
     # --- groups ------------------------------------------------------------------------------
 
@@ -286,7 +295,7 @@ class Recorder:
 
     def _group(self, topic: Topic, group: Group | None, what: str, details: dict[str, Any]) -> None:
         name = group.name if group is not None else None
-        self._note(Kind.GROUP, self._clock()[0], topic.name, name, what, details)
+        self._note(EventKind.GROUP, self._clock()[0], topic.name, name, what, details)
 
     # --- schedules ---------------------------------------------------------------------------
 
@@ -296,16 +305,18 @@ class Recorder:
             state["settings"] = schedule_map(row) | ({"same_body": True} if same_body else {})
             body = schedule.body if self._bodies else None
         now_ms = self._clock()[0]
-        self._note(Kind.SCHEDULE, now_ms, schedule.topic, schedule.name, what, state, body)
+        self._note(EventKind.SCHEDULE, now_ms, schedule.topic, schedule.name, what, state, body)
 
     def occurred(self, row: ScheduleRow, runs: Sequence[Run], now_ms: int, *, staged: bool) -> None:
         topic, name = row.schedule.topic, row.schedule.name
         found = [[run.planned_ms, run.outcome, run.id, run.occurrences] for run in runs]
         if staged:
-            record = [Kind.OCCURRENCE, now_ms, topic, name, found, _state_of(row)]
+            record = [EventKind.OCCURRENCE, now_ms, topic, name, found, _state_of(row)]
             self._occurrences.append(record)
         else:
-            self._repeat(len(runs), Kind.OCCURRENCE, now_ms, topic, name, found, _state_of(row))
+            self._repeat(
+                len(runs), EventKind.OCCURRENCE, now_ms, topic, name, found, _state_of(row)
+            )
 
     # --- transactions ------------------------------------------------------------------------
 
@@ -326,7 +337,7 @@ class Recorder:
         if row.checks:
             details |= {"checks": row.checks, "asked": row.asked}
         record = [
-            Kind.TRANSACTION, now_ms, self._named(source), row.id, what, tasks, row.first_id,
+            EventKind.TRANSACTION, now_ms, self._named(source), row.id, what, tasks, row.first_id,
             details,
         ]  # fmt: skip
         self._occurrences.append(record)
@@ -588,7 +599,7 @@ class History:
         spool.close(clean)
 
     def _daemon(self, what: str, **details: Any) -> list[Any]:
-        return [Kind.DAEMON, self._clock.read().now_ms, what, details]
+        return [EventKind.DAEMON, self._clock.read().now_ms, what, details]
 
     def _append(self, records: list[list[Any]], events: int) -> None:
         spool = self._spool
@@ -596,7 +607,7 @@ class History:
             return
         if self._missing:
             now_ms = self._clock.read().now_ms
-            records = [[Kind.DROPPED, now_ms, self._missing, self._reason], *records]
+            records = [[EventKind.DROPPED, now_ms, self._missing, self._reason], *records]
         if self._append_packed(spool.pack(self._number, records), events) and self._missing:
             self._on_event("history_kept_again", f"{self._missing} events are missing")
             self._missing = 0
@@ -619,7 +630,7 @@ class History:
         self._renew_pending()
         # How many nobody knows: of what is older, some stands in files, and those may be gone too.
         self.dropped += max(1, recent)
-        self._append([[Kind.DROPPED, self._clock.read().now_ms, None, reason]], 1)
+        self._append([[EventKind.DROPPED, self._clock.read().now_ms, None, reason]], 1)
         if not was_missing and not self._missing:  # else this trouble has its line already
             self._on_event("history_dropped", f"{reason}; it begins anew")
 

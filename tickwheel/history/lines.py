@@ -26,7 +26,7 @@ from tickwheel.model.policies import RetryPolicy
 SCHEMA_VERSION = 1
 
 
-class Kind(IntEnum):
+class EventKind(IntEnum):
     """The kind of a record: its first element. The docstring of each kind has the others."""
 
     ENQUEUED = 1
@@ -143,7 +143,7 @@ class Renderer:
     def __init__(self, node: str, shard: int, epoch: int) -> None:
         self._end = f',"node":{quote(node)},"shard":{shard},"epoch":{epoch},"seq":'
         self._kinds: dict[int, Callable[[list[Any], int], Iterable[str]]] = {
-            kind: getattr(self, f"_{kind.name.lower()}") for kind in Kind
+            kind: getattr(self, f"_{kind.name.lower()}") for kind in EventKind
         }
         """What makes lines of each kind of record: the method of its name."""
 

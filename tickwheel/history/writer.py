@@ -56,7 +56,7 @@ from typing import Any
 from tickwheel.clock import sources
 from tickwheel.disk import Use, measure, sync
 from tickwheel.history import segments, spool
-from tickwheel.history.lines import MALFORMED, Kind, Renderer
+from tickwheel.history.lines import MALFORMED, EventKind, Renderer
 from tickwheel.history.segments import (
     HOUR_MS,
     PART,
@@ -629,7 +629,12 @@ class Follower:
         if chunk.damaged or (rest and not held):
             why = chunk.damaged or "the end is torn"
             self._log_damage(f"{rest} bytes of {name} are lost: {why}")
-            record = [Kind.DROPPED, place.last_ms or self._now_ms(), None, f"{why}: {rest} bytes"]
+            record = [
+                EventKind.DROPPED,
+                place.last_ms or self._now_ms(),
+                None,
+                f"{why}: {rest} bytes",
+            ]
             self._take(epoch, place, [record])
             return self._adopt(epoch, replace(place, offset=size), rest)
         if held:
@@ -655,7 +660,7 @@ class Follower:
             except MALFORMED as error:
                 self._log_damage(f"a record was not understood: {error!r}")
                 time_ms = place.last_ms or self._now_ms()
-                dropped = [Kind.DROPPED, time_ms, None, "a record was not understood"]
+                dropped = [EventKind.DROPPED, time_ms, None, "a record was not understood"]
                 lines = renderer.render(dropped, place.seq + 1)
             if lines:
                 place.seq += len(lines)

@@ -56,7 +56,7 @@ class Source(Enum):
     PRIORITY = "priority"
 
 
-class Kind(Enum):
+class ValueKind(Enum):
     """The kinds of values; only values of one kind can be compared."""
 
     NUMBER = "number"
@@ -77,7 +77,7 @@ class Name:
 class Literal:
     """A literal value in a condition."""
 
-    kind: Kind
+    kind: ValueKind
     """The kind, said beside the value because Python takes TRUE for 1."""
     value: PropertyValue | None
 
@@ -156,15 +156,15 @@ OPERATORS: Mapping[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-KINDS: Mapping[type, Kind] = {
-    int: Kind.NUMBER,
-    float: Kind.NUMBER,
-    str: Kind.TEXT,
-    bool: Kind.TRUTH,
+KINDS: Mapping[type, ValueKind] = {
+    int: ValueKind.NUMBER,
+    float: ValueKind.NUMBER,
+    str: ValueKind.TEXT,
+    bool: ValueKind.TRUTH,
 }
 TYPES = {
     kind: frozenset(found for found, of in KINDS.items() if of is kind)
-    for kind in (Kind.NUMBER, Kind.TEXT, Kind.TRUTH)
+    for kind in (ValueKind.NUMBER, ValueKind.TEXT, ValueKind.TRUTH)
 }
 
 
@@ -289,7 +289,7 @@ def _comparison(sign: str, left: Operand, right: Operand) -> Predicate:
         kind = KINDS.get(type(one))
         if kind is None or kind is not KINDS.get(type(other)):
             return None
-        if is_order and kind is Kind.TRUTH:
+        if is_order and kind is ValueKind.TRUTH:
             return None
         return compare(one, other)
 
@@ -298,7 +298,7 @@ def _comparison(sign: str, left: Operand, right: Operand) -> Predicate:
 
 def _with_literal(sign: str, left: Name, right: Literal) -> Predicate:
     """The judge of a comparison of a name with a literal, which nearly every comparison is."""
-    if right.kind is Kind.NULL or (right.kind is Kind.TRUTH and sign not in {"=", "<>"}):
+    if right.kind is ValueKind.NULL or (right.kind is ValueKind.TRUTH and sign not in {"=", "<>"}):
         return _unknown
     compare, types, value, name = OPERATORS[sign], TYPES[right.kind], right.value, left.name
     if left.source is Source.PROPERTY:
@@ -324,7 +324,7 @@ def _member(operand: Operand, values: tuple[Literal, ...]) -> Predicate:
         kind: frozenset(each.value for each in values if each.kind is kind) for kind in TYPES
     }
     # Not found is UNKNOWN when the list has something that the value cannot be compared with.
-    missing: dict[Kind, Truth] = {
+    missing: dict[ValueKind, Truth] = {
         kind: False if all(each.kind is kind for each in values) else None for kind in TYPES
     }
 
@@ -655,16 +655,16 @@ class _Callbacks:
                 raise _Wrong(parts[0], "the number is too large")
         elif not INTEGER_MIN <= value <= INTEGER_MAX:
             raise _Wrong(parts[0], f"whole numbers go from {INTEGER_MIN} to {INTEGER_MAX}")
-        return Literal(Kind.NUMBER, value)
+        return Literal(ValueKind.NUMBER, value)
 
     def text(self, parts: list[Token]) -> Operand:
-        return Literal(Kind.TEXT, _unquoted(parts[0]))
+        return Literal(ValueKind.TEXT, _unquoted(parts[0]))
 
     def truth(self, parts: list[Token]) -> Operand:
-        return Literal(Kind.TRUTH, parts[0].type == "TRUE")
+        return Literal(ValueKind.TRUTH, parts[0].type == "TRUE")
 
     def null(self, _parts: list[Token]) -> Operand:
-        return Literal(Kind.NULL, None)
+        return Literal(ValueKind.NULL, None)
 
 
 def _not(term: Condition) -> Condition:
@@ -859,12 +859,12 @@ def _with_value(sample: Sample, name: Name, value: Any) -> Sample:
 def _values(name: Name, literals: list[Literal]) -> list[PropertyValue | None]:
     if name.source is Source.PRIORITY:
         return [*range(PRIORITY_MAX + 1)]
-    given = [one.value for one in literals if one.kind is Kind.TEXT]
+    given = [one.value for one in literals if one.kind is ValueKind.TEXT]
     # Nothing lies between a text and the same one with a NUL behind it.
     texts = ["", *given, *(f"{text}\0" for text in given)]
     if name.source is not Source.PROPERTY:
         return [None, *texts]
-    numbers = [one.value for one in literals if one.kind is Kind.NUMBER]
+    numbers = [one.value for one in literals if one.kind is ValueKind.NUMBER]
     return [None, True, False, *texts, *_around(numbers)]
 
 
@@ -889,9 +889,13 @@ def _why_unknown(part: Simple) -> str:
     others = _operands(part)[1:] if isinstance(part, Member) else _operands(part)
     literals = [one for one in others if isinstance(one, Literal)]
     kinds = {one.kind for one in literals}
-    if kinds == {Kind.NULL} or (Kind.NULL in kinds and isinstance(part, Comparison)):
+    if kinds == {ValueKind.NULL} or (ValueKind.NULL in kinds and isinstance(part, Comparison)):
         return "nothing compares with NULL; write IS NULL or IS NOT NULL"
-    if isinstance(part, Comparison) and Kind.TRUTH in kinds and part.operator not in {"=", "<>"}:
+    if (
+        isinstance(part, Comparison)
+        and ValueKind.TRUTH in kinds
+        and part.operator not in {"=", "<>"}
+    ):
         return "truth values have no order"
     return "it compares values of two kinds"
 
@@ -964,11 +968,11 @@ def _shown(condition: Condition, truth: bool = True) -> str:
 def _shown_operand(operand: Operand) -> str:
     if isinstance(operand, Literal):
         match operand.kind:
-            case Kind.TEXT:
+            case ValueKind.TEXT:
                 return _quoted(str(operand.value))
-            case Kind.NUMBER:
+            case ValueKind.NUMBER:
                 return repr(operand.value)
-            case Kind.TRUTH | Kind.NULL:
+            case ValueKind.TRUTH | ValueKind.NULL:
                 return "NULL" if operand.value is None else str(operand.value).upper()
     if operand.source is not Source.PROPERTY:
         return str(operand.source.value)

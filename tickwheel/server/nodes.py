@@ -27,9 +27,9 @@ from tickwheel.server.board import Board, Bulletin, Member, Node, State
 from tickwheel.server.lease import Life
 from tickwheel.server.logs import configure
 from tickwheel.server.processes import (
-    Kind,
     Parent,
     Process,
+    ProcessKind,
     audit_of_http,
     live_with,
     places_of,
@@ -63,21 +63,21 @@ def run(settings: Settings) -> int:
     processes = [Process(one.shard, one, is_wanted=False) for one in node.shards]
     if node.settings.http is not None:
         whole = node.settings.model_copy(update={"audit_file": audit_of_http(node.settings)})
-        processes.append(Process(count, whole, Kind.HTTP_ALL))
-    processes.append(Process(len(processes), node.settings, Kind.REGISTRAR))
+        processes.append(Process(count, whole, ProcessKind.HTTP_ALL))
+    processes.append(Process(len(processes), node.settings, ProcessKind.REGISTRAR))
     with NodeParent(node, processes, log) as parent:
         mine = parent.watch()
     if mine is None:
         return parent.code
     live_with(parent.lifeline)
     ready = parent.ready
-    if mine.kind is Kind.REGISTRAR:
+    if mine.kind is ProcessKind.REGISTRAR:
         from tickwheel.server import registrar
 
         return registrar.run(
             node, lambda: say_ready(ready, LOOK), lambda: say_ready(ready, mine.number)
         )
-    if mine.kind is Kind.HTTP_ALL:
+    if mine.kind is ProcessKind.HTTP_ALL:
         from tickwheel.server.http import whole as http_of_node
 
         return http_of_node.run(

@@ -169,7 +169,7 @@ def _with_port(address: str, port: int) -> str:
 # --- the parent ----------------------------------------------------------------------------------
 
 
-class Kind(StrEnum):
+class ProcessKind(StrEnum):
     """What a process does; also how the log calls it."""
 
     SHARD = "shard"
@@ -184,7 +184,7 @@ class Process:
     number: int
     """Its place among all; of a daemon: its shard."""
     settings: Settings
-    kind: Kind = Kind.SHARD
+    kind: ProcessKind = ProcessKind.SHARD
     is_wanted: bool = True
     """Whether it shall run. One that shall not is drained, and not started again."""
     starts: int = 0
@@ -208,7 +208,7 @@ class Parent:
     ) -> None:
         self._settings = settings
         self._processes = processes
-        self._shards = [process for process in processes if process.kind is Kind.SHARD]
+        self._shards = [process for process in processes if process.kind is ProcessKind.SHARD]
         self._board = board
         self._log = log
         self._is_ending = False
@@ -276,7 +276,7 @@ class Parent:
 
     def _note(self, process: Process, state: State) -> None:
         """Show on the board what became of a shard."""
-        if process.kind is Kind.SHARD:
+        if process.kind is ProcessKind.SHARD:
             seen = Seen(
                 process.pid or 0,
                 state,
@@ -376,7 +376,9 @@ class Parent:
 
     def _all_serve(self) -> None:
         """Say that all processes that are wanted serve."""
-        of_all = [one.settings.http_url for one in self._processes if one.kind is Kind.HTTP_ALL]
+        of_all = [
+            one.settings.http_url for one in self._processes if one.kind is ProcessKind.HTTP_ALL
+        ]
         more = {"http_all": of_all[0]} if of_all else {}
         self._log.info("all_shards_serve", url=self._shards[0].settings.route, **more)
         first = self._shards[0].settings
@@ -396,7 +398,7 @@ class Parent:
 
 def _event_of(process: Process) -> tuple[str, dict[str, int]]:
     """How the log calls the end of a process, and whose it was."""
-    of = {"shard": process.number} if process.kind is Kind.SHARD else {}
+    of = {"shard": process.number} if process.kind is ProcessKind.SHARD else {}
     return f"{process.kind}_ended", of
 
 
@@ -468,14 +470,16 @@ def run(settings: Settings) -> int:
     log.info("starting", detail=f"{count} shards in {folder.path}", pid=os.getpid())
     processes = [Process(one.shard, one) for one in of_all]
     if settings.http_all is not None:
-        processes.append(Process(count, settings_of_http_all(settings, of_all), Kind.HTTP_ALL))
+        processes.append(
+            Process(count, settings_of_http_all(settings, of_all), ProcessKind.HTTP_ALL)
+        )
     board = Board(count)
     with Parent(settings, processes, board, log) as parent:
         mine = parent.watch()
     if mine is None:
         return parent.code
     live_with(parent.lifeline)
-    if mine.kind is Kind.SHARD:
+    if mine.kind is ProcessKind.SHARD:
         return _serve(mine, parent.ready)
     from tickwheel.server.http import whole  # not needed by who serves a shard
 

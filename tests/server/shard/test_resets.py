@@ -16,7 +16,7 @@ from support.in_process import InProcess
 from support.shard_rig import NOW_MS, Peer
 from support.waiting import comes
 from tickwheel.api.frames import FrameType as T
-from tickwheel.history.lines import Kind
+from tickwheel.history.lines import EventKind
 from tickwheel.history.segments import safe_node
 from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.memory import MemoryStore
@@ -250,7 +250,7 @@ async def test_what_the_history_dropped_is_said(tmp_path: Path) -> None:
         assert (await tried(daemon, peer))["incomplete"] == 0
         assert (await reset(daemon, peer))["note"] == ""
         await take(daemon, peer)
-        history._append([[Kind.DROPPED, daemon.sources.now_ms, 7, "full"]], 1)
+        history._append([[EventKind.DROPPED, daemon.sources.now_ms, 7, "full"]], 1)
         assert (await tried(daemon, peer))["incomplete"] == 1
         done = await reset(daemon, peer)
         assert done["note"].startswith("incomplete: the history has a gap")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from tickwheel.api.kinds import Body, Id, Ids, Kind, Policy, Rule
+from tickwheel.api.kinds import Body, FieldKind, Id, Ids, Policy, Rule
 from tickwheel.api.shapes import Answer, Block, Field
 from tickwheel.api.tasks import AcceptedIds, Failure, LetterPlace, TaskOutcome
 from tickwheel.errors import BadRequest, shown
@@ -51,7 +51,7 @@ def read_ids(texts: Sequence[str], field: str = "ids") -> tuple[int, ...]:
     return tuple(read_id(text, f"{field}[{index}]") for index, text in enumerate(texts))
 
 
-def of_json(kind: Kind, value: Any, field: str) -> Any:
+def of_json(kind: FieldKind, value: Any, field: str) -> Any:
     """The wire's form of a value of JSON. Raises BadRequest."""
     if value is None:
         return None
@@ -246,7 +246,7 @@ def _answer_struct(answer: type[Answer]) -> type[msgspec.Struct]:
         if isinstance(field.kind, Ids):  # there may be none of them, unlike in a request
             fields.append((field.name, Annotated[list[str], Meta(description=field.text or None)]))
             continue
-        own = type(field.kind) is not Kind
+        own = type(field.kind) is not FieldKind
         kind = field.kind.json if own else answer_type(field.annotation)
         more = (type(None),) if field.may_be_none else ()
         found = described(kind, field, *more)

@@ -28,7 +28,7 @@ from tickwheel.api.kinds import (
     POLICY,
     PROPERTY,
     RULE,
-    Kind,
+    FieldKind,
     Policy,
     Properties,
     Rule,
@@ -878,7 +878,7 @@ def rule(given: Any, field: str) -> Any:
         return rule_wire(given)
 
 
-_READERS: dict[Kind, Callable[[Any, str], Any]] = {POLICY: policy, RULE: rule}
+_READERS: dict[FieldKind, Callable[[Any, str], Any]] = {POLICY: policy, RULE: rule}
 _READ = [
     (field.name, _READERS[field.kind])
     for field in tasks.TaskFields.fields()

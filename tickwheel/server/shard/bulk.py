@@ -16,7 +16,8 @@ What a slice changes and how far the bulk operation is then are in one batch, an
 tasks the bulk operation waits until that is durable; so one that a restart or a failover cuts off
 goes on where it was.
 
-A kind of bulk operation is a ``Kind``. It gets its ``Work``: what was asked, how far it is, and the
+A kind of bulk operation is a ``BulkKind``. It gets its ``Work``: what was asked, how far it is,
+and the
 means to go on (a turn, the rate, a step, its durability). ``Runner.kinds`` is the table of them.
 """
 
@@ -70,7 +71,7 @@ PREVIEW_ROWS_MAX, PREVIEW_S_MAX = 20_000, 1.0
 EXAMPLES_MAX = 10
 
 
-class Kind(Protocol):
+class BulkKind(Protocol):
     """The work of bulk operations of one kind."""
 
     async def run(self, work: Work) -> None:
@@ -177,7 +178,7 @@ class Runner:
             **dict.fromkeys(OF_TASKS, tasks),
             **dict.fromkeys(OF_DEAD_LETTERS, letters),
         }
-        self.kinds: dict[str, Kind] = dict(self.searches)
+        self.kinds: dict[str, BulkKind] = dict(self.searches)
 
     def start(self) -> None:
         """Go on with the bulk operations that were under way when the daemon ended last."""
@@ -305,7 +306,7 @@ class Search:
         return Seen(done, looked_at, matched, known)
 
     async def run(self, work: Work) -> None:
-        """See ``Kind``."""
+        """See ``BulkKind``."""
         selector, reach = Selector(work.bulk.selection), SLICE if work.bulk.rate is None else 1
         while work.is_wanted:
             keys, is_last = await self.page(work.bulk, work.row.place)
