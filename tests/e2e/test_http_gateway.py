@@ -215,7 +215,7 @@ def test_a_node_answers_for_tasks_of_the_other_node(server: RedisServer, tmp_pat
 
 
 def test_a_name_is_one_name_at_the_doors_of_all_nodes(server: RedisServer, tmp_path: Path) -> None:
-    """Of a schedule, a transaction and an idempotency key, with tasks of two shards each."""
+    """Schedules, transactions and idempotency keys, with tasks of two shards each."""
     with Nodes(tmp_path, server.url(), 4, http=True) as nodes:
         nodes.until_led("a", "ab")
 

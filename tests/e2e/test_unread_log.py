@@ -38,7 +38,7 @@ class FullPipe:
                 os.write(self.fd, b"-" * PIPE_BYTES)
 
     def text(self) -> str:
-        """What is in it, which makes room; for the message of a failed test."""
+        """Return the content of the pipe, for the message of a failed test. Makes room in it."""
         found = b""
         with contextlib.suppress(BlockingIOError):
             while some := os.read(self.fd, 1 << 16):
@@ -71,7 +71,7 @@ def got(url: str) -> str:
 
 
 async def strangers(port: int, count: int = 20) -> None:
-    """Make a daemon log: each says something that is no frame."""
+    """Make a daemon log: each sends bytes that are not a valid frame."""
     for _ in range(count):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.0\r\n\r\n")
