@@ -10,6 +10,7 @@ import pytest
 from support.fake_daemon import FakeDaemon
 from tickwheel.api.frames import FrameType as T
 from tickwheel.cli.app import run
+from tickwheel.cli.call import EXIT_USAGE
 from tickwheel.cli.tasks import named_failures, verdict
 
 
@@ -24,6 +25,12 @@ EXPLAINED = {
     "command": "tickwheel explain 5", "behind": 5, "next_ms": None, "others_left_out": 0,
 }  # fmt: skip
 OTHER = {"cause": "leased", "detail": "It is with w.", "group": "h", "command": None}
+
+
+@pytest.mark.parametrize("words", [[], ["--key", "a"], ["--topic", "t"], ["7", "--key", "a"]])
+def test_explain_names_what_it_needs(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert run(["explain", *words]) == EXIT_USAGE
+    assert "give a task's ID, or --topic and --key" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("cause", "code"), [("key_busy", 0), ("gone", 4), ("not_found", 4)])

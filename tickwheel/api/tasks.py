@@ -53,7 +53,7 @@ EXPLAINED: Final[Mapping[str, str]] = {
     "key_held": "Its order key is held by a task that has failed for good: itself, or `behind`.",
     "clock_held": "The wall clock shows its time, and is too far ahead to be believed.",
     "shard_away": "The shard that has it, or may have it, cannot be reached.",
-    "similar_topic": "Nobody consumes its topic, and somebody a topic with a similar name.",
+    "similar_topic": "Nobody consumes its topic, but a similarly named one is consumed.",
     "no_group": "Its topic has no group yet.",
     "no_subscriber": "Nobody subscribes to its group.",
     "endpoint": "Its group is pushed or forwarded, and the other system is slow or away.",

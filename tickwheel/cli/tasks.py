@@ -228,7 +228,8 @@ async def explain(
 
     By its id, or the newest of a topic with a key.
     """
-    check_selection(task_id, topic, key)
+    if (task_id is None) == (topic is None and key is None) or (topic is None) != (key is None):
+        raise BadRequest("give a task's ID, or --topic and --key")
     found = await call.ask(lambda client: client.explain(task_id, topic=topic, key=key))
     if call.out.as_json:
         call.out.record(explained_fields(found))

@@ -129,7 +129,8 @@ def _of_application(connection: HTTPConnection, name: str) -> Any:
     if found is None:
         raise RuntimeError(
             "the application has no Tickwheel client: make it with"
-            " lifespan=tickwheel.contrib.fastapi.lifespan(), and let its lifespan run"
+            " lifespan=tickwheel.contrib.fastapi.lifespan(), and let its lifespan run; in tests:"
+            f" app.dependency_overrides[{'sync_client' if 'sync' in name else 'client'}]"
         )
     return found
 

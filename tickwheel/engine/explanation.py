@@ -383,7 +383,6 @@ def _absence(core: Core, group: Group, around: Around) -> Reason | None:
         if is_backlog
         else f"Nobody subscribes to group {group.name} of topic {topic.name}"
     )
-    name = DEFAULT_GROUP if is_backlog else group.name
     similar = similar_topic(core, topic.name, around)
     if similar is not None:
         return Reason(
@@ -392,8 +391,13 @@ def _absence(core: Core, group: Group, around: Around) -> Reason | None:
             " there?",
             f"tickwheel consumers --topic {similar}",
         )
-    cause = Explained.NO_GROUP if is_backlog else Explained.NO_SUBSCRIBER
-    return Reason(cause, f"{nobody}.", f"tickwheel subscribe {topic.name} --group {name}")
+    if is_backlog:
+        command = f"tickwheel groups create {topic.name} {DEFAULT_GROUP}"
+        return Reason(Explained.NO_GROUP, f"{nobody}. Start a worker, or make its group.", command)
+    # No `tickwheel subscribe`: it would ack tasks whose work nobody has done.
+    return Reason(
+        Explained.NO_SUBSCRIBER, f"{nobody}. Start its worker.", f"tickwheel peek {topic.name}"
+    )
 
 
 def similar_topic(core: Core, name: str, around: Around) -> str | None:
@@ -536,6 +540,9 @@ def explain_absent(core: Core, control: Control, task_id: int) -> Reason:
             f"tickwheel show {task_id} --flow",
         )
     cause = Explained(word)
+    if cause is Explained.FILTERED:
+        detail = f"{ENDS[cause]} Which condition failed is known only where a history is kept."
+        return Reason(cause, detail)
     return Reason(cause, ENDS[cause], f"tickwheel show {task_id} --flow")
 
 

@@ -123,14 +123,14 @@ async def of_a_clock_that_is_not_believed(daemon: InProcess, peer: Peer) -> Want
 @scene("no_group")
 async def of_a_topic_without_a_group(daemon: InProcess, peer: Peer) -> Wanted:
     [task] = await put(daemon, peer, {})
-    return {"id": task, "group": None, "command": "tickwheel subscribe t --group default"}
+    return {"id": task, "group": None, "command": "tickwheel groups create t default"}
 
 
 @scene("no_subscriber")
 async def of_a_group_without_a_subscriber(daemon: InProcess, peer: Peer) -> Wanted:
     await peer.do(T.GROUP_CREATE, "t", "g", None)
     [task] = await put(daemon, peer, {})
-    return {"id": task, "group": "g", "command": "tickwheel subscribe t --group g"}
+    return {"id": task, "group": "g", "command": "tickwheel peek t"}
 
 
 @scene("similar_topic")
