@@ -438,3 +438,25 @@ def test_the_http_of_a_node_is_that_of_its_shards(server: RedisServer, tmp_path:
 def get(http: str, path: str) -> Any:
     with urlopen(http + path) as answer:  # noqa: S310  # of this machine
         return json.loads(answer.read())
+
+
+# --- what became of the store --------------------------------------------------------------------
+
+
+def test_a_node_beside_a_store_that_was_emptied_ends_with_one_line_a_shard(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    options = {"leader_ttl_s": TTL_S, "history_dir": tmp_path / "history"}
+    with Nodes(tmp_path, server.url(), 2, "a", **options) as nodes:
+        nodes.until_led("a", "a")
+        node = nodes["a"]
+        for shard in range(2):
+            enqueued(node, shard)
+        assert node.terminate() == 0
+        server.call("FLUSHALL")
+        before = len(node.log_text())
+        node.spawn()
+        assert node.wait() != 0
+        said = node.log_text()[before:]
+        assert "is empty, and its history" in said and "tickwheel restore" in said
+        assert "Traceback" not in said
