@@ -283,7 +283,7 @@ def spans(low: int, high: int, names: str = "") -> dict[str, set[int]]:
 
 
 def weekday_spans() -> dict[str, set[int]]:
-    """Those of weekdays: as the end of a range SUN is 7, if the range does not begin with it."""
+    """The numbers of weekdays. SUN is 7 at the end of a range that does not begin with it."""
     names = "SUN MON TUE WED THU FRI SAT"
     found = spans(0, 7, names)
     for begin, values in list(found.items()):
@@ -479,7 +479,7 @@ def test_every_minute_around_a_change_matches_as_crontab_and_the_rules_say(
     ("name", "day"), CHANGES, ids=lambda v: v if isinstance(v, str) else f"{v:%F}"
 )
 def test_each_rule_holds_at_each_change(name: str, day: datetime) -> None:
-    """Of times that every change jumps over or shows twice."""
+    """Times that each clock change skips or shows twice."""
     every = [("*", set(range(low, high + 1))) for low, high in ((1, 31), (1, 12), (0, 7))]
     at = day + 12 * HOUR
     for gap, fold in (("after", "first"), ("skip", "second"), ("after", "both")):

@@ -228,8 +228,8 @@ PRIVATE_OF_OTHERS = {
     "os._exit", "current_app._get_current_object", "connection._create_reader_task",
     "self._reader", "self._client._acks",
 }  # fmt: skip
-"""Of libraries that have no public name for it (``_reader``: of aiokafka's connections), and the
-acks that a runner of ``outbound`` waits for."""
+"""Names of libraries without a public one (``_reader``: aiokafka's connections), and the acks that
+a runner of ``outbound`` waits for."""
 
 
 def test_what_uses_the_client_uses_public_names() -> None:

@@ -317,7 +317,7 @@ def _raises_what_to_install(extra: str, modules: tuple[str, ...], code: str) -> 
     kind, _, text = last.partition(": ")
     assert kind.rpartition(".")[2] in ("ModuleNotFoundError", "BadRequest", "StoreUnusable"), last
     assert f"pip install 'tickwheel[{extra}]'" in text
-    # One exception: whatever failed below it is no part of what a user reads.
+    # One exception: its causes are not shown to a user.
     assert told.count("Traceback (most recent call last)") == 1, told
 
 

@@ -118,7 +118,7 @@ async def test_a_token_that_is_over_is_logged_with_its_id_whenever_it_is_shown(
             assert line.endswith(f": token {id_of(token)} {said}") and "somebody" not in line
         assert token.split("_", 2)[2] not in "".join(lines())
     assert len(lines()) == 4
-    # A guess at a token that is there, and what is no token at all, is counted only.
+    # A wrong secret for a known id, and text that is not a token, are only counted.
     for wrong in (right + "x", "tw_x_y", "", "password"):
         assert await tcp_code(rig, wrong) == "unauthorized"
     assert len(lines()) == 4

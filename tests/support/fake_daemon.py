@@ -190,7 +190,7 @@ class FakeDaemon:
         self.more: dict[str, Any] = {}
         """What HELLO's answer has beside that."""
         self.troubles: list[tuple[str, str]] | None = None
-        """What is wrong right now, each (level, text); None: it cannot be asked."""
+        """The present troubles, each (level, text); None: the daemon cannot be asked."""
         self.status: dict[str, Any] | None = None
         """The answer to STATUS; None: it is the test's to give."""
         self.port = 0

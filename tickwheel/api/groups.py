@@ -326,7 +326,7 @@ class MadeGroup(Answer):
         return bool(self.adopted or self.idle)
 
     def told(self, topic: str, group: str) -> str:
-        """What has happened, for people, with the commands that mend it."""
+        """Return a sentence for people about the new group, with the commands that mend it."""
         names = f"{shlex.quote(topic)} {shlex.quote(group)}"
         parts = [
             f"makes the group {group} of topic {topic}: it keeps what is due until somebody acks"

@@ -261,7 +261,7 @@ LAST_CHUNK_S = 5.0
 
 
 def _interrupted(sent: int, read: int, unknown: int, is_csv: bool) -> str:
-    """What is stored, and how to go on."""
+    """Return a sentence on how many tasks are stored, and how to go on."""
     known = f"interrupted: {sent} tasks are stored, up to line {read}"
     if unknown:
         known += f"; whether those of the next {unknown} lines are is not known"

@@ -362,7 +362,7 @@ BY_THEMSELVES = re.compile(r"(In milliseconds|Up to \d|At least \d|From \d|Defau
 
 
 DESCRIBED = ("properties", "parameters", "headers", "responses", "schemas", "tags")
-"""What is in a part of the document of this name has a description."""
+"""The entries of a part of the document with this name have descriptions."""
 
 
 def test_each_field_of_the_document_is_described() -> None:
