@@ -14,7 +14,7 @@ from support.shard_rig import Peer
 from support.shards import Shards, key_in
 from tickwheel import Client, Task, errors
 from tickwheel.api.frames import FrameType as T
-from tickwheel.api.verb import Over
+from tickwheel.api.verb import Over, Verb
 from tickwheel.api.verbs import VERBS
 from tickwheel.gateway import Teller
 from tickwheel.model.values import shard_of
@@ -74,12 +74,34 @@ async def pairs_of(shards: Shards) -> list[tuple[Client, str]]:
 
 
 async def race_for_a_schedule(shards: Shards, pairs: list[tuple[Client, str]]) -> None:
+    """Each program puts its schedule when the other has looked for one, or has been refused."""
+    are_there = [asyncio.Event() for _ in pairs]
+    known = [await client._know_shards() for client, _ in pairs]
+
+    async def put(one: int, name: str) -> None:
+        client, key = pairs[one]
+        try:
+            await client.put_schedule(name, topic="t", every=HOUR, key=key)
+        finally:
+            are_there[one].set()
+
+    def wait_for_the_other(one: int, ask: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+        async def asked(member: Any, verb: Verb, *rest: Any) -> Any:
+            if verb.name == "put_schedule":
+                are_there[one].set()
+                await are_there[1 - one].wait()
+            return await ask(member, verb, *rest)
+
+        return asked
+
+    for one, know in enumerate(known):
+        know._ask = wait_for_the_other(one, know._ask)  # type: ignore[union-attr, method-assign]
     for n in range(ROUNDS):
-        await ends_of(
-            *(c.put_schedule(f"s{n}", topic="t", every=HOUR, key=key) for c, key in pairs)
-        )
+        await ends_of(*(put(one, f"s{n}") for one in range(len(pairs))))
         there = [f"s{n}" in shards.shard(one).core.schedule_heap.known for one in range(COUNT)]
         assert sum(there) == 1
+        for event in are_there:
+            event.clear()
 
 
 async def race_of_putting_and_deleting(shards: Shards, pairs: list[tuple[Client, str]]) -> None:

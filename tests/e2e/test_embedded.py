@@ -180,6 +180,10 @@ async def begin_client(store: str) -> None:
         pass
 
 
+def own_threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name.startswith("tickw")]
+
+
 STEPS = [*range(16), 20, 24, 32, 48, 64, 128, 256]
 
 
@@ -194,7 +198,7 @@ async def begin_subscription(store: str) -> None:
 async def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing_behind(
     begin: Callable[[str], Coroutine[Any, Any, None]], tmp_path: Path
 ) -> None:
-    tasks = asyncio.all_tasks()
+    tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
     for steps in STEPS:
         store = f"sqlite:///{tmp_path}/{steps}.db"
         beginning = asyncio.ensure_future(begin(store))
@@ -208,9 +212,7 @@ async def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing_behind(
         async with embedded(store) as client:  # its lock is free
             await client.ping()
         await comes(lambda: asyncio.all_tasks() <= tasks)
-        await comes(
-            lambda: not [one for one in threading.enumerate() if one.name.startswith("tickw")]
-        )
+        await comes(lambda: not [one for one in own_threads() if one not in threads])
         assert beginning.cancelled() or beginning.exception() is None
 
 
