@@ -157,11 +157,23 @@ def _of_scheduled(core: Core, row: TaskRow, around: Around) -> Reason:
         left = _duration(due_ms - around.now_ms)
         return Reason(
             Explained.SCHEDULED,
-            f"It is not due yet: its time is {shown}, in {left}.",
+            f"It is not due yet: its time is {shown}, in {left}.{_held_then(core, row, around)}",
             f"tickwheel run-now {row.id}",
             next_ms=due_ms,
         )
     return Reason(Explained.QUEUED, f"It is due since {shown}, and being read from the store.")
+
+
+def _held_then(core: Core, row: TaskRow, around: Around) -> str:
+    """The pause or the missing consumer that would keep the task waiting if it were due now, as a
+    sentence that follows another; "" where there is none. Of several groups, the worst counts."""
+    topic = core.topic(row.topic)
+    backlog = topic.default_backlog
+    groups = topic.live_groups if backlog is None else [backlog]
+    reasons = [_pause(group) or _absence(core, group, around) for group in groups]
+    found = [reason for reason in reasons if reason is not None]
+    worst = min(found, key=lambda reason: RANKS[reason.cause], default=None)
+    return "" if worst is None else f" If it were due now, it would wait. {worst.detail}"
 
 
 def _of_group(

@@ -311,6 +311,34 @@ async def of_one_that_is_not_due(daemon: InProcess, peer: Peer) -> Wanted:
     return {"id": task, "next_ms": NOW_MS + 7_200_000, "detail": said, "command": command}
 
 
+@scene("scheduled")
+async def of_one_that_will_be_held_by_a_pause(daemon: InProcess, peer: Peer) -> Wanted:
+    await peer.do(T.SUBSCRIBE, 1, "t", "served", 10, None)
+    await peer.do(T.SUBSCRIBE, 2, "t", "g", 10, None)
+    await peer.do(T.CONFIGURE, "t", "g", {"paused": True})
+    answer = await peer.enqueue(("t", b"x", 7_200_000))
+    await daemon.settle()
+    detail = "in 2 hours. If it were due now, it would wait. Group g of topic t is paused"
+    return {"id": answer[2][1][0], "next_ms": NOW_MS + 7_200_000, "detail": detail}
+
+
+@scene("scheduled")
+async def of_one_that_nobody_will_take(daemon: InProcess, peer: Peer) -> Wanted:
+    answer = await peer.enqueue(("t", b"x", 7_200_000))
+    await daemon.settle()
+    detail = "in 2 hours. If it were due now, it would wait. Topic t has no group"
+    return {"id": answer[2][1][0], "next_ms": NOW_MS + 7_200_000, "detail": detail}
+
+
+@scene("scheduled")
+async def of_one_that_nothing_will_hold(daemon: InProcess, peer: Peer) -> Wanted:
+    await peer.do(T.SUBSCRIBE, 1, "t", "g", 10, None)
+    answer = await peer.enqueue(("t", b"x", 7_200_000))
+    await daemon.settle()
+    assert (await explained(peer, answer[2][1][0]))["detail"].endswith("in 2 hours.")
+    return {"id": answer[2][1][0], "detail": "in 2 hours."}
+
+
 @scene("transaction")
 async def of_a_half_task(daemon: InProcess, peer: Peer) -> Wanted:
     half = ("t", b"x", 0, {"key": "order-9"})
