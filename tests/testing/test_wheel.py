@@ -16,6 +16,7 @@ from tickwheel import (
     BadRequest,
     BodyTooLarge,
     Client,
+    ClientClosed,
     Delivery,
     IfPending,
     Refused,
@@ -328,6 +329,29 @@ def test_without_an_event_loop_everything_is_the_same() -> None:
             wheel.client.enqueue("t", b"z", timeout=5)
         assert wheel.now == BEGIN + timedelta(minutes=30)
         assert wheel.dead_letters() == []
+
+
+def test_a_blocking_test_lets_handlers_work_and_makes_more_clients() -> None:
+    worker, done = Worker(Client(), signals=False), list[bytes]()
+
+    @worker.on("t")
+    def handle(delivery: Delivery) -> None:
+        done.append(delivery.body)
+
+    with SyncTestWheel(BEGIN) as wheel:
+        other = wheel.new_client(name="other")
+        with wheel.working(worker):
+            other.enqueue("t", b"x", delay=1_800)
+            wheel.advance("29m")
+            assert done == []
+            wheel.run_until_idle()
+            assert done == [b"x"]
+        other.enqueue("t", b"y")
+        wheel.settle()
+        assert [task.body for task in wheel.enqueued()] == [b"y"], "the worker has stopped"
+    assert done == [b"x"]
+    with pytest.raises(ClientClosed):
+        other.enqueue("t", b"z")
 
 
 class TestWithUnittest(WheelCase, unittest.IsolatedAsyncioTestCase):

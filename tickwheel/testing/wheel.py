@@ -558,6 +558,29 @@ class SyncTestWheel:
         included. Subscriptions and deliveries of before end with the application's start."""
         return _serving(app, self)
 
+    def new_client(self, **options: Any) -> sync.Client:
+        """Another client of this wheel, with a connection of its own, in the thread of ``client``.
+        ``options`` are Client's."""
+
+        async def beside(wheel: TestWheel) -> sync.BesideLoop:
+            inner = await wheel.new_client(**options).connect()
+            return sync.BesideLoop(inner, asyncio.get_running_loop())
+
+        client = sync.Client()
+        client._made = self._call(beside)
+        return client
+
+    @contextmanager
+    def working(self, *workers: Worker) -> Iterator[None]:
+        """See ``TestWheel.working``. Handlers run in the thread of ``client``, and plain functions
+        in a worker's own threads."""
+        running = self._wheel.working(*workers)
+        self._call(lambda _: running.__aenter__())
+        try:
+            yield
+        finally:
+            self._call(lambda _: running.__aexit__(None, None, None))
+
     @asynccontextmanager
     async def on_this_loop(self) -> AsyncIterator[TestWheel]:
         """The wheel on the event loop that runs, for an application that is to run on it: it goes
