@@ -440,7 +440,7 @@ async def _connect(client: Client) -> None:
 
 async def _close(client: Client, count: int) -> None:
     """After a look whether all is there."""
-    pending = (await client.stats()).pending
+    pending = (await client.stats()).scheduled
     await client.close()
     assert pending == count, f"{pending} of {count} tasks are pending"
 

@@ -208,6 +208,8 @@ class Tickwheel(Server):
         finally:
             control.close()
         assert isinstance(counts, dict)
+        if "scheduled" not in counts:  # a build before it was named so
+            counts["scheduled"] = counts["pending"]
         return counts
 
     def ask_group(self, topic: str, group: str, settings: dict[str, Any]) -> None:

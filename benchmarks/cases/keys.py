@@ -108,7 +108,7 @@ def _memory(context: Context, result: Result, daemons: dict[bool, Tickwheel]) ->
         _put(daemon, count, FILL_TASKS_PER_FRAME, FILL_WINDOW, _REFILL_SEED, keyed=keyed)
         measured(daemon, "by_id", verb="reschedule", **by_id)  # the ids of the last filling
         moments["churned"][keyed] = daemon.quiet_memory_bytes(scale.quiet_s)["VmRSS"] - empty
-        assert daemon.stats()["pending"] == count
+        assert daemon.stats()["scheduled"] == count
     _by_key(context, result, daemons[True])
     for moment, grown in moments.items():
         extra = (grown[True] - grown[False]) / count

@@ -59,7 +59,7 @@ def memory(context: Context) -> Result:
         )
         after = daemon.quiet_memory_bytes(context.scale.quiet_s)
         stats = daemon.stats()
-    assert stats["pending"] == count, f"{stats['pending']} pending instead of {count}"
+    assert stats["scheduled"] == count, f"{stats['scheduled']} scheduled instead of {count}"
     moments = {"at 0": empty, f"at {count:,}": full, f"after {count:,} reschedules": after}
     result.details.update(
         moments=moments,
@@ -172,7 +172,7 @@ def first_delivery_s(daemon: Server, consumer: TickwheelConsumer) -> float:
 def until_pending(daemon: Tickwheel, count: int) -> float:
     """Seconds from the start of the process to the first stats with ``count`` pending."""
     while True:
-        pending = daemon.stats()["pending"]
+        pending = daemon.stats()["scheduled"]
         elapsed_s = time.perf_counter() - daemon.started_s
         if pending == count:
             return elapsed_s
@@ -203,7 +203,7 @@ def rate_pending(context: Context) -> Result:
             return enqueue(full, seed)
 
         rounds_of = alternate(context, result.case, {"at_0": on_empty, "at_n": on_full})
-        pending = full.stats()["pending"]
+        pending = full.stats()["scheduled"]
     result.details["pending_at_end"] = pending
     at_0 = result.median("at_0", "at 0 pending", rounds_of["at_0"])
     what = f"at {scale.pending:,} pending and more"

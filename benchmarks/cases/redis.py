@@ -197,7 +197,7 @@ def _memory(context: Context, case: str, query: str) -> Result:
             time.sleep(QUIETS_KEPT * context.scale.quiet_s)
         full = daemon.quiet_memory_bytes(context.scale.quiet_s)
         redis_full = int(daemon.redis.info()["used_memory"])
-        pending = daemon.stats()["pending"]
+        pending = daemon.stats()["scheduled"]
     assert pending == count, f"{pending} pending instead of {count}"
     ours = (full["VmRSS"] - empty["VmRSS"]) / count
     theirs = (redis_full - redis_empty) / count

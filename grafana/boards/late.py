@@ -44,7 +44,7 @@ WHY = Dashboard(
     "Tickwheel: is it late, and why",
     "From the symptom to the cause.",
     [
-        ("topic", "label_values(tickwheel_pending_tasks{" + JOB + "}, topic)"),
+        ("topic", "label_values(tickwheel_scheduled_tasks{" + JOB + "}, topic)"),
         ("group", "label_values(tickwheel_ready_tasks{" + JOB + "}, group)"),
     ],
     [

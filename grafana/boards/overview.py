@@ -44,7 +44,9 @@ OVERVIEW = Dashboard(
                     red_below=1,
                 ),
                 stat("Early, must be 0", total("tickwheel_early_total"), red_above=1),
-                stat("Pending", total("tickwheel_pending_tasks"), console="tasks?state=scheduled"),
+                stat(
+                    "Scheduled", total("tickwheel_scheduled_tasks"), console="tasks?state=scheduled"
+                ),
                 stat("Ready", total("tickwheel_ready_tasks"), console="tasks?state=ready"),
                 stat(
                     "In flight", total("tickwheel_in_flight_tasks"), console="tasks?state=in_flight"

@@ -21,13 +21,13 @@ TOPICS = Dashboard(
     "Tickwheel: topic and group",
     "One topic, some or all; topics beyond metrics_topics_max are summed up as _other.",
     [
-        ("topic", "label_values(tickwheel_pending_tasks{" + JOB + "}, topic)"),
+        ("topic", "label_values(tickwheel_scheduled_tasks{" + JOB + "}, topic)"),
         ("group", "label_values(tickwheel_ready_tasks{" + TOPIC + "}, group)"),
     ],
     [
         Row(
             [
-                stat("Pending", total("tickwheel_pending_tasks", TOPIC)),
+                stat("Scheduled", total("tickwheel_scheduled_tasks", TOPIC)),
                 stat("Ready", total("tickwheel_ready_tasks", PAIR)),
                 stat("In flight", total("tickwheel_in_flight_tasks", PAIR)),
                 stat("Waiting for a retry", total("tickwheel_waiting_tasks", PAIR)),
@@ -145,7 +145,7 @@ TOPICS = Dashboard(
                 ),
                 Panel(
                     "Pending",
-                    [(total("tickwheel_pending_tasks", TOPIC, "topic"), "{{topic}}")],
+                    [(total("tickwheel_scheduled_tasks", TOPIC, "topic"), "{{topic}}")],
                 ),
             ]
         ),

@@ -131,7 +131,7 @@ async def test_purge_without_a_terminal_refuses_and_says_how_many(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     counts = dict.fromkeys(
-        ("pending", "ready", "in_flight", "waiting", "enqueued", "delivered", "acked"), 0
+        ("scheduled", "ready", "in_flight", "waiting", "enqueued", "delivered", "acked"), 0
     )
     group = {**counts, "dead": 3, "subscribers": 0}
     topics = {

@@ -29,7 +29,7 @@ TERMINAL = 80
 
 # --- 80 columns ----------------------------------------------------------------------------------
 
-COUNTS = ("pending", "ready", "in flight", "waiting", "dead", "oldest", "enqueued", "acked")
+COUNTS = ("scheduled", "ready", "in flight", "waiting", "dead", "oldest", "enqueued", "acked")
 LONG = "shop.eu-central.orders.close"
 
 

@@ -29,7 +29,7 @@ GROUP = {
     "oldest_ready_ms": 90_000,
 }  # fmt: skip
 TOPIC = {
-    **GROUP, "pending": 1_234, "enqueued": 3, "paused": False, "rate": None, "burst": None,
+    **GROUP, "scheduled": 1_234, "enqueued": 3, "paused": False, "rate": None, "burst": None,
     "retry": {**POLICY, "name": "own"},
     "groups": {
         "billing": GROUP,
@@ -41,7 +41,7 @@ TOPIC = {
 }  # fmt: skip
 STATS = {
     **dict.fromkeys(
-        ("pending", "ready", "in_flight", "waiting", "dead", "enqueued", "delivered", "acked"), 0
+        ("scheduled", "ready", "in_flight", "waiting", "dead", "enqueued", "delivered", "acked"), 0
     ),
     "topics": {"orders": TOPIC},
 }  # fmt: skip
@@ -189,13 +189,13 @@ async def test_a_group_that_holds_something_is_kept_when_nobody_can_be_asked() -
 
 
 async def test_deleting_a_topic_says_what_it_held(capsys: pytest.CaptureFixture[str]) -> None:
-    held = {"pending": 1_500, "ready": 0, "in_flight": 1, "waiting": 0, "dead": 2, "groups": 3}
+    held = {"scheduled": 1_500, "ready": 0, "in_flight": 1, "waiting": 0, "dead": 2, "groups": 3}
     asked = await _ask(
         lambda call: groups.delete_topic(call, "orders", force=True), T.TOPIC_DELETE, held
     )
     assert asked == ("orders", True)
     said = capsys.readouterr().out
-    assert said == "orders  deleted with 1,500 pending, 1 in flight, 2 dead, 3 groups\n"
+    assert said == "orders  deleted with 1,500 scheduled, 1 in flight, 2 dead, 3 groups\n"
 
 
 @pytest.mark.parametrize(

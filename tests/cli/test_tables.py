@@ -25,7 +25,7 @@ GROUP = {
     "rate": None, "burst": None, "retry": None, "replay": None, "unused_ms": None,
 }  # fmt: skip
 TOPIC: dict[str, Any] = {
-    **GROUP, "pending": 1_234_567, "enqueued": 9_912_345,
+    **GROUP, "scheduled": 1_234_567, "enqueued": 9_912_345,
     "groups": {"billing": GROUP, "mail": {**GROUP, "paused": True}},
 }  # fmt: skip
 TOPICS = {"orders.close": TOPIC, LONG: {**TOPIC, "paused": True}}
@@ -52,12 +52,12 @@ def _top() -> Grid:
 
 
 TABLES: dict[str, tuple[Grid, str]] = {
-    "topics": (topics_grid(TOPICS), "topic pending ready in flight waiting dead paused"),
+    "topics": (topics_grid(TOPICS), "topic scheduled ready in flight waiting dead paused"),
     "groups": (
         groups_grid([{"topic": LONG, "group": n, **of} for n, of in TOPIC["groups"].items()]),
         "topic group ready in flight waiting dead paused",
     ),
-    "stats": (stats_topics_grid(TOPICS), "topic group pending ready in flight waiting dead"),
+    "stats": (stats_topics_grid(TOPICS), "topic group scheduled ready in flight waiting dead"),
     "top": (_top(), "topic group ready in flight waiting dead out/s"),
     "list": (
         _with(

@@ -42,14 +42,14 @@ def _group(**counts: Any) -> dict[str, Any]:
 
 
 def _topic(**counts: Any) -> dict[str, Any]:
-    return {**_group(), "pending": 0, "enqueued": 0, "groups": {}, **counts}
+    return {**_group(), "scheduled": 0, "enqueued": 0, "groups": {}, **counts}
 
 
 def _stats(uptime_s: float = 10.0, epoch: int = 1, **topics: Any) -> dict[str, Any]:
     sums = {
         name: sum(topic[name] for topic in topics.values())
         for name in (
-            "pending", "ready", "in_flight", "waiting", "dead", "enqueued", "delivered", "acked",
+            "scheduled", "ready", "in_flight", "waiting", "dead", "enqueued", "delivered", "acked",
         )
     }  # fmt: skip
     return {
@@ -112,10 +112,10 @@ def test_rows_are_sorted_largest_first_and_by_name_where_equal() -> None:
     topics = {
         "b": _topic(ready=5, dead=1, oldest_ready_ms=9),
         "a": _topic(ready=5, in_flight=3, waiting=1),
-        "c": _topic(ready=9, pending=4, delivered=50),
+        "c": _topic(ready=9, scheduled=4, delivered=50),
     }
     expected = {
-        "name": "abc", "pending": "cab", "ready": "cab", "in-flight": "abc", "waiting": "abc",
+        "name": "abc", "scheduled": "cab", "ready": "cab", "in-flight": "abc", "waiting": "abc",
         "dead": "bac", "age": "bac", "busy": "cab",
     }  # fmt: skip
     for sort in SORTS:
@@ -154,14 +154,14 @@ def test_a_lost_daemon_shows_the_last_figures_and_what_is_the_matter() -> None:
 
 
 def test_json_has_topics_with_their_groups() -> None:
-    frame = Meter().read(_stats(a=_topic(pending=2, groups={"g": _group(dead=1)})), "standby")
+    frame = Meter().read(_stats(a=_topic(scheduled=2, groups={"g": _group(dead=1)})), "standby")
     fields = frame.fields()
-    assert (fields["node"], fields["role"], fields["pending"]) == ("n1", "standby", 2)
+    assert (fields["node"], fields["role"], fields["scheduled"]) == ("n1", "standby", 2)
     (topic,) = fields["topics"]
-    assert (topic["topic"], topic["pending"]) == ("a", 2)
+    assert (topic["topic"], topic["scheduled"]) == ("a", 2)
     assert topic["groups"][0]["group"] == "g"
     assert topic["groups"][0]["dead"] == 1
-    assert "pending" not in topic["groups"][0]
+    assert "scheduled" not in topic["groups"][0]
 
 
 def test_what_is_counted_for_all_topics_only_is_a_dash_for_who_may_read_some() -> None:
@@ -256,7 +256,7 @@ def test_a_screen_that_begins_among_groups_names_their_topic() -> None:
 
 TOPICS = {
     "orders": {
-        "pending": 1234, "ready": 0, "in_flight": 2, "waiting": 0, "dead": 1, "delivered": 5,
+        "scheduled": 1234, "ready": 0, "in_flight": 2, "waiting": 0, "dead": 1, "delivered": 5,
         "acked": 3, "groups": {"billing": {"ready": 0, "in_flight": 2, "dead": 1}},
     }
 }  # fmt: skip

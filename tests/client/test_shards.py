@@ -151,7 +151,7 @@ async def test_oneway_goes_where_the_key_belongs() -> None:
 
 async def _has(client: Client, count: int) -> bool:
     try:
-        return (await client.stats()).pending == count
+        return (await client.stats()).scheduled == count
     except errors.TickwheelError:
         return False
 

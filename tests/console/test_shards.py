@@ -49,7 +49,7 @@ def test_every_view_shows_what_all_shards_have(console_on: Open, hall: Any, topi
     make_group(hall, topic)
     ids = of_each(hall, topic, delay_ms=HOUR_MS)
     schedule = {"topic": topic, "every_ms": HOUR_MS, "task": {"key": key_in(1, COUNT)}}
-    assert get(hall, "/v1/stats")["pending"] == len(ids)
+    assert get(hall, "/v1/stats")["scheduled"] == len(ids)
     post(hall, "/v1/bulk", {"id": topic, "kind": "cancel", "topic": topic, "where": "key = 'none'"})
     console = console_on(hall)
     page = console.open(f"tasks?topic={topic}")

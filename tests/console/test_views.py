@@ -597,7 +597,7 @@ def test_all_tasks_that_fit_are_rescheduled_run_and_cancelled(
     page.get_by_label("Type cancel").fill("cancel")
     assert "Cancel 33 tasks?" in console.confirm("Cancel them")
     expect(page.locator(".facts .state")).to_have_text("done")
-    assert get(shop, f"/v1/topics/{topic}")["pending"] == 40
+    assert get(shop, f"/v1/topics/{topic}")["scheduled"] == 40
     assert get(shop, f"/v1/tasks/{flying}")["state"] == "in_flight"
     page = console.open(f"tasks?topic={topic}&state=scheduled")
     page.get_by_role("button", name="Run all that fit …").click()
@@ -1194,7 +1194,7 @@ def test_a_question_does_not_outlive_its_view(console: Console, shop: Daemon, to
     page.evaluate("location.hash = '#/nodes'")
     expect(page.locator("main h1")).to_have_text("Nodes")
     expect(page.locator("dialog")).to_have_count(0)
-    assert get(shop, f"/v1/topics/{topic}")["pending"] == 1
+    assert get(shop, f"/v1/topics/{topic}")["scheduled"] == 1
 
 
 def test_logarithmic_scales_say_so(console: Console, shop: Daemon, topic: str) -> None:

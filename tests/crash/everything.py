@@ -231,7 +231,7 @@ class Scene:
         for name, topic in stats["topics"].items():
             self.witness.counted(topic, name)
             # Of a topic: what a group that is being deleted still holds is in no group's counts.
-            waiting += topic["pending"] + sum(topic[state] for state in WAITS)
+            waiting += topic["scheduled"] + sum(topic[state] for state in WAITS)
             waiting += "deleting" in topic
             for group, counts in topic["groups"].items():
                 self.witness.counted(counts, f"{name} {group}")
@@ -314,7 +314,7 @@ def _left_of(topic: dict[str, Any]) -> dict[str, Any]:
         name: {state: counts[state] for state in (*WAITS, "dead") if counts[state]}
         for name, counts in topic["groups"].items()
     }
-    return {"pending": topic["pending"]} | {name: left for name, left in groups.items() if left}
+    return {"scheduled": topic["scheduled"]} | {name: left for name, left in groups.items() if left}
 
 
 async def run(seed: int, seconds: float, folder: Path) -> Scene:

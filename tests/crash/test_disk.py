@@ -161,7 +161,7 @@ def test_full(disk: Disk) -> None:
             assert frame[0] == FrameType.OK and frame[2] is None, frame
         assert raw.call(FrameType.CANCEL, [first[-1]])[2][0][1] == "cancelled"
         assert not ready(daemon)[0]
-        pending = raw.call(FrameType.STATS)[2]["pending"]
+        pending = raw.call(FrameType.STATS)[2]["scheduled"]
     daemon.kill()
     if not disk.starts_when_full:
         disk.free()
@@ -171,7 +171,7 @@ def test_full(disk: Disk) -> None:
         acked = len(deliver[4])
         assert words[:acked] == ["acked"] * acked
         assert words[-1] == "cancelled"
-        assert raw.call(FrameType.STATS)[2]["pending"] == pending, "what was accepted is there"
+        assert raw.call(FrameType.STATS)[2]["scheduled"] == pending, "what was accepted is there"
         if disk.starts_when_full:
             is_ready, answer = ready(daemon)
             assert (is_ready, answer["status"]) == (False, "store_full")
@@ -225,7 +225,7 @@ def test_beyond_its_share_of_the_disk_tasks_are_refused_and_below_taken_again(
             filler.unlink()
             wait_ready(daemon)
             assert raw.enqueue(("t", b"again", FAR_MS))[0] == FrameType.OK
-            assert raw.call(FrameType.STATS)[2]["pending"] == 3
+            assert raw.call(FrameType.STATS)[2]["scheduled"] == 3
 
 
 def used_bytes(folder: Path) -> int:

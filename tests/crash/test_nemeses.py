@@ -219,7 +219,7 @@ TASKS: Sequence[Mapping[str, Any]] = (
 
 
 def stats(**changed: int) -> dict[str, Any]:
-    counts = {"pending": 1, "ready": 2, "in_flight": 0, "waiting": 0, "dead": 1} | changed
+    counts = {"scheduled": 1, "ready": 2, "in_flight": 0, "waiting": 0, "dead": 1} | changed
     empty = dict.fromkeys(counts, 0)
     groups = {"a": empty | {"ready": 1}, "b": empty | {"dead": 1}, "c": empty}
     return {**counts, "topics": {"t": {**counts, "groups": groups}}}
@@ -229,11 +229,11 @@ def test_counts_that_agree_with_a_walk_are_fine() -> None:
     assert not differences(stats(), TASKS, [{"id": 3}])
 
 
-@pytest.mark.parametrize("name", ["pending", "ready", "in_flight", "waiting", "dead"])
+@pytest.mark.parametrize("name", ["scheduled", "ready", "in_flight", "waiting", "dead"])
 def test_a_count_that_is_wrong_is_found(name: str) -> None:
     assert differences(stats(**{name: 7}), TASKS, [{"id": 3}])
     said = stats()
-    if name != "pending":
+    if name != "scheduled":
         said["topics"]["t"]["groups"]["c"] = said["topics"]["t"]["groups"]["c"] | {name: 1}
         assert differences(said, TASKS, [{"id": 3}])
 

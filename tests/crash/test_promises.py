@@ -174,7 +174,7 @@ def test_an_update_and_its_drop_in_one_batch_leave_nothing(make: Callable[..., D
     daemon.restart()
     with Raw(daemon.port) as raw:
         assert {task["state"] for task in raw.call(FrameType.LOOKUP, ids)[2]} == {"cancelled"}
-        assert raw.call(FrameType.STATS)[2]["pending"] == 0
+        assert raw.call(FrameType.STATS)[2]["scheduled"] == 0
     assert daemon.terminate() == 0
     assert audit.check(daemon.store).problems == []
 
@@ -215,7 +215,7 @@ def test_a_restart_finds_every_task(make: Callable[..., Daemon]) -> None:
             assert raw.enqueue(*tasks)[0] == FrameType.OK
     daemon.restart()
     with Raw(daemon.port) as raw:
-        assert raw.call(FrameType.STATS)[2]["pending"] == count
+        assert raw.call(FrameType.STATS)[2]["scheduled"] == count
 
 
 def test_a_task_that_was_nacked_keeps_its_time_over_a_kill(make: Callable[..., Daemon]) -> None:
@@ -257,7 +257,7 @@ def test_a_resend_after_a_kill_is_one_task(make: Callable[..., Daemon], place: s
             answers.add(raw.enqueue(task)[2])
         ((_, (once,)),) = answers
         assert once != before
-        assert raw.call(FrameType.STATS)[2]["pending"] == 2
+        assert raw.call(FrameType.STATS)[2]["scheduled"] == 2
 
 
 def test_a_refused_request_leaves_no_mark(make: Callable[..., Daemon]) -> None:
@@ -265,7 +265,7 @@ def test_a_refused_request_leaves_no_mark(make: Callable[..., Daemon]) -> None:
     daemon = make()
     with Raw(daemon.port, session=SESSION) as raw:
         assert raw.enqueue(("t", b"good", FAR_MS), ("t", b"bad", -1))[2] == "bad_request"
-        assert raw.call(FrameType.STATS)[2]["pending"] == 0
+        assert raw.call(FrameType.STATS)[2]["scheduled"] == 0
         raw.request -= 2
         assert raw.enqueue(("t", b"good", FAR_MS))[0] == FrameType.OK
-        assert raw.call(FrameType.STATS)[2]["pending"] == 1
+        assert raw.call(FrameType.STATS)[2]["scheduled"] == 1

@@ -63,7 +63,7 @@ SHOWN_WITHIN_S = 60.0
 LOOK_S = 0.05
 TTL_AGAIN_MS = 60_000
 """The time to live of a dead letter that had used its own up, from its requeue on."""
-COUNTS = ("pending", "ready", "in_flight", "waiting", "dead")
+COUNTS = ("scheduled", "ready", "in_flight", "waiting", "dead")
 FAULTS_ANSWER_TIMEOUT_S = 30.0
 """What Redis is asked about waits until Redis is back."""
 KEEP_MS = 600

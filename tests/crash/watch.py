@@ -40,7 +40,7 @@ FAR_MS = 3_600_000
 STILL = "still"
 """A topic with a task in each state, for ever."""
 PAIRS = ("ready", "in_flight", "waiting", "dead")
-COUNTED = ("pending", *PAIRS)
+COUNTED = ("scheduled", *PAIRS)
 MOVES = (*COUNTED, "enqueued", "delivered", "acked", "nacked", "retried", "expired", "cancelled")
 
 
@@ -293,7 +293,7 @@ def _add(
 ) -> None:
     topic = task["topic"]
     if task["state"] == "scheduled":
-        topics[topic, "pending"] += 1
+        topics[topic, "scheduled"] += 1
     elif not task["groups"]:
         topics[topic, task["state"]] += 1
     for group, pair in task["groups"].items():

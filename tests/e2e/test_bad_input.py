@@ -311,7 +311,7 @@ def test_a_resend_gets_the_first_answer(raw: Raw) -> None:
     assert first == second
     raw.send_bytes(frame)
     assert raw.answer(50) == first
-    assert raw.call(T.STATS)[2]["topics"]["resent"]["pending"] == 1
+    assert raw.call(T.STATS)[2]["topics"]["resent"]["scheduled"] == 1
 
 
 def test_a_request_below_the_floor_is_forgotten(raw: Raw) -> None:

@@ -100,7 +100,7 @@ def test_bulk(cli: Cli, tmp_path: Path) -> None:
     source.write_text("".join(f'{{"body": "{n}", "key": "k{n}"}}\n' for n in range(count)))
     receipts = cli.json("enqueue", "bulk", "--from", str(source), "--delay", "1h")
     assert len({receipt["id"] for receipt in receipts}) == count
-    assert cli.one("stats")["topics"]["bulk"]["pending"] == count
+    assert cli.one("stats")["topics"]["bulk"]["scheduled"] == count
     said = cli.run("enqueue", "bulk", "--from", "-", stdin=b'{"body": "x", "delay": 60}\n')
     assert said.stdout.startswith(b"1 tasks enqueued")
 
@@ -129,7 +129,7 @@ def test_an_interrupted_file_is_gone_on_with_where_it_says(
     said = re.search(r"interrupted: (\d+) tasks are stored.*tail -n \+(\d+) FILE", error.decode())
     assert said is not None and sending.returncode == 130, error
     stored, line = map(int, said.groups())
-    assert 0 < stored < count and cli.one("stats")["topics"][topic]["pending"] == stored
+    assert 0 < stored < count and cli.one("stats")["topics"][topic]["scheduled"] == stored
     lines = source.read_bytes().splitlines(keepends=True)
     rest = b"".join(lines[: int(kind == "csv")] + lines[line - 1 :])
     flags = ("--csv",) * (kind == "csv")
@@ -267,7 +267,7 @@ def owned(client: Client) -> Any:
         for group in task.get("groups", {}).values():
             del group["at_ms"]  # the end of a lease, which is kept by another clock, to 1 ms
     counts = {
-        name: (topic.raw["pending"], topic.raw["delivered"], sorted(topic.groups), [
+        name: (topic.raw["scheduled"], topic.raw["delivered"], sorted(topic.groups), [
             {n: it for n, it in group.raw.items() if not n.endswith("_ms")}
             for _, group in sorted(topic.groups.items())
         ])
@@ -429,5 +429,5 @@ def test_bench_measures_and_leaves_nothing(cli: Cli) -> None:
     assert min(found["enqueue_single_per_s"], found["delivery_per_s"]) > 0
     assert found["late_p50_ms"] >= 0
     counts = cli.one("stats")
-    assert (counts["pending"], counts["ready"], counts["in_flight"]) == (0, 0, 0)
+    assert (counts["scheduled"], counts["ready"], counts["in_flight"]) == (0, 0, 0)
     assert cli.json("groups") == []

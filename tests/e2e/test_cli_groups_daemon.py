@@ -88,11 +88,11 @@ def test_topics_show_counts_pauses_and_rates(cli: Cli) -> None:
     cli.one("pause", "orders")
     cli.one("rate", "orders", "50")
     (topic,) = cli.json("topics")
-    assert (topic["topic"], topic["pending"], topic["ready"]) == ("orders", 1, 1)
+    assert (topic["topic"], topic["scheduled"], topic["ready"]) == ("orders", 1, 1)
     assert (topic["paused"], topic["rate"], topic["enqueued"]) == (True, 50, 2)
     assert topic["oldest_ready_ms"] >= 0
     head, row = cli.run("topics").stdout.decode().splitlines()
-    assert head.split()[:4] == ["topic", "pending", "ready", "in"]
+    assert head.split()[:4] == ["topic", "scheduled", "ready", "in"]
     assert row.split()[:3] == ["orders", "1", "1"]
     assert "paused" in row
     assert "50/s" in row
@@ -297,7 +297,7 @@ def test_top_is_sorted_filtered_scrolled_and_ended_by_keys(cli: Cli) -> None:
         shown.read_until("sort: ready")
         shown.read_until("topic-17")
         shown.type("S")
-        shown.read_until("sort: pending")
+        shown.read_until("sort: scheduled")
         shown.type("G")
         picture = shown.picture("46 of 60")
         assert "topic-29" in picture and "topic-00" not in picture

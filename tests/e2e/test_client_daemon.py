@@ -92,7 +92,7 @@ async def test_concurrent_producers_with_one_bad_among_them(client: Client, topi
     results = await soon(asyncio.gather(*calls, return_exceptions=True))
     assert isinstance(results.pop(50), errors.BadRequest)
     assert len({receipt.id for receipt in results}) == 100
-    assert (await client.stats()).topics[topic].pending == 100
+    assert (await client.stats()).topics[topic].scheduled == 100
 
 
 async def test_oneway_arrives_without_an_answer(client: Client, topic: str) -> None:

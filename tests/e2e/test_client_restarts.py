@@ -13,9 +13,9 @@ from tickwheel import Client, Task
 HOUR = 3600
 
 
-async def pending(client: Client, topic: str) -> int:
+async def scheduled(client: Client, topic: str) -> int:
     found = (await client.stats()).topics.get(topic)
-    return found.pending if found is not None else 0
+    return found.scheduled if found is not None else 0
 
 
 async def test_enqueues_over_a_kill_are_stored_once(daemon: Daemon) -> None:
@@ -84,7 +84,7 @@ async def test_a_consumer_goes_on_after_a_kill(daemon: Daemon) -> None:
                     await daemon.arestart()
             assert acked == wanted
             assert len(epochs) == 2
-        assert await pending(client, "t") == 0
+        assert await scheduled(client, "t") == 0
 
 
 async def test_an_ack_under_way_at_a_kill_is_answered_after_it(daemon: Daemon) -> None:
@@ -138,4 +138,4 @@ async def test_two_addresses_the_second_takes_over(make_daemon: Callable[..., Da
         await first.akill()
         receipt = await soon(client.enqueue("t", b"y", delay=HOUR))
         assert (await client.lookup(receipt.id)).body == b"y"
-        assert await pending(client, "t") == 1
+        assert await scheduled(client, "t") == 1

@@ -63,7 +63,7 @@ async def test_the_four_actions_over_a_kill(daemon: Daemon, client: Client) -> N
         assert outcome.status == status
     again = await client.enqueue("t", b"4", key="k5", delay=HOUR, if_pending="keep")
     assert again.outcome == "stored"
-    assert (await client.stats()).topics["t"].pending == 102 - 3 - 1
+    assert (await client.stats()).topics["t"].scheduled == 102 - 3 - 1
 
 
 async def test_what_somebody_has_had_is_cancelled_for_the_new_one(

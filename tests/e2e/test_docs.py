@@ -288,7 +288,7 @@ def test_the_page_of_scaling_works_as_it_stands(
     assert "order 1" in shown
     assert '{"status":"ready","shards":{"0":"ready","1":"ready"}}' in shown
     assert re.search(
-        r'^tickwheel_pending_tasks\{shard="[01]",topic="orders"\} 0$', shown, re.MULTILINE
+        r'^tickwheel_scheduled_tasks\{shard="[01]",topic="orders"\} 0$', shown, re.MULTILINE
     )
     would, has = (shown.index(f"more/ {word} 3 shards") for word in ("would have", "has"))
     assert shown.index("more/ has 2 shards") < would < has

@@ -149,7 +149,7 @@ def test_the_standby_delivers_when_the_active_one_is_gone(
         assert new_epoch > epoch
         assert delivered_ms >= items[0][2]
         assert raw.call(T.ACK, "t", "g", new_epoch, [ids[0]], [1])[2] is None
-        assert raw.call(T.STATS)[2]["pending"] == 1
+        assert raw.call(T.STATS)[2]["scheduled"] == 1
 
 
 def test_a_deposed_daemon_delivers_nothing_and_its_batch_is_refused(
@@ -179,7 +179,7 @@ def test_a_deposed_daemon_delivers_nothing_and_its_batch_is_refused(
                     seen.append(old.next())
             assert not [frame for frame in seen if frame[0] == T.DELIVER]
             assert not [frame for frame in seen if frame[:2] == (T.OK, request)]
-            assert raw.call(T.STATS)[2]["pending"] == 0, "the late batch changed nothing"
+            assert raw.call(T.STATS)[2]["scheduled"] == 0, "the late batch changed nothing"
         until(lambda: status(active)["state"] == "standby", TAKEOVER_S)
         until(lambda: (status(active)["active"] or {}).get("address") == standby.url, TAKEOVER_S)
         assert "deposed" in active.log_text()
@@ -193,7 +193,7 @@ def test_a_clean_stop_hands_over_at_once(pair: tuple[Daemon, Daemon]) -> None:
     assert active.terminate() == 0
     until(lambda: is_active(standby), 2.0)
     with Raw(standby.port) as raw:
-        assert raw.call(T.STATS)[2]["pending"] == 1
+        assert raw.call(T.STATS)[2]["scheduled"] == 1
     active.start()
     assert status(active)["role"] == "standby"
 
@@ -229,7 +229,7 @@ def test_a_takeover_that_is_cut_short_is_taken_over(
             until(lambda: is_active(second), TAKEOVER_S)
             with Raw(second.port) as raw:
                 # The rest is loaded while it serves.
-                until(lambda: raw.call(T.STATS)[2]["pending"] == 1, TAKEOVER_S)
+                until(lambda: raw.call(T.STATS)[2]["scheduled"] == 1, TAKEOVER_S)
 
 
 def test_a_daemon_alone_serves_again_while_redis_was_away(

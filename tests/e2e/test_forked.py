@@ -32,7 +32,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 def test_it_serves_and_ends_by_signals(tmp_path: Path) -> None:
     with Daemon(tmp_path, http=True) as daemon:
         assert isinstance(daemon._process, subprocess.Popen) == (not forked.can_fork())
-        assert Cli(daemon).one("stats")["pending"] == 0
+        assert Cli(daemon).one("stats")["scheduled"] == 0
         assert daemon.terminate() == 0
         daemon.start()
         until(lambda: daemon.log_text().count(" serving ") == 2)  # a thread writes it

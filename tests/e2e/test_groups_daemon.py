@@ -198,9 +198,9 @@ def test_a_deleted_topic_ends_with_all_it_held_over_a_kill(daemon: Daemon) -> No
         (other,) = peer.put("other", b"stays", delay_ms=60_000)
         code, message = peer.refused(T.TOPIC_DELETE, "t", False)
         assert code == "conflict"
-        assert "1201 pending, 0 ready, 1 in_flight, 0 waiting, 1 dead" in message
+        assert "1201 scheduled, 0 ready, 1 in_flight, 0 waiting, 1 dead" in message
         held = peer.do(T.TOPIC_DELETE, "t", True)
-        assert (held["pending"], held["in_flight"], held["dead"]) == (1_201, 1, 1)
+        assert (held["scheduled"], held["in_flight"], held["dead"]) == (1_201, 1, 1)
     daemon.restart()
     with Peer(daemon.port) as peer:
         until(lambda: "t" not in peer.topics(), SOON_S)

@@ -93,7 +93,7 @@ def test_one_address_has_the_tasks_of_all_shards(make_daemon: MakeDaemon, tmp_pa
     assert settled.json["results"] == ["acked"] * 10
     assert machine.ask("GET", "/v1/stats").json["acked"] == 10
     assert machine.ask("GET", "/console/").status == 200
-    assert machine.ask("GET", "/v1/overview").json["counts"]["pending"] == 0
+    assert machine.ask("GET", "/v1/overview").json["counts"]["scheduled"] == 0
     assert machine.ask("GET", "/v1/shards").json["shards"][2]["shard"] == 2
     assert machine.parent.terminate() == 0
     assert "Traceback" not in machine.parent.log_text()
@@ -192,7 +192,7 @@ def test_tokens_are_passed_on_also_over_tls_without_more_settings(
     console = {"tickwheel_console": "1"}
     login = machine.ask("POST", "/v1/sessions", **shown, **console)
     cookie = login.headers["set-cookie"].partition(";")[0]
-    assert machine.ask("GET", "/v1/stats", cookie=cookie, **console).json["pending"] == 1
+    assert machine.ask("GET", "/v1/stats", cookie=cookie, **console).json["scheduled"] == 1
 
 
 def test_a_node_answers_for_tasks_of_the_other_node(server: RedisServer, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_node_answers_for_tasks_of_the_other_node(server: RedisServer, tmp_pat
         for name in "ab":
             found = ask(nodes[name].http, "GET", f"/v1/tasks/{made.json['id']}")
             assert (found.status, found.json["body"]) == (200, "x")
-            assert ask(nodes[name].http, "GET", "/v1/stats").json["pending"] == 1
+            assert ask(nodes[name].http, "GET", "/v1/stats").json["scheduled"] == 1
             status = ask(nodes[name].http, "GET", "/v1/status").json
             assert status["state"] == "ready", status
             nodes_of = {one["shard"]: one["node"] for one in status["statuses"]}

@@ -48,7 +48,7 @@ def test_a_drain_says_goodbye_and_keeps_leases_for_the_next_start(make_daemon: M
     assert "recovered_after_unclean_stop" not in daemon.log_text()
     with Raw(daemon.port) as raw:
         stats = raw.call(T.STATS)[2]
-        assert (stats["in_flight"], stats["ready"], stats["pending"]) == (1, 0, 1)
+        assert (stats["in_flight"], stats["ready"], stats["scheduled"]) == (1, 0, 1)
         assert stats["epoch"] == epoch + 1
         # Nobody else gets it, and the consumer that held it may still ack.
         assert raw.call(T.PULL, "held", "g", 1, 0, {})[2][2] == ()
@@ -227,7 +227,7 @@ def test_ids_and_dedupe_survive_a_kill(make_daemon: MakeDaemon) -> None:
         raw.request = request - 1
         raw.send(T.ENQUEUE, 11, [("t", b"x", DAY_MS)])
         assert raw.answer(request) == first
-        assert raw.call(T.STATS)[2]["pending"] == 1
+        assert raw.call(T.STATS)[2]["scheduled"] == 1
         fresh = raw.enqueue(("t", b"y", DAY_MS))
         assert fresh[2][1][0] > first[2][1][0]
 
@@ -259,7 +259,7 @@ def test_a_backup_is_a_database_that_can_be_served(make_daemon: MakeDaemon) -> N
         raw.enqueue(("t", b"after", DAY_MS))
     other = make_daemon(store=f"sqlite:///{path}").start()
     with Raw(other.port) as raw:
-        assert raw.call(T.STATS)[2]["pending"] == 500
+        assert raw.call(T.STATS)[2]["scheduled"] == 500
 
 
 def test_the_memory_store_serves_too(make_daemon: MakeDaemon) -> None:

@@ -318,7 +318,7 @@ def test_a_program_without_an_event_loop_follows_a_shard(pair: Nodes) -> None:
             client.move_shard(shard, other)
             until(partial(has, pair, other, shard), 60, pair.log)
             client.enqueue("t", b"again", key=key_in(shard, SHARDS), delay=3600)
-        assert client.stats().pending == 2 * SHARDS
+        assert client.stats().scheduled == 2 * SHARDS
 
 
 # --- commands ------------------------------------------------------------------------------------

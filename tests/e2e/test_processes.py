@@ -147,7 +147,7 @@ def test_commands_at_one_shard_are_of_all(shards: Shards) -> None:
     assert [row["pid"] for row in rows] == shards.pids()
     assert [row["shard"] for row in rows] == [0, 1]
     (stats,) = cli.json("stats")
-    assert (stats["enqueued"], stats["pending"]) == (5, 5)
+    assert (stats["enqueued"], stats["scheduled"]) == (5, 5)
     os.kill(shards.pids()[1], signal.SIGSTOP)
     try:
         serving, silent = cli.json("status", expect=1)

@@ -34,7 +34,7 @@ def test_a_kill_between_enqueue_and_delivery_loses_nothing(daemon: Daemon) -> No
     daemon.restart()
     with Raw(daemon.port) as raw:
         stats = raw.call(T.STATS)[2]
-        assert (stats["pending"], stats["ready"], stats["in_flight"]) == (1, 0, 0)
+        assert (stats["scheduled"], stats["ready"], stats["in_flight"]) == (1, 0, 0)
         assert raw.call(T.LOOKUP, [ids[0]])[2][0]["state"] == "acked"
 
 
@@ -58,7 +58,7 @@ def test_a_redis_that_stands_still_is_waited_for(daemon: Daemon, server: RedisSe
         raw.call(T.PING)
         server.go_on()
         assert raw.answer(request)[0] == T.OK
-        assert raw.call(T.STATS)[2]["pending"] == 2
+        assert raw.call(T.STATS)[2]["scheduled"] == 2
 
 
 def test_the_password_is_not_in_the_log(server: RedisServer, tmp_path: Path) -> None:

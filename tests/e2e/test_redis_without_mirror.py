@@ -113,7 +113,7 @@ def test_one_that_came_back_empty_stops_the_daemon_and_is_restored(
     with Raw(daemon.port) as raw:
         page = raw.call(T.LIST, {"limit": 200})[2]["tasks"]
         assert sorted(row["body"] for row in page) == _bodies(*saved, *later)
-        assert raw.call(T.STATS)[2]["pending"] == 100
+        assert raw.call(T.STATS)[2]["scheduled"] == 100
 
 
 def test_a_takeover_reads_bodies_only_when_they_are_due_soon(
@@ -134,7 +134,7 @@ def test_a_takeover_reads_bodies_only_when_they_are_due_soon(
             assert sorted(_pull(raw, 300)) == _bodies(*soon)
             found = raw.call(T.LOOKUP, list(far_ids))[2]
             assert [row["body"] for row in found] == [body for _, body, _ in far]
-            assert raw.call(T.STATS)[2]["pending"] == 300
+            assert raw.call(T.STATS)[2]["scheduled"] == 300
 
 
 def test_a_standby_does_not_go_on_with_what_is_left(server: RedisServer, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_the_synchronous_client_the_command_line_and_http(
     context = ssl.create_default_context(cafile=str(authority.ca))
     assert over_http(running, context, "/healthz") == {"status": "alive"}
     stats = over_http(running, context, "/v1/stats", "of-everything")
-    assert stats["topics"]["sync"]["pending"] == 1
+    assert stats["topics"]["sync"]["scheduled"] == 1
     cli = Cli(running)
     first = ("--ca", str(authority.ca), "--token", "of-everything")
     cli.run(*first, "enqueue", "cli", "x", "--delay", "1h")

@@ -25,7 +25,7 @@ def test_half_tasks_are_no_tasks(rig: TransactionRig) -> None:
     assert rig.answered == ["p"]
     assert (rig.core.tasks, rig.core.scheduled, rig.rows.tasks) == (0, 0, {})
     assert rig.tick() == []
-    assert rig.core.room == rig.config.pending_max - 2
+    assert rig.core.room == rig.config.scheduled_max - 2
     recount(rig)
 
 
@@ -58,7 +58,7 @@ def test_a_rollback_leaves_nothing(rig: TransactionRig) -> None:
     assert rig.rows.tasks == {}
     assert [key for key in rig.rows.transactions if key[1]] == []
     assert rig.standing("x") is TransactionState.ROLLED_BACK
-    assert rig.core.room == rig.config.pending_max
+    assert rig.core.room == rig.config.scheduled_max
     recount(rig)
 
 

@@ -298,8 +298,8 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
           "settings": {"closed_ms": 5, "closed_id": "7"}}],
     ),
     (
-        [EventKind.DAEMON, T, "started", {"clean": False, "pending": 3}],
-        [{"event": "started", "clean": False, "details": {"pending": 3}}],
+        [EventKind.DAEMON, T, "started", {"clean": False, "scheduled": 3}],
+        [{"event": "started", "clean": False, "details": {"scheduled": 3}}],
     ),
     ([EventKind.DAEMON, T, "stopped", {"clean": True}], [{"event": "stopped", "clean": True}]),
     ([EventKind.DROPPED, T, 12], [{"event": "dropped", "count": 12}]),

@@ -138,7 +138,7 @@ def test_it_leads_to_pages_that_the_console_has(path: Path) -> None:
                 if "{{topic}}" in target["legendFormat"]}  # fmt: skip
     assert by_topic <= linked
     if path.stem == "tickwheel-overview":
-        assert {"Pending", "Ready", "In flight", "Waiting for a retry", "Dead letters"} <= linked
+        assert {"Scheduled", "Ready", "In flight", "Waiting for a retry", "Dead letters"} <= linked
 
 
 @pytest.mark.parametrize("name", ["tickwheel-overview", "tickwheel-store"])

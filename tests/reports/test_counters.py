@@ -188,7 +188,7 @@ def test_figures_of_the_report_equal_the_daemons_own_counters(
     # The gauges of what is left are the stuck and the dead; far tasks are not due yet.
     stuck = Counter(row["topic"] for row in made.rows["stuck"])
     assert stuck == {NOBODY: exposed["tickwheel_ready_tasks", NOBODY, "default"]}
-    assert exposed["tickwheel_pending_tasks", ORDERS, ""] == FAR_COUNT - CANCELLED
+    assert exposed["tickwheel_scheduled_tasks", ORDERS, ""] == FAR_COUNT - CANCELLED
     assert not made.rows["quarantine"]
     assert made.loaded.duplicates == 0
     assert {row["what"]: row["n"] for row in made.rows["daemon"]} == {"started": 1, "stopped": 1}

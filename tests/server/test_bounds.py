@@ -268,7 +268,7 @@ async def test_acks_of_a_subscription_ahead_of_the_store(make: Make) -> None:
 # --- tasks and what has names --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", ["tasks_max", "pending_max"])
+@pytest.mark.parametrize("limit", ["tasks_max", "scheduled_max"])
 async def test_all_tasks_also_those_on_their_way(make: Make, limit: str) -> None:
     rig = await make(**{limit: 5})
     peer = await rig.peer()
@@ -318,7 +318,7 @@ async def test_all_topics(make: Make) -> None:
     ok(await peer.enqueue(*[(f"t{n}", b"x", DAY_MS) for n in (3, 4)]))
     assert rig.core.topics.keys() == {"t2", "t3", "t4"}
     stats = ok(await peer.call(T.STATS))
-    assert (stats["enqueued"], stats["cancelled"], stats["pending"]) == (5, 2, 3)
+    assert (stats["enqueued"], stats["cancelled"], stats["scheduled"]) == (5, 2, 3)
     assert stats["topics"].keys() == {"t2", "t3", "t4"}
 
 

@@ -267,16 +267,16 @@ async def test_stats_are_of_the_topics_that_may_be_read(rig: AccessRig) -> None:
     for topic in ("ours.a", "theirs"):
         await words(owner, T.GROUP_CREATE, topic, "g", {})
     all_of_them = await words(owner, T.STATS)
-    assert all_of_them["pending"] == 3 and not all_of_them["partial"]
+    assert all_of_them["scheduled"] == 3 and not all_of_them["partial"]
     found = await words(await rig.peer_with("read=ours.*"), T.STATS)
-    assert (found["pending"], found["enqueued"], found["partial"]) == (2, 2, True)
+    assert (found["scheduled"], found["enqueued"], found["partial"]) == (2, 2, True)
     assert set(found["topics"]) == {"ours.a", "ours.b"} and found["topics_left_out"] == 0
     assert found["topics"]["ours.a"] == all_of_them["topics"]["ours.a"]
     hidden = {"connections", "sessions", "lateness", "transactions", "batches", "schedules"}
     assert not hidden & found.keys() and found.keys() <= all_of_them.keys()
     nothing = await words(await rig.peer_with("read=nothing"), T.STATS)
-    assert (nothing["pending"], nothing["topics"]) == (0, {})
+    assert (nothing["scheduled"], nothing["topics"]) == (0, {})
     token = await rig.token("read=ours.*")
-    assert (await rig.http(token, "GET", "/v1/stats")).json["pending"] == 2
+    assert (await rig.http(token, "GET", "/v1/stats")).json["scheduled"] == 2
     for path in ("/v1/load", "/v1/overview"):
         assert (await rig.http(token, "GET", path)).status == 403

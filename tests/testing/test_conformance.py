@@ -212,7 +212,7 @@ async def test_counts_and_settings(place: Place) -> None:
     await client.enqueue_many([Task("t", b""), Task("t", b"", delay=60)])
     await place.wait(0.02)
     stats = await client.stats()
-    assert (stats.pending, stats.ready) == (1, 1)
+    assert (stats.scheduled, stats.ready) == (1, 1)
     await client.pause("t", "g")
     assert await client.pull("t", group="g", wait=0) == []
     await client.resume("t", "g")

@@ -45,7 +45,7 @@ SETTINGS = {
     "leader_ttl_s": 1.0,
 }
 """Of the daemon that writes a sample, and of those that open it: nothing becomes too old."""
-COUNTS = ("pending", "ready", "in_flight", "waiting", "dead")
+COUNTS = ("scheduled", "ready", "in_flight", "waiting", "dead")
 _STORE_FILES = {"sqlite": "store.sql", "redis": "store.json"}
 _PACKED = ".gz"
 _LARGE_BYTES = 64 * 1024

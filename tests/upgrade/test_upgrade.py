@@ -232,7 +232,7 @@ def only_the_far_part_is_left(peer: Peer, expected: Expected) -> None:
             states[task["id"]] = "scheduled"
     found = peer.do(T.STATS)
     assert {name: found[name] for name in (*COUNTS, "early")} == {
-        "pending": list(states.values()).count("scheduled"),
+        "scheduled": list(states.values()).count("scheduled"),
         "ready": 0,
         "in_flight": 0,
         "waiting": waiting,

@@ -214,7 +214,7 @@ class TopicStats(Counted):
     """A topic has these counts and settings, and its groups."""
 
     topic: Annotated[str | None, NAME, "The name of the topic, in a list of topics."] = None
-    pending: Annotated[int, "How many tasks are scheduled."]
+    scheduled: Annotated[int, "How many tasks are scheduled."]
     enqueued: Annotated[int, "How many tasks were enqueued since the start of the daemon."]
     cancelled: Annotated[int, "How many tasks were cancelled since the start of the daemon."] = 0
     broadcasters: Annotated[int, "How many broadcast subscriptions there are."] = 0
@@ -254,7 +254,7 @@ class Stats(Answer):
     position_ms: Annotated[
         int, Moment(), "The moment up to which the wheel has turned, in milliseconds since 1970."
     ] = 0
-    pending: Annotated[int, "How many tasks are scheduled."]
+    scheduled: Annotated[int, "How many tasks are scheduled."]
     ready: Annotated[int, "How many (task, group) pairs are due and not delivered."]
     in_flight: Annotated[int, "How many (task, group) pairs are delivered and not settled."]
     waiting: Annotated[int, "How many (task, group) pairs wait for a retry."]

@@ -365,7 +365,7 @@ class GroupHeld(Answer):
 class TopicHeld(Answer):
     """The deleted topic held so many."""
 
-    pending: Annotated[int, "How many tasks were scheduled."]
+    scheduled: Annotated[int, "How many tasks were scheduled."]
     ready: Annotated[int, "How many (task, group) pairs were due and not delivered."]
     in_flight: Annotated[int, "How many (task, group) pairs were delivered and not settled."]
     waiting: Annotated[int, "How many (task, group) pairs waited for a retry."]

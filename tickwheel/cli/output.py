@@ -626,8 +626,8 @@ def progress_bar(*columns: str, total: int | None, **fields: Any) -> Iterator[Ca
 
 # --- tables of counts ----------------------------------------------------------------------------
 
-STATES = ("pending", "ready", "in_flight", "waiting", "dead")
-"""Counts of what is there now; a group has no pending of its own."""
+STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
+"""Counts of what is there now; a group has no scheduled tasks of its own."""
 GROUP_STATES = STATES[1:]
 TOTALS = ("enqueued", "delivered", "acked")
 """Counts of what has happened."""

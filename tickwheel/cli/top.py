@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from tickwheel.client import Status
 
 
-SORTS = ("busy", "name", "pending", "ready", "in-flight", "waiting", "dead", "age")
+SORTS = ("busy", "name", "scheduled", "ready", "in-flight", "waiting", "dead", "age")
 _SORT_FIELDS = {"in-flight": "in_flight", "age": "oldest_ready_ms"}
 INTERVAL_S = 1.0
 INTERVAL_S_MIN = 0.05
@@ -174,7 +174,7 @@ class Row:
 
     topic: str
     group: str | None
-    pending: int | None
+    scheduled: int | None
     ready: int
     in_flight: int
     waiting: int
@@ -239,7 +239,7 @@ NOTHING = Frame(
 
 def _row_fields(row: Row) -> dict[str, Any]:
     left_out = {"group"} if row.group is None else {"topic", "enqueued_per_s"}
-    left_out |= {"pending"} if row.pending is None else set()
+    left_out |= {"scheduled"} if row.scheduled is None else set()
     return {name: value for name, value in vars(row).items() if name not in left_out}
 
 
@@ -363,7 +363,7 @@ def rows_grid(frame: Frame, rows_max: int | None = None, first: int = 0) -> Grid
         | {"topic": "" if row.group is not None and index else row.topic, "group": row.group or ""}
         for index, row in enumerate(shown)
     )
-    grid = grid_of(_COLUMNS, named, spare=("acked/s", "oldest", "pending", "in/s"))
+    grid = grid_of(_COLUMNS, named, spare=("acked/s", "oldest", "scheduled", "in/s"))
     if len(shown) < len(rows):
         grid.rows.append((f"… {len(rows) - len(shown)} more", *[""] * (len(grid.columns) - 1)))
     return grid

@@ -68,7 +68,7 @@ async def ask_in_parts(
 # --- one answer of all ---------------------------------------------------------------------------
 
 ADDED = frozenset((
-    "pending", "ready", "in_flight", "waiting", "dead", "delivered", "acked", "enqueued",
+    "scheduled", "ready", "in_flight", "waiting", "dead", "delivered", "acked", "enqueued",
     "cancelled", "nacked", "snoozed", "deaths", "expired", "filtered", "retrying", "held",
     "paused_keys", "in_lines", "dead_total", "dead_expired", "dropped_once", "retried",
     "leases_over", "early", "kept", "replaced", "rejected", "schedules", "wheel_bytes",

@@ -55,7 +55,7 @@ class Picture:
     phase: str = "starting"
     slot: int = 0
     slots: int = 3600
-    pending: int = 0
+    scheduled: int = 0
     in_flight: int = 0
     waiting: int = 0
     enqueued: int = 0
@@ -91,7 +91,7 @@ def figures(picture: Picture) -> Table:
     rows = [
         ("enqueued and confirmed", f"{picture.enqueued:,}"),
         ("acked and confirmed", f"{picture.acked:,}"),
-        ("pending on the wheel", f"{picture.pending:,}"),
+        ("scheduled on the wheel", f"{picture.scheduled:,}"),
         ("in flight", f"{picture.in_flight:,}"),
         ("waiting for a retry", f"{picture.waiting:,}"),
         ("delivered a second", f"{picture.delivered_per_s:,.0f}"),
@@ -136,7 +136,7 @@ class View:
             self._console.print(
                 f"{picture.elapsed_s:5.1f} s  slot {picture.slot:4d}"
                 f"  enqueued {picture.enqueued:6d}"
-                f"  acked {picture.acked:6d}  pending {picture.pending:6d}"
+                f"  acked {picture.acked:6d}  scheduled {picture.scheduled:6d}"
                 f"  in flight {picture.in_flight:4d}  {picture.delivered_per_s:6.0f}/s"
                 f"  late p50 {picture.p50_ms} ms p99 {picture.p99_ms} ms  {picture.phase}",
                 highlight=False,
@@ -408,7 +408,7 @@ class Demo:
         recent = books.late_ms[-2000:]
         picture.p50_ms, picture.p99_ms = percentile(recent, 0.50), percentile(recent, 0.99)
         if stats is not None:
-            for name in ("slot", "slots", "pending", "in_flight", "waiting"):
+            for name in ("slot", "slots", "scheduled", "in_flight", "waiting"):
                 setattr(picture, name, stats[name])
 
     def _summary(self) -> dict[str, Any]:

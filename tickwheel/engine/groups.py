@@ -449,10 +449,10 @@ class TopicClosing:
     _subscriptions: Subscriptions
 
     def held(self, topic: Topic) -> dict[str, int]:
-        """What a deletion takes: tasks by state (those not durable count as pending), and
+        """What a deletion takes: tasks by state (those not durable count as scheduled), and
         groups."""
-        pending = topic.scheduled + self._core.staged_on(topic.name)
-        return {"pending": pending, **topic.held(), "groups": len(topic.live_groups)}
+        scheduled = topic.scheduled + self._core.staged_on(topic.name)
+        return {"scheduled": scheduled, **topic.held(), "groups": len(topic.live_groups)}
 
     def close(self, topic: Topic, now_ms: int) -> list[Group]:
         """Mark a topic as being deleted and close its groups, which are returned."""

@@ -115,7 +115,7 @@ class EngineConfig:
     groups_max: int = 200_000
     tasks_max: int = 100_000_000
     """Tasks that are not finished."""
-    pending_max: int = 100_000_000
+    scheduled_max: int = 100_000_000
     """Tasks that are scheduled."""
     backlog_max: int = 20_000_000
     """Tasks that are due on one topic that has no group yet."""
@@ -553,7 +553,7 @@ class Core:
     def room(self) -> int:
         """How many more tasks may be taken. Half tasks count as taken."""
         config = self.config
-        left = min(config.tasks_max - self.tasks, config.pending_max - self.scheduled)
+        left = min(config.tasks_max - self.tasks, config.scheduled_max - self.scheduled)
         return left - self.staged - self.transaction_registry.tasks
 
     # --- resident rows -------------------------------------------------------------------

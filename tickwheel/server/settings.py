@@ -221,7 +221,7 @@ class Settings(BaseSettings):
     groups_per_topic_max: int = Field(default=1_000, gt=0)
     groups_max: int = Field(default=200_000, gt=0)
     tasks_max: int = Field(default=100_000_000, gt=0)
-    pending_max: int = Field(default=100_000_000, gt=0)
+    scheduled_max: int = Field(default=100_000_000, gt=0)
     backlog_max: int = Field(default=20_000_000, gt=0)
     acks_ahead_max: int = Field(default=4_096, ge=0)
     """Ends of deliveries of one subscription that give credit back before they are durable."""
@@ -649,7 +649,7 @@ class Settings(BaseSettings):
             groups_per_topic_max=self.groups_per_topic_max,
             groups_max=self.groups_max,
             tasks_max=self.tasks_max,
-            pending_max=self.pending_max,
+            scheduled_max=self.scheduled_max,
             backlog_max=self.backlog_max,
         )
 

@@ -187,7 +187,7 @@ async def test_so_many_ids_and_no_more(rig: HttpRig) -> None:
 
 
 async def test_what_is_over_a_limit_of_the_shard_says_when_to_come_again() -> None:
-    rig = await HttpRig(pending_max=1).start()
+    rig = await HttpRig(scheduled_max=1).start()
     await rig.post("/v1/tasks", {"topic": "t", "delay_ms": 9_000})
     response = await rig.call("POST", "/v1/tasks", {"topic": "t"})
     assert (response.status, response.json["code"]) == (429, "backlog_full")

@@ -165,7 +165,7 @@ async def test_a_task_goes_to_its_shard_and_is_found_from_there(hall: Hall) -> N
     by_key = await hall.get(f"/v1/topics/t/keys/{many['tasks'][4]['key']}")
     assert [task["id"] for task in by_key["tasks"]] == [ids[4]]
     stats = await hall.get("/v1/stats")
-    assert (stats["pending"], stats["topics"]["t"]["pending"]) == (9, 9)
+    assert (stats["scheduled"], stats["topics"]["t"]["scheduled"]) == (9, 9)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -238,26 +238,26 @@ async def test_too_much_for_a_frame_is_refused_before_it_is_sent(
     monkeypatch.setattr(hall.gateway._api, "_body_limits", (16 << 20, 60.0))
     answer = await hall.refused("POST", "/v1/tasks", {"tasks": tasks})
     assert answer.json["code"] == "limit_exceeded" and "frame_bytes_max" in answer.json["detail"]
-    assert (await hall.get("/v1/stats"))["pending"] == 0
+    assert (await hall.get("/v1/stats"))["scheduled"] == 0
 
 
 async def test_a_request_with_an_idempotency_key_is_done_once(hall: Hall) -> None:
     many = {"tasks": [{"topic": "t", "key": key_in(n % 4, 3, f"k{n}-"), "delay_ms": HOUR_MS}
                       for n in (0, 1, 2)]}  # fmt: skip
     for body in (many, {"topic": "t", "delay_ms": HOUR_MS}, WINDOW):
-        before = (await hall.get("/v1/stats"))["pending"]
+        before = (await hall.get("/v1/stats"))["scheduled"]
         key = f"once-{before}"
         first = await hall.post("/v1/tasks", body, idempotency_key=key)
         hall.shards.pass_time(1)
         again = await hall.post("/v1/tasks", body, idempotency_key=key)
         assert again == first
-        added = (await hall.get("/v1/stats"))["pending"] - before
+        added = (await hall.get("/v1/stats"))["scheduled"] - before
         assert added == len(first.get("tasks", (1,)))
         other = await hall.refused(
             "POST", "/v1/tasks", {**body, **OTHER[len(body)]}, idempotency_key=key
         )
         assert (other.status, other.json["code"]) == (422, "idempotency_key_reused")
-        assert (await hall.get("/v1/stats"))["pending"] == before + added
+        assert (await hall.get("/v1/stats"))["scheduled"] == before + added
     assert shard_of(first["id"]) in range(COUNT)
 
 
@@ -399,7 +399,7 @@ async def test_the_overview_is_of_all_shards(hall: Hall) -> None:
         await client.enqueue("full", b"", key=key_in(shard, COUNT), delay=0)
     hall.shards.pass_time(61_000)  # from then on they wait for long
     seen = await hall.get("/v1/overview")
-    assert seen["counts"]["pending"] == 9
+    assert seen["counts"]["scheduled"] == 9
     assert sum(seen["ring"]["this"]) + sum(seen["ring"]["next"]) + seen["ring"]["later"] == 9
     assert seen["totals"]["enqueued"] == 11 and seen["state"] == "ready"
     texts = [one["text"] for one in seen["troubles"] if one["topic"] == "full"]

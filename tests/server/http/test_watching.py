@@ -166,7 +166,7 @@ async def test_one_look_serves_all_who_watch(rig: HttpRig) -> None:
     first = (await rig.call("GET", "/v1/overview")).json
     await rig.post("/v1/tasks", {"topic": "t", "delay_ms": 60_000})
     assert (await rig.call("GET", "/v1/overview")).json == first
-    assert (await overview(rig))["counts"]["pending"] == 1
+    assert (await overview(rig))["counts"]["scheduled"] == 1
 
 
 async def test_a_stream_begins_at_once_and_ends_with_the_reason(rig: HttpRig) -> None:

@@ -130,7 +130,7 @@ async def test_the_counts_of_groups_and_topics_are_shown() -> None:
     assert found["tickwheel_ready_tasks", pair] == 3
     assert found["tickwheel_oldest_ready_age_seconds", pair] == 2
     assert found["tickwheel_enqueued_total", ("orders",)] == 9
-    assert found["tickwheel_pending_tasks", ("orders",)] == 4
+    assert found["tickwheel_scheduled_tasks", ("orders",)] == 4
     assert found["tickwheel_early_total", ()] == 0
 
 

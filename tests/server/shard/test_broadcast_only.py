@@ -45,7 +45,7 @@ async def test_what_comes_due_is_broadcast_and_ends(daemon: InProcess, listeners
         found = [item[0] for frame in one.frames() if frame[0] == T.DELIVER for item in frame[4]]
         assert found == [now, later]
     counts = await topic(peer)
-    assert (counts["ready"], counts["pending"], counts["oldest_ready_ms"]) == (0, 0, 0)
+    assert (counts["ready"], counts["scheduled"], counts["oldest_ready_ms"]) == (0, 0, 0)
     assert counts["broadcast_only"] is True
     assert daemon.store._tasks == {}
     daemon.recount()
@@ -109,7 +109,7 @@ async def test_a_crash_in_the_middle_of_letting_go_goes_on(tmp_path: Path) -> No
         store = daemon.store.copy()
     async with InProcess(tmp_path, store=store, now_ms=daemon.sources.now_ms) as daemon:
         peer = daemon.connect()
-        while (await topic(peer))["ready"] or (await topic(peer))["pending"]:
+        while (await topic(peer))["ready"] or (await topic(peer))["scheduled"]:
             await daemon.settle()
         assert set(await words(peer, ids)) == {"expired"}
         daemon.recount()

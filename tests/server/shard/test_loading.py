@@ -97,7 +97,7 @@ async def test_a_daemon_works_while_it_loads(store: GatedStore) -> None:
             store.gate.set()
             assert await cancelling == "cancelled"
             assert status_map(daemon)["state"] == "ready"
-            assert (await client.stats()).pending == FIRST_CHUNK - 1
+            assert (await client.stats()).scheduled == FIRST_CHUNK - 1
             assert await client.cancel(ids[-2]) == "cancelled"
     finally:
         await daemon.stop()

@@ -100,7 +100,7 @@ async def goes_on(house: House, deliveries: AsyncIterator[Delivery], task_id: in
     assert readiness(house.daemon)[0]
     assert (await house.client.lookup(task_id)).state == "acked"
     stats = await house.client.stats()
-    assert (stats.pending, stats.ready, stats.in_flight) == (1, 0, 0), "the filler"
+    assert (stats.scheduled, stats.ready, stats.in_flight) == (1, 0, 0), "the filler"
 
 
 async def test_when_it_comes_due(house: House) -> None:
@@ -108,7 +108,7 @@ async def test_when_it_comes_due(house: House) -> None:
         task = await house.client.enqueue("t", b"x", delay=0.05)
         house.store.hidden.add(task.id)
         await house.missing(task.id)
-        assert (await house.client.stats()).pending == 2
+        assert (await house.client.stats()).scheduled == 2
         await is_reported(house, task.id)
         await goes_on(house, deliveries, task.id)
 

@@ -58,7 +58,7 @@ async def test_order_keys_that_are_refused(daemon: InProcess) -> None:
             T.SCHEDULE_PUT, "s", {"topic": "t", "every_ms": 60_000, "task": options}
         )
         assert answer[0] == T.ERROR and answer[2] == code, answer
-    assert (await peer.do(T.STATS))["pending"] == 0
+    assert (await peer.do(T.STATS))["scheduled"] == 0
 
 
 async def test_a_schedule_and_a_transaction_have_tasks_with_an_order_key(

@@ -16,7 +16,7 @@ from tickwheel.model.kinds import GROUP
 from tickwheel.server.shard.background import CHUNK
 
 BIN = "going"
-NOBODY = {"pending": 0, "ready": 0, "in_flight": 0, "waiting": 0, "dead": 0, "groups": 0}
+NOBODY = {"scheduled": 0, "ready": 0, "in_flight": 0, "waiting": 0, "dead": 0, "groups": 0}
 
 
 def stall(daemon: InProcess, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
@@ -69,13 +69,13 @@ async def test_a_topic_that_holds_tasks_goes_by_force_only(daemon: InProcess) ->
     code, message = await peer.refused(T.TOPIC_DELETE, BIN, False)
     assert code == "conflict"
     # The other group is owed all four that came due.
-    assert "2 pending, 5 ready, 1 in_flight, 1 waiting, 1 dead, and has 1 subscribers" in message
+    assert "2 scheduled, 5 ready, 1 in_flight, 1 waiting, 1 dead, and has 1 subscribers" in message
     assert await words(peer, ids) == before
     daemon.recount()
 
 
 @pytest.mark.parametrize("staged", [True, False])
-async def test_one_pending_task_is_enough(
+async def test_one_scheduled_task_is_enough(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch, staged: bool
 ) -> None:
     peer = daemon.connect()
@@ -87,7 +87,7 @@ async def test_one_pending_task_is_enough(
     code, message = await peer.refused(T.TOPIC_DELETE, BIN, False)
     if staged:
         gate.set()
-    assert (code, "1 pending" in message) == ("conflict", True)
+    assert (code, "1 scheduled" in message) == ("conflict", True)
 
 
 @pytest.mark.parametrize("options", [None, {"broadcast": True}])
@@ -141,7 +141,7 @@ async def test_nothing_is_taken_for_it_while_it_goes(
         assert answer[2:] == ("refused", "topic going is being deleted; try again soon"), answer
     gate.set()
     assert (await peer.answer(fine))[0] == T.OK
-    assert (await other.answer(asked))[2] == NOBODY | {"pending": CHUNK + 1}
+    assert (await other.answer(asked))[2] == NOBODY | {"scheduled": CHUNK + 1}
     await daemon.settle()
     daemon.recount()
     assert len(await put(peer, 0)) == 1, "and then it is there again, a new one"
@@ -158,7 +158,7 @@ async def test_all_that_it_held_ends_and_nothing_else(daemon: InProcess) -> None
     await peer.do(T.CONFIGURE, BIN, None, {"rate": 5, "retry": "none", "if_pending": rule})
     held = await peer.do(T.TOPIC_DELETE, BIN, True)
     assert held == {
-        "pending": 2, "ready": 5, "in_flight": 1, "waiting": 1, "dead": 1, "groups": 2,
+        "scheduled": 2, "ready": 5, "in_flight": 1, "waiting": 1, "dead": 1, "groups": 2,
     }  # fmt: skip
     await daemon.settle()
     assert (T.ENDED, 1, "not_found", "group g of topic going was deleted") in peer.kept

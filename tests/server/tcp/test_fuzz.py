@@ -42,7 +42,7 @@ SMALL: dict[str, Any] = {
     "window_max": 64,
     "pull_max": 8,
     "subscriptions_max": 4,
-    "pending_max": 200,
+    "scheduled_max": 200,
     "backlog_max": 300,
     "topics_max": 30,
     "groups_per_topic_max": 6,
@@ -341,10 +341,12 @@ def agrees(daemon: Daemon) -> None:
             found = walked(raw)
             after = raw.call(T.STATS)[2]
             assert after["early"] == 0
-            if any(before[name] != after[name] for name in ("pending", *PLACES, "batches")):
+            if any(before[name] != after[name] for name in ("scheduled", *PLACES, "batches")):
                 continue
             counted = Counter({name: found[name] for name in ("scheduled", *PLACES)})
-            said = Counter({name: after[name] for name in PLACES} | {"scheduled": after["pending"]})
+            said = Counter(
+                {name: after[name] for name in PLACES} | {"scheduled": after["scheduled"]}
+            )
             if counted == said:
                 return
     assert counted == said, "they differ for good"

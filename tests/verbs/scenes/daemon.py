@@ -26,7 +26,7 @@ def status(stage: Stage) -> Any:
 def stats(stage: Stage) -> Any:
     stage.make_group()
     stage.enqueue(2)
-    topic = {"pending": 2, "enqueued": 2, "groups": {"g": {"ready": 0, "subscribers": 0}}}
+    topic = {"scheduled": 2, "enqueued": 2, "groups": {"g": {"ready": 0, "subscribers": 0}}}
     yield {}, {"now_ms": NOW_MS, "store_ok": True, "topics": {"t": topic}}
 
 
@@ -41,7 +41,7 @@ def load(stage: Stage) -> Any:
 @scene("list_topics")
 def list_topics(stage: Stage) -> Any:
     stage.enqueue()
-    yield {"limit": 1_000}, {"topics": [{"topic": "t", "pending": 1}]}
+    yield {"limit": 1_000}, {"topics": [{"topic": "t", "scheduled": 1}]}
 
 
 @scene("show_topic")

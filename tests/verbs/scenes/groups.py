@@ -52,7 +52,7 @@ def delete_group(stage: Stage) -> Any:
 def delete_topic(stage: Stage) -> Any:
     stage.make_group()
     [task] = stage.enqueue()
-    yield {"topic": stage.topic, "force": True}, held(pending=1, groups=1)
+    yield {"topic": stage.topic, "force": True}, held(scheduled=1, groups=1)
     stage.house.settle()
     assert stage.state(task) == "deleted"
 

@@ -196,7 +196,7 @@ GROUP: tuple[Metric[Group], ...] = (
 """Metrics by topic and group. Before any group exists, due tasks count with an empty group."""
 
 TOPIC: tuple[Metric[Topic], ...] = (
-    Metric("tickwheel_pending_tasks", "Not due yet.", lambda t, _: t.scheduled),
+    Metric("tickwheel_scheduled_tasks", "Not due yet.", lambda t, _: t.scheduled),
     Metric("tickwheel_broadcasters", "Open broadcast subscriptions.",
            lambda t, _: len(t.broadcasters)),
     Metric("tickwheel_enqueued_total", "Tasks accepted.", lambda t, _: t.enqueued),

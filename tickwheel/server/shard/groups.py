@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.callers import Ask
     from tickwheel.server.shard.parts import Parts
 
-HELD = ("pending", "ready", "in_flight", "waiting", "dead")
+HELD = ("scheduled", "ready", "in_flight", "waiting", "dead")
 TOPICS_PER_LOOK = 1_000
 """Topics that are looked at for one to forget when there is no room for a new one."""
 NAMED_MAX = 5

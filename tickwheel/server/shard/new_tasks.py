@@ -275,8 +275,8 @@ class NewTasks:
         """Raises BacklogFull if so many tasks are too many, Refused if a topic is being deleted."""
         core = self._core
         if len(new_tasks) > core.room:
-            count, limit = core.scheduled + core.staged, "pending_max"
-            if core.config.tasks_max - core.tasks < core.config.pending_max - core.scheduled:
+            count, limit = core.scheduled + core.staged, "scheduled_max"
+            if core.config.tasks_max - core.tasks < core.config.scheduled_max - core.scheduled:
                 count, limit = core.tasks + core.staged, "tasks_max"
             raise BacklogFull(
                 f"there are {count} tasks, and {len(new_tasks)} more would be too many;"

@@ -139,7 +139,7 @@ class Watching:
             "uptime_s": (now.mono_ms - parts.started_mono_ms) / 1000,
             "ring": self._ring(now),
             "counts": {
-                "pending": core.scheduled,
+                "scheduled": core.scheduled,
                 "ready": sums.ready,
                 "in_flight": core.in_flight,
                 "waiting": sums.waiting,

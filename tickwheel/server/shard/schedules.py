@@ -308,7 +308,7 @@ class Scheduling:
     def _check_room(self, count: int) -> None:
         self._check_door()
         if count > self._core.room:
-            raise BacklogFull(f"there is no room for {count} tasks more (tasks_max, pending_max)")
+            raise BacklogFull(f"there is no room for {count} tasks more (tasks_max, scheduled_max)")
 
     # --- what these have in common -------------------------------------------------------------
 

@@ -633,7 +633,7 @@ class Recovering:
             "recovered" if is_clean else "recovered_after_unclean_stop",
             store=store,
             epoch=self._opened.epoch,
-            pending=core.scheduled,
+            scheduled=core.scheduled,
             leases_kept=self._engine.recovery.leases_kept,
             ready=sum(group.ready_count for group in groups),
             dead=core.dead,

@@ -120,7 +120,7 @@ def dead_map(row: DeadRow) -> dict[str, Any]:
 # --- counts --------------------------------------------------------------------------------------
 
 STATES = ("ready", "in_flight", "waiting")
-_OF_TOPICS = ("pending", *STATES, "dead", "enqueued", "delivered", "acked", "cancelled")
+_OF_TOPICS = ("scheduled", *STATES, "dead", "enqueued", "delivered", "acked", "cancelled")
 _OF_GROUPS = ("nacked", "snoozed", "deaths", "expired", "filtered", "subscribers")
 _COUNTED = ("delivered", "acked", *_OF_GROUPS[:-1])
 _OF_TOTALS = (
@@ -172,7 +172,7 @@ def _whole(parts: Parts, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "wheel_bytes": wheel.memory_bytes,
         "resident_bytes": core.resident_bytes,
-        "pending": core.scheduled,
+        "scheduled": core.scheduled,
         **sums,
         "dead": core.dead,
         "dead_total": totals.dead,
@@ -239,7 +239,7 @@ def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
     """The counts of one topic. What is due before any group exists counts as ready, and what a
     group that is being deleted still holds counts, though that group is not listed any more."""
     return {
-        "pending": topic.scheduled,
+        "scheduled": topic.scheduled,
         **topic.held(),
         "enqueued": topic.enqueued,
         "delivered": topic.delivered,

@@ -202,7 +202,7 @@ export class Feed extends EventTarget {
       const per = (name) => (now.totals[name] - before.totals[name]) / took;
       this.points.push({
         enqueued: per("enqueued"), delivered: per("delivered"), acked: per("acked"),
-        pending: now.counts.pending, ready: now.counts.ready, late: now.lateness.recent_p99_ms,
+        scheduled: now.counts.scheduled, ready: now.counts.ready, late: now.lateness.recent_p99_ms,
       });
     }
     if (this.points.length > 180) this.points.shift();

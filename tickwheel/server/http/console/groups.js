@@ -69,7 +69,7 @@ export async function open(main, query, signal) {
     const of = one ?? found;
     const tasks = (state, value) => link(`#/tasks?topic=${part(topic)}&state=${state}`, count(value));
     fill(known, section(one ? `Group ${wanted} of ${topic}` : `Topic ${topic}`, facts([
-      one ? null : ["Scheduled", tasks("scheduled", found.pending)],
+      one ? null : ["Scheduled", tasks("scheduled", found.scheduled)],
       ["Ready", tasks("ready", of.ready)], ["In flight", tasks("in_flight", of.in_flight)], ["Waiting", tasks("waiting", of.waiting)],
       ["Dead", link(`#/dead?topic=${part(topic)}${one ? `&group=${part(wanted)}` : ""}`, count(of.dead))],
       ["Delivered", count(of.delivered)], ["Acked", count(of.acked)], one ? ["Nacked", count(one.nacked)] : ["Enqueued", count(found.enqueued)],

@@ -5,7 +5,7 @@ import { clock, commands, count, duration, empty, fill, h, head, link, many, rat
 import { Ring, spark } from "./ring.js";
 
 const COUNTS = [
-  ["pending", "Scheduled", "#/tasks?state=scheduled", "wait on the wheel until they are due"],
+  ["scheduled", "Scheduled", "#/tasks?state=scheduled", "wait on the wheel until they are due"],
   ["ready", "Ready", "#/tasks?state=ready", "due, and nobody has taken them yet"],
   ["in_flight", "In flight", "#/tasks?state=in_flight", "handed out, not settled yet"],
   ["waiting", "Waiting", "#/tasks?state=waiting", "failed, and tried again later"],
@@ -133,7 +133,7 @@ function showTroubles(overview, box) {
 }
 
 function showFirst(overview, box) {
-  const isFresh = overview.counts.topics === 0 && overview.counts.pending === 0 && overview.totals.enqueued === 0;
+  const isFresh = overview.counts.topics === 0 && overview.counts.scheduled === 0 && overview.totals.enqueued === 0;
   box.hidden = !isFresh;
   if (!isFresh || box.children.length) return;
   get("/v1/status").then((status) => {

@@ -53,7 +53,7 @@ export async function open(main, query, signal) {
     label: "Topics", key: (one) => one.topic,
     columns: [
       { name: "Topic", class: "name", cell: (one) => named(link(`#/groups?topic=${part(one.topic)}`, one.topic), one.paused ? h("span", { class: "tag" }, "paused") : null, one.deleting ? h("span", { class: "tag" }, "being deleted") : null) },
-      { name: "Scheduled", class: "number", cell: (one) => tasks(one.topic, "scheduled", one.pending) },
+      { name: "Scheduled", class: "number", cell: (one) => tasks(one.topic, "scheduled", one.scheduled) },
       { name: "Ready", class: "number", cell: (one) => tasks(one.topic, "ready", one.ready) },
       { name: "In flight", class: "number", cell: (one) => tasks(one.topic, "in_flight", one.in_flight) },
       { name: "Waiting", class: "number", cell: (one) => tasks(one.topic, "waiting", one.waiting) },
@@ -100,10 +100,10 @@ export async function open(main, query, signal) {
   });
 
   async function remove(one) {
-    const held = one.pending + one.ready + one.in_flight + one.waiting + one.dead;
+    const held = one.scheduled + one.ready + one.in_flight + one.waiting + one.dead;
     const sure = await ask({
       title: `Delete topic ${one.topic}?`, confirm: "Delete it", danger: true, typed: held ? one.topic : null,
-      text: [`${many(Object.keys(one.groups).length, "group")} of it ${Object.keys(one.groups).length === 1 ? "ends" : "end"}, and everything that it holds is deleted for good: ${count(one.pending)} scheduled, ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead.`],
+      text: [`${many(Object.keys(one.groups).length, "group")} of it ${Object.keys(one.groups).length === 1 ? "ends" : "end"}, and everything that it holds is deleted for good: ${count(one.scheduled)} scheduled, ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead.`],
     });
     if (!sure) return;
     await request("DELETE", `/v1/topics/${part(one.topic)}`, { query: { force: held ? "true" : "" } })
