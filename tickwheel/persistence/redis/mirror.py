@@ -17,15 +17,17 @@ from bisect import bisect_left
 from collections import deque
 from itertools import accumulate, chain, islice
 from operator import lt
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.model.kinds import Effects, ProgressKey, RecordKey
 from tickwheel.persistence.codec import (
+    ROWS_A_BATCH,
     decode_dead,
     decode_endings,
     decode_progress,
     decode_record,
     decode_task,
+    in_parts,
 )
 from tickwheel.persistence.contract import (
     CommitRefused,
@@ -141,20 +143,10 @@ class TaskRecords:
                 freed += len(record) + TASK_BYTES
         self.bytes_held -= freed
 
-    def chunks(self, rows: int, size_bytes: int) -> Iterator[list[bytes]]:
-        """All records, about ``rows`` or ``size_bytes`` at a time."""
+    def records(self) -> Iterator[bytes]:
+        """All records, in no order."""
         self.place()
-        some: list[bytes] = []
-        size = 0
-        for bucket in self._buckets:
-            for record in bucket.values():
-                some.append(record)
-                size += len(record)
-                if len(some) >= rows or size >= size_bytes:
-                    yield some
-                    some, size = [], 0
-        if some:
-            yield some
+        return chain.from_iterable(bucket.values() for bucket in self._buckets)
 
 
 class GroupRecords:
@@ -218,12 +210,6 @@ class GroupRecords:
 
 ROOM_PART = 64
 """There is room again when this part of the limit (1/64) is free."""
-ROWS_A_BATCH = 1_000
-"""Rows in one batch of a shard that is written anew; the loop waits while they are encoded."""
-BYTES_A_BATCH = 4 << 20
-"""Bytes of tasks, or of records, in one such batch."""
-
-_T = TypeVar("_T")
 
 
 class Counts(NamedTuple):
@@ -491,15 +477,16 @@ class Mirror:
                 ended = {}
             ended[task_id] = outcome
         yield Effects(ended=ended)
-        for some in _cut(self._records.items()):
+        for some in in_parts(self._records.items(), lambda pair: len(pair[1])):
             yield Effects(records=decode_records(some))
-        for records in self._tasks.chunks(ROWS_A_BATCH, BYTES_A_BATCH):
+        for records in in_parts(self._tasks.records(), len):
             rows = map(decode_task, records)
             yield Effects(enqueued={row.id: row for row in rows})
-        for progress in _chunks(map(decode_progress, self._progress)):
-            yield Effects(progress={(row.id, row.group): row for row in progress})
-        for dead in _chunks(map(decode_dead, self._dead)):
-            yield Effects(dead={(row.id, row.group): row for row in dead})
+        for some_progress in in_parts(self._progress, len):
+            rows_of_progress = map(decode_progress, some_progress)
+            yield Effects(progress={(row.id, row.group): row for row in rows_of_progress})
+        for some_dead in in_parts(self._dead, len):
+            yield Effects(dead={(row.id, row.group): row for row in map(decode_dead, some_dead)})
 
 
 class NoMirror(Mirror):
@@ -545,22 +532,3 @@ def decode_records(pairs: Iterable[tuple[bytes, bytes]]) -> dict[RecordKey, Any]
         row = decode_record(kind, record)
         records[kind, kind.key(row)] = row
     return records
-
-
-def _cut(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
-    """The pairs, as many at a time as one batch of a shard that is written anew may have."""
-    some: list[tuple[bytes, bytes]] = []
-    size = 0
-    for pair in pairs:
-        some.append(pair)
-        size += len(pair[1])
-        if len(some) >= ROWS_A_BATCH or size >= BYTES_A_BATCH:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
-
-
-def _chunks(items: Iterator[_T], size: int = ROWS_A_BATCH) -> Iterator[list[_T]]:
-    while some := list(islice(items, size)):
-        yield some

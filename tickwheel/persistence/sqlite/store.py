@@ -61,6 +61,7 @@ from tickwheel.persistence.sqlite.database import (
     free_bytes,
     is_busy,
     snapshot,
+    whole_or_nothing,
     write_meta,
 )
 from tickwheel.persistence.sqlite.packs import DUE_BYTES, topics_of
@@ -342,17 +343,13 @@ def copy_database(
         raise StoreError(f"backup: {path} exists already")
     if not os.path.isdir(os.path.dirname(path) or "."):
         raise StoreError(f"backup: {os.path.dirname(path)} is not a folder")
-    part = f"{path}.part-{os.getpid()}"
     try:
-        _copy(source, part, slack_bytes, stop)
-        write_meta(part, {BRANCH: COPY})
-        size_bytes = os.path.getsize(part)
-        _publish(part, path)
+        with whole_or_nothing(path) as part:
+            _copy(source, part, slack_bytes, stop)
+            write_meta(part, {BRANCH: COPY})
+            size_bytes = os.path.getsize(part)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"backup to {path} failed: {describe(error)}") from error
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(part)
     return size_bytes
 
 
@@ -377,12 +374,6 @@ def _copy(
         finally:
             target.close()
     disk.sync(part)
-
-
-def _publish(part: str, path: str) -> None:
-    """Give the copy its name, unless that exists by now; the name is durable on return."""
-    os.link(part, path)
-    disk.sync(os.path.dirname(path) or ".")
 
 
 LONG_THREADS_MAX = 3
