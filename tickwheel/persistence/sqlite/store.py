@@ -47,7 +47,6 @@ from tickwheel.persistence.contract import (
     StoredTask,
     StoreError,
     StoreUnusable,
-    to_its_end,
 )
 from tickwheel.persistence.identity import COPY
 from tickwheel.persistence.sqlite.database import (
@@ -74,6 +73,7 @@ from tickwheel.persistence.sqlite.rows import (
     read_records,
 )
 from tickwheel.persistence.sqlite.writer import Writer
+from tickwheel.waiting import to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -595,16 +595,7 @@ class SqliteStore:
     async def _read_through(self, work: Callable[[], _T]) -> _T:
         """Run a step on a connection that its caller closes. A caller that is cancelled goes on
         when the step has ended: closing a connection that a thread uses crashes the process."""
-        step = asyncio.ensure_future(self._read(self._long, work))
-        cancelled: asyncio.CancelledError | None = None
-        while not step.done():
-            try:
-                await asyncio.wait((step,))
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
-        return step.result()
+        return await to_its_end(self._read(self._long, work))
 
 
 class StoreThread:
