@@ -29,7 +29,7 @@ from tickwheel.limits import SHARDS_MAX
 from tickwheel.persistence.contract import Election, Store, StoreUnusable
 
 if TYPE_CHECKING:
-    from tickwheel.persistence.contract import Election, NodeRegistry, Siblings
+    from tickwheel.persistence.contract import NodeRegistry, Siblings
 
 KNOWN = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db, sqlite:///DIR/ with processes,"

@@ -76,7 +76,7 @@ from tickwheel.persistence.sqlite.writer import Writer
 from tickwheel.waiting import to_its_end
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from tickwheel.model.kinds import Effects, ProgressKey
     from tickwheel.model.records import DeadRow
