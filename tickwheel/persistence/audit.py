@@ -57,22 +57,18 @@ def check(url: str, *, is_locked: bool = False) -> Audit:
     if not os.path.exists(path):
         raise StoreUnusable(f"{path} does not exist")
     from tickwheel.persistence.sqlite import database
-    from tickwheel.persistence.sqlite.database import connect_reader, describe, snapshot
 
-    with contextlib.nullcontext() if is_locked else _not_in_use(path):
-        try:
-            connection = connect_reader(path, 4 << 20, busy_ms=1_000, mode="ro")
-            with contextlib.closing(connection):
-                if not database.identify(connection, path):
-                    raise StoreUnusable(f"{path} is empty: no daemon has used it yet")
-                with snapshot(connection):
-                    meta = database.read_meta(connection, path)
-                    if not is_locked:  # else reshard asks, which may have been cut off
-                        instead = "check those, for example sqlite:///{folder}shard-0.db"
-                        database.check_not_given_up(meta, path, instead)
-                    return _audit(connection, meta)
-        except sqlite3.Error as error:
-            raise StoreUnusable(f"cannot read {path}: {describe(error)}") from error
+    with contextlib.ExitStack() as stack:
+        if not is_locked:
+            stack.enter_context(_not_in_use(path))
+        connection = stack.enter_context(database.looking(path, 4 << 20))
+        if connection is None:
+            raise StoreUnusable(f"{path} is empty: no daemon has used it yet")
+        meta = database.read_meta(connection, path)
+        if not is_locked:  # else reshard asks, which may have been cut off
+            instead = "check those, for example sqlite:///{folder}shard-0.db"
+            database.check_not_given_up(meta, path, instead)
+        return _audit(connection, meta)
 
 
 @contextlib.contextmanager

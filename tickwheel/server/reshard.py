@@ -112,7 +112,7 @@ from tickwheel.persistence.sqlite.database import (
     StoreLock,
     connect_reader,
     free_bytes,
-    identify,
+    meta_of,
     read_meta,
     write_meta,
 )
@@ -257,23 +257,10 @@ def _place_of_one(plan: Plan) -> _Place:
         return _Place(folder, Layout(0), [path], is_done=False)
     layout = read_layout(folder)
     taken_to = f"{os.path.realpath(folder.path)}/{Layout(0, 1).part}"
-    if layout.shards != plan.to or _given_up_for(path) != taken_to:
+    meta = meta_of(path) if os.path.exists(path) else {}
+    if layout.shards != plan.to or meta.get(GIVEN_UP_FOR) != taken_to:
         raise Conflict(f"{count_path(folder)} exists already: take another folder")
     return _Place(folder, layout, [path], is_done=True)
-
-
-def _given_up_for(path: str) -> str | None:
-    """Where the tasks of a database were taken to; None: nowhere."""
-    if not os.path.exists(path):
-        return None
-    connection = connect_reader(path, CACHE_BYTES, BUSY_MS, mode="ro")
-    try:
-        if not identify(connection, path):
-            return None
-        found = read_meta(connection, path).get(GIVEN_UP_FOR)
-    finally:
-        connection.close()
-    return None if found is None else str(found)
 
 
 def _check_room(place: _Place, count: int) -> None:

@@ -237,6 +237,16 @@ class SmallRecords(NamedTuple):
     dead: list[tuple[ProgressKey, bytes]]
     outcomes: list[tuple[int, bytes]]
 
+    def decoded(self, endings_max: int) -> Small:
+        """See ``Store.recover_small``."""
+        outcomes = chain.from_iterable(decode_endings(record) for _, record in self.outcomes)
+        return small_of(
+            self.records,
+            (record for _, record in self.progress),
+            (record for _, record in self.dead),
+            list(outcomes)[-endings_max:],
+        )
+
 
 class Changes(NamedTuple):
     """What batches have changed since a chunk was asked for, which may not be in it."""
@@ -461,12 +471,8 @@ class Mirror:
 
     def small(self) -> Small:
         """See ``Store.recover_small``."""
-        return Small(
-            records=decode_records(self._records.items()),
-            progress=[decode_progress(record) for record in self._progress],
-            dead=sorted((row.id, row.group, row.topic) for row in map(decode_dead, self._dead)),
-            outcomes=list(self.outcomes()),
-        )
+        outcomes = list(self.outcomes())
+        return small_of(self._records.items(), self._progress, self._dead, outcomes)
 
     def batches(self) -> Iterator[Effects]:
         """All records in batches that Redis can take at once; none may land meanwhile."""
@@ -522,6 +528,20 @@ class NoMirror(Mirror):
 
     def fill_small(self, small: SmallRecords) -> None:
         pass
+
+
+def small_of(
+    records: Iterable[tuple[bytes, bytes]],
+    progress: Iterable[bytes],
+    dead: Iterable[bytes],
+    outcomes: list[tuple[int, Outcome]],
+) -> Small:
+    return Small(
+        records=decode_records(records),
+        progress=list(map(decode_progress, progress)),
+        dead=sorted((row.id, row.group, row.topic) for row in map(decode_dead, dead)),
+        outcomes=outcomes,
+    )
 
 
 def decode_records(pairs: Iterable[tuple[bytes, bytes]]) -> dict[RecordKey, Any]:

@@ -41,13 +41,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from tickwheel import failpoints
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.kinds import Effects
-from tickwheel.model.records import Outcome
 from tickwheel.persistence.codec import (
     Heads,
-    decode_dead,
-    decode_endings,
     decode_heads,
-    decode_progress,
 )
 from tickwheel.persistence.contract import (
     CommitRefused,
@@ -65,7 +61,7 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.redis.driver import REFUSING, ServerError
 from tickwheel.persistence.redis.layout import HANDLES, Keys, id_text, split_member
-from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords, decode_records
+from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords
 from tickwheel.persistence.redis.reader import ReadClient, Reader
 from tickwheel.persistence.redis.writer import Writer
 
@@ -119,18 +115,7 @@ class Recovering:
             # What was there at the beginning is still there.
             await self._asker.look(locked=True)
             self._mirror.fill_small(small)
-        outcomes: list[tuple[int, Outcome]] = []
-        for _, record in small.outcomes:
-            outcomes += decode_endings(record)
-        return Small(
-            records=decode_records(small.records),
-            progress=[decode_progress(record) for _, record in small.progress],
-            dead=sorted(
-                (row.id, row.group, row.topic)
-                for row in (decode_dead(record) for _, record in small.dead)
-            ),
-            outcomes=outcomes[-endings_max:],
-        )
+        return small.decoded(endings_max)
 
     async def _fields(self, name: str) -> list[tuple[bytes, bytes]]:
         """The fields of a hash with their values, each once: a scan may show one twice."""

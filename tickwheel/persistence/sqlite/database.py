@@ -711,17 +711,22 @@ def forget_endings(path: str, batch: int) -> None:
         store.execute("DELETE FROM ending WHERE batch <= ?", (batch,))
 
 
-def read_number(path: str, name: str) -> int:
-    """A number of the meta table of a store, which is not changed; 0 where there is none. Raises
+@contextlib.contextmanager
+def looking(path: str, cache_bytes: int | None = None) -> Iterator[sqlite3.Connection | None]:
+    """One moment of a store, which is not changed; None: the file is empty. Raises
     StoreUnusable."""
     try:
-        connection = connect_reader(path, IDENTIFY_CACHE_BYTES, busy_ms=1_000, mode="ro")
-        with contextlib.closing(connection):
-            return (
-                int(read_meta(connection, path).get(name, 0)) if identify(connection, path) else 0
-            )
+        connection = connect_reader(path, cache_bytes or IDENTIFY_CACHE_BYTES, 1_000, mode="ro")
+        with contextlib.closing(connection), snapshot(connection):
+            yield connection if identify(connection, path) else None
     except sqlite3.Error as error:
         raise StoreUnusable(f"cannot read {path}: {describe(error)}") from error
+
+
+def meta_of(path: str) -> dict[str, int | str]:
+    """The meta table of a store; empty: the file is, too. Raises StoreUnusable."""
+    with looking(path) as connection:
+        return {} if connection is None else read_meta(connection, path)
 
 
 def held_by(meta: dict[str, int | str]) -> Held:
@@ -805,7 +810,7 @@ def begin_anew(path: str, busy_ms: int = 1_000) -> None:
     lock.acquire("init")
     try:
         if identify_file(path, busy_ms):
-            if batches := read_number(path, "last_batch"):
+            if batches := meta_of(path)["last_batch"]:
                 raise StoreUnusable(
                     f"{path} holds a store, of {batches} batches: `tickwheel init --branch` goes on"
                     " with what it has; to begin without it, move the file away"
@@ -825,8 +830,7 @@ def begin_branch(path: str, busy_ms: int = 1_000) -> Held:
     try:
         if not identify_file(path, busy_ms):
             raise StoreUnusable(f"{path} is empty: there is no store to go on with")
-        with contextlib.closing(connect_reader(path, IDENTIFY_CACHE_BYTES, busy_ms)) as connection:
-            held = held_by(read_meta(connection, path))
+        held = held_by(meta_of(path))
         write_meta(path, {BRANCH: NEW})
     finally:
         lock.release()

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from tickwheel.model.kinds import Effects, RecordKey
-    from tickwheel.model.records import TaskRow
+
 
 ROWS_MAX = 512
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, ROWS_MAX)

@@ -442,11 +442,8 @@ class SqliteStore:
 
     async def recover_small(self) -> Small:
         def read() -> Small:
-            connection = self._connect(LONG_CACHE_BYTES)
-            try:
+            with contextlib.closing(self._connect(LONG_CACHE_BYTES)) as connection:
                 return read_small(connection, self.options.endings_max)
-            finally:
-                connection.close()
 
         return await self._read(self._long, read)
 
@@ -468,19 +465,13 @@ class SqliteStore:
 
     async def count(self, due_ms: int, without: AbstractSet[int]) -> tuple[int, array[int]]:
         """How many tasks there are but for these, and the ids of those that are due by then."""
-        handles = HandleReader(self._connect(LONG_CACHE_BYTES))
-        try:
+        with contextlib.closing(HandleReader(self._connect(LONG_CACHE_BYTES))) as handles:
             return await self._read(self._long, lambda: handles.counted(due_ms, without))
-        finally:
-            handles.close()
 
     async def recover_keys(self) -> AsyncIterator[Keyed]:
-        keys = KeyReader(self._connect(LONG_CACHE_BYTES))
-        try:
+        with contextlib.closing(KeyReader(self._connect(LONG_CACHE_BYTES))) as keys:
             while (found := await self._read_through(keys.next)) is not None:
                 yield found
-        finally:
-            keys.close()
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         if self._writing is None:
@@ -517,13 +508,9 @@ class SqliteStore:
 
     async def backup(self, path: str) -> int:
         def copy() -> int:
-            connection = self._connect(LONG_CACHE_BYTES)
-            try:
-                return copy_database(
-                    connection, path, self.options.wal_bytes, lambda: self._closing
-                )
-            finally:
-                connection.close()
+            with contextlib.closing(self._connect(LONG_CACHE_BYTES)) as connection:
+                wal_bytes = self.options.wal_bytes
+                return copy_database(connection, path, wal_bytes, lambda: self._closing)
 
         return await self._read(self._long, copy)
 
