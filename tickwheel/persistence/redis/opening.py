@@ -21,6 +21,7 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from tickwheel.persistence.contract import (
@@ -30,7 +31,16 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
     StoreUnusable,
 )
-from tickwheel.persistence.identity import NEW, Began, Held, begin, mark_of, past_text, read_past
+from tickwheel.persistence.identity import (
+    NEW,
+    Began,
+    Held,
+    begin,
+    mark_of,
+    past_text,
+    read_past,
+    restored,
+)
 from tickwheel.persistence.redis.connection import Connection, check
 from tickwheel.persistence.redis.driver import (
     CLUSTER,
@@ -481,7 +491,7 @@ async def end_restore(options: RedisOptions, after: str) -> None:
     ``after``: the mark of the epoch whose end it has."""
     wheel = Keys(options.prefix, options.namespace, options.shard).named["wheel"]
     async with _line(options) as line:
-        await line.call("HSET", wheel, "branch", NEW, "owner", f"restore/{after}")
+        await line.call("HSET", wheel, *chain.from_iterable(restored(after).items()))
 
 
 async def _watch(line: Connection, options: RedisOptions, keys: Keys, watch_s: float) -> None:
