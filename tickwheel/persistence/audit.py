@@ -217,8 +217,8 @@ def _keys(connection: sqlite3.Connection, audit: Audit, wanted: dict[int, int]) 
     """Check that the hash of every key stands beside its task, and that no other hash is there."""
     from tickwheel.persistence.sqlite import rows
 
-    reader, found = rows.KeyReader(connection), dict[int, int]()
-    while (some := reader.next()) is not None:
+    found: dict[int, int] = {}
+    for some in rows.read_keys(connection):
         found |= zip(some.ids, some.hashes, strict=True)
     for task_id in sorted(wanted.keys() | found.keys()):
         if wanted.get(task_id) != found.get(task_id):

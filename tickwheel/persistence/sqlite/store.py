@@ -67,8 +67,8 @@ from tickwheel.persistence.sqlite.packs import DUE_BYTES, topics_of
 from tickwheel.persistence.sqlite.reader import Reader
 from tickwheel.persistence.sqlite.rows import (
     DUES,
-    KeyReader,
     progress_row,
+    read_keys,
     read_moves,
     read_records,
 )
@@ -469,8 +469,9 @@ class SqliteStore:
             return await self._read(self._long, lambda: handles.counted(due_ms, without))
 
     async def recover_keys(self) -> AsyncIterator[Keyed]:
-        with contextlib.closing(KeyReader(self._connect(LONG_CACHE_BYTES))) as keys:
-            while (found := await self._read_through(keys.next)) is not None:
+        with contextlib.closing(self._connect(LONG_CACHE_BYTES)) as connection:
+            keys = read_keys(connection)
+            while (found := await self._read_through(lambda: next(keys, None))) is not None:
                 yield found
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
