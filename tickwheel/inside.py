@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tickwheel import sync
 from tickwheel.client import Client
-from tickwheel.client.connection import to_its_end
 from tickwheel.client.delivery import seen
 from tickwheel.errors import BadRequest, TickwheelError, module_needs_extra
 from tickwheel.persistence.contract import StoreBroken
+from tickwheel.waiting import to_its_end
 
 with module_needs_extra("tickwheel.embedded", "server"):
     from tickwheel.server.daemon import Daemon

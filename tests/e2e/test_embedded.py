@@ -18,7 +18,6 @@ from support.daemon import Daemon
 from support.redis_server import RedisServer
 from support.waiting import comes, soon, until
 from tickwheel import BadRequest, Client, Retry, StoreBroken, TickwheelError, Worker, embedded
-from tickwheel.client.connection import to_its_end
 from tickwheel.client.delivery import seen
 from tickwheel.inside import _Log
 from tickwheel.persistence.contract import StoreUnusable
@@ -26,6 +25,7 @@ from tickwheel.persistence.sqlite.store import SqliteStore
 from tickwheel.server.daemon import Daemon as Served
 from tickwheel.server.settings import Settings
 from tickwheel.testing import TestWheel
+from tickwheel.waiting import to_its_end
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """

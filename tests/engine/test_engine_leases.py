@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, GRACE_MS, LEASE_MS, RETRY, Got, Rig
 from tickwheel.engine.settlement import EXPIRY_SCAN_GAP_MS_MIN as GAP_MS
-from tickwheel.engine.topics import Subscriber
+from tickwheel.engine.topics import Lease, Subscriber
 from tickwheel.model.records import ProgressState
 
 
@@ -82,6 +82,29 @@ def test_released_deliveries_are_first_in_line(rig: Rig) -> None:
         rig.release(got)
     rig.commit()
     assert [got.id for got in rig.tick() if got.subscriber is subscriber] == ids[:2]
+
+
+def test_who_leaves_gives_back_what_it_has_and_nobody_walks_what_others_have(rig: Rig) -> None:
+    class Unwalked(dict[int, Lease]):
+        def __iter__(self) -> NoReturn:
+            raise AssertionError("the deliveries of the whole group are looked at")
+
+        keys = values = items = __iter__  # type: ignore[assignment]
+
+    leaving, staying = rig.subscribe(prefetch=3), rig.subscribe(prefetch=3)
+    ids = rig.store(count=6)
+    before = {got.id: got.subscriber for got in rig.tick()}
+    mine = [task_id for task_id in ids if before[task_id] is leaving]
+    group = rig.group("t", "default")
+    flight, group.flight = group.flight, Unwalked(group.flight)
+    rig.engine.subscriptions.unsubscribe(leaving)
+    rig.engine.settlement.release_all([leaving, leaving], rig.now_ms)
+    assert not leaving.held and len(group.flight) == len(mine) == 3
+    group.flight = {i: lease for i, lease in flight.items() if i in staying.held}
+    rig.commit()
+    again = rig.subscribe(prefetch=3)
+    assert [(got.id, got.attempt) for got in rig.tick()] == [(task_id, 2) for task_id in mine]
+    assert list(again.held) == mine
 
 
 def test_a_released_second_attempt_keeps_the_history_of_the_first(rig: Rig) -> None:

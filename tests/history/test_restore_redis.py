@@ -15,6 +15,7 @@ from tickwheel.history import restore as target
 from tickwheel.model.records import DeadRow, GroupRow, ProgressRow, ProgressState, TaskRow
 from tickwheel.persistence import open_election
 from tickwheel.persistence.contract import Leader, StoreUnusable
+from tickwheel.persistence.filling import Filler
 from tickwheel.persistence.redis import options_from
 from tickwheel.persistence.redis.opening import lay_out, look
 
@@ -87,13 +88,13 @@ async def test_nobody_else_leads_while_it_is_filled(
     url = redis.url("")
     tried = []
 
-    async def look(filler: target.Filler) -> None:
+    async def look(filler: Filler) -> None:
         election = open_election(url, 60_000)
         assert election is not None
         tried.append(await election.acquire(Leader("other/1", "tcp://other:1", 0, 0)))
         await election.close()
 
-    monkeypatch.setattr(target.Filler, "end", look)
+    monkeypatch.setattr(Filler, "end", look)
     await run(tmp_path, backup, into=url, history=())
     assert tried == [False]
 

@@ -293,6 +293,10 @@ def _group(
             assert presence.unsettled == 1, "it is not alone on its connection"
             assert presence.kept_for is group
     outstanding = Counter(lease.subscriber for lease in group.flight.values())
+    assert not group.detached.held, "it is with nobody"
+    for subscriber in {*outstanding, *group.subscribers} - {group.detached}:
+        mine = {i: one for i, one in group.flight.items() if one.subscriber is subscriber}
+        assert subscriber.held == mine, "what a subscriber holds"
     for subscriber in group.subscribers:
         unconfirmed = rig.core.open.credits.get(subscriber, 0)
         if rig.core.sealed is not None:

@@ -26,7 +26,6 @@ from tickwheel.client.connection import (
     connect,
     is_secure,
     parse_url,
-    to_its_end,
 )
 from tickwheel.client.delivery import Acks, Delivery, seen
 from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Codec, Compression, body_of
@@ -58,6 +57,7 @@ from tickwheel.errors import (
 from tickwheel.limits import Limits
 from tickwheel.protocol import encode
 from tickwheel.version import __version__
+from tickwheel.waiting import to_its_end
 
 if TYPE_CHECKING:
     from tickwheel.client.search import Route

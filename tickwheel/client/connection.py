@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, cast
 
 from tickwheel import environment
@@ -158,21 +158,6 @@ def explain(problem: OSError | UnicodeError) -> TickwheelError:
             return Unauthorized(f"it does not take our certificate: {_reason(problem)}")
         return TlsFailed(_reason(problem))
     return Unreachable(str(problem))
-
-
-async def to_its_end(work: Coroutine[Any, Any, Any]) -> None:
-    """Run ``work`` to its end, also when the caller is cancelled meanwhile, once or more often;
-    then raise what it raised, or the cancellation."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait((task,))
-        except asyncio.CancelledError as error:
-            cancelled = error
-    task.result()
-    if cancelled is not None:
-        raise cancelled
 
 
 def fail(future: asyncio.Future[Any], error: TickwheelError) -> bool:

@@ -28,7 +28,7 @@ from tickwheel.api.frames import FrameType
 from tickwheel.api.groups import SET_OTHERWISE, TO_CHANGE, FilterFields, GroupFields, MadeGroup
 from tickwheel.api.kinds import FLAG
 from tickwheel.api.policies import Retry, policy_wire
-from tickwheel.client.connection import LOGGER, Connection, Signal, to_its_end
+from tickwheel.client.connection import LOGGER, Connection, Signal
 from tickwheel.client.delivery import FINISHED, Delivered, Delivery, DeliveryBatch
 from tickwheel.client.encodings import PLAIN, Codec
 from tickwheel.client.keywords import GroupKeywords
@@ -47,6 +47,7 @@ from tickwheel.errors import (
     shown,
     text_of,
 )
+from tickwheel.waiting import to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator

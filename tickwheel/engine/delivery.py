@@ -367,6 +367,7 @@ class Leasing:
         """Lease the tasks of a batch whose rows ``take`` has released, as one frame."""
         leases = lease_batch.leases(group, subscriber, self._core.epoch, self.mono_ms)
         group.flight |= leases
+        subscriber.held |= leases
         self._core.unsaved += leases.values()
         self._handed(group, subscriber, [(row, 1, NO_PAST) for row in lease_batch.rows])
 
@@ -405,6 +406,7 @@ class Leasing:
         """Lease what can be delivered of ``ids``, and count what is put back for lack of room."""
         core, now_ms, mono_ms = self._core, self.now_ms, self.mono_ms
         resident, flight, unsaved = core.resident_rows, group.flight, core.unsaved
+        held = subscriber.held
         unjudged_id = group.unjudged_id
         ordering = core.orderings.of[group] if group.is_ordered else None
         shared = self._ownership.shared()
@@ -446,7 +448,7 @@ class Leasing:
             if is_mortal:
                 core.lifetimes.end(row)
             attempt, past = core.next_delivery(group, task_id)
-            flight[task_id] = lease = Lease(
+            flight[task_id] = held[task_id] = lease = Lease(
                 task_id,
                 group,
                 subscriber,

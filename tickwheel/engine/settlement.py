@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tickwheel.engine.events import DELETED
@@ -254,11 +255,14 @@ class Settlement:
 
     def release_all(self, subscribers: Iterable[Subscriber], now_ms: int) -> None:
         """Release every delivery that these subscribers have in hand."""
-        gone = dict.fromkeys(subscriber for subscriber in subscribers if subscriber.outstanding)
-        for group in dict.fromkeys(subscriber.group for subscriber in gone):
-            held = [(i, lease) for i, lease in group.flight.items() if lease.subscriber in gone]
+        held: dict[Group, list[Lease]] = {}
+        for subscriber in dict.fromkeys(subscribers):
+            if subscriber.held:
+                held.setdefault(subscriber.group, []).extend(subscriber.held.values())
+        for group, leases in held.items():
+            leases.sort(key=attrgetter("since_mono_ms"))
             # Last first: each goes to the front of the line, so the first is first again.
-            self.end(RELEASED, group, dict(reversed(held)), now_ms)
+            self.end(RELEASED, group, {one.id: one for one in reversed(leases)}, now_ms)
 
     def snooze(self, lease: Lease, delay_ms: int, now_ms: int) -> str:
         """Postpone a task by ``delay_ms`` without counting a failure. After too many times the
@@ -280,6 +284,7 @@ class Settlement:
             lease.checkpointed = False
             self._core.unsaved.append(lease)
         if lease.subscriber.gone_mono_ms is not None:
+            del lease.subscriber.held[lease.id]
             lease.subscriber = lease.group.detached
         self._core.expires(lease.group, lease.deadline_mono_ms)
 
@@ -305,6 +310,7 @@ class Settlement:
             del flight[task_id]
             lease.live = False  # whatever no batch holds of it need not be written any more
             subscriber = lease.subscriber
+            subscriber.held.pop(task_id, None)  # one of before a restart is with nobody
             if is_confirmed:
                 ended[subscriber] = ended.get(subscriber, 0) + 1
                 continue

@@ -580,6 +580,8 @@ class Subscriber:
     """When a pull was asked for (steady ms): a sign of life behind earlier deliveries."""
     presence: Presence = field(default_factory=Presence)
     """The presence of the connection, shared by all of its subscribers."""
+    held: dict[int, Lease] = field(default_factory=dict)
+    """Id → its delivery that is not settled."""
     outstanding: int = 0
     unconfirmed: int = 0
     blocked: bool = False

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tickwheel.history import segments, spool
-from tickwheel.history.segments import PART, STATE, Event
+from tickwheel.history.segments import PART, Event, replace_file, state_folders
 from tickwheel.persistence.contract import Known, Opened
 
 STARTS, REACHED = "starts", "reached"
@@ -96,9 +96,8 @@ class Reached:
 def _keep_start(folder: Path, start: Start) -> None:
     starts = [one for one in _starts(folder) if one.epoch != start.epoch]
     if len(starts) >= STARTS_MAX or len(starts) < len(list(_starts(folder))):
-        part = folder / f"{PART}{STARTS}"
-        part.write_text("".join(map(_line, [*starts[-STARTS_MAX + 1 :], start])))
-        part.rename(folder / STARTS)
+        text = "".join(map(_line, [*starts[-STARTS_MAX + 1 :], start]))
+        replace_file(folder / STARTS, text)
         return
     with (folder / STARTS).open("a", encoding="ascii") as file:
         file.write(_line(start))
@@ -123,7 +122,7 @@ def _starts(folder: Path) -> Iterator[Start]:
 def known(history_dir: Path, shard: int) -> list[Known]:
     """What the history knows of the store of a shard."""
     found = []
-    for folder in _folders(history_dir, shard):
+    for folder in state_folders(history_dir, shard):
         with contextlib.suppress(OSError):
             path = folder / REACHED
             data, until = path.read_bytes(), datetime.fromtimestamp(path.stat().st_mtime, UTC)
@@ -135,19 +134,18 @@ def known(history_dir: Path, shard: int) -> list[Known]:
                 )
     if found:
         return found
-    epochs = [segment.name.epoch for segment in _segments(history_dir, shard)]
-    for folder in _folders(history_dir, shard):
-        epochs += [name.epoch for name in spool.files(folder)]
-    return [Known(f"its history {history_dir}", max(epochs))] if epochs else []
+    newest = max((epoch for epoch, _ in epochs(history_dir, shard)), default=0)
+    return [Known(f"its history {history_dir}", newest)] if newest else []
 
 
-def _folders(history_dir: Path, shard: int) -> list[Path]:
-    found = sorted((history_dir / STATE).glob(f"*-s{shard}"))
-    return [folder for folder in found if folder.is_dir()]
-
-
-def _segments(history_dir: Path, shard: int) -> Iterator[segments.Segment]:
-    return (one for one in segments.find(history_dir) if one.name.shard == shard)
+def epochs(history_dir: Path, shard: int) -> Iterator[tuple[int, int | None]]:
+    """The epochs of which there is a file, each maybe several times, with its hour; None: it is a
+    file of a spool, which has none."""
+    for segment in segments.find(history_dir, shard=shard):
+        yield segment.name.epoch, segment.hour_ms
+    for folder in state_folders(history_dir, shard):
+        for name in spool.files(folder):
+            yield name.epoch, None
 
 
 # --- at a restore --------------------------------------------------------------------------------
@@ -166,7 +164,7 @@ class Branch:
         self._every = {
             start.mark: start
             for history_dir in folders
-            for folder in _folders(history_dir, shard)
+            for folder in state_folders(history_dir, shard)
             for start in _starts(folder)
         }
         self.notes: list[str] = []

@@ -36,10 +36,10 @@ from json import dumps
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from tickwheel.history import spool
+from tickwheel.history.branches import epochs
 from tickwheel.history.fold import body_of, options_of
 from tickwheel.history.read import Replay, spellings, task_id
-from tickwheel.history.segments import HOUR_MS, STATE, Event, Tally, find, hour_of
+from tickwheel.history.segments import HOUR_MS, Event, Tally, find, hour_of
 from tickwheel.history.segments import events as segment_events
 from tickwheel.model.filters import known_filter
 from tickwheel.model.records import TaskOptions, TaskRow
@@ -420,7 +420,7 @@ def events_of(folder: Path, shard: int, topic: str) -> Iterator[Event]:
 
 def beginning(folder: Path, shard: int) -> int | None:
     """When the history begins; None: it begins with the first event of its store."""
-    found = [segment for segment in find(folder) if segment.name.shard == shard]
+    found = find(folder, shard=shard)
     epoch = min((segment.name.epoch for segment in found), default=FIRST_EPOCH)
     oldest = [
         (event["seq"], event["time_ms"])
@@ -439,13 +439,8 @@ def missing_epochs(folder: Path, shard: int, wanted: Wanted) -> int:
     their daemons wrote elsewhere, or failed to start."""
     hours_ms: dict[int, int] = {}
     """Epoch → the hour in which the history has it first."""
-    for segment in find(folder):
-        if segment.name.shard == shard:
-            hours_ms.setdefault(segment.name.epoch, segment.hour_ms)
-    for state in (folder / STATE).glob(f"*-s{shard}"):
-        if state.is_dir():  # not the mark of the last backup
-            for name in spool.files(state):
-                hours_ms.setdefault(name.epoch, hour_of(wanted.until_ms))
+    for epoch, hour_ms in epochs(folder, shard):
+        hours_ms.setdefault(epoch, hour_of(wanted.until_ms) if hour_ms is None else hour_ms)
     return sum(
         later - earlier - 1
         for earlier, later in pairwise(sorted(hours_ms))

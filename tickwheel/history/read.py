@@ -37,8 +37,8 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from tickwheel.api.tasks import kept_options
 from tickwheel.errors import LimitExceeded
 from tickwheel.history import segments, spool
-from tickwheel.history.lines import MALFORMED, NAMES, Renderer
-from tickwheel.history.segments import HOUR_MS, STATE, Event, Segment, Tally, hour_of
+from tickwheel.history.lines import ENDINGS, MALFORMED, NAMES, Renderer
+from tickwheel.history.segments import HOUR_MS, Event, Segment, Tally, hour_of
 from tickwheel.history.spool import SpoolName
 from tickwheel.history.writer import LATE_MS, Place, Position, load_position
 
@@ -368,7 +368,7 @@ KEPT_MAX: Final = 100_000
 """Enqueues of an hour that are remembered while it is looked through."""
 PART: Final = 256
 """Tasks whose events are looked for at once."""
-_ENDS: Final = ("acked", "cancelled", "expired", "deleted", "filtered")
+_ENDS: Final = ("acked", *ENDINGS)
 _WHAT: Final = (
     ("topic", "topic"), ("schedule", "schedule"),
     *((one.name, NAMES.get(one.name, one.name)) for one, said in kept_options() if said.is_listed),
@@ -622,8 +622,8 @@ class Replay:
         start = self._start
         by_epoch: dict[int, list[Segment]] = {}
         for folder in self._folders:
-            for segment in segments.find(folder):
-                if segment.name.shard == self._shard and self._counts(segment):
+            for segment in segments.find(folder, shard=self._shard):
+                if self._counts(segment):
                     by_epoch.setdefault(segment.name.epoch, []).append(segment)
         spools: dict[int, list[Iterator[Event]]] = {}
         for one in opened:
@@ -800,9 +800,7 @@ class Spools:
         self._positions: dict[Path, Position | None] = {}
         self.written_ms: int | None = None
         """When something was appended last, by the files."""
-        for folder in sorted((self._history_dir / STATE).glob(f"*-s{self._shard}")):
-            if not folder.is_dir():
-                continue  # the mark of the last backup
+        for folder in segments.state_folders(history_dir, shard):
             found = self._files[folder] = []
             for name in spool.files(folder):
                 with contextlib.suppress(FileNotFoundError):

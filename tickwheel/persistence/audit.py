@@ -57,22 +57,18 @@ def check(url: str, *, is_locked: bool = False) -> Audit:
     if not os.path.exists(path):
         raise StoreUnusable(f"{path} does not exist")
     from tickwheel.persistence.sqlite import database
-    from tickwheel.persistence.sqlite.database import connect_reader, describe, snapshot
 
-    with contextlib.nullcontext() if is_locked else _not_in_use(path):
-        try:
-            connection = connect_reader(path, 4 << 20, busy_ms=1_000, mode="ro")
-            with contextlib.closing(connection):
-                if not database.identify(connection, path):
-                    raise StoreUnusable(f"{path} is empty: no daemon has used it yet")
-                with snapshot(connection):
-                    meta = database.read_meta(connection, path)
-                    if not is_locked:  # else reshard asks, which may have been cut off
-                        instead = "check those, for example sqlite:///{folder}shard-0.db"
-                        database.check_not_given_up(meta, path, instead)
-                    return _audit(connection, meta)
-        except sqlite3.Error as error:
-            raise StoreUnusable(f"cannot read {path}: {describe(error)}") from error
+    with contextlib.ExitStack() as stack:
+        if not is_locked:
+            stack.enter_context(_not_in_use(path))
+        connection = stack.enter_context(database.looking(path, 4 << 20))
+        if connection is None:
+            raise StoreUnusable(f"{path} is empty: no daemon has used it yet")
+        meta = database.read_meta(connection, path)
+        if not is_locked:  # else reshard asks, which may have been cut off
+            instead = "check those, for example sqlite:///{folder}shard-0.db"
+            database.check_not_given_up(meta, path, instead)
+        return _audit(connection, meta)
 
 
 @contextlib.contextmanager
@@ -110,9 +106,9 @@ def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
         return audit
     _count(connection, audit)
     records = _records(connection, audit)
-    _packs(connection, audit)
+    hashes = _packs(connection, audit, meta)
     _groups(connection, records)
-    _keys(connection, audit, meta)
+    _keys(connection, audit, hashes)
     _relations(connection, audit, meta)
     _endings(connection, audit)
     _sessions(records, audit)
@@ -169,20 +165,27 @@ def _groups(connection: sqlite3.Connection, records: Small) -> None:
     )
 
 
-def _packs(connection: sqlite3.Connection, audit: Audit) -> None:
-    """Decode every pack, and put the keys of all tasks into a temporary table."""
-    from tickwheel.persistence.sqlite import packs, rows
+def _packs(
+    connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | str]
+) -> dict[int, int]:
+    """Decode every pack, and put all tasks into a temporary table; the hashes of those that have a
+    key, by id."""
+    from tickwheel.model.key_hash import KeyHash
+    from tickwheel.persistence.sqlite import database, packs, rows
     from tickwheel.persistence.sqlite import rows as sql
 
+    key_hash = KeyHash(bytes.fromhex(str(meta[database.KEY_SEED])))
+    hashes: dict[int, int] = {}
     connection.execute("PRAGMA query_only = OFF")  # it forbids temporary tables too
     for statement in _EVERY:
         connection.execute(statement)
     for values in connection.execute("SELECT * FROM task WHERE extras IS NOT NULL"):
         with contextlib.suppress(RecordUnreadable):
             row = rows.task_row(*values)
+            hashes |= key_hash.of_rows([row])
             if order_of(row) != row.id:
-                found = (order_of(row), row.id)
-                connection.execute("UPDATE every SET place = ? WHERE id = ?", found)
+                placed = (order_of(row), row.id)
+                connection.execute("UPDATE every SET place = ? WHERE id = ?", placed)
     moves = sql.read_moves(connection)
     for values in connection.execute(sql.ALL_PACKS):
         first, count, mask = values[0], values[1], values[-2]
@@ -190,15 +193,16 @@ def _packs(connection: sqlite3.Connection, audit: Audit) -> None:
             _add(audit, f"pack {first!r}: {count!r} tasks of which {mask!r} are gone")
             continue
         try:
-            keys = [
-                (row.id, moves.get(row.id, row.due_ms), row.topic, order_of(row))
-                for row in packs.Pack(*values).rows()
-            ]
+            found = list(packs.Pack(*values).rows())
         except RecordUnreadable as error:
             _add(audit, str(error))
             continue
-        audit.tasks += len(keys)
-        connection.executemany("INSERT OR IGNORE INTO every VALUES (?, ?, ?, ?)", keys)
+        audit.tasks += len(found)
+        hashes |= key_hash.of_rows(found)
+        connection.executemany(
+            "INSERT OR IGNORE INTO every VALUES (?, ?, ?, ?)",
+            [(row.id, moves.get(row.id, row.due_ms), row.topic, order_of(row)) for row in found],
+        )
     (distinct,) = connection.execute("SELECT count(*) FROM every").fetchone()
     if distinct != audit.tasks:
         audit.problems.append(f"{audit.tasks} tasks, but {distinct} different ids")
@@ -206,23 +210,15 @@ def _packs(connection: sqlite3.Connection, audit: Audit) -> None:
         _add(audit, f"tasks are gone from pack {first!r}, which is not stored")
     for (first,) in connection.execute("SELECT first FROM moved EXCEPT SELECT first FROM pack"):
         _add(audit, f"tasks were moved in pack {first!r}, which is not stored")
+    return hashes
 
 
-def _keys(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | str]) -> None:
+def _keys(connection: sqlite3.Connection, audit: Audit, wanted: dict[int, int]) -> None:
     """Check that the hash of every key stands beside its task, and that no other hash is there."""
-    from tickwheel.model.key_hash import KeyHash
-    from tickwheel.persistence.sqlite import database, packs, rows
-    from tickwheel.persistence.sqlite import rows as sql
+    from tickwheel.persistence.sqlite import rows
 
-    key_hash = KeyHash(bytes.fromhex(str(meta[database.KEY_SEED])))
-    wanted: dict[int, int] = {}
-    with contextlib.suppress(RecordUnreadable):  # which was said before
-        for values in connection.execute("SELECT * FROM task WHERE extras IS NOT NULL"):
-            wanted |= key_hash.of_rows([rows.task_row(*values)])
-        for values in connection.execute(sql.ALL_PACKS):
-            wanted |= key_hash.of_rows(packs.Pack(*values).rows())
-    reader, found = rows.KeyReader(connection), dict[int, int]()
-    while (some := reader.next()) is not None:
+    found: dict[int, int] = {}
+    for some in rows.read_keys(connection):
         found |= zip(some.ids, some.hashes, strict=True)
     for task_id in sorted(wanted.keys() | found.keys()):
         if wanted.get(task_id) != found.get(task_id):

@@ -53,8 +53,10 @@ if TYPE_CHECKING:
 VERSION = 1
 """The format version of every kind of record."""
 
-RECORDS_A_BATCH = 1_000
+ROWS_A_BATCH = 1_000
+"""Rows in one batch of a store that is filled; a loop waits while they are encoded."""
 BYTES_A_BATCH = 4 << 20
+"""Bytes of bodies, or of records, in one such batch."""
 
 _T = TypeVar("_T")
 _STATES = {int(state): state for state in ProgressState}
@@ -152,18 +154,24 @@ def kind_of(number_or_name: int | str) -> Kind[Any]:
     )
 
 
-def in_batches(records: Mapping[RecordKey, Any]) -> Iterator[dict[RecordKey, Any]]:
-    """The records, as many at a time as a store that is copied into takes in one batch."""
-    some: dict[RecordKey, Any] = {}
+def in_parts(items: Iterable[_T], size_of: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """The items, as many at a time as one batch of a store that is filled may have."""
+    some: list[_T] = []
     size = 0
-    for (kind, key), row in records.items():
-        some[kind, key] = row
-        size += len(encode_record(kind, row))
-        if len(some) >= RECORDS_A_BATCH or size >= BYTES_A_BATCH:
+    for item in items:
+        some.append(item)
+        size += size_of(item)
+        if len(some) >= ROWS_A_BATCH or size >= BYTES_A_BATCH:
             yield some
-            some, size = {}, 0
+            some, size = [], 0
     if some:
         yield some
+
+
+def in_batches(records: Mapping[RecordKey, Any]) -> Iterator[dict[RecordKey, Any]]:
+    """The records, as many at a time as one batch of a store that is filled may have."""
+    parts = in_parts(records.items(), lambda one: len(encode_record(one[0][0], one[1])))
+    return map(dict, parts)
 
 
 # --- parts of a row, for stores that keep the other fields in columns ------------------------

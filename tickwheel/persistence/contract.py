@@ -20,8 +20,7 @@ that one process has for itself (SQLite, memory) have no election.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -40,20 +39,6 @@ from tickwheel.model.records import (
 )
 
 _R = TypeVar("_R")
-
-
-async def to_its_end(work: Awaitable[None]) -> None:
-    """Run the clean-up of an opening that is cancelled to its end, also when it is cancelled once
-    more, or more often; then raise the cancellation."""
-    task, cancelled = asyncio.ensure_future(work), None
-    while not task.done():
-        try:
-            await asyncio.wait((task,))
-        except asyncio.CancelledError as error:
-            cancelled = error
-    task.result()
-    if cancelled is not None:
-        raise cancelled
 
 
 class StoreError(TickwheelError):

@@ -64,6 +64,12 @@ def mark_of(owner: str) -> str:
     return owner.rpartition("/")[2]
 
 
+def restored(after: str) -> dict[str, str]:
+    """What a store that a restore has filled says of itself, by the names that stores have for it.
+    ``after``: the mark of the epoch whose end it has."""
+    return {"branch": NEW, "owner": f"restore/{after}"}
+
+
 def begin(name: str, held: Held | None, known: Sequence[Known], epoch_min: int = 1) -> Beginning:
     """How the next epoch of the store ``name`` begins; ``held`` None: it is empty. Raises
     StoreUnusable when it lacks what is known, unless an operator has decided."""

@@ -8,7 +8,6 @@ Nothing here waits between the rows of one call, so every call sees one moment.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import heapq
 import os
 import secrets
@@ -41,7 +40,6 @@ from tickwheel.persistence.contract import (
     Small,
     StoreBroken,
     StoredTask,
-    StoreError,
 )
 from tickwheel.persistence.identity import Began, Held, mark_of
 
@@ -264,25 +262,12 @@ class MemoryStore:
     async def backup(self, path: str) -> int:
         """Copy the data to a SQLite database, which a daemon can be started on."""
         self._check_open()
-        from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-        from tickwheel.persistence.sqlite.database import copy_meta, write_meta
+        from tickwheel.persistence.filling import copying
 
-        if os.path.lexists(path):
-            raise StoreError(f"backup: {path} exists already")
-        target = SqliteStore(path, SqliteOptions(reserve_bytes=0))
-        opened = await target.open(self._owner, 0, epoch_min=self._epoch)
-        try:
-            await target.commit(opened.epoch, self._owner, 1, self._everything())
-        except StoreBroken as error:
-            # The copy's file failed, not the store that the daemon lives on.
-            raise StoreError(f"backup: {error.message}") from error
-        finally:
-            await target.close(clean=True)
-            for rest in (".lock", ".reserve"):  # whoever opens it makes its own
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{path}{rest}")
         last = Began(self._epoch, mark_of(self._owner), self._last_batch)
-        write_meta(path, copy_meta(Held(last, "memory")))
+        async with copying(path, Held(last, "memory")) as filler:
+            filler.id_mark, filler.position_ms = self._id_mark, self._position_ms
+            await filler.write(self._everything())
         return os.path.getsize(path)
 
     def _everything(self) -> Effects:
@@ -294,8 +279,6 @@ class MemoryStore:
             },
             dead={(r.id, r.group): r for rows in self._dead.values() for r in rows.values()},
             records=dict(self._records),
-            id_mark=self._id_mark,
-            position_ms=self._position_ms,
         )
 
     async def probe_room(self) -> bool:

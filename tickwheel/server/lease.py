@@ -35,8 +35,8 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnreachable,
     StoreUnusable,
-    to_its_end,
 )
+from tickwheel.waiting import to_its_end
 
 # --- the life of a process -----------------------------------------------------------------------
 

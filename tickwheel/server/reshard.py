@@ -35,7 +35,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -44,7 +44,6 @@ from tickwheel import disk, failpoints
 from tickwheel.api import tasks as api
 from tickwheel.engine.ownership import owing
 from tickwheel.errors import BadRequest, Conflict, shown
-from tickwheel.history.restore import Filler
 from tickwheel.limits import SHARDS_MAX
 from tickwheel.model.filters import is_before
 from tickwheel.model.kinds import (
@@ -104,7 +103,8 @@ from tickwheel.persistence import (
 )
 from tickwheel.persistence.codec import encode_dead, encode_progress, encode_task
 from tickwheel.persistence.contract import Audit, Small, StoredTask, StoreUnusable
-from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, options_from
+from tickwheel.persistence.filling import new_sqlite
+from tickwheel.persistence.sqlite import SqliteOptions, options_from
 from tickwheel.persistence.sqlite.database import (
     GIVEN_UP_FOR,
     SINCE_EPOCH,
@@ -112,7 +112,7 @@ from tickwheel.persistence.sqlite.database import (
     StoreLock,
     connect_reader,
     free_bytes,
-    identify,
+    meta_of,
     read_meta,
     write_meta,
 )
@@ -223,7 +223,7 @@ class _Place(NamedTuple):
     def options(self) -> SqliteOptions:
         """Of the new databases, while they are made."""
         url = self.folder.url(0)
-        return replace(options_from(url, parse(url).settings), reserve_bytes=0)
+        return options_from(url, parse(url).settings)
 
 
 def _place_of(plan: Plan) -> _Place:
@@ -257,23 +257,10 @@ def _place_of_one(plan: Plan) -> _Place:
         return _Place(folder, Layout(0), [path], is_done=False)
     layout = read_layout(folder)
     taken_to = f"{os.path.realpath(folder.path)}/{Layout(0, 1).part}"
-    if layout.shards != plan.to or _given_up_for(path) != taken_to:
+    meta = meta_of(path) if os.path.exists(path) else {}
+    if layout.shards != plan.to or meta.get(GIVEN_UP_FOR) != taken_to:
         raise Conflict(f"{count_path(folder)} exists already: take another folder")
     return _Place(folder, layout, [path], is_done=True)
-
-
-def _given_up_for(path: str) -> str | None:
-    """Where the tasks of a database were taken to; None: nowhere."""
-    if not os.path.exists(path):
-        return None
-    connection = connect_reader(path, CACHE_BYTES, BUSY_MS, mode="ro")
-    try:
-        if not identify(connection, path):
-            return None
-        found = read_meta(connection, path).get(GIVEN_UP_FOR)
-    finally:
-        connection.close()
-    return None if found is None else str(found)
 
 
 def _check_room(place: _Place, count: int) -> None:
@@ -789,34 +776,24 @@ def _work(place: _Place, move: _Move, now_ms: int) -> None:
 
 async def _fill(place: _Place, move: _Move, now_ms: int) -> list[_Sum]:
     """Write everything into new databases; what their tasks should come to."""
-    stores: list[SqliteStore] = []
-    try:
+    said = {SINCE_EPOCH: move.epoch}
+    sums = [_Sum() for _ in range(move.count)]
+    async with AsyncExitStack() as stack:
         fillers = []
         for shard in range(move.count):
-            store = SqliteStore(place.fresh.database(shard), place.options)
-            opened = await store.open(OWNER, now_ms, epoch_min=move.epoch)
-            stores.append(store)
-            filler = Filler(store, OWNER, opened, None)
+            path = place.fresh.database(shard)
+            new = new_sqlite(path, OWNER, now_ms, move.epoch, said, place.options)
+            filler = await stack.enter_async_context(new)
             await filler.begin(
                 move.groups.rows, move.outcomes[shard], move.mark_of(shard), move.position_ms
             )
             await filler.records(move.records[shard])
             fillers.append(filler)
-        sums = [_Sum() for _ in fillers]
         failpoints.hit("reshard.middle")
         for shard, task, fresh in move.tasks():
             await fillers[shard].put(fresh)
             sums[shard].add(task)
             sums[shard].done += len(fresh.progress) - len(task.progress)
-        for filler in fillers:
-            await filler.end()
-    except BaseException:
-        for store in stores:
-            await store.close(clean=False)
-        raise
-    for store in stores:
-        await store.close(clean=True)
-        write_meta(store.path, {SINCE_EPOCH: move.epoch})
     return sums
 
 

@@ -30,7 +30,6 @@ from tickwheel import sync
 from tickwheel.api.frames import FrameType
 from tickwheel.api.times import duration_ms, moment, moment_ms
 from tickwheel.client import Client
-from tickwheel.client.connection import to_its_end
 from tickwheel.client.worker import Worker, joined
 from tickwheel.clock import StandingSources
 from tickwheel.errors import BadRequest, Undecodable
@@ -39,6 +38,7 @@ from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol import Decoder
 from tickwheel.server.settings import Settings
+from tickwheel.waiting import to_its_end
 
 if TYPE_CHECKING:
     from tickwheel.api.tasks import DeadLetter, TaskInfo

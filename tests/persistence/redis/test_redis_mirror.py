@@ -15,7 +15,7 @@ from support.redis_server import RedisServer
 from support.store_rows import ended, everything, in_flight, tasks
 from tickwheel.model.kinds import GROUP, SESSION, Effects, keyed
 from tickwheel.model.records import DeadRow, GroupRow, SessionRow, TaskRow
-from tickwheel.persistence import open_url
+from tickwheel.persistence import codec, open_url
 from tickwheel.persistence.codec import decode_heads
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreAway, StoredTask
 from tickwheel.persistence.memory import MemoryStore
@@ -449,7 +449,7 @@ class TestContainers:
         found.drop(expected)
         assert (len(found), found.bytes_held) == (0, 0)
 
-    @pytest.mark.parametrize("ask", ["len", "iter", "get", "put", "drop", "chunks", "add"])
+    @pytest.mark.parametrize("ask", ["len", "iter", "get", "put", "drop", "records", "add"])
     def test_what_was_added_last_is_found_by_all(self, ask: str) -> None:
         found = TaskRecords()
         found.add([1, 2], [b"1", b"2"], 2)
@@ -465,18 +465,20 @@ class TestContainers:
         elif ask == "drop":
             found.drop([1, 2])
             assert (len(found), found.bytes_held) == (0, 0)
-        elif ask == "chunks":
-            assert list(found.chunks(9, 9)) == [[b"1", b"2"]]
+        elif ask == "records":
+            assert list(found.records()) == [b"1", b"2"]
         else:
             found.add([3], [b"3"], 1)
             assert sorted(found) == [1, 2, 3]
 
-    def test_come_in_chunks(self) -> None:
+    def test_come_in_batches(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(codec, "ROWS_A_BATCH", 300)
         found = TaskRecords()
         found.add(range(1_000), [b"%03d" % i for i in range(1_000)], 3_000)
-        chunks = list(found.chunks(300, 1 << 20))
-        assert [len(chunk) for chunk in chunks] == [300, 300, 300, 100]
-        assert sorted(record for chunk in chunks for record in chunk) == [
+        batches = list(codec.in_parts(found.records(), len))
+        assert [len(batch) for batch in batches] == [300, 300, 300, 100]
+        assert sorted(record for batch in batches for record in batch) == [
             b"%03d" % i for i in range(1_000)
         ]
-        assert {len(chunk) for chunk in found.chunks(300, 30)} == {10}
+        monkeypatch.setattr(codec, "BYTES_A_BATCH", 30)
+        assert {len(batch) for batch in codec.in_parts(found.records(), len)} == {10}

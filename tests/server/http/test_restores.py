@@ -130,7 +130,7 @@ async def test_one_that_does_not_stop_is_killed_and_leaves_nothing(
     known = rig.shard.restores.find(int(made["id"]))
     await comes(lambda: known.step == "events")
     assert known.process is not None
-    part = tmp_path / f"new.db.restore-{known.process.pid}"
+    part = tmp_path / f"new.db.part-{known.process.pid}"
     scratch = tmp_path / f".tickwheel-restore-{known.process.pid}-x"
     scratch.mkdir()
     for path in (part, part.with_name(part.name + "-wal"), scratch / "backup.db"):

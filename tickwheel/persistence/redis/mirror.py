@@ -17,15 +17,17 @@ from bisect import bisect_left
 from collections import deque
 from itertools import accumulate, chain, islice
 from operator import lt
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.model.kinds import Effects, ProgressKey, RecordKey
 from tickwheel.persistence.codec import (
+    ROWS_A_BATCH,
     decode_dead,
     decode_endings,
     decode_progress,
     decode_record,
     decode_task,
+    in_parts,
 )
 from tickwheel.persistence.contract import (
     CommitRefused,
@@ -141,20 +143,10 @@ class TaskRecords:
                 freed += len(record) + TASK_BYTES
         self.bytes_held -= freed
 
-    def chunks(self, rows: int, size_bytes: int) -> Iterator[list[bytes]]:
-        """All records, about ``rows`` or ``size_bytes`` at a time."""
+    def records(self) -> Iterator[bytes]:
+        """All records, in no order."""
         self.place()
-        some: list[bytes] = []
-        size = 0
-        for bucket in self._buckets:
-            for record in bucket.values():
-                some.append(record)
-                size += len(record)
-                if len(some) >= rows or size >= size_bytes:
-                    yield some
-                    some, size = [], 0
-        if some:
-            yield some
+        return chain.from_iterable(bucket.values() for bucket in self._buckets)
 
 
 class GroupRecords:
@@ -218,12 +210,6 @@ class GroupRecords:
 
 ROOM_PART = 64
 """There is room again when this part of the limit (1/64) is free."""
-ROWS_A_BATCH = 1_000
-"""Rows in one batch of a shard that is written anew; the loop waits while they are encoded."""
-BYTES_A_BATCH = 4 << 20
-"""Bytes of tasks, or of records, in one such batch."""
-
-_T = TypeVar("_T")
 
 
 class Counts(NamedTuple):
@@ -250,6 +236,16 @@ class SmallRecords(NamedTuple):
     progress: list[tuple[ProgressKey, bytes]]
     dead: list[tuple[ProgressKey, bytes]]
     outcomes: list[tuple[int, bytes]]
+
+    def decoded(self, endings_max: int) -> Small:
+        """See ``Store.recover_small``."""
+        outcomes = chain.from_iterable(decode_endings(record) for _, record in self.outcomes)
+        return small_of(
+            self.records,
+            (record for _, record in self.progress),
+            (record for _, record in self.dead),
+            list(outcomes)[-endings_max:],
+        )
 
 
 class Changes(NamedTuple):
@@ -475,12 +471,8 @@ class Mirror:
 
     def small(self) -> Small:
         """See ``Store.recover_small``."""
-        return Small(
-            records=decode_records(self._records.items()),
-            progress=[decode_progress(record) for record in self._progress],
-            dead=sorted((row.id, row.group, row.topic) for row in map(decode_dead, self._dead)),
-            outcomes=list(self.outcomes()),
-        )
+        outcomes = list(self.outcomes())
+        return small_of(self._records.items(), self._progress, self._dead, outcomes)
 
     def batches(self) -> Iterator[Effects]:
         """All records in batches that Redis can take at once; none may land meanwhile."""
@@ -491,15 +483,16 @@ class Mirror:
                 ended = {}
             ended[task_id] = outcome
         yield Effects(ended=ended)
-        for some in _cut(self._records.items()):
+        for some in in_parts(self._records.items(), lambda pair: len(pair[1])):
             yield Effects(records=decode_records(some))
-        for records in self._tasks.chunks(ROWS_A_BATCH, BYTES_A_BATCH):
+        for records in in_parts(self._tasks.records(), len):
             rows = map(decode_task, records)
             yield Effects(enqueued={row.id: row for row in rows})
-        for progress in _chunks(map(decode_progress, self._progress)):
-            yield Effects(progress={(row.id, row.group): row for row in progress})
-        for dead in _chunks(map(decode_dead, self._dead)):
-            yield Effects(dead={(row.id, row.group): row for row in dead})
+        for some_progress in in_parts(self._progress, len):
+            rows_of_progress = map(decode_progress, some_progress)
+            yield Effects(progress={(row.id, row.group): row for row in rows_of_progress})
+        for some_dead in in_parts(self._dead, len):
+            yield Effects(dead={(row.id, row.group): row for row in map(decode_dead, some_dead)})
 
 
 class NoMirror(Mirror):
@@ -537,6 +530,20 @@ class NoMirror(Mirror):
         pass
 
 
+def small_of(
+    records: Iterable[tuple[bytes, bytes]],
+    progress: Iterable[bytes],
+    dead: Iterable[bytes],
+    outcomes: list[tuple[int, Outcome]],
+) -> Small:
+    return Small(
+        records=decode_records(records),
+        progress=list(map(decode_progress, progress)),
+        dead=sorted((row.id, row.group, row.topic) for row in map(decode_dead, dead)),
+        outcomes=outcomes,
+    )
+
+
 def decode_records(pairs: Iterable[tuple[bytes, bytes]]) -> dict[RecordKey, Any]:
     """Records of all kinds by their keys, of pairs of a field and a record."""
     records: dict[RecordKey, Any] = {}
@@ -545,22 +552,3 @@ def decode_records(pairs: Iterable[tuple[bytes, bytes]]) -> dict[RecordKey, Any]
         row = decode_record(kind, record)
         records[kind, kind.key(row)] = row
     return records
-
-
-def _cut(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
-    """The pairs, as many at a time as one batch of a shard that is written anew may have."""
-    some: list[tuple[bytes, bytes]] = []
-    size = 0
-    for pair in pairs:
-        some.append(pair)
-        size += len(pair[1])
-        if len(some) >= ROWS_A_BATCH or size >= BYTES_A_BATCH:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
-
-
-def _chunks(items: Iterator[_T], size: int = ROWS_A_BATCH) -> Iterator[list[_T]]:
-    while some := list(islice(items, size)):
-        yield some

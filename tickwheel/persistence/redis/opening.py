@@ -21,7 +21,8 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import Any
 
 from tickwheel.persistence.contract import (
     Known,
@@ -30,7 +31,16 @@ from tickwheel.persistence.contract import (
     StoreUnreachable,
     StoreUnusable,
 )
-from tickwheel.persistence.identity import NEW, Began, Held, begin, mark_of, past_text, read_past
+from tickwheel.persistence.identity import (
+    NEW,
+    Began,
+    Held,
+    begin,
+    mark_of,
+    past_text,
+    read_past,
+    restored,
+)
 from tickwheel.persistence.redis.connection import Connection, check
 from tickwheel.persistence.redis.driver import (
     CLUSTER,
@@ -51,10 +61,6 @@ from tickwheel.persistence.redis.layout import (
     Keys,
 )
 from tickwheel.persistence.redis.mirror import TASK_BYTES
-
-if TYPE_CHECKING:
-    from tickwheel.persistence.redis.connection import Connection
-    from tickwheel.persistence.redis.driver import RedisOptions
 
 OUTSIDE = (
     "client|setname", "select", "eval", "evalsha", "wait", "memory|usage", "config|get",
@@ -485,7 +491,7 @@ async def end_restore(options: RedisOptions, after: str) -> None:
     ``after``: the mark of the epoch whose end it has."""
     wheel = Keys(options.prefix, options.namespace, options.shard).named["wheel"]
     async with _line(options) as line:
-        await line.call("HSET", wheel, "branch", NEW, "owner", f"restore/{after}")
+        await line.call("HSET", wheel, *chain.from_iterable(restored(after).items()))
 
 
 async def _watch(line: Connection, options: RedisOptions, keys: Keys, watch_s: float) -> None:
@@ -515,17 +521,11 @@ async def _line(options: RedisOptions) -> AsyncIterator[Connection]:
 
 def _not_laid_out(options: RedisOptions, keys: Keys, status: str, rest: list[Any]) -> StoreUnusable:
     first = rest[0].decode(errors="replace") if rest else ""
+    if status in ("foreign", "newer"):
+        return _refused(options, keys, status, [first])
+    why = f"{keys.shard} has changed since it was looked at; look again"
     if status == "led":
         owner, _, other = first.partition("|")
         address = other.partition("|")[0]
         why = f"{owner} at {address} leads {keys.shard}; stop it, and all that stand by, first"
-    elif status == "foreign":
-        why = f"the key {first} is not ours; choose another ?prefix= or ?namespace=, or remove it"
-    elif status == "newer":
-        why = (
-            f"{keys.shard} has layout {first}; this release knows layouts up to {LAYOUT}: run a"
-            " newer release"
-        )
-    else:
-        why = f"{keys.shard} has changed since it was looked at; look again"
-    return StoreUnusable(f"store {options.name}: {why}")
+    return _unusable(options, why)

@@ -33,22 +33,17 @@ import logging
 import os
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel import failpoints
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.kinds import Effects
-from tickwheel.model.records import Outcome
 from tickwheel.persistence.codec import (
     Heads,
-    decode_dead,
-    decode_endings,
     decode_heads,
-    decode_progress,
-    in_batches,
 )
 from tickwheel.persistence.contract import (
     CommitRefused,
@@ -57,7 +52,6 @@ from tickwheel.persistence.contract import (
     Handles,
     Keyed,
     Small,
-    Store,
     StoreAway,
     StoreBehind,
     StoreBroken,
@@ -67,15 +61,13 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.redis.driver import REFUSING, ServerError
 from tickwheel.persistence.redis.layout import HANDLES, Keys, id_text, split_member
-from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords, decode_records
+from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords
 from tickwheel.persistence.redis.reader import ReadClient, Reader
 from tickwheel.persistence.redis.writer import Writer
 
 if TYPE_CHECKING:
-    from tickwheel.model.kinds import Effects
-    from tickwheel.persistence.redis.mirror import Mirror
-    from tickwheel.persistence.redis.reader import ReadClient
-    from tickwheel.persistence.redis.writer import Tally, Writer
+    from tickwheel.persistence.filling import Filler
+    from tickwheel.persistence.redis.writer import Tally
 
 ROWS_A_SCAN = 500
 BYTES_A_CHUNK = 8 << 20
@@ -123,18 +115,7 @@ class Recovering:
             # What was there at the beginning is still there.
             await self._asker.look(locked=True)
             self._mirror.fill_small(small)
-        outcomes: list[tuple[int, Outcome]] = []
-        for _, record in small.outcomes:
-            outcomes += decode_endings(record)
-        return Small(
-            records=decode_records(small.records),
-            progress=[decode_progress(record) for _, record in small.progress],
-            dead=sorted(
-                (row.id, row.group, row.topic)
-                for row in (decode_dead(record) for _, record in small.dead)
-            ),
-            outcomes=outcomes[-endings_max:],
-        )
+        return small.decoded(endings_max)
 
     async def _fields(self, name: str) -> list[tuple[bytes, bytes]]:
         """The fields of a hash with their values, each once: a scan may show one twice."""
@@ -230,96 +211,40 @@ def _without(new: set[int], ended: set[int], heads: Heads) -> Handles:
     return Handles([ids[i] for i in kept], [dues_ms[i] for i in kept], [topics[i] for i in kept])
 
 
-PAGE = 1_000
-OWNER = "backup"
-
-Put = Callable[[Effects], Awaitable[None]]
-
-_T = TypeVar("_T")
-
-
 async def copy_to_sqlite(
     reader: Reader, small: Callable[[], Awaitable[Small]], writer: Writer, path: str
 ) -> int:
     """Copy the shard; returns the copy's bytes. Raises StoreError if the file exists."""
-    from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-    from tickwheel.persistence.sqlite.database import copy_meta, write_meta
+    from tickwheel.persistence.filling import copying, pages
 
-    if os.path.lexists(path):
-        raise StoreError(f"backup: {path} exists already")
-    part = f"{path}.part-{os.getpid()}"
-    target = SqliteStore(part, SqliteOptions(reserve_bytes=0))
-    held = writer.held  # before: what is confirmed meanwhile may be in the copy, or not
-    try:
-        await _copy(reader, small, writer, target)
-        write_meta(part, copy_meta(held))
-        size_bytes = os.path.getsize(part)
-        os.link(part, path)
-    except OSError as error:
-        raise StoreError(f"backup to {path} failed: {error}") from error
-    finally:
-        for rest in ("", ".lock", ".reserve", "-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{part}{rest}")
-    return size_bytes
-
-
-async def _copy(
-    reader: Reader, small: Callable[[], Awaitable[Small]], writer: Writer, target: Store
-) -> None:
-    # Of the same epoch, so that a restore finds its place in the history.
-    epoch = (await target.open(OWNER, 0, epoch_min=writer.epoch)).epoch
-    meanwhile: deque[Effects] = deque()
-    n = 0
-
-    async def put(effects: Effects) -> None:
-        nonlocal n
-        n += 1
+    # What is confirmed meanwhile may be in the copy, or not.
+    async with copying(path, writer.held) as filler:
+        meanwhile: deque[Effects] = deque()
+        writer.watchers.append(meanwhile)
         try:
-            await target.commit(epoch, OWNER, n, effects)
-        except StoreBroken as error:
-            # The copy's file failed, not the store that the daemon lives on.
-            raise StoreError(f"backup: {error.message}") from error
-
-    async def catch_up() -> None:
-        while meanwhile:
-            effects = meanwhile.popleft()
-            # The page may have shown a task already: what is new is written over it.
-            updated = effects.enqueued | effects.updated
-            # The copy hashes keys by a seed of its own.
-            await put(replace(effects, enqueued={}, hashes={}, updated=updated))
-
-    writer.watchers.append(meanwhile)
-    try:
-        await _copy_small(reader, await small(), put)
-        after_id = -1
-        while page := await reader.scan(after_id, PAGE, None):
-            after_id = page[-1].row.id
-            await put(Effects(updated={task.row.id: task.row for task in page}))
-            await catch_up()
-        await catch_up()
-        await put(Effects(id_mark=writer.id_mark, position_ms=writer.position_ms))
-    finally:
-        writer.watchers.remove(meanwhile)
-        await target.close(clean=True)
+            found = await small()
+            await filler.write(Effects(ended=dict(found.outcomes)))
+            await filler.records(found.records)
+            async for page in pages(reader.scan):
+                for task in page:
+                    await filler.change(task)
+                await _catch_up(filler, meanwhile)
+            await _catch_up(filler, meanwhile)
+            filler.id_mark, filler.position_ms = writer.id_mark, writer.position_ms
+        finally:
+            writer.watchers.remove(meanwhile)
+    return os.path.getsize(path)
 
 
-async def _copy_small(reader: Reader, small: Small, put: Put) -> None:
-    await put(Effects(ended=dict(small.outcomes)))
-    progress = {(row.id, row.group): row for row in small.progress}
-    for keys in _chunks(list(progress), PAGE):
-        await put(Effects(progress={key: progress[key] for key in keys}))
-    for records in in_batches(small.records):
-        await put(Effects(records=records))
-    after = (-1, "")
-    while dead := await reader.scan_dead(after, PAGE, None, None):
-        after = (dead[-1].id, dead[-1].group)
-        await put(Effects(dead={(row.id, row.group): row for row in dead}))
-
-
-def _chunks(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+async def _catch_up(filler: Filler, meanwhile: deque[Effects]) -> None:
+    """Lay the batches over the copy that landed meanwhile."""
+    await filler.flush()
+    while meanwhile:
+        effects = meanwhile.popleft()
+        # The page may have shown a task already: what is new is written over it.
+        updated = effects.enqueued | effects.updated
+        # The copy hashes keys by a seed of its own.
+        await filler.write(replace(effects, enqueued={}, hashes={}, updated=updated))
 
 
 log = logging.getLogger(__name__)

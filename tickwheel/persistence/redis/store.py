@@ -45,7 +45,6 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnreachable,
     StoreUnusable,
-    to_its_end,
 )
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.redis.connection import Connection, check, is_not_run
@@ -63,6 +62,7 @@ from tickwheel.persistence.redis.mirror import Mirror, NoMirror
 from tickwheel.persistence.redis.reader import ReadClient, Reader
 from tickwheel.persistence.redis.recovery import Recovering, Rewriter, Watch, copy_to_sqlite
 from tickwheel.persistence.redis.writer import Tally, Writer
+from tickwheel.waiting import to_its_end
 
 log = logging.getLogger(__name__)
 

@@ -76,10 +76,8 @@ from tickwheel.persistence.redis.layout import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
-    from tickwheel.model.kinds import Effects
     from tickwheel.persistence.redis.connection import Connection
     from tickwheel.persistence.redis.driver import RedisOptions
-    from tickwheel.persistence.redis.layout import Keys
     from tickwheel.persistence.redis.mirror import Mirror
 
 PART_PATIENCE = 1 + (PART_BYTES_MAX >> 20)

@@ -482,7 +482,7 @@ class StoreLock:
             raise _in_use(self._path, who, self._path) from error
         found = os.fstat(fd)
         self._fd, self._file = fd, (found.st_dev, found.st_ino)
-        for end in ("", "-wal", "-shm", ".lock", ".reserve"):
+        for end in ("", *FILES_BESIDE):
             disk.tighten(self._path + end)
         _FILES.add(self._file)
         _HELD.add(self)
@@ -673,22 +673,27 @@ def read_meta(connection: sqlite3.Connection, path: str) -> dict[str, int | str]
     return meta
 
 
-def write_meta(path: str, values: dict[str, int | str]) -> None:
+@contextlib.contextmanager
+def changing(path: str) -> Iterator[sqlite3.Connection]:
+    """Change a store that nobody has open, in one transaction that is durable on return."""
+    with contextlib.closing(_connect(path, "rw", IDENTIFY_CACHE_BYTES, busy_ms=1_000)) as store:
+        store.execute("PRAGMA synchronous = FULL")
+        store.execute("BEGIN IMMEDIATE")
+        yield store
+        store.execute("COMMIT")
+
+
+def write_meta(path: str, values: Mapping[str, int | str]) -> None:
     """Add values to the meta table of a store that nobody has open, durably on return."""
-    with contextlib.closing(_connect(path, "rw", IDENTIFY_CACHE_BYTES, busy_ms=1_000)) as meta:
-        meta.execute("PRAGMA synchronous = FULL")
-        meta.execute("BEGIN IMMEDIATE")
-        meta.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
-        meta.execute("COMMIT")
+    with changing(path) as store:
+        store.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
 
 
 def make_another(path: str, dropped_kinds: Sequence[int]) -> None:
     """Turn a copy of a store that nobody has open into a store of its own, durably on return: with
     an epoch and an incarnation that are not the former's, every delivery given back, and without
     records of these kinds and endings."""
-    with contextlib.closing(_connect(path, "rw", IDENTIFY_CACHE_BYTES, busy_ms=1_000)) as copy:
-        copy.execute("PRAGMA synchronous = FULL")
-        copy.execute("BEGIN IMMEDIATE")
+    with changing(path) as copy:
         copy.execute(
             "UPDATE prepare SET state = ? WHERE state = ?",
             (ProgressState.RELEASED, ProgressState.IN_FLIGHT),
@@ -698,27 +703,30 @@ def make_another(path: str, dropped_kinds: Sequence[int]) -> None:
         copy.execute("DELETE FROM meta WHERE key IN (?, ?, ?)", (BRANCH, PAST, CAME_TO))
         values = {"epoch": 0, "owner": "", "incarnation": secrets.token_hex(16)}
         copy.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
-        copy.execute("COMMIT")
 
 
 def forget_endings(path: str, batch: int) -> None:
     """Forget the endings of batches up to this one, in a store that nobody has open."""
-    with contextlib.closing(_connect(path, "rw", IDENTIFY_CACHE_BYTES, busy_ms=1_000)) as store:
-        store.execute("PRAGMA synchronous = FULL")
+    with changing(path) as store:
         store.execute("DELETE FROM ending WHERE batch <= ?", (batch,))
 
 
-def read_number(path: str, name: str) -> int:
-    """A number of the meta table of a store, which is not changed; 0 where there is none. Raises
+@contextlib.contextmanager
+def looking(path: str, cache_bytes: int | None = None) -> Iterator[sqlite3.Connection | None]:
+    """One moment of a store, which is not changed; None: the file is empty. Raises
     StoreUnusable."""
     try:
-        connection = connect_reader(path, IDENTIFY_CACHE_BYTES, busy_ms=1_000, mode="ro")
-        with contextlib.closing(connection):
-            return (
-                int(read_meta(connection, path).get(name, 0)) if identify(connection, path) else 0
-            )
+        connection = connect_reader(path, cache_bytes or IDENTIFY_CACHE_BYTES, 1_000, mode="ro")
+        with contextlib.closing(connection), snapshot(connection):
+            yield connection if identify(connection, path) else None
     except sqlite3.Error as error:
         raise StoreUnusable(f"cannot read {path}: {describe(error)}") from error
+
+
+def meta_of(path: str) -> dict[str, int | str]:
+    """The meta table of a store; empty: the file is, too. Raises StoreUnusable."""
+    with looking(path) as connection:
+        return {} if connection is None else read_meta(connection, path)
 
 
 def held_by(meta: dict[str, int | str]) -> Held:
@@ -754,6 +762,36 @@ def left_behind(path: str, incarnation: str) -> list[Known]:
     return found
 
 
+FILES_BESIDE = ("-wal", "-shm", ".lock", ".reserve")
+"""Ends of the names of a database's other files."""
+
+
+def part_of(path: str, pid: int) -> str:
+    """The name of a database while process ``pid`` makes it."""
+    return f"{path}.part-{pid}"
+
+
+def remove_database(path: str) -> None:
+    """Remove a database that nobody has open, and the files beside it."""
+    for end in ("", *FILES_BESIDE):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{path}{end}")
+
+
+@contextlib.contextmanager
+def whole_or_nothing(path: str) -> Iterator[str]:
+    """The name under which to make a database that has the name ``path`` when it is whole, durably
+    on return. Raises FileExistsError when there is a file of that name by then; an error leaves
+    nothing behind."""
+    part = part_of(path, os.getpid())
+    try:
+        yield part
+        os.link(part, path)
+        disk.sync(os.path.dirname(path) or ".")
+    finally:
+        remove_database(part)
+
+
 def set_aside(path: str) -> None:
     """Take away what a store that is gone has left beside ``path``: a database that comes there
     must not be given its log. The log is kept under another name, as it may hold tasks."""
@@ -772,7 +810,7 @@ def begin_anew(path: str, busy_ms: int = 1_000) -> None:
     lock.acquire("init")
     try:
         if identify_file(path, busy_ms):
-            if batches := read_number(path, "last_batch"):
+            if batches := meta_of(path)["last_batch"]:
                 raise StoreUnusable(
                     f"{path} holds a store, of {batches} batches: `tickwheel init --branch` goes on"
                     " with what it has; to begin without it, move the file away"
@@ -792,8 +830,7 @@ def begin_branch(path: str, busy_ms: int = 1_000) -> Held:
     try:
         if not identify_file(path, busy_ms):
             raise StoreUnusable(f"{path} is empty: there is no store to go on with")
-        with contextlib.closing(connect_reader(path, IDENTIFY_CACHE_BYTES, busy_ms)) as connection:
-            held = held_by(read_meta(connection, path))
+        held = held_by(meta_of(path))
         write_meta(path, {BRANCH: NEW})
     finally:
         lock.release()

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from tickwheel.model.kinds import Effects, RecordKey
-    from tickwheel.model.records import TaskRow
+
 
 ROWS_MAX = 512
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, ROWS_MAX)
@@ -499,49 +499,26 @@ def _signed(hashed: int) -> int:
     return hashed if hashed < _SIGN else hashed - _RANGE
 
 
-class KeyReader:
-    """Reads all key hashes, some at a time; the writer may go on between two calls of ``next``."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        """``close`` closes the connection."""
-        self._connection = connection
-        self._packed = _PACKED.format(hashes=blob_join(connection).format("hashes"))
-        self._after_row = self._after_pack = -1
-        self._has_rows = self._has_packs = True
-        self._expected: int | None = None
-
-    def next(self) -> Keyed | None:
-        """The next keyed tasks; None: there are no more."""
-        if self._expected is None:
-            (self._expected,) = self._connection.execute(_COUNT).fetchone()
-        if self._has_packs:
-            return self._some_packs()
-        return self._some_rows() if self._has_rows else None
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def _some_rows(self) -> Keyed:
-        found = self._connection.execute(_LOOSE, (self._after_row, ROWS_AT_ONCE)).fetchone()
-        ids, hashes = map(json.loads, found)
-        self._has_rows = len(ids) == ROWS_AT_ONCE
-        if ids:
-            self._after_row = ids[-1]
-        return Keyed(ids, array("Q", array("q", hashes).tobytes()), self._expected or 0)
-
-    def _some_packs(self) -> Keyed:
-        columns = (self._after_pack, PACKS_AT_ONCE)
-        places, joined = self._connection.execute(self._packed, columns).fetchone()
+def read_keys(connection: sqlite3.Connection) -> Iterator[Keyed]:
+    """All key hashes, some at a time; the writer may go on between two of them."""
+    (expected,) = connection.execute(_COUNT).fetchone()
+    statement = _PACKED.format(hashes=blob_join(connection).format("hashes"))
+    after, count = -1, PACKS_AT_ONCE
+    while count == PACKS_AT_ONCE:
+        places, joined = connection.execute(statement, (after, PACKS_AT_ONCE)).fetchone()
         packs, all_hashes, at = json.loads(places), array("Q", blob_of(joined)), 0
-        self._has_packs = len(packs) == PACKS_AT_ONCE
-        if packs:
-            self._after_pack = packs[-1][0]
         ids, hashes = array("q"), array("Q")
-        for first, count, mask in packs:
-            some = all_hashes[at : at + count]
-            at += count
-            _add(ids, hashes, first, some, mask)
-        return Keyed(ids, hashes, self._expected or 0)
+        for first, size, mask in packs:
+            _add(ids, hashes, first, all_hashes[at : at + size], mask)
+            at += size
+        yield Keyed(ids, hashes, expected)
+        after, count = packs[-1][0] if packs else after, len(packs)
+    after, count = -1, ROWS_AT_ONCE
+    while count == ROWS_AT_ONCE:
+        found = connection.execute(_LOOSE, (after, ROWS_AT_ONCE)).fetchone()
+        loose, signed = map(json.loads, found)
+        yield Keyed(loose, array("Q", array("q", signed).tobytes()), expected)
+        after, count = loose[-1] if loose else after, len(loose)
 
 
 def _add(ids: array[int], hashes: array[int], first: int, some: array[int], mask: int) -> None:

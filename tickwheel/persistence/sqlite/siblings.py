@@ -20,7 +20,7 @@ from tickwheel.persistence.contract import SiblingSettings, StoreAway
 from tickwheel.persistence.sqlite.database import connect_reader, describe, identify, snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tickwheel.model.kinds import RecordKey
 
@@ -55,29 +55,32 @@ class SqliteSiblings:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _have(path: str, keys: Sequence[RecordKey]) -> Sequence[bool]:
+@contextlib.contextmanager
+def _looking(path: str) -> Iterator[sqlite3.Connection | None]:
+    """One moment of a shard's database; None: nobody has opened it yet. Raises StoreAway."""
     try:
         connection = connect_reader(path, CACHE_BYTES, BUSY_MS, mode="ro")
         with contextlib.closing(connection), snapshot(connection):
-            if not identify(connection, path):
-                return [False] * len(keys)
-            rows = ((kind.number, key_text(key)) for kind, key in keys)
-            return [connection.execute(_THERE, row).fetchone() is not None for row in rows]
+            yield connection if identify(connection, path) else None
     except sqlite3.Error as error:
         raise StoreAway(f"cannot read {path}: {describe(error)}") from error
+
+
+def _have(path: str, keys: Sequence[RecordKey]) -> Sequence[bool]:
+    with _looking(path) as connection:
+        if connection is None:
+            return [False] * len(keys)
+        rows = ((kind.number, key_text(key)) for kind, key in keys)
+        return [connection.execute(_THERE, row).fetchone() is not None for row in rows]
 
 
 def _read(path: str, known: int | None) -> SiblingSettings:
-    try:
-        connection = connect_reader(path, CACHE_BYTES, BUSY_MS, mode="ro")
-        with contextlib.closing(connection), snapshot(connection):
-            if not identify(connection, path):
-                return SiblingSettings(SettingsCounter(), ())  # nobody has opened it yet
-            found = connection.execute(_OF_KIND, (COUNTER.number,)).fetchone()
-            counter = SettingsCounter() if found is None else decode_record(COUNTER, found[0])
-            if counter.number == known:
-                return SiblingSettings(counter, None)
-            rows = connection.execute(_OF_KIND, (GROUP.number,))
-            return SiblingSettings(counter, [decode_record(GROUP, data) for (data,) in rows])
-    except sqlite3.Error as error:
-        raise StoreAway(f"cannot read {path}: {describe(error)}") from error
+    with _looking(path) as connection:
+        if connection is None:
+            return SiblingSettings(SettingsCounter(), ())
+        found = connection.execute(_OF_KIND, (COUNTER.number,)).fetchone()
+        counter = SettingsCounter() if found is None else decode_record(COUNTER, found[0])
+        if counter.number == known:
+            return SiblingSettings(counter, None)
+        rows = connection.execute(_OF_KIND, (GROUP.number,))
+        return SiblingSettings(counter, [decode_record(GROUP, data) for (data,) in rows])

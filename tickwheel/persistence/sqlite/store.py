@@ -47,7 +47,6 @@ from tickwheel.persistence.contract import (
     StoredTask,
     StoreError,
     StoreUnusable,
-    to_its_end,
 )
 from tickwheel.persistence.identity import COPY
 from tickwheel.persistence.sqlite.database import (
@@ -61,21 +60,23 @@ from tickwheel.persistence.sqlite.database import (
     free_bytes,
     is_busy,
     snapshot,
+    whole_or_nothing,
     write_meta,
 )
 from tickwheel.persistence.sqlite.packs import DUE_BYTES, topics_of
 from tickwheel.persistence.sqlite.reader import Reader
 from tickwheel.persistence.sqlite.rows import (
     DUES,
-    KeyReader,
     progress_row,
+    read_keys,
     read_moves,
     read_records,
 )
 from tickwheel.persistence.sqlite.writer import Writer
+from tickwheel.waiting import to_its_end
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from tickwheel.model.kinds import Effects, ProgressKey
     from tickwheel.model.records import DeadRow
@@ -342,17 +343,13 @@ def copy_database(
         raise StoreError(f"backup: {path} exists already")
     if not os.path.isdir(os.path.dirname(path) or "."):
         raise StoreError(f"backup: {os.path.dirname(path)} is not a folder")
-    part = f"{path}.part-{os.getpid()}"
     try:
-        _copy(source, part, slack_bytes, stop)
-        write_meta(part, {BRANCH: COPY})
-        size_bytes = os.path.getsize(part)
-        _publish(part, path)
+        with whole_or_nothing(path) as part:
+            _copy(source, part, slack_bytes, stop)
+            write_meta(part, {BRANCH: COPY})
+            size_bytes = os.path.getsize(part)
     except (OSError, sqlite3.Error) as error:
         raise StoreError(f"backup to {path} failed: {describe(error)}") from error
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(part)
     return size_bytes
 
 
@@ -377,12 +374,6 @@ def _copy(
         finally:
             target.close()
     disk.sync(part)
-
-
-def _publish(part: str, path: str) -> None:
-    """Give the copy its name, unless that exists by now; the name is durable on return."""
-    os.link(part, path)
-    disk.sync(os.path.dirname(path) or ".")
 
 
 LONG_THREADS_MAX = 3
@@ -451,11 +442,8 @@ class SqliteStore:
 
     async def recover_small(self) -> Small:
         def read() -> Small:
-            connection = self._connect(LONG_CACHE_BYTES)
-            try:
+            with contextlib.closing(self._connect(LONG_CACHE_BYTES)) as connection:
                 return read_small(connection, self.options.endings_max)
-            finally:
-                connection.close()
 
         return await self._read(self._long, read)
 
@@ -477,19 +465,14 @@ class SqliteStore:
 
     async def count(self, due_ms: int, without: AbstractSet[int]) -> tuple[int, array[int]]:
         """How many tasks there are but for these, and the ids of those that are due by then."""
-        handles = HandleReader(self._connect(LONG_CACHE_BYTES))
-        try:
+        with contextlib.closing(HandleReader(self._connect(LONG_CACHE_BYTES))) as handles:
             return await self._read(self._long, lambda: handles.counted(due_ms, without))
-        finally:
-            handles.close()
 
     async def recover_keys(self) -> AsyncIterator[Keyed]:
-        keys = KeyReader(self._connect(LONG_CACHE_BYTES))
-        try:
-            while (found := await self._read_through(keys.next)) is not None:
+        with contextlib.closing(self._connect(LONG_CACHE_BYTES)) as connection:
+            keys = read_keys(connection)
+            while (found := await self._read_through(lambda: next(keys, None))) is not None:
                 yield found
-        finally:
-            keys.close()
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         if self._writing is None:
@@ -526,13 +509,9 @@ class SqliteStore:
 
     async def backup(self, path: str) -> int:
         def copy() -> int:
-            connection = self._connect(LONG_CACHE_BYTES)
-            try:
-                return copy_database(
-                    connection, path, self.options.wal_bytes, lambda: self._closing
-                )
-            finally:
-                connection.close()
+            with contextlib.closing(self._connect(LONG_CACHE_BYTES)) as connection:
+                wal_bytes = self.options.wal_bytes
+                return copy_database(connection, path, wal_bytes, lambda: self._closing)
 
         return await self._read(self._long, copy)
 
@@ -604,16 +583,7 @@ class SqliteStore:
     async def _read_through(self, work: Callable[[], _T]) -> _T:
         """Run a step on a connection that its caller closes. A caller that is cancelled goes on
         when the step has ended: closing a connection that a thread uses crashes the process."""
-        step = asyncio.ensure_future(self._read(self._long, work))
-        cancelled: asyncio.CancelledError | None = None
-        while not step.done():
-            try:
-                await asyncio.wait((step,))
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
-        return step.result()
+        return await to_its_end(self._read(self._long, work))
 
 
 class StoreThread:

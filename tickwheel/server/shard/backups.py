@@ -23,7 +23,7 @@ import json
 import os
 import re
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import Process
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tickwheel.api.daemon import RESTORE_STOP_S, BackupName, NewRestore, Nothing, RestoreId
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Overloaded, shown
-from tickwheel.history.daemon import kill
+from tickwheel.history.daemon import kill, start_process
 from tickwheel.history.restore import Plan, remove_leftovers
 from tickwheel.history.segments import write_last_backup
 from tickwheel.persistence import sqlite_url
@@ -338,9 +338,7 @@ class Restores:
 
     async def _run(self, restore: Restore) -> int:
         """Run the process of a restore; returns its exit code. Raises OSError."""
-        process = await asyncio.create_subprocess_exec(
-            *COMMAND, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=LINE_BYTES_MAX
-        )
+        process = await start_process(COMMAND, answers=True, line_bytes_max=LINE_BYTES_MAX)
         restore.process = process
         assert process.stdin is not None and process.stdout is not None
         if restore.is_unwanted:

@@ -1,0 +1,173 @@
+"""The filler of a new store: whoever has the rows of one moment, from wherever, makes a store of
+them here. A restore folds them out of a backup and events (``history/restore.py``), a change of the
+number of shards takes them from the former databases (``server/reshard.py``), and the backup of a
+store that is not SQLite copies them (``copying``).
+
+The filler forms batches with numbers and marks, bounded in rows and bytes. What is filled is a
+store that nobody else has open; when filling it ends well, it is closed in order and its meta table
+says where its content is from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from tickwheel.model.kinds import GROUP, Effects, RecordKey, keyed
+from tickwheel.model.records import GroupRow, Outcome
+from tickwheel.persistence.codec import BYTES_A_BATCH, ROWS_A_BATCH, in_batches
+from tickwheel.persistence.contract import Opened, Store, StoreBroken, StoredTask, StoreError
+from tickwheel.persistence.identity import Held
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+from tickwheel.persistence.sqlite.database import (
+    copy_meta,
+    forget_endings,
+    whole_or_nothing,
+    write_meta,
+)
+
+PAGE = 1_000
+
+
+async def pages(
+    scan: Callable[[int, int, str | None], Awaitable[list[StoredTask]]],
+) -> AsyncIterator[list[StoredTask]]:
+    """All tasks by id, in pages. ``scan``: that of a store."""
+    after_id = -1
+    while page := await scan(after_id, PAGE, None):
+        yield page
+        after_id = page[-1].row.id
+
+
+class Filler:
+    """Writes batches into an open store that nobody else writes."""
+
+    def __init__(
+        self,
+        store: Store,
+        owner: str,
+        opened: Opened,
+        renew: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """``renew``: called before each batch, to keep the lease of a store that others share."""
+        self._store = store
+        self._owner = owner
+        self._epoch = opened.epoch
+        self._n = opened.last_batch
+        self._renew = renew
+        self._effects = Effects()
+        self._bytes = 0
+        self.id_mark = 0
+        self.position_ms = 0
+        self.removed_upto = 0
+        """The number of the last batch of ``remove``."""
+
+    async def remove(self, ids: Sequence[int]) -> None:
+        """Remove tasks; that they are noted as ended is undone when the store is closed."""
+        for start in range(0, len(ids), ROWS_A_BATCH):
+            removed = dict.fromkeys(ids[start : start + ROWS_A_BATCH], Outcome.DELETED)
+            await self.write(Effects(ended=removed))
+        self.removed_upto = self._n
+
+    async def begin(
+        self, groups: Iterable[GroupRow], outcomes: Iterable[tuple[int, Outcome]], id_mark: int,
+        position_ms: int,
+    ) -> None:  # fmt: skip
+        """Write what all tasks rest on: groups, outcomes and marks."""
+        self.id_mark, self.position_ms = id_mark, position_ms
+        await self.write(Effects(records=dict(keyed(GROUP, groups)), ended=dict(outcomes)))
+
+    async def records(self, records: Mapping[RecordKey, Any]) -> None:
+        for some in in_batches(records):
+            await self.write(Effects(records=some))
+
+    async def put(self, task: StoredTask) -> None:
+        """Write a task that is not in the store."""
+        self._effects.enqueued[task.row.id] = task.row
+        await self._note(task)
+
+    async def change(self, task: StoredTask, before: StoredTask | None = None) -> None:
+        """Write a task that may be in the store already, and is then as it was ``before``."""
+        effects = self._effects
+        effects.updated[task.row.id] = task.row
+        if before is not None:
+            effects.progress |= {(row.id, row.group): None for row in before.progress}
+            effects.dead |= {(row.id, row.group): None for row in before.dead}
+        await self._note(task)
+
+    async def _note(self, task: StoredTask) -> None:
+        effects = self._effects
+        effects.progress |= {(row.id, row.group): row for row in task.progress}
+        effects.dead |= {(row.id, row.group): row for row in task.dead}
+        self._bytes += len(task.row.body)
+        count = len(effects.enqueued) + len(effects.updated)
+        if count >= ROWS_A_BATCH or self._bytes >= BYTES_A_BATCH:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write the tasks that were put or changed last."""
+        if self._effects.enqueued or self._effects.updated:
+            effects, self._effects, self._bytes = self._effects, Effects(), 0
+            await self.write(effects)
+
+    async def end(self) -> None:
+        """Write what is left, and the marks."""
+        await self.flush()
+        await self.write(Effects())
+
+    async def write(self, effects: Effects) -> None:
+        """Write one batch, with the marks so far. Raises StoreError: what has failed is the new
+        store, not the one that a daemon lives on."""
+        if self._renew is not None:
+            await self._renew()
+        effects.id_mark, effects.position_ms = self.id_mark, self.position_ms
+        self._n += 1
+        try:
+            await self._store.commit(self._epoch, self._owner, self._n, effects)
+        except StoreBroken as error:
+            raise StoreError(error.message) from error
+
+
+@asynccontextmanager
+async def new_sqlite(
+    path: str,
+    owner: str,
+    now_ms: int,
+    epoch_min: int,
+    said: Mapping[str, int | str],
+    options: SqliteOptions | None = None,
+) -> AsyncIterator[Filler]:
+    """Fill a SQLite store that nobody uses before it is whole. ``said``: what its meta table says
+    beside, when it is closed."""
+    store = SqliteStore(path, replace(options or SqliteOptions(), reserve_bytes=0))
+    opened = await store.open(owner, now_ms, epoch_min=epoch_min)
+    filler = Filler(store, owner, opened)
+    try:
+        yield filler
+        await filler.end()
+    except BaseException:
+        await store.close(clean=False)
+        raise
+    await store.close(clean=True)
+    if filler.removed_upto:
+        forget_endings(path, filler.removed_upto)
+    write_meta(path, said)
+
+
+@asynccontextmanager
+async def copying(path: str, held: Held) -> AsyncIterator[Filler]:
+    """Fill a SQLite database that becomes the backup at ``path`` of another kind of store, which
+    says this of itself. Raises StoreError when there is a file of that name."""
+    if os.path.lexists(path):
+        raise StoreError(f"backup: {path} exists already")
+    try:
+        with whole_or_nothing(path) as part:
+            # Of the same epoch, so that a restore finds its place in the history.
+            said = copy_meta(held)
+            async with new_sqlite(part, "backup", 0, held.last.epoch, said) as filler:
+                yield filler
+    except OSError as error:
+        raise StoreError(f"backup to {path} failed: {error}") from error
