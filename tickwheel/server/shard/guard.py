@@ -42,7 +42,7 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden, TickwheelError, shown
 from tickwheel.log_writer import LogWriter
 from tickwheel.server import checks
-from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, Principal, Topics
+from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, Nobody, Principal, Topics
 
 if TYPE_CHECKING:
     from tickwheel.api.shapes import Request
@@ -161,13 +161,6 @@ class Audited:
         if verb in AUDITED:
             self._log.write({**said_of(caller, verb, {}), "outcome": error.code})
 
-    def is_behind(self, caller: Caller) -> bool:
-        """Whether too many answers wait for the caller, those included that leave a line."""
-        committer, audited = self._operations.shard.committer, caller.audited
-        if audited is not None and committer.is_behind(audited):
-            return True
-        return self._guarded.is_behind(caller)
-
     def _audited(self, name: str, operation: Callable[[Ask[Any]], None]) -> Callable[..., None]:
         """The operation with a line for each request, which names what was said in it."""
         log = self._log
@@ -176,17 +169,11 @@ class Audited:
             if name in DECISIONS and self._is_own(ask.caller, ask.request.transaction):
                 operation(ask)
                 return
-            line = said_of(ask.caller, name, _named(ask.request))
-
-            def ended(outcome: str, counts: dict[str, int] | None = None) -> None:
-                log.write({**line, "outcome": outcome, **({"counts": counts} if counts else {})})
-
-            asking = _Asking(ask.caller)
-            asking.replies.expect(ask.number, ended)
+            line = _Line(log, said_of(ask.caller, name, _named(ask.request)))
             try:
-                operation(ask._replace(caller=cast("Caller", asking)))
+                operation(ask._replace(witness=line))
             except TickwheelError as error:
-                asking.replies.failed(ask.number, error.code)
+                line.ended(error.code)
                 raise
 
         return audited
@@ -197,106 +184,40 @@ class Audited:
         return found is not None and shard.checkbacks.is_own(caller, found.row)
 
 
-class _Asking:
-    """The caller of one logged request, whose answer is seen on its way."""
+class _Line(Nobody):
+    """The line of one request: a sink that is given the answer before the caller is."""
 
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
-        replies = caller.audited
-        if not isinstance(replies, AuditedReplies):
-            replies = caller.audited = AuditedReplies(caller)
-        self.replies = replies
+    def __init__(self, log: AuditLog, said: Mapping[str, object]) -> None:
+        self._log = log
+        self._said = said
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._caller, name)
-
-    def __hash__(self) -> int:
-        return hash(self._caller)
-
-    def __eq__(self, other: object) -> bool:
-        """Whether it is the same caller, so that its waiting requests are found by it."""
-        return (other._caller if isinstance(other, _Asking) else other) is self._caller
-
-    def answer(self, request: int, value: object) -> None:
-        self.replies.give(self.replies.answer_to(request, value))
-        self.replies.flush()
-
-    def refuse(self, request: int, error: TickwheelError) -> None:
-        self.replies.error(request, error.code, error.message)
-        self.replies.flush()
-
-
-class _Answer:
-    """An answer that may wait for the store, and the request that it answers."""
-
-    __slots__ = ("counts", "request", "value")
-
-    def __init__(self, request: int, counts: dict[str, int] | None, value: Sized) -> None:
-        self.request = request
-        self.counts = counts
-        self.value = value
-
-    def __len__(self) -> int:
-        return len(self.value)
-
-
-class AuditedReplies:
-    """A ``ReplySink`` in front of the caller's own, whatever that is by then. One for all requests
-    of a caller, because the answers of a batch come together."""
-
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
-        self._expected: dict[int, list[Callable[..., None]]] = {}
-        """Request number → what to call with its end; a client may use a number twice."""
-
-    def expect(self, request: int, ended: Callable[..., None]) -> None:
-        """Call ``ended`` when the request is answered."""
-        self._expected.setdefault(request, []).append(ended)
-
-    def failed(self, request: int, code: str) -> None:
-        """End a request that was refused before it was taken."""
-        self._end(request, code)
-
-    def _end(self, request: int, outcome: str, counts: dict[str, int] | None = None) -> None:
-        waiting = self._expected.get(request)
-        if waiting is None:
-            return
-        waiting.pop(0)(outcome, counts)
-        if not waiting:
-            del self._expected[request]
-
-    @property
-    def label(self) -> str:
-        return self._caller.replies.label
+    def ended(self, outcome: str, counts: Mapping[str, int] | None = None) -> None:
+        """Write the line of a request that has ended so."""
+        more = {"counts": counts} if counts else {}
+        self._log.write({**self._said, "outcome": outcome, **more})
 
     def accepted(self, answers: Sequence[StoredAnswer]) -> None:
-        for request, _, count, _ in answers:
-            self._end(request, "ok", {"tasks": count})
-        self._caller.replies.accepted(answers)
+        for _, _, count, _ in answers:
+            self.ended("ok", {"tasks": count})
 
     def answer_to(self, request: int, value: object) -> Sized:
-        return _Answer(request, _counts(value), self._caller.replies.answer_to(request, value))
+        return _counts(value)
 
     def give(self, answer: Any) -> None:
-        self._end(answer.request, "ok", answer.counts)
-        self._caller.replies.give(answer.value)
+        self.ended("ok", answer)
 
     def error(self, request: int, code: str, message: str) -> None:
-        self._end(request, code)
-        self._caller.replies.error(request, code, message)
-
-    def flush(self) -> None:
-        self._caller.replies.flush()
+        self.ended(code)
 
 
-def _counts(value: object) -> dict[str, int] | None:
-    """The counts of an answer: ids by word, or new tasks; None: it has neither."""
+def _counts(value: object) -> dict[str, int]:
+    """The counts of an answer: ids by word, or new tasks; of another it has none."""
     if not isinstance(value, (tuple, list)):
-        return None
+        return {}
     if len(value) > 1 and type(value[0]) is int and isinstance(value[1], tuple):
         return {"tasks": len(value[1])}
     words = (one[1] if isinstance(one, (tuple, list)) and len(one) > 1 else one for one in value)
-    return dict(Counter(word for word in words if isinstance(word, str))) or None
+    return dict(Counter(word for word in words if isinstance(word, str)))
 
 
 def _named(request: Request) -> dict[str, object]:
