@@ -63,8 +63,8 @@ from tickwheel.server.http.whole import Silent, fetch
 from tickwheel.server.logins import LINK_PREFIX
 from tickwheel.server.settings import found_here, split_address
 from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, PRINCIPALS_KEPT_MAX
-from tickwheel.server.shard.guard import Audited
-from tickwheel.server.shard.operations import StandbyOperations
+from tickwheel.server.shard.guard import AuditStage, behind
+from tickwheel.server.shard.operations import StandbyOperations, table
 from tickwheel.server.shard.overview import report_page
 from tickwheel.webhooks import read_token
 
@@ -87,7 +87,8 @@ if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Ask, Caller, OnEvent, Principal
     from tickwheel.server.shard.delivery import Tell
-    from tickwheel.server.shard.operations import Operations
+    from tickwheel.server.shard.operations import Conversing
+    from tickwheel.server.shard.verbs import Verbs
 
 CLIENTS_MAX: Final = 256
 """Clients in use, one for each token: with a request under way, or the lease of a pull that is not
@@ -337,11 +338,13 @@ class OverShards(StandbyOperations):
         self._tasks: dict[Caller, set[asyncio.Task[None]]] = {}
         self._open: dict[Caller, asyncio.Event] = {}
         """Of a caller that a stream goes to: set while it reads."""
+        found = {name: getattr(self, name) for name in VERBS if name in vars(OverShards)}
         for name, verb in VERBS.items():
             if name in _BY_COLUMNS or name in ("nack", "reject", "snooze"):
-                setattr(self, name, partial(self._settle, verb))
-            elif name not in vars(OverShards) and verb.frame is not None and not verb.is_by_hand:
-                setattr(self, name, partial(self._tell, verb))
+                found[name] = partial(self._settle, verb)
+            elif name not in found and verb.frame is not None and not verb.is_by_hand:
+                found[name] = partial(self._tell, verb)
+        self.verbs = table(found, self.verbs.plain_tasks, self.verbs.unreadable)
 
     # --- declared verbs --------------------------------------------------------------------------
 
@@ -564,14 +567,6 @@ class OverShards(StandbyOperations):
         self.closed(caller)
 
 
-class _Audited(Audited):
-    """The operations of a principal with a line in the log for each one of an operator: the shards
-    see the address of this process, and this one that of whoever asks."""
-
-    def _is_own(self, caller: Caller, transaction: str) -> bool:
-        return False  # nobody is asked about transactions over HTTP
-
-
 def _settled(caller: Caller, request: int, value: Any) -> None:
     """Complete an answer, or an error in its place, if somebody waits for it."""
     if isinstance(caller.replies, Exchange):
@@ -664,9 +659,14 @@ class Gateway:
 
     # --- principals ------------------------------------------------------------------------------
 
-    def _operations_of(self, principal: Principal) -> Operations:
-        found, log = cast("Operations", OverShards(self, principal)), self._logins.audit
-        return found if log is None else cast("Operations", _Audited(found, found, log))
+    def _operations_of(self, principal: Principal) -> tuple[Conversing, Verbs]:
+        """The operations of a principal, and its verbs with a line in the log for each one of an
+        operator: the shards see the address of this process, and this one that of whoever asks."""
+        operations, log = OverShards(self, principal), self._logins.audit
+        if log is None:
+            return operations, operations.verbs
+        audit = AuditStage(log, lambda caller, transaction: False)  # HTTP is asked about none
+        return operations, behind(audit.before, operations.verbs, None, audit.unreadable)
 
     @property
     def present(self) -> Sequence[Principal]:
