@@ -63,8 +63,8 @@ from tickwheel.server.http.whole import Silent, fetch
 from tickwheel.server.logins import LINK_PREFIX
 from tickwheel.server.settings import found_here, split_address
 from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, PRINCIPALS_KEPT_MAX
-from tickwheel.server.shard.guard import Audited, AuditedReplies
-from tickwheel.server.shard.operations import StandbyOperations
+from tickwheel.server.shard.guard import AuditStage, behind
+from tickwheel.server.shard.operations import StandbyOperations, table
 from tickwheel.server.shard.overview import report_page
 from tickwheel.webhooks import read_token
 
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from tickwheel.client.shards import Shards
     from tickwheel.client.tasks import Receipt
     from tickwheel.clock import Clock, Now
+    from tickwheel.engine.sessions import ReplySink
     from tickwheel.engine.topics import DeliverySink
     from tickwheel.server.http.call import Route
     from tickwheel.server.logins import Logins
@@ -86,7 +87,8 @@ if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Ask, Caller, OnEvent, Principal
     from tickwheel.server.shard.delivery import Tell
-    from tickwheel.server.shard.operations import Operations
+    from tickwheel.server.shard.operations import Conversing
+    from tickwheel.server.shard.verbs import Verbs
 
 CLIENTS_MAX: Final = 256
 """Clients in use, one for each token: with a request under way, or the lease of a pull that is not
@@ -336,20 +338,22 @@ class OverShards(StandbyOperations):
         self._tasks: dict[Caller, set[asyncio.Task[None]]] = {}
         self._open: dict[Caller, asyncio.Event] = {}
         """Of a caller that a stream goes to: set while it reads."""
+        found = {name: getattr(self, name) for name in VERBS if name in vars(OverShards)}
         for name, verb in VERBS.items():
             if name in _BY_COLUMNS or name in ("nack", "reject", "snooze"):
-                setattr(self, name, partial(self._settle, verb))
-            elif name not in vars(OverShards) and verb.frame is not None and not verb.is_by_hand:
-                setattr(self, name, partial(self._tell, verb))
+                found[name] = partial(self._settle, verb)
+            elif name not in found and verb.frame is not None and not verb.is_by_hand:
+                found[name] = partial(self._tell, verb)
+        self.verbs = table(found, self.verbs.plain_tasks, self.verbs.unreadable)
 
     # --- declared verbs --------------------------------------------------------------------------
 
     def _tell(self, verb: Verb, ask: Ask[Any]) -> None:
-        self._begin(ask.caller, ask.number, lambda client: client.tell(verb, ask.request))
+        self._answer(ask, lambda client: client.tell(verb, ask.request))
 
     def status(self, ask: Ask[Nothing]) -> None:
         """Answer how all shards are; those that are away are said to be."""
-        self._begin(ask.caller, ask.number, Teller.look)
+        self._answer(ask, Teller.look)
 
     def report(self, ask: Ask[Any]) -> None:
         """Answer the page of the last report, which is a file of this machine, to whoever may read
@@ -363,7 +367,7 @@ class OverShards(StandbyOperations):
             await client.tell(verb, verb.asked.checked({"steps": 1}, self.limits))
             return {"page": await asyncio.to_thread(report_page, Path(folder) / "report.html")}
 
-        self._begin(ask.caller, ask.number, read)
+        self._answer(ask, read)
 
     def settle_callback(self, ask: Ask[SettleCallback]) -> None:
         """Pass a callback on to the shard of its task. The token is its proof, so it needs no
@@ -373,7 +377,7 @@ class OverShards(StandbyOperations):
         shard = read_token(token)[0].id & ((1 << SHARD_BITS) - 1)
 
         answer = self._gateway.post(shard, f"/v1/callbacks/{quote(token)}", said)
-        self._keep(ask.caller, self._end(ask.caller, ask.number, answer))
+        self._keep(ask.caller, self._end(ask.caller, ask.number, answer, witness=ask.witness))
 
     # --- verbs whose frames are written by hand --------------------------------------------------
 
@@ -502,6 +506,11 @@ class OverShards(StandbyOperations):
 
     # --- the work --------------------------------------------------------------------------------
 
+    def _answer(self, ask: Ask[Any], work: Callable[[Teller], Awaitable[Any]]) -> None:
+        """Answer a request with what ``work`` returns, or raises."""
+        answer = self._end(ask.caller, ask.number, self._ask(work), witness=ask.witness)
+        self._keep(ask.caller, answer)
+
     def _begin(
         self,
         caller: Caller,
@@ -525,16 +534,25 @@ class OverShards(StandbyOperations):
             return await work(client)
 
     async def _end(
-        self, caller: Caller, request: int, work: Awaitable[Any], *, is_made: bool = False
+        self,
+        caller: Caller,
+        request: int,
+        work: Awaitable[Any],
+        *,
+        is_made: bool = False,
+        witness: ReplySink | None = None,
     ) -> None:
         try:
             answer = await work
-        except TickwheelError as error:
-            _settled(caller, request, error)
         except Exception as error:
             what = f"a request over HTTP from {caller.address}"
-            _settled(caller, request, self.survive(what, error))
+            said = error if isinstance(error, TickwheelError) else self.survive(what, error)
+            if witness is not None:
+                witness.error(request, said.code, said.message)
+            _settled(caller, request, said)
         else:
+            if witness is not None:
+                witness.give(witness.answer_to(request, answer))
             if is_made:
                 _settled(caller, request, answer)
             else:
@@ -549,22 +567,9 @@ class OverShards(StandbyOperations):
         self.closed(caller)
 
 
-class _Audited(Audited):
-    """The operations of a principal with a line in the log for each one of an operator: the shards
-    see the address of this process, and this one that of whoever asks."""
-
-    def is_behind(self, caller: Caller) -> bool:
-        return False
-
-    def _is_own(self, caller: Caller, transaction: str) -> bool:
-        return False  # nobody is asked about transactions over HTTP
-
-
 def _settled(caller: Caller, request: int, value: Any) -> None:
     """Complete an answer, or an error in its place, if somebody waits for it."""
-    if isinstance(caller.replies, AuditedReplies):
-        caller.refuse(request, value)
-    elif isinstance(caller.replies, Exchange):
+    if isinstance(caller.replies, Exchange):
         caller.replies.settle(request, value)
 
 
@@ -654,9 +659,14 @@ class Gateway:
 
     # --- principals ------------------------------------------------------------------------------
 
-    def _operations_of(self, principal: Principal) -> Operations:
-        found, log = cast("Operations", OverShards(self, principal)), self._logins.audit
-        return found if log is None else cast("Operations", _Audited(found, found, log))
+    def _operations_of(self, principal: Principal) -> tuple[Conversing, Verbs]:
+        """The operations of a principal, and its verbs with a line in the log for each one of an
+        operator: the shards see the address of this process, and this one that of whoever asks."""
+        operations, log = OverShards(self, principal), self._logins.audit
+        if log is None:
+            return operations, operations.verbs
+        audit = AuditStage(log, lambda caller, transaction: False)  # HTTP is asked about none
+        return operations, behind(audit.before, operations.verbs, None, audit.unreadable)
 
     @property
     def present(self) -> Sequence[Principal]:

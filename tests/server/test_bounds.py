@@ -739,7 +739,7 @@ async def test_a_backup_waits_until_its_caller_reads(make: Make) -> None:
     peer.transport.stuck = True
     while not peer.connection.paused:
         peer.send(T.STATS)
-    rig.operations.backup(asking(rig, peer, 999, BackupName(name="a.db")))
+    rig.operations.verbs.backup(asking(rig, peer, 999, BackupName(name="a.db")))
     await rig.settle()
     assert rig.shard.backups.count == 1
     peer.transport.stuck = False
@@ -774,11 +774,11 @@ async def test_lookups_in_the_history_that_wait(make: Make, tmp_path: Any) -> No
 
     rig.shard.stories.of = look_up  # type: ignore[method-assign]  # it never comes to a process
     for number, one in enumerate(others):
-        rig.operations.task_history(asking(rig, one, 900, OfTask(id=number)))
+        rig.operations.verbs.task_history(asking(rig, one, 900, OfTask(id=number)))
     await rig.settle()
     assert asked == [0], "one at a time"
     with pytest.raises(Overloaded, match=r"the limit is 2 \(history_lookups_max\)"):
-        rig.operations.task_history(asking(rig, peer, 901, OfTask(id=7)))
+        rig.operations.verbs.task_history(asking(rig, peer, 901, OfTask(id=7)))
     ok(await peer.call(T.PING))
     gate.set()
     for one in others:

@@ -21,7 +21,7 @@ from tickwheel.protocol import encode
 from tickwheel.server.http.deliveries import Receipt, receipt_text
 from tickwheel.server.http.routes import ROUTES
 from tickwheel.server.shard.callers import NOBODY, Caller, Nobody, Principal, Topics
-from tickwheel.server.shard.guard import CONVERSATION, FACTS, Guards
+from tickwheel.server.shard.guard import Pipeline
 from tickwheel.server.tcp.listener import command_table
 
 OURS, OTHER = "t", "u"
@@ -75,7 +75,7 @@ class Spy:
 def requests() -> list[tuple[T, str, tuple[Any, ...]]]:
     """Each frame that a client sends, with its operation and fields."""
     spy: Any = Spy()
-    handlers = command_table(spy).handlers
+    handlers = command_table(spy, spy).handlers
     frames = [(T(kind), SAMPLES[T(kind)][1:]) for kind in handlers if kind != T.SCHEDULE]
     frames.append((T.CLAIM, ("order-17", "transaction", SAMPLES[T.CLAIM][-1])))
     for verb in SCHEDULE_WORDS:
@@ -234,25 +234,24 @@ async def test_http(rig: AccessRig, right: Right, pattern: str) -> None:
 
 
 def guarded(rig: AccessRig, *grants: tuple[Right, tuple[str, ...]]) -> Any:
-    return Guards(rig.operations, lambda: None).of(Principal("p", grants))
+    return Pipeline(rig.operations, lambda: None).of(Principal("p", grants))
 
 
-def test_what_the_table_does_not_name_is_refused(rig: AccessRig) -> None:
+def test_what_no_declaration_names_cannot_be_asked_for(rig: AccessRig) -> None:
+    rig.operations.verbs.format_the_disk = lambda *args: None  # type: ignore[attr-defined]
     everything = guarded(rig, *((right, ("*",)) for right in Right))
-    rig.operations.format_the_disk = lambda *args: None  # type: ignore[attr-defined]
-    with pytest.raises(Forbidden, match="no table"):
-        everything.format_the_disk(1, 2)
+    assert set(vars(everything)) == {*VERBS, "plain_tasks", "unreadable"}
 
 
 def test_every_operation_is_checked_by_its_row(rig: AccessRig) -> None:
-    nobody = Guards(rig.operations, lambda: None).of(NOBODY)
+    nobody, verbs = Pipeline(rig.operations, lambda: None).of(NOBODY), rig.operations.verbs
     for name, need in NEEDS:
         if need is None:
-            assert getattr(nobody, name) == getattr(rig.operations, name)
+            assert getattr(nobody, name) == getattr(verbs, name)
             continue
         with pytest.raises(Forbidden):
             getattr(nobody, name)(None)
-        parameters = inspect.signature(getattr(rig.operations, name)).parameters
+        parameters = inspect.signature(getattr(verbs, name)).parameters
         if not VERBS[name].is_by_hand:
             continue
         assert (need.of is Of.FOUND) == ("only" in parameters), name
@@ -262,19 +261,12 @@ def test_every_operation_is_checked_by_its_row(rig: AccessRig) -> None:
             assert "tasks" in parameters or "new_tasks" in parameters, name
 
 
-def test_a_conversation_and_its_facts_are_the_same_for_all(rig: AccessRig) -> None:
-    nobody = Guards(rig.operations, lambda: None).of(NOBODY)
-    for name in (*CONVERSATION, *FACTS):
-        assert getattr(nobody, name) == getattr(rig.operations, name)
-    assert not set(CONVERSATION) & set(VERBS)
-
-
 def test_who_may_do_all_has_the_operations_themselves(rig: AccessRig) -> None:
-    guards = Guards(rig.operations, lambda: None)
-    assert guards.of(Principal("p", None)) is rig.operations
-    assert guards.of(NOBODY) is guards.of(NOBODY)
+    pipeline, verbs = Pipeline(rig.operations, lambda: None), rig.operations.verbs
+    assert pipeline.of(Principal("p", None)) is verbs
+    assert pipeline.of(NOBODY) is pipeline.of(NOBODY)
     everything = guarded(rig, *((right, ("*",)) for right in Right))
-    assert all(getattr(everything, name) == getattr(rig.operations, name) for name in VERBS)
+    assert vars(everything) == vars(verbs)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +277,7 @@ def test_what_has_not_the_shape_of_tasks_never_gets_past(rig: AccessRig, tasks: 
     def enqueue(caller: object, request: int, floor: int, tasks: object, now: object) -> None:
         pytest.fail(f"{tasks} did")
 
-    rig.operations.enqueue = enqueue  # type: ignore[method-assign, assignment]
+    rig.operations.verbs.enqueue = enqueue  # type: ignore[method-assign, assignment]
     with pytest.raises(Exception, match="must be"):
         guarded(rig, (Right.PRODUCE, ("t",))).enqueue(None, 1, 0, tasks, None)
 

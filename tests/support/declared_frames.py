@@ -39,7 +39,7 @@ def bases() -> list[tuple[T, Fields]]:
 def _declared(kind: T, fields: Fields, way: Way) -> list[str]:
     """The names that the map at ``way`` may have, as its handler says."""
     operations: Any = _Operations()
-    handler = command_table(operations).handlers[int(kind)]
+    handler = command_table(operations, operations).handlers[int(kind)]
     asked = put(fields, way, {_UNKNOWN: 1})
     try:
         handler(_PEER, (int(kind), 1, *asked), None)  # type: ignore[arg-type]  # none looks at it

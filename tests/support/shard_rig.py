@@ -263,7 +263,8 @@ class ShardRig:
             on_event=self.notice,
         )
         self.operations = Operations(self.shard, value_bytes)
-        standby: Any = SimpleNamespace(ping=None, status=None, nodes=None, limits=None)
+        own = SimpleNamespace(ping=None, status=None, nodes=None, unreadable=None)
+        standby: Any = SimpleNamespace(limits=None, verbs=own)
         self.logins = Logins(self.settings, self.shard.clock, self.notice, self.observed)
         await self.logins.start()
         self.listener = Listener(cast(StandbyOperations, standby), self.logins)

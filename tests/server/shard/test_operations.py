@@ -20,13 +20,7 @@ from tickwheel.engine.topics import Item
 from tickwheel.errors import TickwheelError
 from tickwheel.protocol import encode
 from tickwheel.server.shard.callers import Caller
-from tickwheel.server.shard.operations import Operations, StandbyOperations
-
-BORDER = {"begin", "contain", "survive", "fail"}
-ABOUT_A_CALLER = {
-    "opened", "join", "heard", "blocked", "unblocked", "closed", "finished", "is_behind", "handled",
-    "after_all", "mistake", "greeting", "unreadable",
-}  # fmt: skip
+from tickwheel.server.shard.operations import Conversing, Operations, StandbyOperations
 
 
 class InMemory:
@@ -70,18 +64,18 @@ rig = started(ShardRig)
 
 
 async def test_a_second_transport_needs_no_socket(rig: ShardRig) -> None:
-    operations = rig.operations
+    operations, verbs = rig.operations, rig.operations.verbs
     peer = InMemory(operations)
-    operations.subscribe(peer.caller, 1, 7, "t", "g", 10, {}, peer, rig.shard.clock.read())
+    verbs.subscribe(peer.caller, 1, 7, "t", "g", 10, {}, peer, rig.shard.clock.read())
     made = {"adopted": 0, "idle": {}}
     assert await peer.answers.get() == (1, {"lease_ms": 30_000, "new_group": made})
-    operations.enqueue(peer.caller, 2, 0, (("t", b"now", 0),), rig.shard.clock.read())
+    verbs.enqueue(peer.caller, 2, 0, (("t", b"now", 0),), rig.shard.clock.read())
     operations.handled()
     request, task_id, count = await peer.answers.get()
     assert (request, count) == (2, 1)
     epoch, [(row, attempt, _)] = await peer.deliveries.get()
     assert (row.id, row.body, attempt) == (task_id, b"now", 1)
-    operations.ack(peer.caller, 3, "t", "g", epoch, (task_id,), (attempt,))
+    verbs.ack(peer.caller, 3, "t", "g", epoch, (task_id,), (attempt,))
     operations.handled()
     assert await peer.answers.get() == (3, None)
     assert rig.core.tasks == 0
@@ -92,29 +86,37 @@ async def test_a_second_transport_needs_no_socket(rig: ShardRig) -> None:
 async def test_what_is_wrong_is_raised_from_the_error_table(rig: ShardRig) -> None:
     peer = InMemory(rig.operations)
     with pytest.raises(TickwheelError, match="topic must be 1 to 255") as raised:
-        rig.operations.enqueue(peer.caller, 1, 0, (("no topic!", b"", 0),), rig.shard.clock.read())
+        rig.operations.verbs.enqueue(
+            peer.caller, 1, 0, (("no topic!", b"", 0),), rig.shard.clock.read()
+        )
     assert raised.value.code == "bad_request"
     assert peer.answers.empty()
 
 
 async def test_a_pull_of_an_empty_group_is_answered_when_its_time_is_over(rig: ShardRig) -> None:
     peer = InMemory(rig.operations)
-    rig.operations.pull(peer.caller, 1, "t", "g", 1, 0, {}, peer, rig.shard.clock.read())
+    rig.operations.verbs.pull(peer.caller, 1, "t", "g", 1, 0, {}, peer, rig.shard.clock.read())
     request, (epoch, _, items) = await soon(peer.answers.get())
     assert (request, epoch, items) == (1, rig.shard.epoch, ())
     assert peer.caller.pulls == {}
 
 
 async def test_every_operation_is_in_the_table_of_rights(rig: ShardRig) -> None:
-    names = {name for name, _ in inspect.getmembers(rig.operations, callable)}
-    verbs = {name for name in names if not name.startswith("_")} - BORDER - ABOUT_A_CALLER
-    assert verbs == set(VERBS)
+    assert set(vars(rig.operations.verbs)) == {*VERBS, "plain_tasks", "unreadable"}
+
+
+async def test_every_operation_takes_what_its_verb_is_asked_with(rig: ShardRig) -> None:
+    for name, verb in VERBS.items():
+        if not verb.is_by_hand:
+            [taken] = inspect.signature(getattr(rig.operations.verbs, name)).parameters.values()
+            assert taken.annotation == f"Ask[{verb.asked.__name__}]", name
 
 
 def test_a_standby_has_the_same_conversation_and_fewer_verbs() -> None:
-    names = {name for name in dir(StandbyOperations) if not name.startswith("_")}
-    assert names >= BORDER | ABOUT_A_CALLER
-    assert names & set(VERBS) == {"ping", "status", "leave", "nodes"}
+    shared = {name for name in dir(Conversing) if not name.startswith("_")} - {"verbs", "directory"}
+    standby = {name for name in dir(StandbyOperations) if not name.startswith("_")}
+    assert standby >= shared
+    assert standby & set(VERBS) == {"ping", "status", "leave", "nodes"}
 
 
 # --- resends, and what is none -------------------------------------------------------------------

@@ -150,7 +150,8 @@ async def test_an_error_in_the_middle_of_a_change_ends_the_daemon(
 
 
 def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess) -> None:
-    table = command_table(Operations(daemon.shard, value_bytes)).handlers
+    operations = Operations(daemon.shard, value_bytes)
+    table = command_table(operations, operations.verbs).handlers
     reads = {
         T.LOOKUP, T.LIST, T.PEEK, T.SCHEDULE_LIST, T.STATS, T.LOAD, T.DEAD_LIST, T.BACKUP,
         T.PING, T.STATUS, T.TRANSACTION_LIST, T.TRANSACTION_SHOW, T.BULK_LIST, T.BULK_PREVIEW,

@@ -52,12 +52,13 @@ from tickwheel.server.logins import LINK_PREFIX, REVOKED, Logins, Sessions, cook
 from tickwheel.server.logs import traced
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.callers import NOBODY
-from tickwheel.server.shard.guard import Guards
+from tickwheel.server.shard.guard import Pipeline
 
 if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Principal
-    from tickwheel.server.shard.operations import Operations, StandbyOperations
+    from tickwheel.server.shard.operations import Conversing, Operations, StandbyOperations
+    from tickwheel.server.shard.verbs import Verbs
 
 Scope = Message
 CONSOLE_HEADER = b"tickwheel-console"
@@ -86,8 +87,8 @@ class Api:
         self._observed = observed or Observed()
         self._standby = standby
         self._logins = logins
-        self._of: Callable[[Principal], Operations] | None = None
-        """The operations by principal; None: the daemon does not lead."""
+        self._of: Callable[[Principal], tuple[Conversing, Verbs]] | None = None
+        """The operations and verbs by principal; None: the daemon does not lead."""
         self._draining = False
         self._exchanges: set[Exchange] = set()
         self._turns = Turns(AT_A_TIME)
@@ -109,10 +110,11 @@ class Api:
 
     def serve(self, operations: Operations) -> None:
         """Begin to answer as a daemon that leads."""
-        self.serve_each(Guards(operations, self._logins.refused, self._logins.audit).of)
+        pipeline = Pipeline(operations, self._logins.refused, self._logins.audit)
+        self.serve_each(lambda principal: (operations, pipeline.of(principal)))
 
-    def serve_each(self, of: Callable[[Principal], Operations]) -> None:
-        """Begin to answer by the operations that each principal has."""
+    def serve_each(self, of: Callable[[Principal], tuple[Conversing, Verbs]]) -> None:
+        """Begin to answer by the operations and verbs that each principal has."""
         self._of = of
 
     def stand_by(self) -> None:
@@ -187,7 +189,7 @@ class Api:
             route, named = self._router.find(scope["method"], scope["raw_path"])
             principal = self._principal(route, headers, connection.get("certificate"), address)
             _check_origin(headers)
-            operations = self._for(route, principal)
+            operations, verbs = self._for(route, principal)
         except Unauthorized as error:
             if (scope["method"], scope["path"]) == _LOGIN:
                 self._logins.note_failed_console(address, error)
@@ -196,7 +198,7 @@ class Api:
         except TickwheelError as error:
             await self._refuse(client, error)
             return
-        exchange = Exchange(operations, principal, address)
+        exchange = Exchange(operations, verbs, principal, address)
         self._exchanges.add(exchange)
         body: Body | None = None
         try:
@@ -229,15 +231,13 @@ class Api:
             if body is not None:
                 body.close()
 
-    def _for(self, route: Route, principal: Principal) -> Operations:
+    def _for(self, route: Route, principal: Principal) -> tuple[Conversing, Verbs]:
         if self._draining:
             raise Draining("the daemon is shutting down")
         if self._of is not None:
             return self._of(principal)
         if route.standby:
-            standby: Any = self._standby
-            operations: Operations = standby  # these routes ask for what both have
-            return operations
+            return self._standby, self._standby.verbs
         raise self._standby.refusal()
 
     def _principal(

@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from tickwheel.engine.sessions import StoredAnswer
     from tickwheel.server.http.types import Reader
     from tickwheel.server.logins import Sessions
-    from tickwheel.server.shard.operations import Operations
+    from tickwheel.server.shard.operations import Conversing
+    from tickwheel.server.shard.verbs import Verbs
 
 _encoder = msgspec.json.Encoder()
 as_json = _encoder.encode
@@ -513,9 +514,14 @@ class Exchange:
     """One request over HTTP: the ``ReplySink`` of its caller, with futures for answers."""
 
     def __init__(
-        self, operations: Operations, principal: Principal = ANONYMOUS, address: str = "?"
+        self,
+        operations: Conversing,
+        verbs: Verbs,
+        principal: Principal = ANONYMOUS,
+        address: str = "?",
     ) -> None:
         self.operations = operations
+        self.verbs = verbs
         self.caller = Caller(self, principal=principal, address=address)
         self.caller.name = "http"
         self._waiting: dict[int, tuple[asyncio.Future[Any], Render | None]] = {}
@@ -696,8 +702,12 @@ class Call:
         self._query_string: bytes = scope["query_string"]
 
     @property
-    def operations(self) -> Operations:
+    def operations(self) -> Conversing:
         return self.exchange.operations
+
+    @property
+    def verbs(self) -> Verbs:
+        return self.exchange.verbs
 
     @property
     def now(self) -> Now:
@@ -748,13 +758,13 @@ class Call:
     ) -> Any:
         """What a declared verb answers to values in the form of the wire; ``render`` makes JSON of
         it in the same step. Raises what the values' kinds and the operation do."""
-        exchange, now, operations = self.exchange, self.now, self.operations
+        exchange, now, verbs = self.exchange, self.now, self.verbs
         try:
-            asked = VERBS[verb].asked.checked(said, operations.limits)
+            asked = VERBS[verb].asked.checked(said, self.operations.limits)
         except TickwheelError as error:
-            operations.unreadable(exchange.caller, verb, error)
+            verbs.unreadable(exchange.caller, verb, error)
             raise
-        act = getattr(operations, verb)
+        act = getattr(verbs, verb)
         return await exchange.ask(
             lambda number: act(Ask(exchange.caller, number, asked, now)), render=render
         )

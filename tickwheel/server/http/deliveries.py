@@ -135,10 +135,10 @@ async def pull(call: Call) -> None:
     given = await call.json(_pull)
     checks.integer(given.wait_ms, "wait_ms", 0, call.common.wait_ms_max)
     options = {"lease_ms": given.lease_ms, **_of_group(given)}
-    topic, exchange, operations = call.named["topic"], call.exchange, call.operations
+    topic, exchange, verbs = call.named["topic"], call.exchange, call.verbs
     sink = _PullSink(exchange, topic, given.group or DEFAULT_GROUP)
     answer = exchange.ask(
-        lambda number: operations.pull(
+        lambda number: verbs.pull(
             exchange.caller,
             sink.numbered(number),
             topic,
@@ -262,7 +262,7 @@ class Stream:
             options["broadcast"] = True
         exchange.on_end = self._ended
         answer: dict[str, Any] = await exchange.ask(
-            lambda number: self._call.operations.subscribe(
+            lambda number: self._call.verbs.subscribe(
                 exchange.caller,
                 number,
                 _SUBSCRIPTION,
@@ -345,7 +345,7 @@ def settling(verb: str, body: type[types.AckIn], usual: str) -> Handler:
 
     async def handle(call: Call) -> None:
         given = await call.json(decoder)
-        caller, operation = call.exchange.caller, getattr(call.operations, verb)
+        caller, operation = call.exchange.caller, getattr(call.verbs, verb)
         now = None if verb == "ack" else call.now  # an ack asks for no time
         rest = tuple(getattr(given, name) for name in more)
 

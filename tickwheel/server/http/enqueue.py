@@ -93,13 +93,11 @@ async def _prepare(call: Call, of: types.OfTransaction, many: Sequence[Given]) -
     """Keep half tasks; answered without ids when they are durable."""
     if call.header(b"idempotency-key") is not None:
         raise BadRequest("idempotency-key is not for a transaction: its part is the resend")
-    exchange, operations, now = call.exchange, call.operations, call.now
+    exchange, verbs, now = call.exchange, call.verbs, call.now
     caller, options = exchange.caller, {"from": of.count_from}
     tasks = tuple(given.task for given in many)
     await exchange.ask(
-        lambda number: operations.prepare(
-            caller, number, of.id, of.group, of.part, tasks, options, now
-        )
+        lambda number: verbs.prepare(caller, number, of.id, of.group, of.part, tasks, options, now)
     )
     await call.answer({"transaction": of.id, "part": of.part, "tasks": len(tasks)})
 
@@ -124,14 +122,13 @@ async def _many(call: Call, many: Sequence[Given]) -> None:
 
 
 def _enqueue(call: Call, tasks: tuple[Any, ...]) -> asyncio.Future[Any]:
-    exchange = call.exchange
-    operations, caller = exchange.operations, exchange.caller
-    now, key = operations.clock.read(), call.header(b"idempotency-key")
+    exchange, verbs, now = call.exchange, call.verbs, call.now
+    caller, key = exchange.caller, call.header(b"idempotency-key")
     if key is None:
-        enqueue = operations.enqueue
+        enqueue = verbs.enqueue
         return exchange.ask(lambda number: enqueue(caller, number, 0, tasks, now))
     session, fingerprint = once(key, caller.principal, tasks)
-    act = partial(operations.enqueue_once, caller, session)
+    act = partial(verbs.enqueue_once, caller, session)
     return exchange.ask(lambda number: act(number, tasks, now), number=fingerprint)
 
 
@@ -387,11 +384,11 @@ class Bulk:
 
     def _ask(self, lines: list[Line]) -> _Future | TickwheelError:
         call = self._call
-        operations, exchange, now = call.operations, call.exchange, call.now
+        verbs, exchange, now = call.verbs, call.exchange, call.now
         tasks = tuple(one.task for _, one in lines if one is not None)
         try:
             return exchange.ask(
-                lambda number: operations.enqueue(exchange.caller, number, 0, tasks, now)
+                lambda number: verbs.enqueue(exchange.caller, number, 0, tasks, now)
             )
         except TickwheelError as error:
             return error

@@ -31,7 +31,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import lru_cache
 from itertools import count
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from tickwheel.api.verb import Right
 from tickwheel.engine.sessions import ReplySink, Session, StoredAnswer
@@ -173,8 +173,6 @@ class Caller:
         self, replies: ReplySink, *, principal: Principal = ANONYMOUS, address: str = "?"
     ) -> None:
         self.replies = replies
-        self.audited: ReplySink | None = None
-        """The sink that takes the place of ``replies`` for requests that are logged."""
         self.principal = principal
         self.quota: Quota | None = None
         """The use of the caller's principal, once let in; None: no limits of its own."""
@@ -208,7 +206,6 @@ class Caller:
         come in a daemon that has little to do."""
         self.is_open = False
         self.replies = _NOBODY
-        self.audited = None
 
     @property
     def label(self) -> str:
@@ -259,14 +256,62 @@ class Ask(NamedTuple, Generic[R]):
     """When the request came."""
     only: Only | None = None
     """The topics that the caller may touch: anything else is as if it were not there. None: all."""
+    witness: ReplySink | None = None
+    """A sink that is given the answer before the caller is."""
 
     def answer(self, value: object) -> None:
         """Answer at once, with a value that rests on nothing that the store has to keep."""
+        if self.witness is not None:
+            self.witness.give(self.witness.answer_to(self.number, value))
         self.caller.answer(self.number, value)
 
     def refuse(self, error: TickwheelError) -> None:
         """Answer with an error at once."""
+        if self.witness is not None:
+            self.witness.error(self.number, error.code, error.message)
         self.caller.refuse(self.number, error)
+
+    @property
+    def replies(self) -> ReplySink:
+        """The sink for an answer that the engine gives, to the witness and to the caller."""
+        replies = self.caller.replies
+        return replies if self.witness is None else _InTurn(self.witness, replies)
+
+
+class _InTurn:
+    """A sink that gives each answer to two others, one after the other."""
+
+    def __init__(self, first: ReplySink, second: ReplySink) -> None:
+        self._both = first, second
+        self.label = second.label
+
+    def accepted(self, answers: Sequence[StoredAnswer]) -> None:
+        for sink in self._both:
+            sink.accepted(answers)
+
+    def answer_to(self, request: int, value: object) -> _Answers:
+        return _Answers(sink.answer_to(request, value) for sink in self._both)
+
+    def give(self, answer: Any) -> None:
+        for sink, own in zip(self._both, answer, strict=True):
+            sink.give(own)
+
+    def error(self, request: int, code: str, message: str) -> None:
+        for sink in self._both:
+            sink.error(request, code, message)
+
+    def flush(self) -> None:
+        for sink in self._both:
+            sink.flush()
+
+
+class _Answers(tuple[Sized, ...]):
+    """The same answer in the form of each sink; its length is that of all of them."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return sum(map(len, self))
 
 
 # --- quotas --------------------------------------------------------------------------------------

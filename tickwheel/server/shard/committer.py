@@ -195,7 +195,9 @@ class Committer:
             sink.flush()
 
     def answer(self, ask: Ask[Any], value: object) -> None:
-        """``reply`` to a request."""
+        """``reply`` to a request, and to its witness first."""
+        if ask.witness is not None:
+            self.reply(ask.witness, ask.number, value)
         self.reply(ask.caller.replies, ask.number, value)
 
     def _put(self, batch: Batch, sink: ReplySink, answer: Sized) -> None:

@@ -16,6 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Container, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import count as count_from
 from itertools import islice
@@ -488,7 +489,7 @@ class Producing:
             value = accepted_ms, ids, {"dues_ms": dues_ms}
             self._committer.reply(caller.replies, request, value)
 
-        self._parts.commands.put(caller, request, ids, act, done)
+        self._parts.commands.put(caller, partial(caller.refuse, request), ids, act, done)
 
     def _room_for_outcomes(self) -> int:
         core = self._core

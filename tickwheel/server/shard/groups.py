@@ -446,7 +446,7 @@ class Lining:
         def done() -> None:
             parts.committer.answer(ask, answer(self._found(named), maps))
 
-        parts.commands.put(ask.caller, ask.number, find, act, done, lambda: ask.caller.is_open)
+        parts.commands.put(ask.caller, ask.refuse, find, act, done, lambda: ask.caller.is_open)
 
     def release_key(self, ask: Ask[HeldTasks]) -> None:
         """Try held tasks of these ids, or that of ``key``, again at once, with failures counted
@@ -488,7 +488,7 @@ class Lining:
             parts.committer.answer(ask, answer or [(None, NOT_HELD)])
             parts.wake()
 
-        parts.commands.put(ask.caller, ask.number, find, act, done)
+        parts.commands.put(ask.caller, ask.refuse, find, act, done)
 
     def pause_key(self, ask: Ask[OneKey]) -> None:
         """Hand out no task of one key until it is resumed. Raises NotFound, Conflict,

@@ -1,18 +1,17 @@
-"""The operations as a principal with limited rights has them: each checks its verb's right first.
+"""The way of a request to its verb, in stages: the log, the rights, the verb.
 
-One without limits gets the operations themselves: nothing is checked on its way. Invariants:
+A stage takes a declared verb and its operation, and returns the operation with itself before it;
+``Pipeline`` puts the stages of a principal together once. A verb that needs no check and no line
+stays the operation itself: nothing is added to its way. Invariants of the rights:
 
-* What the table does not name is refused, and so is a right that is not held.
+* An operation that no declaration names cannot be asked for; a right that is not held is refused.
 * What a principal may not touch it learns nothing of: a topic that is named is refused before it is
   looked for, and what is found by an id or a name is as if it were not there.
 
-Around it is the log of what operators did: who, when, what it named, how it ended; one JSON object
-a line. ``AuditLog`` is the file, written by a thread: the event loop does not wait for a disk.
-``Audited`` stands in the place of a principal's operations, outside of what checks its rights, so
-that what is refused is in the log as well; both transports call through it. Where there is no log,
-it is not there either.
-
-Invariants of the log:
+The log says what operators did: who, when, what they named, how it ended; one JSON object a line.
+``AuditLog`` is the file, written by a thread: the event loop does not wait for a disk. Its stage
+comes before that of the rights, so that refused requests are in the log as well. Invariants of the
+log:
 
 * A line is given to the thread before its answer is given. A clean stop waits for all of them; a
   daemon that is killed loses those that the thread had not come to.
@@ -34,7 +33,7 @@ from collections.abc import Callable, Container, Mapping, Sequence, Sized
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from tickwheel.api.kinds import Ids, Letters
 from tickwheel.api.verb import Audit, Need, Of, Right, Verb
@@ -42,7 +41,8 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden, TickwheelError, shown
 from tickwheel.log_writer import LogWriter
 from tickwheel.server import checks
-from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, Principal, Topics
+from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, Nobody, Principal, Topics
+from tickwheel.server.shard.operations import table
 
 if TYPE_CHECKING:
     from tickwheel.api.shapes import Request
@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     from tickwheel.engine.sessions import StoredAnswer
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.shard.callers import Caller, OnEvent
-    from tickwheel.server.shard.operations import Operations
+    from tickwheel.server.shard.enqueue import PlainTasks
+    from tickwheel.server.shard.operations import Operation, Operations, Unreadable
+    from tickwheel.server.shard.verbs import Verbs
 
 TEXT_LENGTH_MAX: Final = 255
 IDS_MAX: Final = 10
@@ -135,168 +137,72 @@ def said_of(caller: Caller, operation: str, named: Mapping[str, object]) -> dict
     }
 
 
-class Audited:
-    """A principal's operations, of which those in ``AUDITED`` leave a line in the log."""
+class AuditStage:
+    """The stage that logs: each request of the verbs in ``AUDITED`` leaves a line."""
 
-    def __init__(self, operations: Operations, guarded: Operations, log: AuditLog) -> None:
-        """``operations``: those without a guard."""
-        self._operations = operations
-        self._guarded = guarded
+    def __init__(self, log: AuditLog, is_own: Callable[[Caller, str], bool]) -> None:
+        """``is_own``: whether a transaction is a caller's own to decide."""
         self._log = log
-        for name in vars(operations):
-            if not name.startswith("_") and name not in ("shard", "unreadable"):
-                setattr(self, name, getattr(guarded, name))
-        for name in AUDITED:
-            setattr(self, name, self._audited(name, getattr(guarded, name)))
+        self._is_own = is_own
 
-    def __getattr__(self, name: str) -> Any:
-        """An attribute of the guarded operations, such as a fact of their class."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._guarded, name)
-
-    def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None:
-        """Log a request whose values are not what the verb takes: who, and how it ended."""
-        self._guarded.unreadable(caller, verb, error)
-        if verb in AUDITED:
-            self._log.write({**said_of(caller, verb, {}), "outcome": error.code})
-
-    def is_behind(self, caller: Caller) -> bool:
-        """Whether too many answers wait for the caller, those included that leave a line."""
-        committer, audited = self._operations.shard.committer, caller.audited
-        if audited is not None and committer.is_behind(audited):
-            return True
-        return self._guarded.is_behind(caller)
-
-    def _audited(self, name: str, operation: Callable[[Ask[Any]], None]) -> Callable[..., None]:
+    def before(self, verb: Verb, operation: Operation) -> Operation:
         """The operation with a line for each request, which names what was said in it."""
-        log = self._log
+        if verb.name not in AUDITED:
+            return operation
 
         def audited(ask: Ask[Any]) -> None:
-            if name in DECISIONS and self._is_own(ask.caller, ask.request.transaction):
+            if verb.name in DECISIONS and self._is_own(ask.caller, ask.request.transaction):
                 operation(ask)
                 return
-            line = said_of(ask.caller, name, _named(ask.request))
-
-            def ended(outcome: str, counts: dict[str, int] | None = None) -> None:
-                log.write({**line, "outcome": outcome, **({"counts": counts} if counts else {})})
-
-            asking = _Asking(ask.caller)
-            asking.replies.expect(ask.number, ended)
+            line = _Line(self._log, said_of(ask.caller, verb.name, _named(ask.request)))
             try:
-                operation(ask._replace(caller=cast("Caller", asking)))
+                operation(ask._replace(witness=line))
             except TickwheelError as error:
-                asking.replies.failed(ask.number, error.code)
+                line.ended(error.code)
                 raise
 
         return audited
 
-    def _is_own(self, caller: Caller, transaction: str) -> bool:
-        shard = self._operations.shard
-        found = shard.core.transaction_registry.known.get(transaction)
-        return found is not None and shard.checkbacks.is_own(caller, found.row)
+    def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None:
+        """Log a request whose values are not what the verb takes: who, and how it ended."""
+        if verb in AUDITED:
+            _Line(self._log, said_of(caller, verb, {})).ended(error.code)
 
 
-class _Asking:
-    """The caller of one logged request, whose answer is seen on its way."""
+class _Line(Nobody):
+    """The line of one request: a sink that is given the answer before the caller is."""
 
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
-        replies = caller.audited
-        if not isinstance(replies, AuditedReplies):
-            replies = caller.audited = AuditedReplies(caller)
-        self.replies = replies
+    def __init__(self, log: AuditLog, said: Mapping[str, object]) -> None:
+        self._log = log
+        self._said = said
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._caller, name)
-
-    def __hash__(self) -> int:
-        return hash(self._caller)
-
-    def __eq__(self, other: object) -> bool:
-        """Whether it is the same caller, so that its waiting requests are found by it."""
-        return (other._caller if isinstance(other, _Asking) else other) is self._caller
-
-    def answer(self, request: int, value: object) -> None:
-        self.replies.give(self.replies.answer_to(request, value))
-        self.replies.flush()
-
-    def refuse(self, request: int, error: TickwheelError) -> None:
-        self.replies.error(request, error.code, error.message)
-        self.replies.flush()
-
-
-class _Answer:
-    """An answer that may wait for the store, and the request that it answers."""
-
-    __slots__ = ("counts", "request", "value")
-
-    def __init__(self, request: int, counts: dict[str, int] | None, value: Sized) -> None:
-        self.request = request
-        self.counts = counts
-        self.value = value
-
-    def __len__(self) -> int:
-        return len(self.value)
-
-
-class AuditedReplies:
-    """A ``ReplySink`` in front of the caller's own, whatever that is by then. One for all requests
-    of a caller, because the answers of a batch come together."""
-
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
-        self._expected: dict[int, list[Callable[..., None]]] = {}
-        """Request number → what to call with its end; a client may use a number twice."""
-
-    def expect(self, request: int, ended: Callable[..., None]) -> None:
-        """Call ``ended`` when the request is answered."""
-        self._expected.setdefault(request, []).append(ended)
-
-    def failed(self, request: int, code: str) -> None:
-        """End a request that was refused before it was taken."""
-        self._end(request, code)
-
-    def _end(self, request: int, outcome: str, counts: dict[str, int] | None = None) -> None:
-        waiting = self._expected.get(request)
-        if waiting is None:
-            return
-        waiting.pop(0)(outcome, counts)
-        if not waiting:
-            del self._expected[request]
-
-    @property
-    def label(self) -> str:
-        return self._caller.replies.label
+    def ended(self, outcome: str, counts: Mapping[str, int] | None = None) -> None:
+        """Write the line of a request that has ended so."""
+        more = {"counts": counts} if counts else {}
+        self._log.write({**self._said, "outcome": outcome, **more})
 
     def accepted(self, answers: Sequence[StoredAnswer]) -> None:
-        for request, _, count, _ in answers:
-            self._end(request, "ok", {"tasks": count})
-        self._caller.replies.accepted(answers)
+        for _, _, count, _ in answers:
+            self.ended("ok", {"tasks": count})
 
     def answer_to(self, request: int, value: object) -> Sized:
-        return _Answer(request, _counts(value), self._caller.replies.answer_to(request, value))
+        return _counts(value)
 
     def give(self, answer: Any) -> None:
-        self._end(answer.request, "ok", answer.counts)
-        self._caller.replies.give(answer.value)
+        self.ended("ok", answer)
 
     def error(self, request: int, code: str, message: str) -> None:
-        self._end(request, code)
-        self._caller.replies.error(request, code, message)
-
-    def flush(self) -> None:
-        self._caller.replies.flush()
+        self.ended(code)
 
 
-def _counts(value: object) -> dict[str, int] | None:
-    """The counts of an answer: ids by word, or new tasks; None: it has neither."""
+def _counts(value: object) -> dict[str, int]:
+    """The counts of an answer: ids by word, or new tasks; of another it has none."""
     if not isinstance(value, (tuple, list)):
-        return None
+        return {}
     if len(value) > 1 and type(value[0]) is int and isinstance(value[1], tuple):
         return {"tasks": len(value[1])}
     words = (one[1] if isinstance(one, (tuple, list)) and len(one) > 1 else one for one in value)
-    return dict(Counter(word for word in words if isinstance(word, str))) or None
+    return dict(Counter(word for word in words if isinstance(word, str)))
 
 
 def _named(request: Request) -> dict[str, object]:
@@ -323,19 +229,26 @@ def _short(value: object) -> object:
     return shown(value)
 
 
-CONVERSATION = (
-    "begin", "contain", "survive", "fail", "opened", "join", "heard", "blocked", "unblocked",
-    "closed", "finished", "is_behind", "handled", "after_all", "mistake", "greeting",
-    "unreadable",
-)  # fmt: skip
-"""The operations that a transport needs for any conversation; no client asks for them."""
-FACTS = ("role", "settings", "limits", "frame_bytes_max", "clock", "epoch")
 _TASKS = ("tasks", "new_tasks")
-Operation = Callable[..., Any]
 
 
-class Guards:
-    """Makes the operations of each principal."""
+def behind(
+    stage: Callable[[Verb, Operation], Operation],
+    verbs: Verbs,
+    plain_tasks: PlainTasks | None,
+    unreadable: Unreadable,
+) -> Verbs:
+    """The verbs with a stage before each. What no declaration names is not among them."""
+    found = {
+        name: stage(verb, getattr(verbs, name))
+        for name, verb in VERBS.items()
+        if hasattr(verbs, name)
+    }
+    return table(found, plain_tasks, unreadable)
+
+
+class Pipeline:
+    """The way of a request to its verb: the log, the rights of who asks, the verb itself."""
 
     def __init__(
         self,
@@ -344,49 +257,42 @@ class Guards:
         log: AuditLog | None = None,
     ) -> None:
         """``refused`` is called for each refused request; ``log``: what operators do."""
-        self._operations = operations
+        self._verbs = operations.verbs
         self._refused = refused
-        self._log = log
-        self._unlimited = self._audited(operations)
-        self._limited = lru_cache(maxsize=PRINCIPALS_KEPT_MAX)(self._guard)
+        self._audit = None if log is None else AuditStage(log, operations.is_own)
+        self._unlimited = self._logged(self._verbs)
+        self._limited = lru_cache(maxsize=PRINCIPALS_KEPT_MAX)(self._checked)
 
-    def of(self, principal: Principal) -> Operations:
-        """The principal's operations: the same object while it is in use."""
+    def of(self, principal: Principal) -> Verbs:
+        """The principal's verbs: the same object while it is in use."""
         return self._limited(principal) if principal.is_limited else self._unlimited
 
-    def _guard(self, principal: Principal) -> Operations:
-        guarded = Guarded(self._operations, principal, self._refused)
-        return self._audited(cast("Operations", guarded))  # it has what a transport uses of them
+    def _checked(self, principal: Principal) -> Verbs:
+        verbs, rights = self._verbs, RightsStage(principal, self._refused)
+        plain = rights.plain_tasks(verbs.plain_tasks)
+        return self._logged(behind(rights.before, verbs, plain, verbs.unreadable))
 
-    def _audited(self, guarded: Operations) -> Operations:
-        if self._log is None:
-            return guarded
-        return cast("Operations", Audited(self._operations, guarded, self._log))
+    def _logged(self, verbs: Verbs) -> Verbs:
+        audit = self._audit
+        if audit is None:
+            return verbs
+        return behind(audit.before, verbs, verbs.plain_tasks, audit.unreadable)
 
 
-class Guarded:
-    """The operations as one principal may use them."""
+class RightsStage:
+    """The stage that checks what one principal may do."""
 
-    def __init__(
-        self, operations: Operations, principal: Principal, refused: Callable[[], None]
-    ) -> None:
+    def __init__(self, principal: Principal, refused: Callable[[], None]) -> None:
         self._principal = principal
         self._count = refused
-        for name in (*CONVERSATION, *FACTS):
-            setattr(self, name, getattr(operations, name))
-        for name, verb in VERBS.items():
-            setattr(self, name, self._guarded(verb, getattr(operations, name)))
-        plain, topics = operations.plain_tasks, principal.topics(Right.PRODUCE)
-        known = plain.topics if topics.are_all else _Both(plain.topics, topics)
-        self.plain_tasks = plain._replace(topics=known)
 
-    def __getattr__(self, name: str) -> Operation:
-        """A refusal, for operations that are not in the table of rights."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return partial(self._refuse, f"{name} is in no table of rights")
+    def plain_tasks(self, plain: PlainTasks) -> PlainTasks:
+        """What the principal's plain tasks may be."""
+        topics = self._principal.topics(Right.PRODUCE)
+        return plain if topics.are_all else plain._replace(topics=_Both(plain.topics, topics))
 
-    def _guarded(self, verb: Verb, operation: Operation) -> Operation:
+    def before(self, verb: Verb, operation: Operation) -> Operation:
+        """The operation behind a check of the verb's right."""
         name, need = verb.name, verb.need
         if need is None:
             return operation
@@ -401,7 +307,7 @@ class Guarded:
             return self._asked(need, topics, operation)
         if need.of is Of.FOUND:  # the answers of a client that was asked about transactions
             return partial(operation, only=topics)
-        return self._checked(need, topics, operation)
+        return self._named(need, topics, operation)
 
     def _asked(self, need: Need, topics: Topics, operation: Operation) -> Operation:
         """The operation behind a check of the topic that is named, or with what may be found."""
@@ -419,7 +325,7 @@ class Guarded:
         if not topics(topic):
             self._refuse(f"there is no right {need.right} for topic {checks.shown(topic)}")
 
-    def _checked(self, need: Need, topics: Topics, operation: Operation) -> Operation:
+    def _named(self, need: Need, topics: Topics, operation: Operation) -> Operation:
         """The operation behind a check of the topics that its arguments name."""
         each = need.of is Of.EACH_TASK
         field, place = _argument(operation, _TASKS if each else ("topic",))

@@ -18,8 +18,9 @@ here. What they say is in the store that all nodes share, and is read and writte
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Conflict, InternalError, NotActive, TickwheelError
@@ -47,8 +48,10 @@ if TYPE_CHECKING:
     from tickwheel.persistence.contract import Leader
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Ask, Caller, OnEvent
+    from tickwheel.server.shard.enqueue import PlainTasks
     from tickwheel.server.shard.parts import Directory, Listings, Parts
     from tickwheel.server.shard.shard import Shard
+    from tickwheel.server.shard.verbs import Verbs
     from tickwheel.server.shard.views import ValueBytes
 
 
@@ -95,8 +98,82 @@ class Placing:
         self._listings.answer(ask, work, at_once=True)
 
 
+class Conversing(Protocol):
+    """The daemon's part in a conversation, as a leader and a standby have it, and the verbs."""
+
+    role: str
+    settings: Settings
+    limits: Limits
+    """The limits of the daemon, as HELLO announces them."""
+    frame_bytes_max: int
+    clock: Clock
+
+    @property
+    def verbs(self) -> Verbs: ...
+
+    def begin(self) -> None: ...
+
+    def contain(self, what: str, error: Exception) -> TickwheelError: ...
+
+    def survive(self, what: str, error: Exception) -> TickwheelError: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+    def greeting(self) -> dict[str, Any]: ...
+
+    @property
+    def directory(self) -> Directory | None: ...
+
+    def opened(self, caller: Caller) -> None: ...
+
+    def join(self, caller: Caller, session: bytes, now_ms: int) -> None: ...
+
+    def heard(self, caller: Caller) -> None: ...
+
+    def blocked(self, caller: Caller) -> None: ...
+
+    def unblocked(self, caller: Caller) -> None: ...
+
+    def closed(self, caller: Caller, broke: str = "") -> None: ...
+
+    def finished(self, caller: Caller) -> None: ...
+
+    def is_behind(self, caller: Caller) -> bool: ...
+
+    def handled(self) -> None: ...
+
+    def after_all(self, act: Callable[[], None]) -> None: ...
+
+    def mistake(self, caller: Caller, error: TickwheelError, *, quiet: bool) -> None: ...
+
+
+Operation = Callable[..., Any]
+Unreadable = Callable[["Caller", str, TickwheelError], None]
+
+
+def table(
+    operations: Mapping[str, Operation], plain_tasks: PlainTasks | None, unreadable: Unreadable
+) -> Verbs:
+    """Make the verbs of operations by their names."""
+    found = SimpleNamespace(**operations, plain_tasks=plain_tasks, unreadable=unreadable)
+    return cast("Verbs", found)  # generated from the same declarations
+
+
+def gathered(parts: Iterable[object], plain_tasks: PlainTasks) -> Verbs:
+    """Gather the verbs from the parts of a shard; exactly one part has each."""
+    found: dict[str, Operation] = {}
+    for name in VERBS:
+        [found[name]] = [getattr(part, name) for part in parts if hasattr(part, name)]
+    return table(found, plain_tasks, _unnoted)
+
+
+def _unnoted(caller: Caller, verb: str, error: TickwheelError) -> None:
+    """Take no note of a request that cannot be read."""
+
+
 class Operations:
-    """The operations of one shard. ``value_bytes`` says what a value takes in an answer."""
+    """One shard's part in conversations, and its verbs. ``value_bytes`` says what a value takes in
+    an answer."""
 
     role = "active"
 
@@ -117,9 +194,7 @@ class Operations:
         lags = shard.upkeep.lags
         produce = Producing(shard, new_tasks, shard.coalescing)
         door, tasks = produce.check_door, produce.checked
-        self.join, self.leave = produce.join, produce.leave
-        self._end_session = produce.end_session
-        self.plain_tasks = produce.plain_tasks
+        self.join, self._end_session = produce.join, produce.end_session
         settling = Settling(shard)
         self.targeting = Targeting(shard, settling)
         parts = (
@@ -142,13 +217,7 @@ class Operations:
             Naming(shard),
             self.targeting,
         )
-        for part in parts:
-            vars(self).update({name: getattr(part, name) for name in VERBS if hasattr(part, name)})
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, verb: str) -> Callable[..., Any]:
-            """Every other verb is an operation of one of the parts."""
+        self.verbs = gathered(parts, produce.plain_tasks)
 
     @property
     def directory(self) -> Directory | None:
@@ -156,14 +225,6 @@ class Operations:
         return self.shard.directory
 
     # --- about the caller itself -----------------------------------------------------------------
-
-    def ping(self, ask: Ask[Nothing]) -> None:
-        """Say that the daemon is there, without waiting for the store."""
-        ask.answer(None)
-
-    def status(self, ask: Ask[Nothing]) -> None:
-        """Answer what the daemon says of itself, without waiting for the store."""
-        ask.answer(self.shard.status())
 
     def opened(self, caller: Caller) -> None:
         """Take note of a caller that has come."""
@@ -229,6 +290,11 @@ class Operations:
 
     # --- about the work of all -------------------------------------------------------------------
 
+    def is_own(self, caller: Caller, transaction: str) -> bool:
+        """Whether a transaction is the caller's own to decide."""
+        found = self.shard.core.transaction_registry.known.get(transaction)
+        return found is not None and self.shard.checkbacks.is_own(caller, found.row)
+
     def is_behind(self, caller: Caller) -> bool:
         """Whether so many answers wait for the store that the caller should ask no more for now."""
         return self.shard.committer.is_behind(caller.replies)
@@ -249,9 +315,6 @@ class Operations:
         if rest is not None:
             event = "connection_closed_quietly" if quiet else "connection_closed"
             self.shard.on_event(event, f"{caller.address}: {error}{rest}")
-
-    def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None:
-        """Take note of a request whose values are not what the verb takes."""
 
     def greeting(self) -> dict[str, Any]:
         """The daemon's part in the cluster, with which a conversation begins."""
@@ -290,6 +353,8 @@ class StandbyOperations:
         self._status = status
         self._on_event = on_event
         self.directory = directory
+        own = {name: getattr(self, name) for name in VERBS if hasattr(self, name)}
+        self.verbs = table(own, None, _unnoted)
 
     def refusal(self) -> NotActive:
         """The answer to all that only the leader can do."""
@@ -365,5 +430,3 @@ class StandbyOperations:
         act()
 
     def mistake(self, caller: Caller, error: TickwheelError, *, quiet: bool) -> None: ...
-
-    def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None: ...

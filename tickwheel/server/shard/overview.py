@@ -102,6 +102,16 @@ class Watching:
         self._made_mono_ms = 0
         self._marks: deque[tuple[int, list[int]]] = deque(maxlen=MARKS_MAX)
 
+    # --- the daemon itself -----------------------------------------------------------------------
+
+    def ping(self, ask: Ask[Nothing]) -> None:
+        """Say that the daemon is there, without waiting for the store."""
+        ask.answer(None)
+
+    def status(self, ask: Ask[Nothing]) -> None:
+        """Answer what the daemon says of itself, without waiting for the store."""
+        ask.answer(self._parts.status())
+
     # --- the overview ----------------------------------------------------------------------------
 
     def overview(self, ask: Ask[Nothing]) -> None:

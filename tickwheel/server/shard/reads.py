@@ -481,11 +481,11 @@ Find = Callable[[], Sequence[int]]
 @dataclass(slots=True, eq=False)
 class Command:
     """One command that needs records. ``act`` gets ranges of indexes into ``ids``, one after the
-    other, and the records of those that exist; ``done`` answers ``request`` at the end. One that is
-    not ``wanted`` any more is not read."""
+    other, and the records of those that exist; ``done`` answers at the end, ``refuse`` with an
+    error. One that is not ``wanted`` any more is not read."""
 
     caller: Caller
-    request: int
+    refuse: Callable[[TickwheelError], None]
     ids: Sequence[int]
     find: Find | None
     """Finds the ids when the command's turn has come; None: they are known."""
@@ -536,7 +536,7 @@ class Commands:
     def put(
         self,
         caller: Caller,
-        request: int,
+        refuse: Callable[[TickwheelError], None],
         ids: Sequence[int] | Find,
         act: Act,
         done: Callable[[], None],
@@ -562,14 +562,14 @@ class Commands:
             )
         self._ids += count
         self._waiting.append(
-            Command(caller, request, known, find, act, done, wanted, bodies, at_once)
+            Command(caller, refuse, known, find, act, done, wanted, bodies, at_once)
         )
         self._wake.set()
 
     def put_last(self, ask: Ask[Any], done: Callable[[], None]) -> None:
         """Queue a command that names no ids: it is ``done`` when its turn has come, and every
         stored task is in memory. Raises Overloaded."""
-        self.put(ask.caller, ask.number, (), lambda some, known: None, done)
+        self.put(ask.caller, ask.refuse, (), lambda some, known: None, done)
 
     async def run(self) -> None:
         while True:
@@ -616,10 +616,9 @@ class Commands:
                 return False
             command.done()
         except TickwheelError as error:
-            command.caller.refuse(command.request, error)
+            command.refuse(error)
         except Exception as error:
-            answer = self._border.contain(f"a command of {command.caller.address}", error)
-            command.caller.refuse(command.request, answer)
+            command.refuse(self._border.contain(f"a command of {command.caller.address}", error))
         return True
 
     def _check(self, ids: Sequence[int]) -> None:

@@ -238,7 +238,7 @@ class Scheduling:
             }
             self._parts.committer.answer(ask, answer)
 
-        self._parts.commands.put(ask.caller, ask.number, ids, act, done)
+        self._parts.commands.put(ask.caller, ask.refuse, ids, act, done)
 
     # --- changing ------------------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ class Scheduling:
         def act(planned: Planned) -> None:
             self._check_room(1)
             schedules = self._parts.border.act().schedules
-            schedules.run(planned, ask.caller.replies, ask.number, ask.now.now_ms)
+            schedules.run(planned, ask.replies, ask.number, ask.now.now_ms)
             self._parts.wake()
 
         self._on(ask, act)
@@ -300,7 +300,7 @@ class Scheduling:
                 raise BadRequest("no occurrence is planned there")
             self._check_room(len(times_ms))
             schedules = self._parts.border.act().schedules
-            schedules.backfill(planned, times_ms, ask.caller.replies, ask.number, ask.now.now_ms)
+            schedules.backfill(planned, times_ms, ask.replies, ask.number, ask.now.now_ms)
             self._parts.wake()
 
         self._on(ask, act)

@@ -6,6 +6,7 @@ What the engine knows by its leases is done at once; the rest waits for one read
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.model.records import REASON_LENGTH_MAX
@@ -85,7 +86,7 @@ class Settling:
             fine = all(word in ("acked", "done") for word in words)
             self._parts.committer.reply(caller.replies, request, None if fine else words)
 
-        self._parts.commands.put(caller, request, asked, rest, done)
+        self._parts.commands.put(caller, partial(caller.refuse, request), asked, rest, done)
 
     # --- nack and reject -----------------------------------------------------------------------
 
@@ -242,7 +243,7 @@ class Settling:
             self._parts.committer.reply(caller.replies, request, None if fine else words)
 
         if unresolved:
-            self._parts.commands.put(caller, request, asked, rest, done)
+            self._parts.commands.put(caller, partial(caller.refuse, request), asked, rest, done)
         else:
             done()
 

@@ -284,7 +284,7 @@ class Targeting:
             raise NotFound("there is no such callback, or not any more")
         receipt = (task_id, epoch, attempt)
         caller = Caller(
-            _Worded(ask.caller.replies, USUAL[request.result]),
+            _Worded(ask.replies, USUAL[request.result]),
             principal=OUTBOUND,
             address=ask.caller.address,
         )

@@ -137,7 +137,7 @@ class Controlling:
 
         bulks = parts.engine.bulks
         most = AT_ONCE.get(kind, IDS_PER_READ_MAX)
-        parts.commands.put(ask.caller, ask.number, chosen.to_read, act, answer, at_once=most)
+        parts.commands.put(ask.caller, ask.refuse, chosen.to_read, act, answer, at_once=most)
 
     def look_up(self, ask: Ask[LookUp]) -> None:
         """Answer a map for each id; for a key one for each unfinished task, the newest first, else
@@ -189,7 +189,7 @@ class Controlling:
             return caller.is_open and not is_cut
 
         to_read = chosen.ids if chosen.named is None else find
-        parts.commands.put(caller, ask.number, to_read, act, done, is_wanted, bodies=True)
+        parts.commands.put(caller, ask.refuse, to_read, act, done, is_wanted, bodies=True)
 
     def _described(
         self, task_id: int, task: TaskSnapshot | None, only: Only | None
@@ -233,7 +233,7 @@ class Controlling:
             parts.committer.answer(ask, answer)
             parts.wake()
 
-        parts.commands.put(ask.caller, ask.number, [pair[0] for pair in pairs], act, done)
+        parts.commands.put(ask.caller, ask.refuse, [pair[0] for pair in pairs], act, done)
 
 
 OTHERS_MAX = 32
@@ -278,7 +278,7 @@ class Explaining:
                 self._absent(ask, chosen)
 
         to_read = chosen.ids if chosen.named is None else find
-        parts.commands.put(ask.caller, ask.number, to_read, act, done, lambda: ask.caller.is_open)
+        parts.commands.put(ask.caller, ask.refuse, to_read, act, done, lambda: ask.caller.is_open)
 
     def _around(self, only: Only | None) -> Around:
         clock = self._parts.clock

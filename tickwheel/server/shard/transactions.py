@@ -30,6 +30,7 @@ from tickwheel.errors import (
     Forbidden,
     LimitExceeded,
     Overloaded,
+    TickwheelError,
     TransactionCommitted,
     TransactionRolledBack,
     UnknownTransaction,
@@ -149,7 +150,7 @@ class Transacting:
             )
             self._checkbacks.prepared(self._registry.known[name].row, caller)
 
-        self._when_free(caller, request, name, act)
+        self._when_free(caller, name, act, partial(caller.refuse, request))
 
     def _check_open(self, found: Transaction, group: str, caller: Caller) -> None:
         row, topics = found.row, caller.principal.topics(Right.PRODUCE)
@@ -236,7 +237,7 @@ class Transacting:
         """Make the half tasks tasks; the answer has their ids, in the order of the parts. A
         repeated commit has the same answer. Raises UnknownTransaction, TransactionRolledBack, and
         as an enqueue what may be tried again."""
-        name, caller, request = ask.request.transaction, ask.caller, ask.number
+        name = ask.request.transaction
 
         def act() -> None:
             found = self._found(name, ask.only)
@@ -247,15 +248,15 @@ class Transacting:
                 )
             if row.state is TransactionState.COMMITTED:
                 ids = tuple(range(row.first_id, row.first_id + row.tasks * ID_STEP, ID_STEP))
-                self._parts.committer.reply(caller.replies, request, (row.decided_ms, ids))
+                self._parts.committer.answer(ask, (row.decided_ms, ids))
                 return
             self._check_door()
             self._check_topics(row)
             transactions = self._parts.border.act().transactions
-            transactions.commit(found, caller.replies, request, *ask.now)
+            transactions.commit(found, ask.replies, ask.number, *ask.now)
             self._checkbacks.decided(name)
 
-        self._when_free(caller, request, name, act)
+        self._when_free(ask.caller, name, act, ask.refuse)
 
     def _check_topics(self, row: TransactionRow) -> None:
         """Check, and make, the topics of a prepared transaction, which may be gone by now."""
@@ -268,7 +269,7 @@ class Transacting:
     def rollback_transaction(self, ask: Ask[TransactionName]) -> None:
         """Drop the half tasks. A repeated rollback has the same answer. Raises UnknownTransaction,
         TransactionCommitted."""
-        name, caller, request = ask.request.transaction, ask.caller, ask.number
+        name = ask.request.transaction
 
         def act() -> None:
             found = self._found(name, ask.only)
@@ -278,13 +279,13 @@ class Transacting:
                     f"transaction {name} was committed; its {row.tasks} tasks are there"
                 )
             if row.state is TransactionState.ROLLED_BACK:
-                self._parts.committer.reply(caller.replies, request, (row.decided_ms, ()))
+                self._parts.committer.answer(ask, (row.decided_ms, ()))
                 return
             transactions = self._parts.border.act().transactions
-            transactions.rollback(found, caller.replies, request, *ask.now)
+            transactions.rollback(found, ask.replies, ask.number, *ask.now)
             self._checkbacks.decided(name)
 
-        self._when_free(caller, request, name, act)
+        self._when_free(ask.caller, name, act, ask.refuse)
 
     # --- who is asked ----------------------------------------------------------------------------
 
@@ -363,12 +364,17 @@ class Transacting:
             raise _unknown(name)
         return found
 
-    def _when_free(self, caller: Caller, request: int, name: str, act: Callable[[], None]) -> None:
+    def _when_free(
+        self,
+        caller: Caller,
+        name: str,
+        act: Callable[[], None],
+        refuse: Callable[[TickwheelError], None],
+    ) -> None:
         def is_free() -> bool:
             found = self._registry.known.get(name)
             return found is None or self._transactions.is_free(found)
 
-        refuse = partial(caller.refuse, request)
         when_free(self._parts, caller, "a command on a transaction", is_free, act, refuse)
 
 

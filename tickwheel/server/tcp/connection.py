@@ -50,8 +50,9 @@ from tickwheel.server.tcp.shared import FRAME_STEPS, PLAIN_RUN_MAX, PLAIN_RUN_MI
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.sessions import StoredAnswer
+    from tickwheel.server.shard.operations import Conversing
     from tickwheel.server.shard.parts import Directory
-    from tickwheel.server.tcp.shared import Conversing, Handler, Shared, Table
+    from tickwheel.server.tcp.shared import Handler, Shared, Table
 
 STRANGERS_MAX = 512
 """Connections without HELLO; those that come while there are more have less time for it."""

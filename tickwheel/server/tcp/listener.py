@@ -34,7 +34,7 @@ from tickwheel.server.generated import delivered
 from tickwheel.server.logins import REVOKED
 from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, Caller
 from tickwheel.server.shard.groups import OF_GROUPS
-from tickwheel.server.shard.guard import Guards
+from tickwheel.server.shard.guard import Pipeline
 from tickwheel.server.shard.new_tasks import key_alone
 from tickwheel.server.shard.transactions import PREPARE_OPTIONS
 from tickwheel.server.tcp import shared
@@ -46,12 +46,14 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Now
     from tickwheel.engine.sessions import StoredAnswer
+    from tickwheel.limits import Limits
     from tickwheel.model.kinds import TransactionRow
     from tickwheel.model.records import NewTask
     from tickwheel.protocol import Frame
     from tickwheel.server.logins import Logins
     from tickwheel.server.shard.callers import Principal
-    from tickwheel.server.shard.operations import Operations, StandbyOperations
+    from tickwheel.server.shard.operations import Conversing, Operations, StandbyOperations
+    from tickwheel.server.shard.verbs import Verbs
     from tickwheel.server.tcp.shared import Peer
 
 _ENQUEUE = int(FrameType.ENQUEUE)
@@ -64,7 +66,7 @@ class _Once:
     """One ENQUEUE_ONCE: its own caller, whose session is that of its key, and the sink of that,
     which answers under the number of the frame."""
 
-    def __init__(self, operations: Operations, peer: Caller, request: int) -> None:
+    def __init__(self, operations: Conversing, peer: Caller, request: int) -> None:
         self._operations, self._replies, self._request = operations, peer.replies, request
         self.caller = Caller(self, principal=peer.principal, address=peer.address)
         self.caller.name, self.caller.quota = peer.name, peer.quota
@@ -98,15 +100,15 @@ class _Once:
 class ProducerFrames:
     """The frames of producers."""
 
-    def __init__(self, operations: Operations) -> None:
-        self._operations = operations
-        self._plain = operations.plain_tasks
+    def __init__(self, operations: Conversing, verbs: Verbs) -> None:
+        self._operations, self._verbs = operations, verbs
+        self._plain = verbs.plain_tasks
 
     def enqueue(self, peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, 2, "floor, tasks")
         _, request, floor, tasks = frame
         _check_number(request)
-        self._operations.enqueue(peer.caller, request, floor, tasks, now)
+        self._verbs.enqueue(peer.caller, request, floor, tasks, now)
 
     def enqueue_once(self, peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, 3, "key, fingerprint, tasks")
@@ -117,7 +119,7 @@ class ProducerFrames:
         checks.integer(fingerprint, "fingerprint", 1, REQUEST_MAX)
         once = _Once(self._operations, peer.caller, request)
         try:
-            self._operations.enqueue_once(once.caller, key, fingerprint, tasks, now, is_part=True)
+            self._verbs.enqueue_once(once.caller, key, fingerprint, tasks, now, is_part=True)
         except BaseException:
             once.end()
             raise
@@ -126,7 +128,7 @@ class ProducerFrames:
         shared.arity(frame, 4, "floor, topic, bodies, delays_ms")
         _, request, floor, topic, bodies, delays_ms = frame
         _check_number(request)
-        self._operations.enqueue_columns(peer.caller, request, floor, topic, bodies, delays_ms, now)
+        self._verbs.enqueue_columns(peer.caller, request, floor, topic, bodies, delays_ms, now)
 
     def enqueue_plain(
         self, peer: Peer, frames: Sequence[Frame], start: int, stop: int, now: Now
@@ -184,14 +186,14 @@ class ProducerFrames:
         if not requests:
             return start
         size += keys_bytes(keys)  # the decoder has let nothing through that is no UTF-8
-        taken: int = self._operations.enqueue_plain(
+        taken: int = self._verbs.enqueue_plain(
             peer.caller, requests, floor_max, new_tasks, size, now_ms, keyed=bool(keys)
         )
         return start + taken
 
     def oneway(self, peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, 1, "tasks")
-        self._operations.enqueue_unanswered(peer.caller, frame[2], now)
+        self._verbs.enqueue_unanswered(peer.caller, frame[2], now)
 
 
 def _check_number(request: object) -> None:
@@ -205,8 +207,8 @@ def _check_number(request: object) -> None:
 class SettlementFrames:
     """The frames by which consumers settle deliveries."""
 
-    def __init__(self, operations: Operations) -> None:
-        self._operations = operations
+    def __init__(self, verbs: Verbs) -> None:
+        self._verbs = verbs
 
     def ack(self, peer: Peer, frame: Frame, now: Now) -> None:
         may_gather = False
@@ -216,18 +218,18 @@ class SettlementFrames:
             shared.arity(frame, 5, "topic, group, epoch, ids, attempts")
         _, request, topic, group, epoch, ids, attempts = frame[:7]
         shared.request_number(request)
-        self._operations.ack(
+        self._verbs.ack(
             peer.caller, request, topic, group, epoch, ids, attempts, may_gather=may_gather
         )
 
     def nack(self, peer: Peer, frame: Frame, now: Now) -> None:
-        self._each(self._operations.nack, peer, frame, now)
+        self._each(self._verbs.nack, peer, frame, now)
 
     def reject(self, peer: Peer, frame: Frame, now: Now) -> None:
-        self._each(self._operations.reject, peer, frame, now)
+        self._each(self._verbs.reject, peer, frame, now)
 
     def snooze(self, peer: Peer, frame: Frame, now: Now) -> None:
-        self._each(self._operations.snooze, peer, frame, now)
+        self._each(self._verbs.snooze, peer, frame, now)
 
     @staticmethod
     def _each(operation: Callable[..., None], peer: Peer, frame: Frame, now: Now) -> None:
@@ -241,15 +243,13 @@ class SettlementFrames:
         shared.arity(frame, 6, "topic, group, epoch, ids, attempts, lease_ms")
         _, request, topic, group, epoch, ids, attempts, lease_ms = frame
         shared.request_number(request)
-        self._operations.extend(
-            peer.caller, request, topic, group, epoch, ids, attempts, lease_ms, now
-        )
+        self._verbs.extend(peer.caller, request, topic, group, epoch, ids, attempts, lease_ms, now)
 
     def release(self, peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, 5, "topic, group, epoch, ids, attempts")
         _, request, topic, group, epoch, ids, attempts = frame
         shared.request_number(request)
-        self._operations.release(peer.caller, request, topic, group, epoch, ids, attempts, now)
+        self._verbs.release(peer.caller, request, topic, group, epoch, ids, attempts, now)
 
 
 # --- consuming -----------------------------------------------------------------------------------
@@ -263,8 +263,8 @@ _PULL_OPTIONS = ("lease_ms", "tell", *OF_GROUPS)
 class ConsumerFrames:
     """The frames by which consumers get tasks."""
 
-    def __init__(self, operations: Operations) -> None:
-        self._operations = operations
+    def __init__(self, verbs: Verbs) -> None:
+        self._verbs = verbs
 
     def subscribe(self, peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, 5, "sub, topic, group, prefetch, options")
@@ -272,7 +272,7 @@ class ConsumerFrames:
         shared.request_number(request)
         wanted = checks.options(options, _OPTIONS)
         sink = SubscriptionSink(peer, number)
-        self._operations.subscribe(
+        self._verbs.subscribe(
             peer.caller, request, number, topic, group, prefetch, wanted, sink, now
         )
 
@@ -283,12 +283,12 @@ class ConsumerFrames:
         else:
             shared.arity(frame, 2, "sub, prefetch")
         request = shared.request_number(frame[1])
-        self._operations.set_prefetch(peer.caller, request, frame[2], frame[3], tell=tell)
+        self._verbs.set_prefetch(peer.caller, request, frame[2], frame[3], tell=tell)
 
     def unsubscribe(self, peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, 1, "sub")
         request = shared.request_number(frame[1])
-        self._operations.unsubscribe(peer.caller, request, frame[2])
+        self._verbs.unsubscribe(peer.caller, request, frame[2])
 
     def pull(self, peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, 5, "topic, group, max, wait_ms, options")
@@ -296,7 +296,7 @@ class ConsumerFrames:
         shared.request_number(request)
         wanted = checks.options(options, _PULL_OPTIONS)
         sink, tells = PullSink(peer, request), shared.flag(wanted.pop("tell", False), "tell")
-        self._operations.pull(
+        self._verbs.pull(
             peer.caller, request, topic, group, count, wait_ms, wanted, sink, now,
             sink.tell if tells else None,
         )  # fmt: skip
@@ -414,23 +414,21 @@ _CHECK = int(FrameType.CHECK)
 class TransactionFrames:
     """The frames about transactions."""
 
-    def __init__(self, operations: Operations) -> None:
-        self._operations = operations
+    def __init__(self, verbs: Verbs) -> None:
+        self._verbs = verbs
 
     def prepare(self, peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, 5, "transaction, group, part, tasks, options")
         request = shared.request_number(frame[1])
         transaction, group, part, tasks = frame[2:6]
         options = checks.options(frame[6], PREPARE_OPTIONS)
-        self._operations.prepare(
-            peer.caller, request, transaction, group, part, tasks, options, now
-        )
+        self._verbs.prepare(peer.caller, request, transaction, group, part, tasks, options, now)
 
     def answer_checks(self, peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, 1, "groups")
         request = shared.request_number(frame[1])
         sink = CheckFrames(peer)
-        self._operations.answer_checks(peer.caller, request, frame[2], sink)
+        self._verbs.answer_checks(peer.caller, request, frame[2], sink)
 
 
 class CheckFrames:
@@ -480,11 +478,11 @@ class Listener:
     def serve(self, operations: Operations) -> None:
         """Begin to lead: new connections get these operations."""
         settings = operations.settings
-        guards = Guards(operations, self._logins.refused, self._logins.audit)
+        pipeline = Pipeline(operations, self._logins.refused, self._logins.audit)
 
         @lru_cache(maxsize=PRINCIPALS_KEPT_MAX)
         def table_of(principal: Principal) -> Table:
-            return command_table(guards.of(principal))
+            return command_table(operations, pipeline.of(principal))
 
         self._active = shared = Shared[Connection](operations, table_of, self._logins)
         shared.elsewhere, shared.is_leased = self._elsewhere, self._is_leased
@@ -550,14 +548,13 @@ class Listener:
 # --- tables of handlers --------------------------------------------------------------------------
 
 
-def command_table(operations: Operations) -> Table:
-    """The handlers of a daemon that leads."""
-    produce, consume = ProducerFrames(operations), ConsumerFrames(operations)
-    settle = SettlementFrames(operations)
-    transactions = TransactionFrames(operations)
+def command_table(operations: Conversing, verbs: Verbs) -> Table:
+    """The handlers of a daemon that leads, for a principal with these verbs."""
+    produce, consume = ProducerFrames(operations, verbs), ConsumerFrames(verbs)
+    settle, transactions = SettlementFrames(verbs), TransactionFrames(verbs)
     handlers: dict[int, Handler] = {
-        **declared(operations, VERBS.values()),
-        **_about_the_conversation(operations),
+        **declared(operations.limits, verbs, VERBS.values()),
+        **_about_the_conversation(operations.limits, verbs),
         FrameType.ENQUEUE: produce.enqueue,
         FrameType.ENQUEUE_COLUMNS: produce.enqueue_columns,
         FrameType.ENQUEUE_ONCE: produce.enqueue_once,
@@ -591,15 +588,16 @@ def standby_table(operations: StandbyOperations) -> Table:
     def none_taken(peer: Peer, frames: Sequence[Frame], start: int, stop: int, now: Now) -> int:
         return start
 
-    return Table(_about_the_conversation(operations), refused, none_taken)
+    handlers = _about_the_conversation(operations.limits, operations.verbs)
+    return Table(handlers, refused, none_taken)
 
 
-def _about_the_conversation(operations: Operations | StandbyOperations) -> dict[int, Handler]:
+def _about_the_conversation(limits: Limits, verbs: Verbs) -> dict[int, Handler]:
     def second_hello(peer: Peer, frame: Frame, now: Now) -> None:
         raise ProtocolError("HELLO was sent before on this connection")
 
     def bye(peer: Peer, frame: Frame, now: Now) -> None:
-        operations.leave(peer.caller, _only_a_request(frame), now)
+        verbs.leave(peer.caller, _only_a_request(frame), now)
 
     def alive(peer: Peer, frame: Frame, now: Now) -> None:
         """Take the answer to HEARTBEAT: that it came is all that counts, and was noted."""
@@ -607,7 +605,7 @@ def _about_the_conversation(operations: Operations | StandbyOperations) -> dict[
 
     return {
         FrameType.HELLO: second_hello,
-        **declared(operations, [verb for verb in VERBS.values() if verb.standby]),
+        **declared(limits, verbs, [verb for verb in VERBS.values() if verb.standby]),
         FrameType.BYE: bye,
         FrameType.ALIVE: alive,
     }
@@ -621,43 +619,40 @@ def _only_a_request(frame: tuple[Any, ...]) -> int:
 # --- verbs that are declared whole ---------------------------------------------------------------
 
 
-def declared(
-    operations: Operations | StandbyOperations, verbs: Iterable[Verb]
-) -> dict[int, Handler]:
+def declared(limits: Limits, verbs: Verbs, some: Iterable[Verb]) -> dict[int, Handler]:
     """The handlers of those of the verbs that are declared whole, by the number of their frame."""
     found: dict[int, Handler] = {}
     words: dict[int, dict[str, Verb]] = {}
-    for verb in verbs:
+    for verb in some:
         if verb.request is None or verb.frame is None:
             continue
         if verb.word:
             words.setdefault(int(verb.frame), {})[verb.word] = verb
         else:
-            found[int(verb.frame)] = _handler(operations, verb)
-    return found | {number: _by_word(operations, some) for number, some in words.items()}
+            found[int(verb.frame)] = _handler(limits, verbs, verb)
+    return found | {number: _by_word(limits, verbs, of) for number, of in words.items()}
 
 
-def _handler(operations: Operations | StandbyOperations, verb: Verb) -> Handler:
-    request, operation = verb.asked, getattr(operations, verb.name)
-    limits = operations.limits
+def _handler(limits: Limits, verbs: Verbs, verb: Verb) -> Handler:
+    request, operation = verb.asked, getattr(verbs, verb.name)
 
     def handle(peer: Peer, frame: Frame, now: Now) -> None:
         number = shared.request_number(frame[1] if len(frame) > 1 else None)
         try:
             asked = request.of_frame(frame[2:], limits)
         except TickwheelError as error:
-            operations.unreadable(peer.caller, verb.name, error)
+            verbs.unreadable(peer.caller, verb.name, error)
             raise
         operation(Ask(peer.caller, number, asked, now))
 
     return handle
 
 
-def _by_word(operations: Operations | StandbyOperations, verbs: Mapping[str, Verb]) -> Handler:
+def _by_word(limits: Limits, verbs: Verbs, words: Mapping[str, Verb]) -> Handler:
     """The handler of a frame that several verbs share: the second place says which it is."""
-    most = 2 + any(verb.asked.options() for verb in verbs.values())
+    most = 2 + any(verb.asked.options() for verb in words.values())
     places = ("name", "verb", "options")[:most]
-    handlers = {word: (v.asked, _handler(operations, v)) for word, v in verbs.items()}
+    handlers = {word: (v.asked, _handler(limits, verbs, v)) for word, v in words.items()}
 
     def handle(peer: Peer, frame: Frame, now: Now) -> None:
         shared.arity(frame, most, ", ".join(places))

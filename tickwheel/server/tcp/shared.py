@@ -15,17 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tickwheel.api.frames import REQUEST_MAX
-from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.errors import BadRequest
 from tickwheel.server import checks
 
 if TYPE_CHECKING:
-    from tickwheel.clock import Clock, Now
-    from tickwheel.limits import Limits
+    from tickwheel.clock import Now
     from tickwheel.protocol import Frame
     from tickwheel.server.logins import Logins
-    from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Caller, Principal
-    from tickwheel.server.shard.parts import Directory
+    from tickwheel.server.shard.operations import Conversing
 
 FRAME_STEPS = 16
 """Steps of a frame that is handled alone; a plain ENQUEUE in a run is one step."""
@@ -93,50 +91,6 @@ class Turns(Generic[M]):
 
 
 # --- what is shared ------------------------------------------------------------------------------
-
-
-class Conversing(Protocol):
-    """The operations about a conversation itself, as a leader and a standby have them."""
-
-    role: str
-    settings: Settings
-    limits: Limits
-    """The limits of the daemon, as HELLO announces them."""
-    frame_bytes_max: int
-    clock: Clock
-
-    def begin(self) -> None: ...
-
-    def contain(self, what: str, error: Exception) -> TickwheelError: ...
-
-    def survive(self, what: str, error: Exception) -> TickwheelError: ...
-
-    def fail(self, error: BaseException) -> None: ...
-
-    def greeting(self) -> dict[str, Any]: ...
-
-    @property
-    def directory(self) -> Directory | None: ...
-
-    def opened(self, caller: Caller) -> None: ...
-
-    def join(self, caller: Caller, session: bytes, now_ms: int) -> None: ...
-
-    def heard(self, caller: Caller) -> None: ...
-
-    def blocked(self, caller: Caller) -> None: ...
-
-    def unblocked(self, caller: Caller) -> None: ...
-
-    def closed(self, caller: Caller, broke: str = "") -> None: ...
-
-    def is_behind(self, caller: Caller) -> bool: ...
-
-    def handled(self) -> None: ...
-
-    def after_all(self, act: Callable[[], None]) -> None: ...
-
-    def mistake(self, caller: Caller, error: TickwheelError, *, quiet: bool) -> None: ...
 
 
 class Peer(Protocol):
