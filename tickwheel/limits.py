@@ -92,7 +92,7 @@ class Limits:
         for field in fields(cls):
             given = value.get(field.name, field.default)
             if type(given) is not int or given < 0:
-                raise ProtocolError(f"limit {field.name} is no whole number: {shown(given)}")
+                raise ProtocolError(f"limit {field.name} is not a whole number: {shown(given)}")
             known[field.name] = given
         return cls(**known)
 

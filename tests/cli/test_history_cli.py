@@ -123,7 +123,7 @@ def test_what_is_not_there_is_4_and_what_is_wrong_is_2(folder: Path, capsys: Cap
     assert call(capsys, "history", "--dir", str(folder), "--topic", "none")[0] == 0
     for wrong, said in (
         (["--event", "eaten"], "known are enqueued"),
-        (["--id", "x"], "no task id"),
+        (["--id", "x"], "not a task id"),
         (["--since", "soon"], "neither"),
     ):
         code, _, err = call(capsys, "history", "--dir", str(folder), *wrong)

@@ -71,7 +71,7 @@ def test_every_local_time_around_a_gap_is_that_of_the_offset_before(zone: str) -
      "", "10 0", "0001-01-01"],
 )  # fmt: skip
 def test_other_times_are_refused_with_form_and_value(text: str) -> None:
-    with pytest.raises(ValueError, match="is no ISO-8601 time; write for example") as refused:
+    with pytest.raises(ValueError, match="is not an ISO-8601 time; write for example") as refused:
         parse_time(text)
     assert repr(text) in str(refused.value)
 
@@ -198,7 +198,7 @@ def test_times_are_understood_digit_by_digit_or_refused(written: tuple[str, str]
     with clock_of(name):
         if wanted is None:
             for parse in (parse_time, partial(at_ms, timezone=name)):
-                with pytest.raises((ValueError, ReportError), match="is no ISO-8601 time"):
+                with pytest.raises((ValueError, ReportError), match="is not an ISO-8601 time"):
                     parse(text)
         else:
             assert parse_time(text) == wanted

@@ -66,8 +66,8 @@ async def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 async def test_a_daemon_that_is_no_node_is_told_by_its_own_words() -> None:
-    with pytest.raises(Conflict, match="no node"):
-        await _ask(nodes.list_nodes, T.NODE_LIST, Conflict("this daemon is no node"))
+    with pytest.raises(Conflict, match="not a node"):
+        await _ask(nodes.list_nodes, T.NODE_LIST, Conflict("this daemon is not a node"))
 
 
 async def test_a_shard_is_moved(capsys: pytest.CaptureFixture[str]) -> None:

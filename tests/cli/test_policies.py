@@ -51,9 +51,9 @@ def _lists(sent: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("spec", "problem"),
     [
-        ("", "'' is no retry policy"),
-        ("often:x=1", "'often:x=1' is no retry policy"),
-        ("5 times", "'5 times' is no retry policy"),
+        ("", "'' is not a retry policy"),
+        ("often:x=1", "'often:x=1' is not a retry policy"),
+        ("5 times", "'5 times' is not a retry policy"),
         ("exponential:speed=1", "'speed=1' in exponential: write base=…, factor=…"),
         ("exponential:base", "'base' in exponential: write"),
         ("fixed:base=10s", "'base=10s' in fixed: write delay=…, retries=…, jitter=…"),
@@ -84,11 +84,11 @@ def test_a_bad_spec_names_the_field_and_the_value(spec: str, problem: str) -> No
         (5, "a SPEC or an object is needed, not 5"),
         ({}, "kind is None; known are none, exponential, fixed, table"),
         ({"kind": "often"}, "kind is 'often'"),
-        ({"kind": "fixed", "base_ms": 5}, "base_ms is no part of kind fixed"),
+        ({"kind": "fixed", "base_ms": 5}, "base_ms is not part of kind fixed"),
         ({"kind": "fixed", "delay_ms": "5s"}, "delay_ms is '5s', which is no such number"),
         ({"kind": "fixed", "retries": True}, "retries is True"),
         ({"kind": "table", "delays_ms": [1.5]}, "delays_ms is [1.5]"),
-        ({"kind": "none", "delays_ms": [1]}, "delays_ms is no part of kind none"),
+        ({"kind": "none", "delays_ms": [1]}, "delays_ms is not part of kind none"),
     ],
 )
 def test_a_bad_policy_in_json(value: Any, problem: str) -> None:

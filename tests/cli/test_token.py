@@ -54,7 +54,7 @@ def test_a_table_of_them(path: Path, capsys: Capture) -> None:
     ("arguments", "code", "said"),
     [
         (["create", "shop"], 2, "a token needs a scope"),
-        (["create", "shop", "--scope", "write"], 2, "is no right"),
+        (["create", "shop", "--scope", "write"], 2, "is not a right"),
         (["create", "a b", "--scope", "all"], 2, "name must be"),
         (["create", "shop", "--scope", "all", "--expires", "soon"], 2, "usage: "),
         (["list"], 1, "io_error"),

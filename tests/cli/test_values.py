@@ -75,7 +75,7 @@ def test_ids() -> None:
     assert options.parse_id("0") == 0
     assert options.parse_id(str(2**63 - 1)) == 2**63 - 1
     for text in ("", "-1", "x", "1.0", "٣", str(2**63)):
-        with pytest.raises(ValueError, match="no task id"):
+        with pytest.raises(ValueError, match="not a task id"):
             options.parse_id(text)
 
 
@@ -126,4 +126,4 @@ def test_a_body_is_text_when_it_can_be() -> None:
 def test_nothing_reaches_the_terminal_that_it_would_obey() -> None:
     assert output.printable("a\x1b[31mb\n\x07") == "a\\x1b[31mb\\n\\x07"
     assert output.printable("x" * 9, 5) == "xxxx…"
-    assert output.body_text(b"\xff\xfe") == "(2 bytes that are no text)"
+    assert output.body_text(b"\xff\xfe") == "(2 bytes that are not text)"

@@ -229,7 +229,7 @@ def test_what_is_only_shown_is_unpacked_within_a_small_bound() -> None:
 
 
 def test_what_is_nested_too_deep_is_shown_as_it_is() -> None:
-    assert "no text" in output.stored_text("t", b"\x91" * 1_000 + b"\x01", "msgpack")
+    assert "not text" in output.stored_text("t", b"\x91" * 1_000 + b"\x01", "msgpack")
 
 
 def test_a_step_that_is_not_known_is_for_another_client() -> None:
@@ -313,7 +313,7 @@ def test_a_file_of_keys_that_others_may_open_is_refused(tmp_path: Path, mode: in
 @pytest.mark.parametrize(
     ("text", "says"),
     [("a", "line 1: must be NAME BASE64"), ("\na SECRET x", "line 2: must be NAME BASE64"),
-     ("a SECRET", "line 1: the key is no base64"), ("a eA==\na eA==", "line 2: key 'a' stands"),
+     ("a SECRET", "line 1: the key is not base64"), ("a eA==\na eA==", "line 2: key 'a' stands"),
      ("a eA==", "a must be 32 bytes, not 1"), ("", "keys must be a mapping of one name")],
 )  # fmt: skip
 def test_what_is_wrong_in_a_file_of_keys_is_named_by_its_line(

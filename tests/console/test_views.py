@@ -257,7 +257,7 @@ def test_what_is_wrong_in_a_form_is_said_in_it(console: Console, shop: Daemon, t
     console.row("g").get_by_role("button", name="Set …").click()
     page.get_by_label("Retry policy").fill("{no json")
     page.locator("dialog").get_by_role("button", name="Set", exact=True).click()
-    expect(page.locator("dialog").get_by_role("alert")).to_contain_text("no JSON")
+    expect(page.locator("dialog").get_by_role("alert")).to_contain_text("not valid JSON")
     page.get_by_label("Retry policy").fill("such-a-policy")
     page.locator("dialog").get_by_role("button", name="Set", exact=True).click()
     alert = page.locator("dialog").get_by_role("alert")
@@ -490,7 +490,7 @@ def test_a_task_is_handed_in(console: Console, shop: Daemon, topic: str) -> None
     send = dialog.get_by_role("button", name="Enqueue it")
     wrong = dialog.get_by_role("alert")
     for said, label, value in (
-        ("Body is no JSON", "Body", '{"order": 42}'),
+        ("Body is not valid JSON", "Body", '{"order": 42}'),
         ("Delay is a number and s, m, h or d", "Delay", "2h"),
         ("priority must be an integer of 0 to 255, not 999", "Priority", "9"),
     ):

@@ -151,7 +151,7 @@ def test_a_project_with_good_settings_passes_the_checks(project: Project) -> Non
         ("TICKWHEEL['HANDLERS'] = 'shop.tasks:worker'", ["E005", "must be a list of texts"]),
         ("TICKWHEEL['HANDLERS'] = ['shop.tasks']", ["E006", "is not MODULE:WORKER"]),
         ("TICKWHEEL['HANDLERS'] = ['shop.jobs:worker']", ["E006", "no module shop.jobs"]),
-        ("TICKWHEEL['HANDLERS'] = ['shop.tasks:close']", ["E006", "is no tickwheel.Worker"]),
+        ("TICKWHEEL['HANDLERS'] = ['shop.tasks:close']", ["E006", "is not a tickwheel.Worker"]),
         ("TICKWHEEL['HANDLERS'] *= 2", ["E007", "'django.close', group 'default' has two"]),
     ],
 )
@@ -352,7 +352,7 @@ async def test_sigterm_lets_a_handler_end_and_the_grace_is_as_long_as_it_says(
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["shop.tasks:close"], "shop.tasks:close is no tickwheel.Worker"),
+        (["shop.tasks:close"], "shop.tasks:close is not a tickwheel.Worker"),
         (["shop.missing:worker"], "no module shop.missing"),
         (["--concurrency", "0"], "concurrency must be an integer of 1 to 65535, not 0"),
         (["--grace", "-1"], "grace"),

@@ -185,7 +185,7 @@ async def test_the_command_starts_anew_when_the_program_changes(
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
-        (["shop:tickwheel"], 1, "shop:tickwheel is no tickwheel.Worker, but Tickwheel"),
+        (["shop:tickwheel"], 1, "shop:tickwheel is not a tickwheel.Worker, but Tickwheel"),
         (["missing:worker"], 1, "no module missing"),
         (["--concurrency", "0"], 2, "0 is not in the range"),
     ],

@@ -405,7 +405,7 @@ def test_a_daemon_that_is_no_node_says_so(make_daemon: Callable[..., Daemon]) ->
     async def go() -> None:
         async with Client(daemon.url) as client:
             for ask in (client.nodes(), client.move_shard(0, "a"), client.drain_node("a")):
-                with pytest.raises(Conflict, match="is no node"):
+                with pytest.raises(Conflict, match="is not a node"):
                     await ask
 
     asyncio.run(go())

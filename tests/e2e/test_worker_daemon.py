@@ -363,7 +363,7 @@ async def test_a_second_signal_ends_the_grace(
         ("app.missing:worker", "no module app.missing"),
         ("app:missing", "module app has no missing"),
         ("app:shop.missing", "module app has no shop.missing"),
-        ("app:shop", "app:shop is no tickwheel.Worker, but type"),
+        ("app:shop", "app:shop is not a tickwheel.Worker, but type"),
         ("needs:worker", "importing needs failed at {folder}/needs.py:2: ModuleNotFoundError"),
         ("broken:worker", "importing broken failed at {folder}/broken.py:1: ZeroDivisionError"),
         ("syntax:worker", "importing syntax failed at {folder}/syntax.py:1: SyntaxError"),

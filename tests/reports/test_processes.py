@@ -142,7 +142,7 @@ def test_a_part_of_a_history_by_command(
         (["--since", "soon"], "ISO-8601"),
         (["--since", "2026-11-20T10:07"], "quarter"),
         (["--timezone", "Mars/Olympus"], "time zone"),
-        (["--slo", "nonsense"], "no SLO"),
+        (["--slo", "nonsense"], "not an SLO"),
         (["--since", "2026-11-21", "--until", "2026-11-20"], "before"),
         (["--out", "report [new]"], "name a folder without"),
         (["--history", "/data/{a,b}"], "name a folder without"),

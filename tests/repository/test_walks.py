@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
 STEPS_MAX = 12
+CELL_MAX = 250
+"""Characters of a cell of the map."""
 WALKS = re.findall(
     r"^\*\*(An? [^*]+)\*\*\n\n((?:\d+\. .*\n)+)",
     TEXT + (ROOT / "docs/walks.md").read_text(),
@@ -61,3 +63,10 @@ def test_every_package_is_on_the_map() -> None:
     }
     missing = {one for one in packages if f"`{one}`" not in TEXT and one not in TEXT}
     assert not missing
+
+
+def test_the_cells_of_the_map_are_short() -> None:
+    lines = [line for line in TEXT.splitlines() if line.startswith("| ")]
+    cells = [cell for line in lines for cell in line.strip("| ").split(" | ")]
+    assert len(cells) > 50
+    assert [cell for cell in cells if len(cell) > CELL_MAX] == []

@@ -51,8 +51,8 @@ def test_what_is_written_is_read(path: Path) -> None:
     ("scopes", "said"),
     [
         ([], "needs a scope"),
-        (["write"], "'write' is no right"),
-        (["=t"], "'' is no right"),
+        (["write"], "'write' is not a right"),
+        (["=t"], "'' is not a right"),
         (["read="], "not ''"),
         (["read=a,,b"], "not ''"),
         (["read=*x"], "not"),

@@ -426,7 +426,7 @@ def _of_type(kind: Any) -> Callable[[Any], Any]:
 
     def read(value: Any) -> Any:
         if kind is str and not isinstance(value, str):
-            raise TypeError(f"{shown(value)} is no text")
+            raise TypeError(f"{shown(value)} is not text")
         return kind(value)
 
     return read

@@ -81,7 +81,7 @@ def parse_time(text: str) -> datetime:
         return local_time(found) if found.tzinfo is None else found
     except (ValueError, OverflowError, OSError):
         raise ValueError(
-            f"{text!r:.60} is no ISO-8601 time; write for example 2030-01-31T09:00:00+01:00"
+            f"{text!r:.60} is not an ISO-8601 time; write for example 2030-01-31T09:00:00+01:00"
         ) from None
 
 

@@ -183,7 +183,7 @@ _below(
     show=groups.show_policy, set=groups.set_policy, clear=groups.clear_policy,
 )  # fmt: skip
 _below(
-    TOPICS, "pending", "Tasks of a topic whose key is pending: set what becomes of them.",
+    TOPICS, "pending", "Set a topic's rule for tasks whose key is pending.",
     lists=False, set=groups.set_pending, clear=groups.clear_pending,
 )  # fmt: skip
 _below(

@@ -536,7 +536,7 @@ def _moment(value: Any) -> datetime:
     try:
         return EPOCH + timedelta(milliseconds=_milliseconds(value))
     except OverflowError:
-        raise ValueError(f"{value} is no time that can be counted") from None
+        raise ValueError(f"{value} is not a time that can be counted") from None
 
 
 def _milliseconds(value: Any) -> int:
@@ -582,7 +582,7 @@ class TransactionStates(StrEnum):
 
 async def list_transactions(
     call: Call,
-    group: Annotated[str | None, option("Of this producer group.")] = None,
+    group: Annotated[str | None, option("Only this producer group.")] = None,
     state: Annotated[
         TransactionStates | None, option("Default: open and parked, those that are not decided.")
     ] = None,

@@ -407,8 +407,8 @@ async def set_group(
     topic: TopicArgument,
     group: GroupArgument,
     all_: Annotated[bool, flag("No filter: it gets every task again.")] = False,
-    no_tags: Annotated[bool, flag("Of the filter no tags.")] = False,
-    no_where: Annotated[bool, flag("Of the filter no condition.")] = False,
+    no_tags: Annotated[bool, flag("Remove the filter's tags.")] = False,
+    no_where: Annotated[bool, flag("Remove the filter's condition.")] = False,
     no_order: Annotated[bool, flag("Failed tasks of order keys as by default again.")] = False,
     no_fair: Annotated[bool, flag("No fair shares.")] = False,
     **of_group: Unpack[GroupOptions],
@@ -515,7 +515,7 @@ async def reset_group(
             parse=parse_to,
         ),
     ],
-    rate: Annotated[float | None, option("So many tasks a second at most.", "N")] = None,
+    rate: Annotated[float | None, option("Maximum tasks per second.", "N")] = None,
     dry_run: Annotated[bool, flag("Say what would come again; do nothing.")] = False,
     yes: YesOption = False,
     wait: Annotated[bool, flag("Until the bulk operation is over; shows how far it is.")] = False,
@@ -567,7 +567,7 @@ ANSWER_MAX = 1000
 KeyLimitOption = Annotated[
     int | None,
     option(
-        f"At most so many. Default: {ANSWER_MAX} with --json, {ROWS_SHOWN} as a table.",
+        f"Maximum number. Default: {ANSWER_MAX} with --json, {ROWS_SHOWN} as a table.",
         "N",
         min=1,
         max=ANSWER_MAX,
@@ -796,7 +796,7 @@ async def set_push(
     request_timeout: Annotated[float | None, duration("For a whole request. Default: 30s.")] = None,
     connect_timeout: Annotated[float | None, duration("For a connection. Default: 5s.")] = None,
     callback_lease: Annotated[
-        float | None, duration("After 202 wait so long for a callback.")
+        float | None, duration("Time to wait for a callback after a 202.")
     ] = None,
 ) -> None:
     """Send the tasks of a group to a URL, signed as Standard Webhooks says.

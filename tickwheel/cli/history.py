@@ -73,7 +73,7 @@ class QueryOptions(TypedDict, total=False):
     ids: Annotated[
         list[int] | None, option("This task's; repeatable.", "ID", "--id", parse=parse_id)
     ]
-    key: Annotated[str | None, option("Of tasks with this key.")]
+    key: Annotated[str | None, option("Only tasks with this key.")]
     topic: Annotated[str | None, option("Only this topic's.")]
     group: Annotated[str | None, option("Only this group's.")]
     schedule: Annotated[str | None, option("Only of this schedule.")]
@@ -92,7 +92,7 @@ def list_(
     limit: Annotated[
         int | None,
         option(
-            "At most so many; 0: all, oldest first."
+            "Maximum number; 0: all, oldest first."
             f" Default: all with --json, {ROWS_SHOWN} as a table.",
             "N",
             min=0,
@@ -132,7 +132,7 @@ def tasks(
     call: Call,
     directory: DirOption = None,
     key: Annotated[str | None, option("With this key.")] = None,
-    topic: Annotated[str | None, option("Of this topic.")] = None,
+    topic: Annotated[str | None, option("Only this topic.")] = None,
     since: Annotated[
         datetime | None, moment("Enqueued then or later: ISO-8601, or 2h ago.")
     ] = None,
@@ -551,8 +551,8 @@ def _first(names: Sequence[str], count: int) -> str:
 def generate(
     call: Call,
     out: Annotated[Path, option("A new or empty folder.", "DIR", file_okay=False)],
-    tasks: Annotated[int, option("So many; each has about 3.6 events.", min=1)] = 100_000,
-    days: Annotated[int, option("Spread over so many days.", min=1, max=3660)] = 3,
+    tasks: Annotated[int, option("Number; each has about 3.6 events.", min=1)] = 100_000,
+    days: Annotated[int, option("Days to spread them over.", min=1, max=3660)] = 3,
     seed: Annotated[int, option("The same seed makes the same history.")] = 1,
     start: Annotated[
         str | None, option("The first day, UTC. Default: so that yesterday is the last.", "DATE")
@@ -595,7 +595,7 @@ def _start_ms(text: str | None, days: int) -> int:
             first = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).date()
         except ValueError:
             raise typer.BadParameter(
-                f"{text!r} is no date; write for example 2026-01-31", param_hint="--start"
+                f"{text!r} is not a date; write for example 2026-01-31", param_hint="--start"
             ) from None
     midnight = datetime(first.year, first.month, first.day, tzinfo=UTC)
     return round(midnight.timestamp() * 1000)
@@ -619,14 +619,14 @@ class ReportOptions(TypedDict, total=False):
         list[str] | None, option("Only these topics; * stands for anything. Repeat it.")
     ]
     timezone: Annotated[
-        str, option("Whose hours and days: Europe/Berlin, …", "ZONE"), Default("UTC")
+        str, option("Zone of hours and days: Europe/Berlin, …", "ZONE"), Default("UTC")
     ]
     slo: Annotated[
         list[str] | None, option("For example 'orders.*=50ms@99.9%'.", "TOPIC=TARGET@SHARE")
     ]
-    stuck_after: Annotated[str, option("Overdue for so long is stuck.", "DURATION"), Default("1h")]
+    stuck_after: Annotated[str, option("Overdue by this is stuck.", "DURATION"), Default("1h")]
     sealed_only: Annotated[bool, flag("Leave out segments that are still written.")]
-    top: Annotated[int, option("So many of the slowest.", min=1, max=1000), Default(20)]
+    top: Annotated[int, option("Number of the slowest.", min=1, max=1000), Default(20)]
     batch_mb: Annotated[
         int, option("History loaded at a time, as it lies there.", "MB", min=1), Default(256)
     ]

@@ -55,7 +55,7 @@ parse_at = parse_time
 def parse_id(text: str) -> int:
     """A task's id as the daemon gave it. Raises ValueError."""
     if not text.isascii() or not text.isdecimal() or int(text) > ID_MAX:
-        raise ValueError(f"{text!r} is no task id (a whole number from 0 to 2^63 - 1)")
+        raise ValueError(f"{text!r} is not a task id (a whole number from 0 to 2^63 - 1)")
     return int(text)
 
 
@@ -64,7 +64,7 @@ def parse_property(text: str) -> tuple[str, str | int | float | bool]:
     ``name:=value`` is a number, true or false."""
     name, equals, value = text.partition("=")
     if not equals or name in {"", ":"}:
-        raise ValueError(f"{text!r} is no property; write name=value, or name:=number")
+        raise ValueError(f"{text!r} is not a property; write name=value, or name:=number")
     if not name.endswith(":"):
         return name, value
     try:
@@ -266,7 +266,7 @@ BeforeOption = Annotated[
 ]
 LimitOption = Annotated[
     int | None,
-    option(f"At most so many. Default: all with --json, {ROWS_SHOWN} as a table.", "N", min=1),
+    option(f"Maximum number. Default: all with --json, {ROWS_SHOWN} as a table.", "N", min=1),
 ]
 YesOption = Annotated[bool, flag("Do not ask.", "--yes", "-y")]
 
@@ -281,7 +281,7 @@ AtOption = Annotated[
 ]
 ShiftOption = Annotated[
     float | None,
-    option("Each so much later; -2h: so much earlier.", "DURATION", parse=parse_shift),
+    option("Move each later by this; -2h: earlier.", "DURATION", parse=parse_shift),
 ]
 
 # --- a new task ----------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class RuleOptions(TypedDict, total=False):
     """The options of a rule about pending keys, beside its action."""
 
     window: Annotated[
-        float | None, duration("So long after its enqueue one is pending. Default: until finished.")
+        float | None, duration("Time after its enqueue one is pending. Default: until finished.")
     ]
     unique_until: Annotated[
         str | None, _one_of(UNTIL, "keep, reject: until a consumer has it, or finished it.")
@@ -350,7 +350,7 @@ class RuleOptions(TypedDict, total=False):
     replaces: Annotated[str | None, _one_of(REPLACES, "replace: what is taken over.")]
     due: Annotated[str | None, _one_of(DUES, "replace: which of the two due times holds.")]
     max_wait: Annotated[
-        float | None, duration("replace: due so long after its first enqueue at the latest.")
+        float | None, duration("replace: longest time from first enqueue to due time.")
     ]
 
 
@@ -378,7 +378,7 @@ def rule_of_json(value: Any) -> IfPending:
         ms = given.pop(f"{name}_ms", None)
         if ms is not None:
             if type(ms) is not int or not 0 <= ms <= DURATION_MS_MAX:
-                raise ValueError(f"{name}_ms is {ms!r:.40}, which is no duration")
+                raise ValueError(f"{name}_ms is {ms!r:.40}, which is not a duration")
             given[name] = ms / 1000
     return IfPending(given.pop("action"), **given)
 
@@ -386,7 +386,7 @@ def rule_of_json(value: Any) -> IfPending:
 # --- groups --------------------------------------------------------------------------------------
 
 BurstOption = Annotated[
-    int | None, option("So many at once after a pause. Default: the rate.", "N", min=1)
+    int | None, option("Number at once after a pause. Default: the rate.", "N", min=1)
 ]
 
 
@@ -456,15 +456,15 @@ MATCHING = "Everything of --topic that matches, as a bulk operation"
 
 _matching = partial(option, rich_help_panel=MATCHING)
 _matching_flag = partial(flag, rich_help_panel=MATCHING)
-BulkRate = Annotated[float | None, _matching("So many a second at most.", "N")]
+BulkRate = Annotated[float | None, _matching("Maximum per second.", "N")]
 
 
 class SelectionOptions(TypedDict, total=False):
     """The options that select tasks or dead letters, by the client's names."""
 
     tags: Annotated[str | None, _matching("With one of these tags: 'eu || us'.", "TAGS")]
-    where: Annotated[str | None, _matching("Of which this is true: 'amount > 10'.", "SQL")]
-    key_prefix: Annotated[str | None, _matching("Whose key begins so.", "TEXT")]
+    where: Annotated[str | None, _matching("Condition to meet: 'amount > 10'.", "SQL")]
+    key_prefix: Annotated[str | None, _matching("Prefix of the key.", "TEXT")]
     due_from: Annotated[
         datetime | None,
         _matching(

@@ -135,7 +135,7 @@ def body_text(body: bytes, length_max: int | None = BODY_SHOWN_MAX) -> str:
     try:
         return printable(body.decode("utf-8"), length_max)
     except UnicodeDecodeError:
-        return f"({len(body)} bytes that are no text)"
+        return f"({len(body)} bytes that are not text)"
 
 
 def describe_rule(raw: str | Mapping[str, Any]) -> str:
@@ -507,7 +507,7 @@ def cut(out: Output, limit: int | None, found: Iterable[T]) -> Iterator[T]:
 
 
 def _remark_stop(out: Output, most: int) -> None:
-    out.remark(f"there are more than these {most:,}: --limit N shows so many, --json all")
+    out.remark(f"there are more than these {most:,}: --limit N shows N, --json all")
 
 
 @dataclass

@@ -66,13 +66,13 @@ class TimingOptions(TypedDict, total=False):
     """When a schedule runs."""
 
     cron: Annotated[str | None, option("Five fields, six with seconds first, or @daily, …", "EXPR")]
-    timezone: Annotated[str | None, option("Of --cron: Europe/Berlin. Default: UTC.", "ZONE")]
+    timezone: Annotated[str | None, option("Zone of --cron: Europe/Berlin. Default: UTC.", "ZONE")]
     every: Annotated[float | None, duration("Instead of --cron: 5s, 1h30m.")]
     anchor: Annotated[datetime | None, point("What --every is counted from. Default: now.")]
-    jitter: Annotated[float | None, duration("Up to so much later, the same for an occurrence.")]
+    jitter: Annotated[float | None, duration("Longest random delay, fixed for an occurrence.")]
     start: Annotated[datetime | None, point("Nothing before it.")]
     end: Annotated[datetime | None, point("Nothing after it.")]
-    runs_max: Annotated[int | None, option("So many runs and no more.", "N", "--runs", min=1)]
+    runs_max: Annotated[int | None, option("Maximum number of runs.", "N", "--runs", min=1)]
     gap: Annotated[str | None, option("A fixed time that the clock jumps over.", "after|skip")]
     fold: Annotated[str | None, option("A fixed time that comes twice.", "first|second|both")]
     catch_up: Annotated[
@@ -94,8 +94,8 @@ class PutOptions(TimingOptions, TaskOptions):
 
 _OF_TASKS = [field for field, _ in kept_options()]
 _HELPS = {
-    **dict.fromkeys((field.python for field in _OF_TASKS), "Of its tasks."),
-    "prop": "Of its tasks; may be repeated.",
+    **dict.fromkeys((field.python for field in _OF_TASKS), "For its tasks."),
+    "prop": "For its tasks; may be repeated.",
     "within": "A due window of its tasks.",
     "retry": SPEC_HELP,
 }
@@ -278,7 +278,7 @@ def read_file(file: Path) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise BadRequest(f"{file}: schedule.{name} is no table")
+            raise BadRequest(f"{file}: schedule.{name} is not a table")
         try:
             found[name] = {field: _value(field, value) for field, value in table.items()}
         except ValueError as error:

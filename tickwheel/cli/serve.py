@@ -127,9 +127,7 @@ class SettingsOptions(TypedDict, total=False):
     tls_client_ca: Annotated[str | None, option("Who signs the certificates of clients.", "FILE")]
     push_allow: Annotated[
         list[str] | None,
-        option(
-            "A network that is no public one, where tasks may be sent; may be repeated.", "CIDR"
-        ),
+        option("A private network where tasks may be sent; may be repeated.", "CIDR"),
     ]
     insecure: Annotated[
         bool, flag("Listen beyond this machine without tokens or without TLS all the same.")
@@ -606,7 +604,7 @@ BENCH_S_MAX = 300.0
 
 async def bench(
     call: Call,
-    tasks: Annotated[int, option("Of each way to enqueue.", min=1, max=1_000_000)] = 20_000,
+    tasks: Annotated[int, option("For each way to enqueue.", min=1, max=1_000_000)] = 20_000,
     rate: Annotated[
         int, option("Tasks a second while lateness is measured.", min=0, max=50_000)
     ] = 2_000,
@@ -675,7 +673,7 @@ TokensOption = Annotated[
 @offline(JSON_HERE)
 def create_token(
     call: Call,
-    name: Annotated[str, argument("NAME", "Whose it is.")],
+    name: Annotated[str, argument("NAME", "Its owner.")],
     file: TokensOption,
     scope: Annotated[
         list[str] | None,
@@ -697,7 +695,7 @@ def create_token(
     quota: Annotated[
         list[str] | None,
         option(
-            "At most so much: tasks_per_s, bytes_per_s, pending, connections, subscriptions,"
+            "Upper limits: tasks_per_s, bytes_per_s, pending, connections, subscriptions,"
             " transactions. May be repeated. Default: the daemon's quota_… settings.",
             "NAME=NUMBER",
         ),

@@ -150,7 +150,7 @@ class SubscribeOptions(DeliveryOptions, GroupOptions):
 async def subscribe(
     call: Call,
     topic: Annotated[
-        str | None, argument("TOPIC", "Whose tasks to receive.", autocompletion=complete_topics)
+        str | None, argument("TOPIC", "Topic to receive from.", autocompletion=complete_topics)
     ] = None,
     named: Annotated[
         str | None,
@@ -164,7 +164,7 @@ async def subscribe(
             autocompletion=complete_groups,
         ),
     ] = None,
-    max_: Annotated[int | None, option("End after so many.", "N", min=1)] = None,
+    max_: Annotated[int | None, option("End after this many.", "N", min=1)] = None,
     **options: Unpack[SubscribeOptions],
 ) -> None:
     """Receive tasks as they come due, and ack them. Ctrl-C ends it cleanly.
@@ -234,9 +234,7 @@ def _check_looks(options: Mapping[str, Any]) -> None:
 
 async def peek(
     call: Call,
-    topic: Annotated[
-        str, argument("TOPIC", "Whose tasks to look at.", autocompletion=complete_topics)
-    ],
+    topic: Annotated[str, argument("TOPIC", "Topic to look at.", autocompletion=complete_topics)],
     key: Annotated[str | None, option("Only those with this key.")] = None,
     due: Annotated[bool, flag("Only those that have come due.")] = False,
     newest_first: Annotated[bool, flag("The highest id first.")] = False,

@@ -103,7 +103,7 @@ METHODS = {verb.bulk: verb.methods[0].name for verb in VERBS.values() if verb.bu
 
 
 SpreadOption = Annotated[
-    float | None, duration("Over so much time, where the wheel is emptiest: 10m, 1h30m.")
+    float | None, duration("Over this time, where the wheel is emptiest: 10m, 1h30m.")
 ]
 
 
@@ -814,7 +814,7 @@ async def show_dead(call: Call, ids: Ids) -> int:
             if dead_groups(info):
                 show_task(call.out, info)
             else:
-                call.out.remark(f"not_found: task {task_id} is no dead letter ({info.state})")
+                call.out.remark(f"not_found: task {task_id} is not a dead letter ({info.state})")
                 missing = True
     return EXIT_NOT_FOUND if missing else 0
 
@@ -822,10 +822,10 @@ async def show_dead(call: Call, ids: Ids) -> int:
 async def requeue(
     call: Call,
     ids: IdsOrFilters = None,
-    rate: Annotated[float | None, option("So many a second; without, as fast as can.", "N")] = None,
+    rate: Annotated[float | None, option("Maximum per second; default: unlimited.", "N")] = None,
     ttl: Annotated[
         float | None,
-        duration("A new time to live from the requeue on: 1h, 2d. What has expired needs one."),
+        duration("A new time to live from the requeue on: 1h, 2d. An expired one needs it."),
     ] = None,
     **options: Unpack[SettleOptions],
 ) -> int:

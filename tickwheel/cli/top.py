@@ -589,12 +589,12 @@ BAR_LENGTH = 40
 
 async def load(
     call: Call,
-    step: Annotated[float, duration("Of each row.")] = "1m",  # type: ignore[assignment]  # what the parser is given
-    steps: Annotated[int, option("So many rows, at most 1440.", "N", min=1)] = 60,
+    step: Annotated[float, duration("Length of each row.")] = "1m",  # type: ignore[assignment]  # what the parser is given
+    steps: Annotated[int, option("Number of rows, at most 1440.", "N", min=1)] = 60,
     since: Annotated[
         datetime | None, moment("The first row: ISO-8601. Default: now.", "--from")
     ] = None,
-    everything: Annotated[bool, flag("Rows in which nothing is due, too.", "--all")] = False,
+    everything: Annotated[bool, flag("Also rows with nothing due.", "--all")] = False,
 ) -> None:
     """How many tasks are due in each of the next minutes, or hours: --step 1h --steps 24."""
     found = await call.ask(lambda client: client.load(step=step, steps=steps, since=since))

@@ -265,10 +265,10 @@ def _unpack_zlib(body: bytes, bytes_max: int) -> bytes:
     try:
         found = stream.decompress(body, bytes_max + 1)
     except zlib.error as error:
-        raise BadBody(f"the body is no zlib, as its encoding says: {error}") from None
+        raise BadBody(f"the body is not zlib, as its encoding says: {error}") from None
     _check_size(len(found), bytes_max)
     if not stream.eof or stream.unused_data:
-        raise BadBody("the body is no zlib, as its encoding says: it has another end")
+        raise BadBody("the body is not zlib, as its encoding says: it has another end")
     return found
 
 
@@ -285,7 +285,7 @@ def _unpack_zstd(body: bytes, bytes_max: int) -> bytes:
         found: bytes = unpack(body, max_output_size=bytes_max, allow_extra_data=False)
     except zstandard.ZstdError as error:
         too_large = f", or has more than {bytes_max} bytes (unpacked_bytes_max)" * (size < 0)
-        raise BadBody(f"the body is no zstd, as its encoding says{too_large}: {error}") from None
+        raise BadBody(f"the body is not zstd, as its encoding says{too_large}: {error}") from None
     return found
 
 
@@ -329,7 +329,7 @@ def read_keys(path: str | os.PathLike[str]) -> dict[str, bytes]:
         try:
             keys[name] = base64.b64decode(encoded, validate=True)
         except binascii.Error:
-            raise BadRequest(f"{at}: the key is no base64") from None
+            raise BadRequest(f"{at}: the key is not base64") from None
     return keys
 
 

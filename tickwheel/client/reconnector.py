@@ -459,7 +459,7 @@ class Reconnector:
             said = f"the daemon refused the connection: {error.message}; once more without"
             raise ConnectionLost(said) from None
         if not isinstance(info, dict):
-            raise ProtocolError("HELLO's answer is no map")
+            raise ProtocolError("HELLO's answer is not a map")
         if self._route is not None:
             self._route.learn(info)
         shard = None if self._route is None else self._route.shard

@@ -416,7 +416,7 @@ def read(parse: Callable[[Any], T], answer: Any) -> T:
 def list_of(answer: Any, count: int, kind: Any) -> list[Any]:
     """The answer as a list of ``count`` of this kind. Raises ProtocolError."""
     if not isinstance(answer, tuple) or len(answer) != count:
-        raise ProtocolError(f"the daemon's answer is no list of {count}: {answer!r:.100}")
+        raise ProtocolError(f"the daemon's answer is not a list of {count}: {answer!r:.100}")
     found: list[Any] = read(shapes.reader_of(kind), answer)
     return found
 

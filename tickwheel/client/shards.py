@@ -369,7 +369,7 @@ class Shards:
             asked = (*fields[:place], some, *fields[place + 1 :])
             answer = await self._ask(self.members[shard], verb, asked, until_s)
             if not isinstance(answer, tuple) or len(answer) != len(some):
-                raise ProtocolError(f"the daemon's answer is no list of {len(some)}")
+                raise ProtocolError(f"the daemon's answer is not a list of {len(some)}")
             return answer
 
         return tuple(await ask_in_parts(groups, ask))

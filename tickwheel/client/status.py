@@ -150,7 +150,7 @@ async def _ask(connection: Connection, address: Address, token: str | None, name
     options = {"v": PROTOCOL_VERSION, "session": None, "token": token, "client": name}
     info = await _answer(connection, 1, hello(1, options, Limits().frame_bytes_max))
     if not isinstance(info, Mapping):
-        raise ProtocolError("HELLO's answer is no map")
+        raise ProtocolError("HELLO's answer is not a map")
     try:
         answer = await _answer(connection, 2, encode((int(FrameType.STATUS), 2)))
     except UnknownType:

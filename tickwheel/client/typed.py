@@ -468,7 +468,7 @@ class Schema:
         """A value of one of pydantic's models."""
         model = _pydantic_model()
         if model is None or not isinstance(kind, type) or not issubclass(kind, model):
-            raise NotImplementedError(f"{kind} is no type that can be read")
+            raise NotImplementedError(f"{kind} is not a type that can be read")
         errors: Any = sys.modules["pydantic"].ValidationError
         try:
             return kind.model_validate_json(self._msgspec.json.encode(value))  # type: ignore[attr-defined]  # a model

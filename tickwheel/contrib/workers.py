@@ -58,7 +58,7 @@ def load_worker(target: str) -> Worker:
         except AttributeError:
             raise BadRequest(f"module {module_name} has no {path}") from None
     if not isinstance(found, Worker):
-        raise BadRequest(f"{target} is no tickwheel.Worker, but {type(found).__name__}")
+        raise BadRequest(f"{target} is not a tickwheel.Worker, but {type(found).__name__}")
     return found
 
 

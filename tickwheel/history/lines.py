@@ -153,7 +153,7 @@ class Renderer:
         Raises one of MALFORMED.
         """
         if type(record[1]) is not int:
-            raise TypeError("the time is no whole number")
+            raise TypeError("the time is not a whole number")
         return list(self._kinds[record[0]](record, seq))
 
     # --- producers ---------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class Renderer:
     def _ended(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, how, ids, ended, *more = record
         if how not in ENDINGS:
-            raise ValueError(f"{how!r} is no ending")
+            raise ValueError(f"{how!r} is not an ending")
         lasts = [_ENDED[last] for last in _column(ended, len(ids))]
         whys = [[_why(reason)] * len(ids) for reason in more[:1]]
         return self._each((time_ms, how, topic, group), ids, seq, lasts, *whys)

@@ -303,7 +303,7 @@ def _parse(data: bytes, offset: int) -> Chunk:
     try:
         for array in unpacker:
             if not _is_batch(array):
-                damaged = "something that is no batch"
+                damaged = "something that is not a batch"
                 break
             arrays.append((array[0], array[1]))
             end = offset + unpacker.tell()

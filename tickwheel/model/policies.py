@@ -140,7 +140,7 @@ class RetryPolicy:
         for the kind."""
         kind = given.get("kind")
         if not isinstance(kind, str) or kind not in FIELDS:
-            raise ValueError(f"{kind!r:.100} is no kind of retry policy")
+            raise ValueError(f"{kind!r:.100} is not a kind of retry policy")
         given = {"retries": _DEFAULTS.retries_max, "jitter": _DEFAULTS.jitter, **given}
         numbers = {_ATTRIBUTES.get(name, name): given[name] for name in FIELDS[kind]}
         if kind == "table":
@@ -194,7 +194,7 @@ def of_history(given: Any) -> PolicyRef | None:
         return given
     if isinstance(given, Mapping):
         return str(given["name"]) if "name" in given else RetryPolicy.of_map(given)
-    raise ValueError(f"{given!r:.100} is no retry policy")
+    raise ValueError(f"{given!r:.100} is not a retry policy")
 
 
 # --- checks of what comes from outside -----------------------------------------------------------
@@ -342,10 +342,10 @@ def parse_shift(text: str) -> float:
 def duration_ms(value: Any) -> int:
     """Whole milliseconds of a duration in text, or of a number of seconds."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise ValueError(f"{value!r:.40} is no duration; {_DURATION_HELP}")
+        raise ValueError(f"{value!r:.40} is not a duration; {_DURATION_HELP}")
     if not isinstance(value, str):
         if not 0 <= value * 1000 <= DURATION_MS_MAX:
-            raise ValueError(f"{value!r:.40} is no duration; {_DURATION_HELP}")
+            raise ValueError(f"{value!r:.40} is not a duration; {_DURATION_HELP}")
         value = f"{value:f}"
     return round(parse_duration(value) * 1000)
 
@@ -387,7 +387,7 @@ def parse_policy(text: str) -> Policy:
     if kind in SPEC_FIELDS:
         return _table(rest) if kind == "table" else {"kind": kind, **_fields(kind, rest)}
     if colon or not NAME.fullmatch(kind):
-        raise ValueError(f"{text!r:.80} is no retry policy; {_KNOWN}")
+        raise ValueError(f"{text!r:.80} is not a retry policy; {_KNOWN}")
     return kind
 
 
@@ -403,7 +403,7 @@ def policy_of_json(value: Any) -> Policy:
     known = ("kind", *FIELDS[kind])
     for name, given in value.items():
         if name not in known:
-            raise ValueError(f"{name} is no part of kind {kind}")
+            raise ValueError(f"{name} is not part of kind {kind}")
         if name != "kind" and not _fits(name, given):
             raise ValueError(f"{name} is {given!r:.40}, which is no such number")
     return dict(value)

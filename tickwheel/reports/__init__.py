@@ -73,7 +73,7 @@ class Slo:
         """The objective in ``TOPIC=TARGET`` or ``TOPIC=TARGET@SHARE%``; ``*`` is any text."""
         found = re.fullmatch(r"([^=\s]+)=(\d+)(ms|s|m|h)(?:@(\d+(?:\.\d+)?)%)?", text.strip())
         if found is None:
-            raise ReportError(f"{text!r} is no SLO; write for example 'orders.*=50ms@99.9%'")
+            raise ReportError(f"{text!r} is not an SLO; write for example 'orders.*=50ms@99.9%'")
         pattern, number, unit, share = found.groups()
         objective = OBJECTIVE if share is None else float(share) / 100
         return cls(pattern, int(number) * _UNITS_MS[unit], objective)
@@ -114,7 +114,7 @@ class ReportSettings:
         try:
             ZoneInfo(self.timezone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
-            raise ReportError(f"{self.timezone!r} is no time zone; write for example "
+            raise ReportError(f"{self.timezone!r} is not a time zone; write for example "
                               "Europe/Berlin") from None  # fmt: skip
         if not self.history:
             raise ReportError("history: name at least 1 folder; none was named")
@@ -179,5 +179,5 @@ def at_ms(text: str | None, timezone: str) -> int | None:
         return round(found.timestamp() * 1000)
     except (ValueError, OverflowError, KeyError):
         raise ReportError(
-            f"{text!r} is no ISO-8601 time; write for example 2030-01-31 or 2030-01-31T09:00"
+            f"{text!r} is not an ISO-8601 time; write for example 2030-01-31 or 2030-01-31T09:00"
         ) from None

@@ -160,7 +160,7 @@ def _right(name: str) -> Right:
     try:
         return Right(name)
     except ValueError:
-        raise BadRequest(f"{shown(name)} is no right; known are {_known_rights()}") from None
+        raise BadRequest(f"{shown(name)} is not a right; known are {_known_rights()}") from None
 
 
 def _known_rights() -> str:
@@ -207,7 +207,7 @@ def _load(path: Path) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"{path} is no JSON: {error}") from None
+        raise BadRequest(f"{path} is not valid JSON: {error}") from None
 
 
 def _token(given: Any, field: str) -> Token:

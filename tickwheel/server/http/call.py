@@ -368,15 +368,15 @@ class Body:
         try:
             data = self._unpack.decompress(part, bytes_max)
         except zlib.error as error:
-            raise BadRequest(f"the body is no gzip: {error}") from None
+            raise BadRequest(f"the body is not valid gzip: {error}") from None
         if self._unpack.unused_data:
-            raise BadRequest("the body is no gzip: it goes on behind its end")
+            raise BadRequest("the body is not valid gzip: it goes on behind its end")
         return data, self._unpack.unconsumed_tail
 
     def _check_end(self) -> None:
         assert self._unpack is not None
         if not self._unpack.eof:
-            raise BadRequest("the body is no gzip: it ends too early")
+            raise BadRequest("the body is not valid gzip: it ends too early")
 
     def _count(self, count: int) -> None:
         if self._taken + count > self._bytes_max:
@@ -838,7 +838,7 @@ def decoded(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except msgspec.ValidationError as error:
         raise BadRequest(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the body is no JSON: {error}") from None
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise BadRequest("the body is nested too deeply") from None
 

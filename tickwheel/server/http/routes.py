@@ -140,7 +140,7 @@ def _text(segment: str) -> str:
     try:
         return unquote_to_bytes(segment).decode()
     except UnicodeDecodeError:
-        raise BadRequest(f"the path has a segment that is no UTF-8: {shown(segment)}") from None
+        raise BadRequest(f"the path has a segment that is not UTF-8: {shown(segment)}") from None
 
 
 # --- tasks, keys, dead letters -------------------------------------------------------------------

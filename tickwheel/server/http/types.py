@@ -81,7 +81,7 @@ At = Annotated[datetime, Meta(tz=True, description="RFC 3339, with its offset.")
 Span = Annotated[str | float, Meta(extra_json_schema={"$ref": REF.format(name="Duration")})]
 Property = tasks.Value
 Text = Annotated[str, _shape("The body as text.")]
-Base64 = Annotated[bytes, Meta(description="The body, when it is no text.")]
+Base64 = Annotated[bytes, Meta(description="The body, when it is not text.")]
 
 
 class In(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -893,7 +893,7 @@ def _header_text(name: bytes, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise BadRequest(f"{name.decode('latin-1')} is no UTF-8") from None
+        raise BadRequest(f"{name.decode('latin-1')} is not UTF-8") from None
 
 
 def _number(name: bytes, text: str) -> int:
@@ -906,7 +906,7 @@ def _json_header(name: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text.encode())
     except (msgspec.DecodeError, RecursionError):
-        raise BadRequest(f"{name} is no JSON: {shown(text)}") from None
+        raise BadRequest(f"{name} is not valid JSON: {shown(text)}") from None
 
 
 # --- resends -------------------------------------------------------------------------------------

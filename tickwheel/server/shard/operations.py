@@ -59,8 +59,8 @@ def known(directory: Directory | None) -> Directory:
     """The directory. Raises Conflict where the daemon is not one of a node."""
     if directory is None:
         raise Conflict(
-            "this daemon is no node: its shards do not move. Nodes share a Redis, with ?shards=N in"
-            " the URL of its store"
+            "this daemon is not a node: its shards do not move. Nodes share a Redis, with ?shards=N"
+            " in the URL of its store"
         )
     return directory
 

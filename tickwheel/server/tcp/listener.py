@@ -185,7 +185,7 @@ class ProducerFrames:
                 keys.append(task[3]["key"])
         if not requests:
             return start
-        size += keys_bytes(keys)  # the decoder has let nothing through that is no UTF-8
+        size += keys_bytes(keys)  # the decoder has let nothing through that is not UTF-8
         taken: int = self._verbs.enqueue_plain(
             peer.caller, requests, floor_max, new_tasks, size, now_ms, keyed=bool(keys)
         )

@@ -65,7 +65,7 @@ export function bodyFields(now = {}) {
   function read() {
     if (kind.value === "same") return { body_base64: now.body_base64 };
     if (kind.value === "json") {
-      try { JSON.parse(body.value); } catch (error) { throw new Error(`Body is no JSON: ${error.message}`); }
+      try { JSON.parse(body.value); } catch (error) { throw new Error(`Body is not valid JSON: ${error.message}`); }
     }
     return { body: body.value };
   }
@@ -123,7 +123,7 @@ function jsonProperties(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`Properties are no JSON: ${error.message}`);
+    throw new Error(`Properties are not valid JSON: ${error.message}`);
   }
 }
 

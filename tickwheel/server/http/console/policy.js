@@ -34,6 +34,6 @@ export function readPolicy(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`The retry policy is no JSON: ${error.message}`);
+    throw new Error(`The retry policy is not valid JSON: ${error.message}`);
   }
 }

@@ -149,7 +149,7 @@ export async function showBody(box, task) {
   let isText = true, json = null;
   try { new TextDecoder("utf-8", { fatal: true }).decode(data); } catch { isText = false; }
   try { json = JSON.stringify(JSON.parse(text), null, 2); } catch { /* it is none */ }
-  const forms = [["text", "Text", () => text], ["json", "JSON", () => json ?? "The body is no JSON."], ["hex", "Hex", () => hex(data)]];
+  const forms = [["text", "Text", () => text], ["json", "JSON", () => json ?? "The body is not valid JSON."], ["hex", "Hex", () => hex(data)]];
   const out = h("pre", { class: "content", tabindex: "0", "aria-label": "The body" });
   const buttons = forms.map(([name, title, make]) => h("button", { type: "button", "aria-pressed": "false", data: { name }, onclick: () => choose(name, make) }, title));
   const hide = h("button", { type: "button", "aria-pressed": "false", onclick: () => { out.hidden = !out.hidden; hide.setAttribute("aria-pressed", String(out.hidden)); } }, "Hide");
