@@ -1,8 +1,9 @@
 """Writes docs/settings.md and deploy/tickwheel.toml from the daemon's settings.
 
-Names, kinds, defaults and ranges come from the code; what a setting means from the tables of
-docs/operations.md, which has every one (this fails on one that it has not). Run it after a
-setting has changed: ``.venv/bin/python scripts/settings_page.py``. A test compares.
+Names, kinds, defaults and ranges come from the code. The meaning comes from the last
+column of docs/settings.md itself, or else from docs/limits.md: add a row ``| `name` | meaning |``
+there for a new setting that is no limit. Run this after a setting has changed:
+``.venv/bin/python scripts/settings_page.py``. A test compares.
 """
 
 from __future__ import annotations
@@ -16,25 +17,43 @@ from typing import Any
 from tickwheel.server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
-OPERATIONS = ROOT / "docs" / "operations.md"
+SETTINGS = ROOT / "docs" / "settings.md"
+LIMITS = ROOT / "docs" / "limits.md"
+LIMIT = "limit: "
+HEAD = """# Settings
+
+`scripts/settings_page.py` writes this table from the code. Each setting is a key of the TOML \
+file (`--config tickwheel.toml`), `TICKWHEEL_<NAME>` in the environment, and `--set name=value` \
+on the command line; some have a flag of their own. Flags win over the environment, the \
+environment over the file. A file with all of them: \
+[deploy/tickwheel.toml](../deploy/tickwheel.toml). The settings of a store follow its URL: \
+`sqlite:////var/lib/tickwheel/tasks.db?wal_bytes=67108864`.
+
+<a id="environment"></a>**Environment variables.** The daemon, the command line and the commands \
+of the frameworks refuse a variable that begins with `TICKWHEEL_` and that nothing reads (`there \
+is no environment variable TICKWHEEL_BACKUP_DAILY_HR; did you mean \
+TICKWHEEL_BACKUP_DAILY_HOUR?`). Variables of clients and of daemons may stand side by side. Where \
+the daemon is not installed, only names similar to a client's are refused. An empty variable \
+counts as unset. Two kinds of names are ignored: those that scripts and images use \
+(`TICKWHEEL_HOME`, `_DIR`, `_IMAGE`, `_ROOT`, `_TAG`, `_USER`, `_VENV`, `_VERSION`), and those \
+that Kubernetes makes for a Service whose name begins with `tickwheel` \
+(`TICKWHEEL_SERVICE_HOST`, `TICKWHEEL_PORT=tcp://…`, …), recognised by name and value.
+"""
 NO_DEFAULT = {"node": "the host's name"}
 WIDTH = 96
 
 
 def meanings() -> dict[str, str]:
-    """What each setting means, in Markdown, by name."""
-    text = OPERATIONS.read_text()
+    """The meaning of each setting, in Markdown, by name."""
     found: dict[str, str] = {}
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
-        if not line.startswith("| ") or len(cells) < 3:
-            continue
-        if cells[0].startswith("`"):  # | `a`, `b` | default | meaning |
-            for name in re.findall(r"`(\w+)`", cells[0]):
-                found.setdefault(name, cells[2])
-        elif len(cells) == 5:  # | what | `name` | default | when it is reached | tests |
-            for name in re.findall(r"^`(\w+)`$", cells[1]):
-                found.setdefault(name, f"limit: {cells[0]}. When it is reached: {cells[3]}")
+    for line in SETTINGS.read_text().splitlines():  # | `name` | ... | meaning |
+        cells = line.strip("| ").split(" | ")
+        if (name := re.fullmatch(r"`(\w+)`", cells[0])) and not cells[-1].startswith(LIMIT):
+            found[name[1]] = cells[-1]
+    for line in LIMITS.read_text().splitlines():  # | what | `name` | default | error | tests |
+        cells = line.strip("| ").split(" | ")
+        if line.startswith("| ") and (name := re.fullmatch(r"`(\w+)`", cells[1])):
+            found.setdefault(name[1], f"{LIMIT}{cells[0]}. When it is reached: {cells[3]}")
     return found
 
 
@@ -80,14 +99,7 @@ def page() -> str:
     """docs/settings.md"""
     means = meanings()
     lines = [
-        "# Settings",
-        "",
-        "Made from the code by `scripts/settings_page.py`. Each is a key of the TOML file"
-        " (`--config`), `TICKWHEEL_<NAME>` in the environment, and `--set name=value` on the"
-        " command line; flags win over the environment, the environment over the file. How they"
-        " work together: [operations.md](operations.md). A file with all of them:"
-        " [deploy/tickwheel.toml](../deploy/tickwheel.toml).",
-        "",
+        HEAD,
         "| setting | kind | default | range | meaning |",
         "|---|---|---|---|---|",
     ]
@@ -95,8 +107,7 @@ def page() -> str:
         value = default_of(name)
         default = NO_DEFAULT.get(name) or ("none" if value in (None, {}) else toml_value(value))
         shown = default if default in {"none", *NO_DEFAULT.values()} else f"`{default}`"
-        meaning = means[name].replace("](#", "](operations.md#").replace("](../", "](../")
-        lines.append(f"| `{name}` | {kind_of(name)} | {shown} | {range_of(name)} | {meaning} |")
+        lines.append(f"| `{name}` | {kind_of(name)} | {shown} | {range_of(name)} | {means[name]} |")
     return "\n".join(lines) + "\n"
 
 
@@ -145,7 +156,7 @@ FILES = {"docs/settings.md": page, "deploy/tickwheel.toml": sample}
 def main() -> int:
     missing = sorted(Settings.model_fields.keys() - meanings().keys())
     if missing:
-        print(f"not in a table of docs/operations.md: {', '.join(missing)}", file=sys.stderr)
+        print(f"without a meaning in docs/settings.md: {', '.join(missing)}", file=sys.stderr)
         return 1
     for name, make in FILES.items():
         path = ROOT / name

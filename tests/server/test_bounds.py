@@ -1,4 +1,4 @@
-"""Every limit of what a client can make grow: at it, and one above it. ``docs/operations.md`` lists
+"""Every limit of what a client can make grow: at it, and one above it. ``docs/limits.md`` lists
 them with the tests that are here and elsewhere."""
 
 from __future__ import annotations
