@@ -433,3 +433,18 @@ def test_a_log_that_cannot_be_made_is_refused_before_anything_is_served(
     error = capsys.readouterr().err
     assert f"setting audit_file: {said}" in error.splitlines()[-1] and "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_answers_of_logged_requests_count_for_the_limit_of_their_caller(
+    rig: AccessRig,
+) -> None:
+    peer = await rig.peer_with("all")
+    rig.store.stall()
+    peer.send(T.GROUP_CREATE, "t", "g", {})
+    await rig.settle()
+    [caller] = rig.shard.callers
+    committer = rig.shard.committer
+    committer._replies_bytes_max = committer._replies_of[caller.replies]
+    assert rig.operations.is_behind(caller) and not rig.shard.has_room(caller)
+    rig.store.go_on()
+    await rig.until(lambda: not rig.operations.is_behind(caller))

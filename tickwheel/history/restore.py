@@ -57,7 +57,7 @@ from tickwheel.persistence.sqlite.database import (
     SINCE_EPOCH,
     StoreLock,
     make_another,
-    part_of,
+    part_name,
     remove_database,
     set_aside,
     whole_or_nothing,
@@ -150,7 +150,7 @@ def _scratch_of(pid: int) -> str:
 
 def remove_leftovers(into: Path, pid: int) -> None:
     """Remove what a killed restore into a SQLite file left; one that ended leaves nothing."""
-    remove_database(part_of(str(into), pid))
+    remove_database(part_name(str(into), pid))
     for folder in into.parent.glob(f"{_scratch_of(pid)}*"):
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -766,7 +766,7 @@ FILES_BESIDE = ("-wal", "-shm", ".lock", ".reserve")
 """Ends of the names of a database's other files."""
 
 
-def part_of(path: str, pid: int) -> str:
+def part_name(path: str, pid: int) -> str:
     """The name of a database while process ``pid`` makes it."""
     return f"{path}.part-{pid}"
 
@@ -783,7 +783,7 @@ def whole_or_nothing(path: str) -> Iterator[str]:
     """The name under which to make a database that has the name ``path`` when it is whole, durably
     on return. Raises FileExistsError when there is a file of that name by then; an error leaves
     nothing behind."""
-    part = part_of(path, os.getpid())
+    part = part_name(path, os.getpid())
     try:
         yield part
         os.link(part, path)
