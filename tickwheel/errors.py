@@ -111,7 +111,7 @@ class TlsRequired(ProtocolError):
     """The port speaks TLS, and the client does not."""
 
     code = "tls_required"
-    remark = "The answer to plain bytes is plain, too."
+    remark = "The answer to plain bytes is also plain."
 
 
 class Unauthorized(TickwheelError):
@@ -215,7 +215,7 @@ class RequestTimeout(BadRequest):
 
 
 class UnsupportedMediaType(BadRequest):
-    """HTTP: the body's content type or encoding is none that is taken here."""
+    """HTTP: the body's content type or encoding is not accepted here."""
 
     code = "unsupported_media_type"
     http_status = 415

@@ -45,7 +45,7 @@ class Limits:
     ids_per_frame_max: int = 16_384
     """Ids, receipts or pairs of one request."""
     delay_ms_max: int = 315_576_000_000
-    """From now to a due time; the longest ttl, too."""
+    """From now to a due time; also the longest ttl."""
     within_ms_max: int = 86_400_000
     """Longest due window."""
     window_max: int = 1024
@@ -72,7 +72,7 @@ class Limits:
     lease_ms_min: int = 100
     """Shortest lease."""
     lease_ms_max: int = 12 * 3600 * 1000
-    """Longest lease; the longest `wait_ms` of PULL, too."""
+    """Longest lease; also the longest `wait_ms` of PULL."""
     subscriptions_max: int = 1024
     """Subscriptions of one connection."""
     pulls_max: int = 1024

@@ -159,38 +159,19 @@ ODD = {
 ALLOWED = ("is none of its business", "What is promised", "decided of as a whole")
 """Phrases that match a pattern and are plain English."""
 DOCUMENTS_AT_MOST: dict[str, int] = {
-    "ARCHITECTURE.md": 2,
-    "CONTRIBUTING.md": 4,
-    "docs/bulk.md": 2,
-    "docs/cli.md": 4,
-    "docs/console.md": 3,
+    "docs/bulk.md": 1,
+    "docs/console.md": 2,
     "docs/durability.md": 12,
-    "docs/errors.md": 2,
-    "docs/filters.md": 2,
-    "docs/forward.md": 3,
-    "docs/frameworks.md": 2,
     "docs/glossary.md": 4,
-    "docs/history.md": 11,
-    "docs/http.md": 7,
-    "docs/keys.md": 7,
+    "docs/history.md": 10,
     "docs/metrics.md": 8,
     "docs/operations.md": 45,
-    "docs/order.md": 7,
-    "docs/protocol.md": 4,
-    "docs/push.md": 5,
     "docs/replay.md": 4,
-    "docs/reports.md": 14,
+    "docs/reports.md": 13,
     "docs/scaling.md": 10,
-    "docs/schedules.md": 5,
-    "docs/security.md": 13,
+    "docs/security.md": 11,
     "docs/settings.md": 22,
-    "docs/sharded-clients.md": 4,
-    "docs/testing.md": 1,
-    "docs/tour.md": 1,
     "docs/tracing.md": 6,
-    "docs/transactions.md": 5,
-    "docs/typed.md": 9,
-    "docs/walks.md": 1,
     "docs/windows.md": 8,
 }
 """Hits of documents that are not rewritten yet. These numbers only fall; any other has none."""
@@ -223,6 +204,8 @@ def _prose(path: Path) -> Iterator[str]:
     if path.suffix == ".md":
         text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
         for line in text.splitlines():
+            if line.startswith("#"):
+                continue  # a heading may be a question without its mark
             yield re.sub(r"^(?:[-*#>|] ?|\d+\. )+", "", line).strip()
         return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
