@@ -91,7 +91,7 @@ def test_the_overview_counts_as_the_daemon_does(console: Console, shop: Daemon, 
     expect(page.locator("#live")).to_have_text("Live")
     enqueue(shop, topic, 1234, delay_ms=HOUR_MS // 2)
     tile = page.locator(".tile", has_text="Scheduled").locator("b")
-    expect(tile).to_have_text(f"{get(shop, '/v1/stats')['pending']:,}")
+    expect(tile).to_have_text(f"{get(shop, '/v1/stats')['scheduled']:,}")
     page.locator(".tile", has_text="Scheduled").click()
     expect(page).to_have_url(re.compile(r"#/tasks\?state=scheduled$"))
     expect(page.locator("main h1")).to_have_text("Tasks")
