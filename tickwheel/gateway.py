@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from tickwheel.api.targets import SettleCallback
     from tickwheel.api.verb import Verb
     from tickwheel.client.delivery import Delivery
-    from tickwheel.client.shards import Shards
+    from tickwheel.client.link import Link
     from tickwheel.client.tasks import Receipt
     from tickwheel.clock import Clock, Now
     from tickwheel.engine.sessions import ReplySink
@@ -129,7 +129,7 @@ class Teller(Client):
 
     def __init__(self, url: str, token: str, tls: ssl.SSLContext | None) -> None:
         super().__init__(url, token=token, name=NAME)
-        self._tls = tls
+        self._options.tls = tls
         self.under_way = 0
         """Requests that it works on."""
         self.leased_until_s = 0.0
@@ -151,7 +151,7 @@ class Teller(Client):
         asked = request.said()
         shards = await self._know_shards()
         if verb.name == "preview_bulk":
-            return await self._trial(shards, asked)
+            return await self._trial(asked)
         fields = verb.asked.to_frame(asked)
         if shards is not None and verb.over is Over.PAGES:
             return await shards.page(verb, asked, None)
@@ -161,7 +161,9 @@ class Teller(Client):
         """The status of all shards as one. Raises Unreachable when there is none."""
         shards, verb = await self._know_shards(), VERBS["status"]
         until_s = _now_s() + STATUS_S
-        asking = (member._call(verb, (), until_s) for member in self._members(shards))
+        for link in self._links:
+            link.ready()
+        asking = (link.call(verb, (), until_s) for link in self._links)
         ends: list[Any] = await asyncio.gather(*asking, return_exceptions=True)
         raise_first([end for end in ends if not isinstance(end, AWAY)])
         answers = [end for end in ends if not isinstance(end, BaseException)]
@@ -170,23 +172,10 @@ class Teller(Client):
             return answers[0]
         return status_of(ends, answers[0]["shards"])
 
-    def _members(self, shards: Shards | None) -> Sequence[Teller]:
-        """A client for each shard, which asks that one alone."""
-        return (self,) if shards is None else cast("Sequence[Teller]", shards.members)
-
-    async def ask(self, kind: FrameType, *fields: Any) -> Any:
-        """The answer of the one daemon that this client is connected to, as it came."""
-        self._ready()
-        return await self._calls.call(kind, *fields)
-
-    async def preview(self, asked: Mapping[str, Any]) -> BulkPreview:
-        """What a bulk operation would do in this client's shard."""
-        return await self._preview({**asked}, None)
-
-    async def _trial(self, shards: Shards | None, asked: dict[str, Any]) -> dict[str, Any]:
+    async def _trial(self, asked: dict[str, Any]) -> dict[str, Any]:
         """A dry run of a bulk operation as a whole: its parts are no parts of one list."""
         asked = {name: asked[name] for name in asked if name not in ("after", "until_id")}
-        parts = [await member.preview(asked) for member in self._members(shards)]
+        parts = [await link.preview(asked, None) for link in self._links]
         found = reduce(BulkPreview.and_then, parts)
         return {one.name: getattr(found, one.name) for one in found.fields()} | {"next": None}
 
@@ -217,20 +206,20 @@ class Teller(Client):
         tasks went. Each shard remembers its part."""
         shards = await self._know_shards()
         self._checked_size(tasks)
-        members = self._members(shards)
         if shards is not None:
             for task in tasks:
                 checked_basis(task[3] if len(task) == 4 else {})
-        return _stored(await self._put_once(members, key, fingerprint, tasks))
+        return _stored(await self._put_once(key, fingerprint, tasks))
 
     async def _put_once(
-        self, members: Sequence[Teller], key: bytes, fingerprint: int, tasks: Sequence[Any]
+        self, key: bytes, fingerprint: int, tasks: Sequence[Any]
     ) -> Sequence[Receipt]:
-        parts, home = once_parts(tasks, key, len(members)), shard_of(key.hex(), len(members))
+        links = self._links
+        parts, home = once_parts(tasks, key, len(links)), shard_of(key.hex(), len(links))
 
         async def put(shard: int) -> Sequence[Receipt] | dict[str, Any]:
             some = [tasks[index] for index in parts.get(shard, ())]
-            return await members[shard].put_once_here(key, fingerprint, some)
+            return await self._put_once_at(links[shard], key, fingerprint, some)
 
         async def ask(shard: int, indexes: Sequence[int]) -> Any:
             return at_home if shard == home else await put(shard)
@@ -244,7 +233,7 @@ class Teller(Client):
         rest = [index for index in range(len(tasks)) if index not in found]
         if rest:
             some = [tasks[index] for index in rest]
-            made = await self._put_once(members, rest_key(key), fingerprint, some)
+            made = await self._put_once(rest_key(key), fingerprint, some)
             found |= zip(rest, made, strict=True)
         return [found[index] for index in range(len(tasks))]
 
@@ -262,12 +251,12 @@ class Teller(Client):
                 found[index] = receipt._replace(due_ms=due_ms, outcome=word)
         return found
 
-    async def put_once_here(
-        self, key: bytes, fingerprint: int, tasks: Any
+    async def _put_once_at(
+        self, link: Link, key: bytes, fingerprint: int, tasks: Any
     ) -> list[Receipt] | dict[str, Any]:
-        """What became of the tasks for an idempotency key that belong into this client's shard; or
+        """What became of the tasks for an idempotency key that belong into the link's shard; or
         what former shards have answered to all tasks of the request."""
-        accepted_ms, ids, *more = await self.ask(FrameType.ENQUEUE_ONCE, key, fingerprint, tasks)
+        accepted_ms, ids, *more = await link.ask(FrameType.ENQUEUE_ONCE, key, fingerprint, tasks)
         said = more[0] if more else {}
         if "before" in said:
             return dict(said["before"])
@@ -280,7 +269,7 @@ class Teller(Client):
         """Keep half tasks, in the shard that the name is claimed for."""
         shards = await self._know_shards()
         self._checked_size(tasks)
-        home: Any = self
+        home = self._link
         if shards is not None:
             home, claim = await shards.place_of_transaction(None, name, tasks, None)
             options = {**options, "claim": claim} if claim else options
@@ -291,9 +280,8 @@ class Teller(Client):
         told: Callable[[MadeGroup], None],
     ) -> list[Delivery]:  # fmt: skip
         """Up to ``count`` deliveries, as soon as there is one; ``told`` of a group it makes."""
-        shards = await self._know_shards()
-        pull = self._pull if shards is None else shards.pull
-        return await pull((topic, group), count, wait_ms, options, None, told)
+        whole = await self._know_shards() or self._link
+        return await whole.pull((topic, group), count, wait_ms, options, None, told)
 
     async def settle(
         self, verb: Verb, items: Sequence[Any], fields_of: Callable[[list[Any]], tuple[Any, ...]]
@@ -302,22 +290,23 @@ class Teller(Client):
         frame = verb.frame
         assert frame is not None
         shards, parts = await self._know_shards(), dict[int, list[int]]()
-        members = self._members(shards)
+        links = self._links
         for index, item in enumerate(items):
             for shard in (0,) if shards is None else shards.shards_of(item[0]):
                 parts.setdefault(shard, []).append(index)
 
         async def ask(shard: int, indexes: Sequence[int]) -> Sequence[str | None]:
             fields = fields_of([items[index] for index in indexes])
-            return await members[shard].ask(frame, *fields) or [None] * len(indexes)
+            return await links[shard].ask(frame, *fields) or [None] * len(indexes)
 
         return await ask_in_parts(parts, ask)
 
     def wish(self, wish: SubscribeOptions, prefetch: int) -> Any:
         """A subscription that is not started."""
         self._ready()
-        self._subscriptions.buffer_bytes_max = STREAM_BYTES_MAX
-        return self._subscriptions.make(wish, prefetch)
+        subscriptions = self._link.subscriptions
+        subscriptions.buffer_bytes_max = STREAM_BYTES_MAX
+        return subscriptions.make(wish, prefetch)
 
 
 # --- what a principal may ask --------------------------------------------------------------------

@@ -258,7 +258,7 @@ class InsideClient(Client):
 
     def __init__(self, inside: Inside, **options: Any) -> None:
         super().__init__(NOWHERE, **options)
-        self._open_to = inside.open_to
+        self._options.open_to = inside.open_to
         self._failure: TickwheelError | None = None
 
     def _ready(self) -> None:

@@ -39,11 +39,11 @@ from tickwheel.api.times import Duration, seconds
 from tickwheel.client import Client as AsyncClient
 from tickwheel.client import Delivery as AsyncDelivery
 from tickwheel.client import Subscription as AsyncSubscription
+from tickwheel.client.checks import Check
 from tickwheel.client.delivery import Delivered, seen
 from tickwheel.client.encodings import body_of
 from tickwheel.client.subscription import settle_failed
 from tickwheel.client.tasks import Receipt
-from tickwheel.client.transactions import Check
 from tickwheel.client.transactions import Transaction as AsyncTransaction
 from tickwheel.errors import BadRequest, ClientClosed, TickwheelError
 from tickwheel.limits import Limits
@@ -163,9 +163,8 @@ class Runtime:
         client = self._client
         if client is None:
             return
-        members = [client] if client._shards is None else [client, *client._shards.members]
-        for member in members:  # some may not have begun
-            connection = getattr(getattr(member, "_reconnector", None), "connection", None)
+        for link in client._links:
+            connection = link.reconnector.connection if link.is_begun else None
             if connection is not None and (descriptor := connection.fileno()) >= 0:
                 self._cover(descriptor)
 

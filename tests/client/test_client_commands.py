@@ -314,7 +314,7 @@ async def test_a_frame_over_the_daemons_limit_is_refused_and_never_sent() -> Non
         peer = await daemon.peer()
         for kind in kinds:
             with pytest.raises(errors.LimitExceeded, match=f"{kind.name.lower()}.*frame_bytes_max"):
-                await soon(client._calls.call(kind, "x" * 1024))
+                await soon(client._link.calls.call(kind, "x" * 1024))
         asking = asyncio.ensure_future(client.ping())
         peer.ok(await peer.next(T.PING))
         await soon(asking)
@@ -325,7 +325,7 @@ async def test_a_frame_over_the_daemons_limit_is_refused_and_never_sent() -> Non
 async def test_acks_fit_the_frames_of_a_daemon_with_small_ones() -> None:
     async with FakeDaemon(frame_bytes_max=1024) as daemon, daemon.client() as client:
         peer = await daemon.peer()
-        channel = client._acks.channel("t" * 255, "g" * 255, 1)
+        channel = client._link.acks.channel("t" * 255, "g" * 255, 1)
         acks = [channel.add(2**63 - n, 2**31) for n in range(1, 100)]
         while not all(ack.done() for ack in acks):
             frame = await peer.next(T.ACK)

@@ -246,7 +246,7 @@ async def test_a_shard_that_is_away_takes_nothing_and_the_others_do() -> None:
 async def test_the_own_shard_may_be_away_and_comes_back_at_its_own_address() -> None:
     async with Shards(COUNT) as shards:
         client = Client(",".join(shards.urls), send_timeout=1.0, retries=0)
-        client._open_to = shards._open_to
+        client._options.open_to = shards._open_to
         async with client:
             await client.stats()
             shards.lose(0)
@@ -504,7 +504,7 @@ async def test_what_a_pull_has_found_does_not_wait_for_a_shard_that_is_away(wait
         client = await shards.client().connect()
         await client.create_group("t", "g")
         shards.lose(1)
-        await comes(lambda: not member(client, 1).connected)
+        await comes(lambda: not link(client, 1).connected)
         for _ in range(COUNT):  # whichever shard it begins with
             await client.enqueue("t", b"", key=key_in(0, COUNT))
             async with asyncio.timeout(AT_ONCE_S):
@@ -521,7 +521,7 @@ async def test_a_pull_ends_when_its_wait_is_over_also_without_a_shard(
         client = await shards.client().connect()
         await client.create_group("t", "g")
         shards.lose(1)
-        await comes(lambda: not member(client, 1).connected)
+        await comes(lambda: not link(client, 1).connected)
         async with asyncio.timeout(AT_ONCE_S):
             assert await client.pull("t", group="g", wait=0.05) == []
 
@@ -540,7 +540,7 @@ async def test_what_a_pull_has_found_is_given_back_when_it_is_cancelled(
             await asyncio.Event().wait()
             return []
 
-        monkeypatch.setattr(member(client, 1), "_pull", hang)
+        monkeypatch.setattr(link(client, 1), "pull", hang)
         assert client._shards is not None
         client._shards._next = COUNT - 1  # it begins with the first shard
         pulling = asyncio.ensure_future(client.pull("t", group="g", max=9))
@@ -551,10 +551,10 @@ async def test_what_a_pull_has_found_is_given_back_when_it_is_cancelled(
         assert again.id == receipt.id
 
 
-def member(client: Client, shard: int) -> Any:
-    """The client of one shard, inside a client of all."""
+def link(client: Client, shard: int) -> Any:
+    """That of a client to one shard."""
     assert client._shards is not None
-    return client._shards.members[shard]
+    return client._shards.links[shard]
 
 
 async def _waits(client: Client) -> bool:

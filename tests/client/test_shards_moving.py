@@ -598,7 +598,7 @@ def both_of(*of: FakeDaemon) -> Client:
 
 def reconnector_of(client: Client, shard: int) -> Any:
     assert client._shards is not None
-    return client._shards.members[shard]._reconnector
+    return client._shards.links[shard].reconnector
 
 
 async def asked_again(route: Route, daemon: FakeDaemon, times: int = 3, *, by: Peer) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.shard_rig import Peer
-from support.shards import Shards, key_in
+from support.shards import Shards, alone, key_in
 from tickwheel import Client, Task, errors
 from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verb import Over, Verb
@@ -62,7 +62,7 @@ async def ends_of(*asked: Awaitable[Any]) -> list[Any]:
 def teller(shards: Shards) -> Teller:
     """What asks for the HTTP API of all."""
     found = Teller(shards.urls[0], "", None)
-    found._open_to = shards._open_to
+    found._options.open_to = shards._open_to
     shards._stack.push_async_callback(found.close)
     return found
 
@@ -158,9 +158,7 @@ async def race_for_a_bulk_operation(shards: Shards, pairs: list[tuple[Client, st
         )
         ends = await ends_of(*asked)
         assert [type(end) for end in ends].count(errors.Conflict) == 1
-        know = await pairs[0][0]._know_shards()
-        assert know is not None
-        bulks = [await member.show_bulk(f"b{n}") for member in know.members]
+        bulks = [await alone(pairs[0][0], m).show_bulk(f"b{n}") for m in range(COUNT)]
         assert len({str(bulk.selection) for bulk in bulks}) == 1
 
 
@@ -263,7 +261,7 @@ async def test_claims_that_were_given_up_one_after_the_other_stay_over(shards: S
     for number in numbers:
         late = verb.asked.to_frame({"name": name, "topic": "t", "shard": 0, "number": number})
         with pytest.raises(errors.Conflict, match="meanwhile"):
-            await know.members[0]._call(verb, late, None)
+            await know.links[0].call(verb, late, None)
 
 
 async def test_tasks_without_a_key_go_along(shards: Shards) -> None:

@@ -49,9 +49,8 @@ async def _client(plan: Plan, name: str) -> AsyncIterator[Client]:
 def _epoch_now(client: Client, task_id: int) -> int:
     """That of the daemon that answered about a task, or of a later one."""
     if client._shards is not None:
-        of_shard = client._shards.members[task_id % ID_STEP]
-        assert isinstance(of_shard, Client)
-        client = of_shard
+        link = client._shards.links[task_id % ID_STEP]
+        return int(link.reconnector.info["epoch"])
     return int(client.server_info["epoch"])
 
 

@@ -258,7 +258,7 @@ async def walled(server: RedisServer, folder: Path) -> AsyncIterator[tuple[Nodes
 def connections(client: Client) -> list[Any]:
     """Those to each shard."""
     assert client._shards is not None
-    return [member._reconnector.connection for member in client._shards.members]
+    return [link.reconnector.connection for link in client._shards.links]
 
 
 async def test_no_program_waits_for_a_node_that_is_cut_off_from_redis(

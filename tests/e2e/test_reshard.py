@@ -18,6 +18,7 @@ from e2e.cli_runner import Cli
 from support.daemon import Daemon, DaemonFailed
 from support.http_asking import ask
 from support.ports import free_ports
+from support.shards import alone
 from support.waiting import comes
 from tickwheel import Client, Retry, Task, failpoints
 from tickwheel.api.frames import FrameType as T
@@ -160,10 +161,10 @@ async def check_places(count: int, client: Client) -> None:
     """What has a key is in its shard, and each id is in one."""
     places: dict[int, int] = {}
     shards = client._shards
-    assert (1 if shards is None else len(shards.members)) == count
+    assert (1 if shards is None else len(shards.links)) == count
     for shard in range(count):
-        member: Any = client if shards is None else shards._opened(shards.members[shard])
-        async for task in member.list_tasks():
+        one = client if shards is None else alone(client, shard)
+        async for task in one.list_tasks():
             assert places.setdefault(task.id, shard) == shard
             if basis := task.order_key or task.key:
                 assert shard == crc32(basis.encode()) % count, task
@@ -269,8 +270,7 @@ async def put_part(daemon: Daemon, name: str, count: int) -> None:
     async with Client(daemon.url) as client:
         await client.ping()
         assert client._shards is not None
-        member: Any = client._shards._opened(client._shards.members[home])
-        await member._calls.call(T.ENQUEUE_ONCE, of.session, of.fingerprint, part)
+        await client._shards.links[home].ask(T.ENQUEUE_ONCE, of.session, of.fingerprint, part)
 
 
 def serve_http(home: Home, count: int) -> Daemon:
@@ -353,7 +353,7 @@ async def test_killed_anywhere_it_is_run_again(
     else:
         async with stopping(home.serve()) as daemon, Client(daemon.url) as client:
             assert {one.id async for one in client.list_tasks()} == made
-            count = len(client._shards.members) if client._shards else 1
+            count = len(client._shards.links) if client._shards else 1
             assert count == (last if place in SERVES_THE_NEW else first)
     done = CLI.one(*arguments)
     assert done["already"] == (place in SERVES_THE_NEW)

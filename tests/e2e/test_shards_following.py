@@ -11,7 +11,7 @@ import pytest
 
 from support.daemon import Daemon
 from support.ports import free_port
-from support.shards import key_in
+from support.shards import alone, key_in
 from support.waiting import comes
 from tickwheel import Client, errors
 from tickwheel.persistence import ShardFolder
@@ -88,9 +88,7 @@ async def test_clients_that_race_end_with_the_settings_of_home_everywhere(
             )
 
         async def rates() -> set[float]:
-            shards = await one._know_shards()
-            assert shards is not None
-            stats = [await member.stats() for member in shards.members]
+            stats = [await alone(one, n).stats() for n in range(COUNT)]
             return {found.topics[TOPIC].groups["g"].rate for found in stats}
 
         async def are_one() -> bool:

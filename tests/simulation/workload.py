@@ -224,8 +224,8 @@ class Program:
 
 def epoch_of(client: Any, task_id: int) -> int:
     """That of the daemon that answered about a task, or of a later one."""
-    one = client if client._shards is None else client._shards.members[task_id % ID_STEP]
-    return int(one.server_info["epoch"])
+    one = client._link if client._shards is None else client._shards.links[task_id % ID_STEP]
+    return int(one.reconnector.info["epoch"])
 
 
 # --- producers -----------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ class Shards:
     def client(self, shard: int = 0, **options: Any) -> Client:
         """A client that knows the address of one shard."""
         client = Client(self.urls[shard], **options)
-        client._open_to = self._open_to
+        client._options.open_to = self._open_to
         self._stack.push_async_callback(client.close)
         return client
 
@@ -112,3 +112,11 @@ class Shards:
         """Until the daemons and clients have done what they can at once."""
         for _ in range(50):
             await asyncio.sleep(0)
+
+
+def alone(client: Client, shard: int) -> Client:
+    """A client of one shard, over the link that a client of all has to it."""
+    assert client._shards is not None
+    one = Client()
+    one._link = client._shards.opened(client._shards.links[shard])
+    return one

@@ -429,11 +429,11 @@ def test_a_child_gives_up_the_connections_to_all_shards() -> None:
 
     def to(descriptor: int) -> Any:
         connection = SimpleNamespace(fileno=lambda: descriptor)
-        return SimpleNamespace(_reconnector=SimpleNamespace(connection=connection), _shards=None)
+        reconnector = SimpleNamespace(connection=connection)
+        return SimpleNamespace(reconnector=reconnector, is_begun=True)
 
-    here, *others = map(to, pipes)
-    unconnected = SimpleNamespace(_shards=None)  # it has not begun
-    here._shards = SimpleNamespace(members=[here, *others, unconnected])
+    unconnected = SimpleNamespace(is_begun=False)
+    here: Any = SimpleNamespace(_links=[*map(to, pipes), unconnected])
     runtime = Runtime.__new__(Runtime)
     runtime._client = here
     try:

@@ -49,6 +49,7 @@ from tickwheel.api.tasks import (
     TaskOutcome,
 )
 from tickwheel.api.transactions import TransactionInfo
+from tickwheel.client.checks import Check
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.keywords import (
@@ -67,7 +68,7 @@ from tickwheel.client.status import status_at, statuses
 from tickwheel.client.subscription import Subscription
 from tickwheel.client.task_options import Task
 from tickwheel.client.tasks import Receipt, Receipts
-from tickwheel.client.transactions import Check, Transaction
+from tickwheel.client.transactions import Transaction
 
 __all__ = [
     "Active",

@@ -4,53 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from copy import copy
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from tickwheel import environment
-from tickwheel.api.frames import SESSION_BYTES, AckMode, FrameType
-from tickwheel.api.groups import GroupFields, MadeGroup
+from tickwheel.api.frames import AckMode, FrameType
+from tickwheel.api.groups import GroupFields
 from tickwheel.api.policies import Retry
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
 from tickwheel.api.times import Duration, duration_ms, seconds
 from tickwheel.client.connection import (
     DEFAULT_URL,
-    Open,
     Trust,
     connect,
     is_secure,
     parse_url,
 )
-from tickwheel.client.delivery import Acks, Delivery, seen
+from tickwheel.client.delivery import Delivery
 from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Codec, Compression, body_of
 from tickwheel.client.keywords import GroupKeywords, TaskKeywords
+from tickwheel.client.link import Link, LinkOptions, Whole
 from tickwheel.client.producer import Producer, gather_receipts
-from tickwheel.client.reconnector import HEARTBEAT_S, Reconnector
-from tickwheel.client.requests import Calls, read, verbs_need_loop
-from tickwheel.client.subscription import Subscription, Subscriptions, subscribe_options
+from tickwheel.client.reconnector import HEARTBEAT_S
+from tickwheel.client.requests import verbs_need_loop
+from tickwheel.client.subscription import Subscription, subscribe_options
 from tickwheel.client.task_options import Task
 from tickwheel.client.tasks import (
     CheckedTask,
     Receipt,
     Receipts,
-    TaskChecker,
     frame_slices,
     refuse_unknown,
     spelled_out,
     task_of,
 )
-from tickwheel.client.transactions import Checks
 from tickwheel.client.verbs import WrittenVerbs
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
-    ConnectionLost,
     TickwheelError,
     shown,
 )
@@ -60,8 +54,8 @@ from tickwheel.version import __version__
 from tickwheel.waiting import to_its_end
 
 if TYPE_CHECKING:
-    from tickwheel.client.search import Route
-    from tickwheel.client.shards import Shards, SpreadAcks, SpreadProducer
+    from tickwheel.client.shards import Shards, SpreadProducer
+    from tickwheel.client.subscription import Spread
 
 FRAMES_AHEAD = 8
 """Frames of one ``enqueue_many`` that may be on their way at a time."""
@@ -101,9 +95,6 @@ class Client(WrittenVerbs):
     ConnectionLost for any other call: it may be done, or be done yet.
     """
 
-    _open_to: Open = staticmethod(connect)
-    """Opens a connection to an address; to a daemon in this process it is another way."""
-
     def __init__(
         self,
         url: str | None = None,
@@ -126,36 +117,42 @@ class Client(WrittenVerbs):
         name: str = f"tickwheel-python/{__version__}",
     ) -> None:
         url = url or environment.value("TICKWHEEL_URL") or DEFAULT_URL
-        self._addresses = parse_url(url)
-        self._tls = Trust(ca, client_cert, client_key).context() if is_secure(url) else None
-        self._token = token if token is not None else environment.value("TICKWHEEL_TOKEN")
-        self._send_timeout_s = seconds(send_timeout, "send_timeout")
-        self._connect_timeout_s = seconds(connect_timeout, "connect_timeout")
-        self._active_timeout_s = seconds(active_timeout, "active_timeout")
-        self._heartbeat_s = seconds(heartbeat, "heartbeat")
         if type(retries) is not int or not 0 <= retries <= 1000:
             raise BadRequest(f"retries must be an integer of 0 to 1000, not {shown(retries)}")
-        self._retries = retries
-        self._total_s = self._send_timeout_s * (1 + retries)
-        self._name = name
-        self._checker = TaskChecker()
-        packing = Codec.of_client(
-            compress=compress, compress_over=compress_over, keys=keys, keys_file=keys_file,
-            encrypt_with=encrypt_with, unpacked_bytes_max=unpacked_bytes_max,
+        self._options = options = LinkOptions(
+            addresses=parse_url(url),
+            open_to=connect,
+            tls=Trust(ca, client_cert, client_key).context() if is_secure(url) else None,
+            token=token if token is not None else environment.value("TICKWHEEL_TOKEN"),
+            name=name,
+            retries=retries,
+            send_timeout_s=seconds(send_timeout, "send_timeout"),
+            connect_timeout_s=seconds(connect_timeout, "connect_timeout"),
+            active_timeout_s=seconds(active_timeout, "active_timeout"),
+            heartbeat_s=seconds(heartbeat, "heartbeat"),
+            codec=Codec.of_client(
+                compress=compress, compress_over=compress_over, keys=keys, keys_file=keys_file,
+                encrypt_with=encrypt_with, unpacked_bytes_max=unpacked_bytes_max,
+            ),
         )  # fmt: skip
-        self._use(packing)
-        self._checks = Checks(self)
-        self._state = "new"
+        self._checker, self._checks = options.checker, options.checks
+        self._use(options.codec)
+        self._link = Link(options, whole=Whole(self._spread, self._undo, self._parts))
+        """The link to the shard that it has begun with."""
         self._shards: Shards | None = None
-        self._place: tuple[int, int] | None = None
-        """Which shard is connected to, and how many there are; None: no daemon has said it."""
-        self._route: Route | None = None
-        """Where that shard is looked for, if it is one of several."""
 
     def _use(self, codec: Codec) -> None:
         """Pack and unpack bodies by this codec from now on; what has come keeps its own."""
-        self._codec = codec
+        self._options.codec = codec
         self._checker.codec = codec if codec.packs else None
+
+    @property
+    def _codec(self) -> Codec:
+        return self._options.codec
+
+    @property
+    def _state(self) -> str:
+        return self._link.state
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -168,174 +165,28 @@ class Client(WrittenVerbs):
             raise ClientClosed("this client is closed; make a new one")
         if self._state == "new":
             self._begin()
-            await self._connecting
+            await self._link.connecting
         else:
-            await asyncio.shield(self._connecting)
+            await self._link.connect()
         return self
 
     def _ready(self) -> None:
-        if self._state == "closed":
-            raise ClientClosed("the client is closed; make a new one")
         if self._state == "new":
             self._begin()
+        else:
+            self._link.ready()
 
     def _begin(self) -> None:
-        """Open the client: requests are sent when the connection stands, or fail with the reason
-        why there is none."""
-        self._state = "open"
-        hello: dict[str, Any] = {"session": os.urandom(SESSION_BYTES), "token": self._token}
-        hello |= {
-            "client": self._name,
-            "host": socket.gethostname()[:255],
-            "pid": os.getpid(),
-            "version": __version__,
-        }
-        self._reconnector = reconnector = Reconnector(
-            self._addresses,
-            hello,
-            send_timeout_s=self._send_timeout_s,
-            connect_timeout_s=self._connect_timeout_s,
-            active_timeout_s=self._active_timeout_s,
-            heartbeat_s=self._heartbeat_s,
-            deliver=self._deliver,
-            ended=self._ended,
-            asked=self._checks.asked,
-            greeted=self._greeted,
-            tls=self._tls,
-            open_to=self._open_to,
-            route=self._route,
-        )
-        producer = Producer(reconnector, self._total_s, self._retries)
-        self._producer: Producer | SpreadProducer = producer
-        acks = Acks(reconnector, self._total_s)
-        self._acks: Acks | SpreadAcks = acks
-        self._calls = Calls(reconnector, self._total_s, self._retries)
-        self._subscriptions = Subscriptions(
-            reconnector, self._calls, acks, self._codec, self._know_shards
-        )
-        # In the order of their frames: acks first, they set credit free; then what calls ask.
-        reconnector.sources += [acks, producer, self._calls, self._subscriptions]
-        reconnector.sources.append(self._checks)
-        self._connecting = reconnector.loop.create_task(self._connect(reconnector))
-        self._connecting.add_done_callback(seen)
-
-    async def _connect(self, reconnector: Reconnector) -> None:
-        try:
-            await reconnector.start()
-        except BaseException as error:
-            if self._state == "open":
-                self._state = "new"
-            told = (
-                error if isinstance(error, TickwheelError) else ClientClosed("it did not connect")
-            )
-            await reconnector.stop(told)
-            if self._shards is not None:
-                await self._shards.close(0.0)
-                self._shards = self._place = self._route = None
-            raise
-
-    # --- shards ---------------------------------------------------------------------------------
-
-    def _greeted(self, limits: Limits) -> None:
-        """Take what a daemon says of itself in HELLO. Raises ConnectionLost for one that is not
-        the shard that this client has begun with."""
-        self._checker.set_limits(limits)
-        urls: Sequence[str] = self._reconnector.info.get("shards") or ("",)
-        place = (self._reconnector.info.get("shard", 0), len(urls))
-        if self._place is None and len(urls) > 1:
-            self._spread(urls, place)
-        elif self._place not in (None, place):
-            raise ConnectionLost(
-                "shard {} of {} answers here; this client has begun with shard {} of {}".format(
-                    *place, *self._place
-                )
-            )
-        self._place = place
-
-    def _spread(self, urls: Iterable[str], place: tuple[int, int]) -> None:
-        """Have a client for each shard, of which the one of this connection is itself; enqueues
-        that wait go where they belong."""
-        from tickwheel.client.shards import Place, Places, Shards  # for whoever has several
-
-        places = Places(place[1], self._addresses, secure=self._tls is not None)
-        places.learn(self._reconnector.info)
-        self._place, self._route = place, Place(places, place[0])
-        self._reconnector.follow(self._route)
-        members = [
-            copy(self)
-            if shard == place[0]
-            else self._sibling(url, (shard, place[1]), Place(places, shard))
-            for shard, url in enumerate(urls)
-        ]
-        self._shards = shards = Shards(members, place[0], self._reconnector)
-        assert isinstance(self._producer, Producer), "not spread yet"
-        waiting = self._producer.withdraw()
-        self._producer, self._acks = shards.producer, shards.acks
-        shards.producer.take_over(waiting)
-        shards.answer_checks()
-
-    def _sibling(self, url: str, place: tuple[int, int], route: Route) -> Client:
-        """A client of another shard alone, with the same options; ``url`` is "" while nobody serves
-        that one. Raises ConnectionLost where it would speak with TLS and this one does not, or the
-        other way round."""
-        if url and is_secure(url) != (self._tls is not None):
-            raise ConnectionLost(f"shard {place[0]} is at {url:.200}: all or none must have TLS")
-        made = copy(self)
-        made._route, made._place, made._state = route, place, "new"
-        made._checks = Checks(made)
-        made._checks.handlers = self._checks.handlers
-        made._checks.under_way = self._checks.under_way
-        return made
-
-    async def _know_shards(self, until_s: float | None = None) -> Shards | None:
-        self._ready()
-        if self._place is None:
-            now_s = self._reconnector.loop.time()
-            time_s = self._total_s if until_s is None else max(until_s - now_s, 0.0)
-            await asyncio.wait((self._connecting,), timeout=time_s)
-            if not self._connecting.done() and not self._reconnector.info:
-                raise self._reconnector.unreachable(round(time_s, 1))
-        return self._shards
-
-    # --- the end --------------------------------------------------------------------------------
+        self._link.begin()
+        self._producer: Producer | SpreadProducer = self._link.producer
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush acks and enqueues, give back what was not handed out, and say goodbye.
 
         Takes at most ``timeout`` seconds (default: ``send_timeout``). Harmless when closed.
         """
-        if self._state != "open":
-            self._state = "closed"
-            return
-        self._state = "closed"
-        limit_s = self._send_timeout_s if timeout is None else timeout
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(limit_s):
-                    await self._finish()
-        finally:
-            if self._shards is not None:
-                await self._shards.close(0.0)
-            self._connecting.cancel()
-            await asyncio.wait((self._connecting,))
-            await self._reconnector.stop(ClientClosed("the client was closed"))
-
-    async def _finish(self) -> None:
-        subscriptions = self._subscriptions.all()
-        await asyncio.gather(*(s.close() for s in subscriptions), return_exceptions=True)
-        await self._acks.wait_idle()
-        await self._producer.wait_idle()
-        if self._shards is not None:
-            await self._shards.close(self._send_timeout_s)
-        if self._reconnector.connection is not None and not self._reconnector.connection.leaving:
-            with suppress(TickwheelError):
-                await self._calls.call(FrameType.BYE, repeat=False)
-
-    def _deliver(self, sub: int, epoch: int, delivered_ms: int, items: tuple[Any, ...]) -> None:
-        self._subscriptions.deliver(sub, epoch, delivered_ms, items)
-
-    def _ended(self, sub: int, error: TickwheelError) -> None:
-        self._subscriptions.ended(sub, error)
+        limit_s = self._options.send_timeout_s if timeout is None else timeout
+        await self._link.close(limit_s, [link for link in self._links if link is not self._link])
 
     async def __aenter__(self) -> Self:
         try:
@@ -348,6 +199,39 @@ class Client(WrittenVerbs):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    # --- shards ---------------------------------------------------------------------------------
+
+    def _spread(self, urls: Sequence[str], place: tuple[int, int]) -> None:
+        """Have a link to each shard, of which that of this connection is there; enqueues that wait
+        go where they belong."""
+        from tickwheel.client.shards import Shards  # for whoever has several
+
+        self._shards = shards = Shards(self._link, urls, place)
+        waiting = self._link.producer.withdraw()
+        self._producer = shards.producer
+        shards.producer.take_over(waiting)
+        shards.answer_checks()
+
+    async def _undo(self) -> None:
+        shards, self._shards = self._shards, None
+        if shards is not None:
+            await shards.close()
+
+    async def _know_shards(self, until_s: float | None = None) -> Shards | None:
+        self._ready()
+        link = self._link
+        if link.place is None:
+            now_s = link.reconnector.loop.time()
+            time_s = self._options.total_s if until_s is None else max(until_s - now_s, 0.0)
+            await asyncio.wait((link.connecting,), timeout=time_s)
+            if not link.connecting.done() and not link.reconnector.info:
+                raise link.reconnector.unreachable(round(time_s, 1))
+        return self._shards
+
+    async def _parts(self, front: Subscription) -> Spread | None:
+        shards = await self._know_shards()
+        return None if shards is None else shards.parts(front)
 
     # --- enqueue --------------------------------------------------------------------------------
 
@@ -521,12 +405,12 @@ class Client(WrittenVerbs):
         Raises what is wrong with it, and Unreachable when there is no connection to send it on.
         """
         checked = self._check("Client.oneway", topic, body, delay, at, options)
-        time_s = self._send_timeout_s if timeout is None else seconds(timeout, "timeout")
+        time_s = self._options.send_timeout_s if timeout is None else seconds(timeout, "timeout")
         reconnector = self._reconnector
-        if self._place is None:
+        if self._link.place is None:
             await reconnector.wait_up(time_s)
         if self._shards is not None:
-            reconnector = self._shards.home_of(checked[0])._reconnector
+            reconnector = self._shards.home_of(checked[0]).reconnector
         connection = await reconnector.wait_up(time_s)
         if not connection.has_room:
             await connection.wait_room(time_s)
@@ -542,7 +426,7 @@ class Client(WrittenVerbs):
         at: datetime | None,
         options: TaskKeywords,
     ) -> CheckedTask:
-        if self._state != "open":
+        if self._link.state != "open":
             self._ready()
         is_plain = at is None
         if options:
@@ -601,7 +485,7 @@ class Client(WrittenVerbs):
             topic, group, lease_ms=self._lease_ms(lease), retry=retry, ack=ack,
             auto_ack=auto_ack, broadcast=broadcast, settings=settings,
         )  # fmt: skip
-        return self._subscriptions.make(asked, prefetch)
+        return self._link.subscriptions.make(asked, prefetch)
 
     @spelled_out(GroupKeywords)
     async def pull(
@@ -623,38 +507,8 @@ class Client(WrittenVerbs):
         options: dict[str, Any] = {} if lease_ms is None else {"lease_ms": lease_ms}
         options |= GroupFields.of_keywords(settings)
         names = (self._checker.name(topic, "topic"), self._checker.name(group, "group"))
-        shards = await self._know_shards(until_s)
-        if shards is not None:
-            return await shards.pull(names, max, wait_ms, options, until_s)
-        return await self._pull(names, max, wait_ms, options, until_s)
-
-    async def _pull(
-        self,
-        names: tuple[str, str],
-        count: int,
-        wait_ms: int,
-        options: dict[str, Any],
-        until_s: float | None,
-        told: Callable[[MadeGroup], None] | None = None,
-    ) -> list[Delivery]:
-        """Up to ``count`` deliveries of the topic and group ``names``, of one shard; ``told``: of
-        the group, where the pull has made it."""
-        if told is not None:
-            options = {**options, "tell": True}
-        answer = await self._calls.call(
-            FrameType.PULL,
-            *names,
-            count,
-            wait_ms,
-            options,
-            extra_s=wait_ms / 1000,
-            until_s=until_s,
-            prompt=False,
-            orphaned=lambda raw: self._subscriptions.give_back(*names, raw),
-        )
-        if told is not None and answer[3] is not None:
-            told(MadeGroup.of(answer[3]))
-        return read(lambda raw: self._subscriptions.pulled(*names, raw), answer)
+        whole = await self._know_shards(until_s) or self._link
+        return await whole.pull(names, max, wait_ms, options, until_s)
 
     def _lease_ms(self, lease: Duration | None) -> int | None:
         if lease is None:
@@ -674,11 +528,16 @@ class Client(WrittenVerbs):
 
     # --- the daemon -----------------------------------------------------------------------------
 
+    async def _flush_acks(self) -> None:
+        """Wait until every ack that was given up to now has its answer."""
+        begun = [link for link in self._links if link.is_begun]
+        await asyncio.gather(*(link.acks.wait_answered() for link in begun))
+
     async def ping(self, *, timeout: Duration | None = None) -> float:
         """How long the daemon takes to answer, in seconds."""
         until_s = self._until(timeout)
         began_s = self._reconnector.loop.time()
-        await self._calls.call(FrameType.PING, until_s=until_s)
+        await self._link.ask(FrameType.PING, until_s=until_s)
         return self._reconnector.loop.time() - began_s
 
     @property
@@ -694,4 +553,4 @@ class Client(WrittenVerbs):
     @property
     def connected(self) -> bool:
         """Whether a connection stands right now; calls wait for the next one anyway."""
-        return self._state != "new" and self._reconnector.connection is not None
+        return self._link.connected

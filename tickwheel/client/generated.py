@@ -45,7 +45,8 @@ from tickwheel.client.keywords import (
     SettingsKeywords,
     TaskSelectionKeywords,
 )
-from tickwheel.client.requests import Verbs, own_name
+from tickwheel.client.link import Verbs
+from tickwheel.client.requests import own_name
 from tickwheel.client.tasks import refuse_unknown, spelled_out
 
 

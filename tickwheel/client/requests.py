@@ -1,10 +1,9 @@
-"""Requests that wait for their answer, and how the verbs of a client ask.
+"""Requests that wait for their answer.
 
 ``Outbox`` and ``Pauses``: what waits for the next chance to be sent, and what pauses before its
 next try; enqueues and acks wait in them, too. ``Calls``: requests that one caller waits for, sent
-again after a broken connection, or given up. ``Verbs``: what all verbs of a client rest on: it asks
-as the verb's declaration (``tickwheel.api``) says, and reads the answer so. Knows no verb.
-Invariant: a request is in one place only, waiting, pausing or under way.
+again after a broken connection, or given up. Knows no verb. Invariant: a request is in one place
+only, waiting, pausing or under way.
 """
 
 from __future__ import annotations
@@ -15,15 +14,11 @@ import inspect
 import os
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from tickwheel.api import shapes
-from tickwheel.api.tasks import MOVES, Selection, check_selection
-from tickwheel.api.times import Duration, seconds
-from tickwheel.api.verbs import VERBS
 from tickwheel.client.connection import Connection, Request, fail
-from tickwheel.client.keywords import DeadSelectionKeywords, TaskSelectionKeywords
 from tickwheel.client.tasks import refuse_unknown
 from tickwheel.errors import (
     BadRequest,
@@ -42,9 +37,7 @@ from tickwheel.protocol import encode
 
 if TYPE_CHECKING:
     from tickwheel.api.frames import FrameType
-    from tickwheel.api.verb import Verb
     from tickwheel.client.reconnector import Reconnector
-    from tickwheel.client.tasks import TaskChecker
     from tickwheel.limits import Limits
 
 T = TypeVar("T")
@@ -53,8 +46,6 @@ C = TypeVar("C", bound=type)
 
 CALLS_MAX = 65_536
 """How many calls may wait for answers."""
-PAGE = 1000
-"""How many items of a listing are asked for at a time."""
 SETTLEMENT_BYTES = 600
 """What a frame of settlements takes around its items, at most: the names above all."""
 RETRY_S = 0.1
@@ -400,7 +391,7 @@ class Calls:
             fail(call.future, error)
 
 
-# --- what verbs rest on --------------------------------------------------------------------------
+# --- what verbs say and read ---------------------------------------------------------------------
 
 
 def read(parse: Callable[[Any], T], answer: Any) -> T:
@@ -436,188 +427,3 @@ def own_name(kind: str) -> str:
 def own_number() -> int:
     """A number that nobody else has, for the same purpose."""
     return int.from_bytes(os.urandom(6))
-
-
-class Routes(Protocol):
-    """All shards of a client, as its verbs see them."""
-
-    members: Sequence[Any]
-    """A client for each."""
-
-    async def call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        """The answer to a verb, in the form of the wire."""
-
-    def pages(
-        self, verb: Verb, keywords: Mapping[str, Any], limit: int | None, timeout: Duration | None
-    ) -> AsyncGenerator[Any, None]:
-        """The items of a listing of all shards, in its order."""
-
-    async def place_of_transaction(
-        self,
-        place: tuple[Verbs, int] | None,
-        name: str,
-        wires: Sequence[Any],
-        until_s: float | None,
-    ) -> tuple[Verbs, int]:
-        """The client of the shard of a transaction with these half tasks, and the number of the
-        claim of its name. Raises BadRequest, Conflict."""
-
-    def answer_checks(self) -> None:
-        """Answer at all shards for the producer groups that the client answers for."""
-
-    def parts(self, front: Any) -> Any:
-        """A subscription on each shard, for this one."""
-
-
-class Verbs:
-    """A client as its verbs see it. ``Client`` fills in what is only declared here."""
-
-    _calls: Calls
-    _checker: TaskChecker
-    _reconnector: Reconnector
-    _state: str
-    _shards: Routes | None
-    """All shards, once it is known that there are several; None: this client has the only one."""
-
-    def _ready(self) -> None:
-        """Let a new client begin to connect. Raises ClientClosed."""
-        raise NotImplementedError
-
-    async def _know_shards(self, until_s: float | None = None) -> Routes | None:
-        """All shards, when it is known whether there are several. Raises why it is not."""
-        raise NotImplementedError
-
-    def _until(self, timeout: Duration | None) -> float | None:
-        """When a call's own time is over, by the loop's clock; None: it has none."""
-        self._ready()
-        if timeout is None:
-            return None
-        return self._reconnector.loop.time() + seconds(timeout, "timeout")
-
-    async def _ask(
-        self, name: str, keywords: Mapping[str, Any], timeout: Duration | None, gives: str = ""
-    ) -> Any:
-        """The answer of a verb that is asked with these keywords, or its field ``gives``."""
-        verb, until_s = VERBS[name], self._until(timeout)
-        values = verb.asked.of_keywords(keywords)
-        raw = await self._call(verb, verb.asked.to_frame(values), until_s)
-        if verb.answer in (None, tuple):
-            return raw
-        answer = read(shapes.reader_of(verb.answer), raw)
-        return getattr(answer, gives) if gives else answer
-
-    async def _ask_word(
-        self, name: str, keywords: Mapping[str, Any], timeout: Duration | None
-    ) -> Any:
-        """The word for the one task that a verb is asked about."""
-        outcomes = await self._ask(name, keywords, timeout)
-        return read(lambda found: str(found[0].status), outcomes)
-
-    async def _call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        """The daemon's answer, as it comes, to the frame of a verb; over several shards one answer
-        that is made of theirs."""
-        assert verb.frame is not None, verb.name
-        shards = await self._know_shards(until_s)
-        if shards is not None:
-            return await shards.call(verb, fields, until_s)
-        if verb.word:
-            place, *rest = fields
-            fields = (place, verb.word, *(rest or [None] * _has_options(verb.frame)))
-        return await self._calls.call(
-            verb.frame, *fields, extra_s=verb.extra_s, until_s=until_s, prompt=verb.prompt,
-            repeat=verb.repeat,
-        )  # fmt: skip
-
-    async def _each(
-        self,
-        name: str,
-        items: Iterable[Any],
-        timeout: Duration | None = None,
-        keywords: Mapping[str, Any] = {},
-    ) -> list[Any]:
-        """The answers of a verb for each item, asked in as many frames as there must be; all of
-        them have these keywords."""
-        verb, until_s = VERBS[name], self._until(timeout)
-        request, field = verb.asked, verb.asked.places()[0]
-        values: Sequence[Any] = field.kind.of_python(items, field.python)
-        same = request.of_keywords(keywords)
-        found: list[Any] = []
-        step = self._reconnector.limits.ids_per_frame_max
-        for start in range(0, len(values), step):
-            some = values[start : start + step]
-            asked = request.to_frame({**same, field.name: some})
-            found += list_of(await self._call(verb, asked, until_s), len(some), verb.answer)
-        return found
-
-    async def _selected(
-        self,
-        name: str,
-        named: Any,
-        topic: str | None,
-        key: str | None,
-        matching: Mapping[str, Any] | None,
-        keywords: dict[str, Any],
-        timeout: Duration | None,
-    ) -> Any:
-        """What became of what is ``named`` by itself (the id of a task, or pairs of dead letters),
-        or of a key's tasks, each; or the bulk operation for all that matches, which alone has a
-        rate and an id among its keywords. Raises BadRequest unless it is one of the three."""
-        verb, own = VERBS[name], {"rate": keywords.pop("rate"), "id": keywords.pop("id")}
-        of_tasks = issubclass(verb.asked, Selection)
-        ids = [named] if of_tasks and named is not None else named
-        check_selection(ids, topic, key, matching)
-        if verb.bulk in MOVES:
-            move = MOVES[verb.bulk]
-            move(**move.of_keywords(keywords)).moved()
-        if matching is not None:
-            block = TaskSelectionKeywords if of_tasks else DeadSelectionKeywords
-            check_filter(matching, block, verb.methods[0].name)
-            asked = {"kind": verb.bulk, "topic": topic, **matching, **keywords, **own}
-            asked["id"] = own_name(verb.bulk) if own["id"] is None else own["id"]
-            return await self._ask("make_bulk", asked, timeout)
-        if any(value is not None for value in own.values()):
-            raise BadRequest(f"{' and '.join(own)} go with a filter")
-        if ids is not None:
-            found = await self._each(name, ids, timeout, keywords)
-            if not of_tasks:
-                return found
-            return found[0].status if verb.methods[0].word else found[0]
-        return await self._ask(name, {"topic": topic, "key": key, **keywords}, timeout)
-
-    async def _pages(
-        self,
-        name: str,
-        keywords: Mapping[str, Any],
-        limit: int | None,
-        timeout: Duration | None,
-    ) -> AsyncGenerator[Any, None]:
-        """The items of a listing, page by page; ``timeout`` is for each page."""
-        self._ready()
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise BadRequest(f"limit must be an integer of 1 or more, not {shown(limit)}")
-        verb = VERBS[name]
-        shards = await self._know_shards(self._until(timeout))
-        if shards is not None:
-            async for item in shards.pages(verb, keywords, limit, timeout):
-                yield item
-            return
-        asked, left = verb.asked.of_keywords(keywords), limit
-        while left is None or left > 0:
-            asked["limit"] = PAGE if left is None else min(left, PAGE)
-            fields = verb.asked.to_frame(asked)
-            raw = await self._call(verb, fields, self._until(timeout))
-            page = read(shapes.reader_of(verb.answer), raw)
-            # A page may be longer than asked: that of consumers ends behind all of a connection.
-            items = getattr(page, verb.pages)[:left]
-            for item in items:
-                yield item
-            asked["after"] = following = page.next
-            if following is None:
-                return
-            if left is not None:
-                left -= len(items)
-
-
-def _has_options(frame: FrameType) -> bool:
-    """Whether a frame that several verbs share has a place for options."""
-    return any(verb.asked.options() for verb in VERBS.values() if verb.frame is frame)

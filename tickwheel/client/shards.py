@@ -1,9 +1,9 @@
 """A client over several shards: where everything goes.
 
-``Shards`` has a client for each shard, of which one is the outer client's own connection, and asks
-verbs as their declarations say (``Over``); ``SpreadProducer`` and ``SpreadAcks`` stand in the place
-of what enqueues and acks of one connection; a subscription on each shard behind one front is in
-``spread_subscription.py``, and the rules by which answers become one are in ``merging.py``.
+``Shards`` has a link to each shard, of which one is there when the client learns of the others, and
+asks verbs as their declarations say (``Over``); ``SpreadProducer`` gives each task to the producer
+of its shard; a subscription on each shard behind one front is in ``spread_subscription.py``, and
+the rules by which answers become one are in ``merging.py``.
 Imported by a client that has learnt of several shards, and by no other. Invariants:
 
 * A task with a basis (its ``shard_by``, order key or key) goes to shard crc32(basis) mod the number
@@ -22,15 +22,15 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from operator import attrgetter
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from tickwheel.api.schedules import NewSchedule
 from tickwheel.api.tasks import basis_of
 from tickwheel.api.verb import Over
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.connection import LOGGER, fail, is_secure, parse_url
+from tickwheel.client.link import Link, close_all
 from tickwheel.client.merging import (
     BY_SHARD,
     MERGED,
@@ -48,10 +48,11 @@ from tickwheel.client.merging import (
 from tickwheel.client.producer import Batch, ColumnBatch, Producer, failure, outcomes_of
 from tickwheel.client.requests import own_name, own_number, read
 from tickwheel.client.search import Seen
-from tickwheel.client.spread_subscription import JOIN_S, ShardClient, SpreadSubscription
+from tickwheel.client.spread_subscription import JOIN_S, SpreadSubscription
 from tickwheel.client.tasks import FRAME_BYTES, size_of
 from tickwheel.errors import (
     BadRequest,
+    ClientClosed,
     Conflict,
     ConnectionLost,
     Draining,
@@ -70,12 +71,9 @@ if TYPE_CHECKING:
     from tickwheel.api.times import Duration
     from tickwheel.api.verb import Verb
     from tickwheel.client.connection import Address
-    from tickwheel.client.delivery import Acks, Delivery
-    from tickwheel.client.reconnector import Reconnector
-    from tickwheel.client.requests import Calls, Verbs
+    from tickwheel.client.delivery import Delivery
     from tickwheel.client.subscription import Subscription
     from tickwheel.client.tasks import CheckedTask, Columns, Receipt, Receipts, WireTask
-    from tickwheel.client.transactions import Checks
 
 CLAIM_TRIES = 3
 """How often a name is claimed whose former claim, of which nothing was made, was ended."""
@@ -180,95 +178,82 @@ class Place:
         self._places.stands(self.shard, at)
 
 
-class Member(ShardClient, Protocol):
-    """The client of one shard."""
-
-    _acks: Acks | SpreadAcks
-    _calls: Calls
-    _checks: Checks
-    _producer: Producer | SpreadProducer
-    _reconnector: Reconnector
-    _state: str
-
-    @property
-    def connected(self) -> bool: ...
-
-    async def close(self, timeout: float | None = None) -> None: ...
-
-    async def _call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any: ...
-
-    def _pages(
-        self, name: str, keywords: Mapping[str, Any], limit: int | None, timeout: Duration | None
-    ) -> AsyncGenerator[Any, None]: ...
-
-    async def _pull(
-        self, names: tuple[str, str], count: int, wait_ms: int, options: dict[str, Any],
-        until_s: float | None, told: Callable[[MadeGroup], None] | None = None,
-    ) -> list[Delivery]: ...  # fmt: skip
-
-
 class Shards:
     """All shards of one client."""
 
-    def __init__(self, members: Sequence[Member], own: int, reconnector: Reconnector) -> None:
-        """``members``: a client for each shard; the ``own`` one's connection is there."""
-        self.members = members
-        self.own = members[own]
-        self._others = [member for member in members if member is not self.own]
-        self._reconnector = reconnector
+    def __init__(self, own: Link, urls: Sequence[str], place: tuple[int, int]) -> None:
+        """``own``: the link that is there; ``urls``: of all shards, "" while nobody serves one;
+        ``place``: which of how many the own one is. Raises ConnectionLost where a shard would speak
+        with TLS and the own one does not, or the other way round."""
+        options = own.options
+        for shard, url in enumerate(urls):
+            if url and shard != place[0] and is_secure(url) != (options.tls is not None):
+                raise ConnectionLost(f"shard {shard} is at {url:.200}: all or none must have TLS")
+        places = Places(place[1], options.addresses, secure=options.tls is not None)
+        places.learn(own.reconnector.info)
+        own.place, own.route = place, Place(places, place[0])
+        own.reconnector.follow(own.route)
+        self.links: Sequence[Link] = [
+            own
+            if shard == place[0]
+            else Link(options, place=(shard, place[1]), route=Place(places, shard))
+            for shard in range(place[1])
+        ]
+        self.own = own
+        self._others = [link for link in self.links if link is not own]
+        self._reconnector = own.reconnector
+        self._is_closed = False
         self.producer = SpreadProducer(self)
-        self.acks = SpreadAcks(self)
-        self._next = own
+        self._next = place[0]
         """The shard that tasks without a basis go to."""
 
     # --- where things go ------------------------------------------------------------------------
 
-    def of_basis(self, basis: str) -> Member:
-        """The client of the shard that has the tasks with this basis, or the settings of the topic
+    def of_basis(self, basis: str) -> Link:
+        """The link to the shard that has the tasks with this basis, or the settings of the topic
         with this name. Raises BadRequest."""
         try:
-            shard = shard_of(basis, len(self.members))
+            shard = shard_of(basis, len(self.links))
         except UnicodeEncodeError as error:
             raise BadRequest(f"a name must be text that UTF-8 can say: {error}") from None
-        return self._opened(self.members[shard])
+        return self.opened(self.links[shard])
 
-    def home_of(self, wire: WireTask) -> Member:
-        """The client of the shard that a task goes to. Raises BadRequest."""
+    def home_of(self, wire: WireTask) -> Link:
+        """The link to the shard that a task goes to. Raises BadRequest."""
         basis = checked_basis(wire[3]) if len(wire) == 4 else None
         return self.any() if basis is None else self.of_basis(basis)
 
-    def any(self) -> Member:
-        """The client of the shard with the fewest tasks on their way, of those that are connected
+    def any(self) -> Link:
+        """The link to the shard with the fewest tasks on their way, of those that are connected
         and have room; the next one in turn, where several have as few."""
-        members, count = self.members, len(self.members)
+        links, count = self.links, len(self.links)
         best, least = (self._next + 1) % count, (2, 0)
         for step in range(1, count + 1):
             index = (self._next + step) % count
-            member = self._opened(members[index])
-            if member.connected:
-                producer = _producer(member)
+            link = self.opened(links[index])
+            if link.connected:
+                producer = link.producer
                 waiting = int(producer.is_full), producer.tasks
                 if waiting < least:
                     best, least = index, waiting
         self._next = best
-        return members[best]
+        return links[best]
 
     async def place_of_transaction(
         self,
-        place: tuple[Verbs, int] | None,
+        place: tuple[Link, int] | None,
         name: str,
         wires: Sequence[WireTask],
         until_s: float | None,
-    ) -> tuple[Verbs, int]:
-        """The client of the shard of a transaction with these half tasks, which is that of
+    ) -> tuple[Link, int]:
+        """The link to the shard of a transaction with these half tasks, which is that of
         ``place`` if it has some already, and the number of the claim of its name there; 0: it needs
         none. Raises BadRequest when they belong into several, Conflict when others have it in
         another shard."""
         home = None if place is None else place[0]
         bases = {checked_basis(wire[3]) for wire in wires if len(wire) == 4} - {None}
-        homes = {shard_of(basis, len(self.members)) for basis in bases if basis is not None}
-        members: Sequence[Any] = self.members
-        known = next((n for n, member in enumerate(members) if member is home), None)
+        homes = {shard_of(basis, len(self.links)) for basis in bases if basis is not None}
+        known = next((n for n, link in enumerate(self.links) if link is home), None)
         if len(homes | ({known} - {None})) > 1:
             raise BadRequest(
                 f"transaction {name} has tasks in one shard, and their keys are of several:"
@@ -279,7 +264,7 @@ class Shards:
             return place
         wanted, topic = homes.pop() if homes else None, wires[0][0]
         shard, number = await self._claim("transaction", name, topic, wanted, until_s)
-        return cast("Verbs", self._opened(members[shard])), number
+        return self.opened(self.links[shard]), number
 
     async def _claim(
         self, of: str, name: str, topic: Any, wanted: int | None, until_s: float | None
@@ -287,12 +272,12 @@ class Shards:
         """The shard where what has this name is, or is about to be made, and the number of the
         claim. ``wanted``: the only shard where it may be; None: any, or else the name's home.
         Raises Conflict where it is in another one."""
-        home, verb = shard_of(name, len(self.members)), VERBS[f"claim_{of}"]
+        home, verb = shard_of(name, len(self.links)), VERBS[f"claim_{of}"]
 
         async def ask(at: int, shard: int, number: int, *, over: bool) -> tuple[int, int]:
             said = {"topic": topic, "shard": shard, "number": number, "over": over}
             asked = verb.asked.to_frame({"name": name, **said})
-            answer = await self._ask(self.members[at], verb, asked, until_s)
+            answer = await self._ask(self.links[at], verb, asked, until_s)
             return read(lambda raw: (int(raw["shard"]), int(raw["number"])), answer)
 
         place = home if wanted is None else wanted
@@ -312,22 +297,22 @@ class Shards:
 
     def answer_checks(self) -> None:
         """Answer at all shards for the producer groups that the client answers for."""
-        if self.own._checks.handlers:
-            for member in self._others:
-                self._opened(member)
-                if member.connected:
-                    member._checks.up()
+        if self.own.options.checks.handlers:
+            for link in self._others:
+                self.opened(link)
 
-    @staticmethod
-    def _opened(member: Member) -> Member:
-        member._ready()
-        return member
+    def opened(self, link: Link) -> Link:
+        """The link, which begins to connect if it has not. Raises ClientClosed."""
+        if self._is_closed:
+            raise ClientClosed("the client is closed; make a new one")
+        link.ready()
+        return link
 
-    async def close(self, timeout_s: float) -> None:
-        """Close the clients of all shards but the client's own."""
-        self.own._state = "closed"
-        closing = (member.close(timeout_s) for member in self._others)
-        await asyncio.gather(*closing, return_exceptions=True)
+    async def close(self) -> None:
+        """Close all links but the own one, which could not connect and may find other shards."""
+        self._is_closed = True
+        self.own.place = self.own.route = None
+        await close_all(self._others, 0.0)
 
     # --- verbs ----------------------------------------------------------------------------------
 
@@ -342,16 +327,16 @@ class Shards:
         return await asks[verb.over](verb, fields, until_s)
 
     async def _ask(
-        self, member: Member, verb: Verb, fields: tuple[Any, ...], until_s: float | None
+        self, link: Link, verb: Verb, fields: tuple[Any, ...], until_s: float | None
     ) -> Any:
-        return await self._opened(member)._call(verb, fields, until_s)
+        return await self.opened(link).call(verb, fields, until_s)
 
     async def _ask_own(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
         if verb.name == "resend":
             *names, number = fields
-            count = len(self.members)
-            member = self.members[number % count]
-            return await self._ask(member, verb, (*names, number // count), until_s)
+            count = len(self.links)
+            link = self.links[number % count]
+            return await self._ask(link, verb, (*names, number // count), until_s)
         return await self._ask(self.own, verb, fields, until_s)
 
     async def _ask_ids(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
@@ -367,7 +352,7 @@ class Shards:
         async def ask(shard: int, indexes: Sequence[int]) -> Sequence[Any]:
             some = [fields[place][index] for index in indexes]
             asked = (*fields[:place], some, *fields[place + 1 :])
-            answer = await self._ask(self.members[shard], verb, asked, until_s)
+            answer = await self._ask(self.links[shard], verb, asked, until_s)
             if not isinstance(answer, tuple) or len(answer) != len(some):
                 raise ProtocolError(f"the daemon's answer is not a list of {len(some)}")
             return answer
@@ -377,17 +362,17 @@ class Shards:
     async def _ask_task(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
         """The answer of the shard that knows the task, or that one is away that may know it."""
         task_id = fields[0]
-        shards = range(len(self.members)) if task_id is None else self.shards_of(task_id)
+        shards = range(len(self.links)) if task_id is None else self.shards_of(task_id)
         soon_s = asyncio.get_running_loop().time() + ANSWERS_S
         until_s = soon_s if until_s is None else min(until_s, soon_s)
-        asking = [self._ask(self.members[shard], verb, fields, until_s) for shard in shards]
+        asking = [self._ask(self.links[shard], verb, fields, until_s) for shard in shards]
         ends = await asyncio.gather(*asking, return_exceptions=True)
         raise_first([end for end in ends if not isinstance(end, AWAY)])
         return explanation_of(task_id, dict(zip(shards, ends, strict=True)))
 
     def shards_of(self, task_id: int) -> Iterable[int]:
         """The shards that may have the task."""
-        count, shard = len(self.members), task_id & ((1 << SHARD_BITS) - 1)
+        count, shard = len(self.links), task_id & ((1 << SHARD_BITS) - 1)
         if task_id <= self._reconnector.info.get("moved_id", 0):
             return range(count)
         return (shard if shard < count else 0,)
@@ -395,8 +380,7 @@ class Shards:
     async def _ask_name(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
         """The answer of the shard that has what is named; the others need not be there."""
         asking = [
-            asyncio.ensure_future(self._ask(member, verb, fields, until_s))
-            for member in self.members
+            asyncio.ensure_future(self._ask(link, verb, fields, until_s)) for link in self.links
         ]
         errors: list[BaseException] = []
         try:
@@ -412,13 +396,13 @@ class Shards:
         raise next((error for error in errors if not isinstance(error, NotFound)), errors[0])
 
     async def _ask_all(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        members, first = self.members, []
+        links, first = self.links, []
         if verb.name == "load":
             # The first one says when the spans begin.
-            first = [await self._ask(members[0], verb, fields, until_s)]
+            first = [await self._ask(links[0], verb, fields, until_s)]
             fields = ({**fields[0], "from_ms": first[0]["from_ms"]},)
-            members = members[1:]
-        asking = (self._ask(member, verb, fields, until_s) for member in members)
+            links = links[1:]
+        asking = (self._ask(link, verb, fields, until_s) for link in links)
         ends = await asyncio.gather(*asking, return_exceptions=True)
         return self._merged(verb, [*first, *ends], fields)
 
@@ -429,10 +413,10 @@ class Shards:
             # The same name in each, so that it is shown, and cancelled, as one.
             fields = (*fields[:-1], {**fields[-1], "id": own_name("reset")})
         ends: list[Any] = []
-        for shard, member in enumerate(self.members):
+        for shard, link in enumerate(self.links):
             asked = (_file_of(fields[0], shard),) if verb.name == "backup" else fields
             try:
-                ends.append(await self._ask(member, verb, asked, until_s))
+                ends.append(await self._ask(link, verb, asked, until_s))
             except NotFound as error:
                 ends.append(error)
         return self._merged(verb, ends, fields)
@@ -446,14 +430,14 @@ class Shards:
         into, options = fields
         options = {"id": own_number(), **options}
         parts = self._restored(options)
-        answers: list[Raw | None] = [None] * len(self.members)
-        for shard in sorted(parts, key=lambda n: (self._opened(self.members[n]).connected, n)):
+        answers: list[Raw | None] = [None] * len(self.links)
+        for shard in sorted(parts, key=lambda n: (self.opened(self.links[n]).connected, n)):
             asked = {**options, "of_shards": len(parts), **parts[shard]}
             if options.get("backup") is not None:
                 asked["backup"] = _file_of(options["backup"], shard)
             try:
                 answers[shard] = await self._ask(
-                    self.members[shard], verb, (_file_of(into, shard), asked), until_s
+                    self.links[shard], verb, (_file_of(into, shard), asked), until_s
                 )
             except TickwheelError as error:
                 begun = [n for n, answer in enumerate(answers) if answer is not None]
@@ -464,7 +448,7 @@ class Shards:
         """The shards that restore something, and the ids that each one is asked for."""
         ids = options.get("ids")
         if not ids:
-            return {shard: {} for shard in range(len(self.members))}
+            return {shard: {} for shard in range(len(self.links))}
         found: dict[int, list[int]] = {}
         for one in ids:
             for shard in self.shards_of(one):
@@ -478,7 +462,7 @@ class Shards:
         that says so."""
         maybe = [*begun, *([shard] if isinstance(error, UNSURE) else [])]
         verb = VERBS["cancel_restore"]
-        asking = (self._ask_soon(self.members[n], verb, (restore,), None) for n in maybe)
+        asking = (self._ask_soon(self.links[n], verb, (restore,), None) for n in maybe)
         ends = await asyncio.gather(*asking, return_exceptions=True)
         left = [
             n for n, end in zip(maybe, ends, strict=True)
@@ -500,12 +484,12 @@ class Shards:
         One of these that is away, or does not know the group yet, follows the home by itself."""
         home, others = self._home_and_others(fields[0])
         first = await self._ask(home, verb, fields, until_s)
-        asking = (self._ask_soon(member, verb, fields, until_s) for member in others)
+        asking = (self._ask_soon(link, verb, fields, until_s) for link in others)
         ends: list[Any] = await asyncio.gather(*asking, return_exceptions=True)
         raise_first([end for end in ends if not isinstance(end, (NotFound, *AWAY))])
-        away = [member for member, end in zip(others, ends, strict=True) if isinstance(end, AWAY)]
+        away = [link for link, end in zip(others, ends, strict=True) if isinstance(end, AWAY)]
         if away:
-            names = ", ".join(str(self.members.index(member)) for member in away)
+            names = ", ".join(str(self.links.index(link)) for link in away)
             LOGGER.info(
                 "%s of topic %s: shards %s were away, and follow when they are back",
                 verb.name, fields[0], names,
@@ -514,13 +498,13 @@ class Shards:
         return self._merged(verb, [first, *answers], fields)
 
     async def _ask_soon(
-        self, member: Member, verb: Verb, fields: tuple[Any, ...], until_s: float | None
+        self, link: Link, verb: Verb, fields: tuple[Any, ...], until_s: float | None
     ) -> Any:
         """Ask a shard that need not be there: without a connection it is waited for ``JOIN_S``."""
-        if not self._opened(member).connected:
+        if not self.opened(link).connected:
             soon_s = self._reconnector.loop.time() + JOIN_S
             until_s = soon_s if until_s is None else min(until_s, soon_s)
-        return await self._ask(member, verb, fields, until_s)
+        return await self._ask(link, verb, fields, until_s)
 
     async def _ask_home_last(
         self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
@@ -529,18 +513,18 @@ class Shards:
         them refuses is still there, and the others follow the home and have it again."""
         home, others = self._home_and_others(fields[0])
         ends: list[Any] = []
-        for member in (*others, home):
+        for link in (*others, home):
             try:
-                ends.append(await self._ask(member, verb, fields, until_s))
+                ends.append(await self._ask(link, verb, fields, until_s))
             except NotFound as error:
                 ends.append(error)
         return self._merged(verb, ends, fields)
 
-    def _home_and_others(self, topic: Any) -> tuple[Member, list[Member]]:
-        """The client of the shard where the settings of a topic have their home, and those of all
+    def _home_and_others(self, topic: Any) -> tuple[Link, list[Link]]:
+        """The link to the shard where the settings of a topic have their home, and those of all
         others. Raises BadRequest."""
-        home = self.of_basis(topic) if isinstance(topic, str) else self.members[0]
-        return home, [member for member in self.members if member is not home]
+        home = self.of_basis(topic) if isinstance(topic, str) else self.links[0]
+        return home, [link for link in self.links if link is not home]
 
     def _merged(self, verb: Verb, ends: Sequence[Any], fields: tuple[Any, ...]) -> Any:
         """One answer of those of all shards, of which some may have nothing of it."""
@@ -564,7 +548,7 @@ class Shards:
         name, options = fields[0], fields[-1]
         basis = checked_basis(options.get(NewSchedule.field("task").name) or {})
         home = self.of_basis(name if basis is None else basis)
-        place, topic = self.members.index(home), options.get("topic")
+        place, topic = self.links.index(home), options.get("topic")
         _, number = await self._claim("schedule", name, topic, place, until_s)
         if number:
             claim, said = VERBS["claim_schedule"], {"shard": place, "number": number}
@@ -572,8 +556,8 @@ class Shards:
             await self._ask(home, claim, fields_of_claim, until_s)
         show = VERBS["show_schedule"]
         asked = show.asked.to_frame({"name": name, "next": 0})
-        rest = [member for member in self.members if member is not home]
-        looks = (self._ask(member, show, asked, until_s) for member in rest)
+        rest = [link for link in self.links if link is not home]
+        looks = (self._ask(link, show, asked, until_s) for link in rest)
         ends = await asyncio.gather(*looks, return_exceptions=True)
         raise_first([end for end in ends if not isinstance(end, NotFound)])
         if not all(isinstance(end, NotFound) for end in ends):
@@ -589,10 +573,7 @@ class Shards:
         """The items of a listing of all shards, in its order."""
         # The newest bulk operations of one shard need not be those of another.
         most = None if verb.name == "list_bulk" else limit
-        lists = [
-            self._opened(member)._pages(verb.name, keywords, most, timeout)
-            for member in self.members
-        ]
+        lists = [self.opened(link).pages(verb, keywords, most, timeout) for link in self.links]
         if verb.name == "list_bulk":
             items = bulks_of(lists)
         else:
@@ -616,7 +597,7 @@ class Shards:
         if verb.name == "list_bulk":
             return await self._page_of_bulks(asked)
         fields = verb.asked.to_frame(asked)
-        asking = (self._ask(member, verb, fields, until_s) for member in self.members)
+        asking = (self._ask(link, verb, fields, until_s) for link in self.links)
         answers: list[Any] = await asyncio.gather(*asking, return_exceptions=True)
         raise_first(answers)
         return page_of(verb, asked, answers)
@@ -624,11 +605,11 @@ class Shards:
     async def _page_in_turn(self, verb: Verb, asked: Raw, until_s: float | None) -> Raw:
         """A page that goes on in the next shard where one has no more. Its places are places of a
         shard that also say which shard it is."""
-        count, limit, found = len(self.members), limit_of(verb, asked), list[Raw]()
+        count, limit, found = len(self.links), limit_of(verb, asked), list[Raw]()
         place, shard = divmod(asked.get("after") or 0, count)
         while True:
             some = {**asked, "after": place, "limit": limit - len(found)}
-            answer = await self._ask(self.members[shard], verb, (some,), until_s)
+            answer = await self._ask(self.links[shard], verb, (some,), until_s)
             found += answer[verb.pages]
             place = answer["next"]
             if place is None:
@@ -654,7 +635,7 @@ class Shards:
 
     def parts(self, front: Subscription) -> SpreadSubscription:
         """A subscription on each shard for this one."""
-        return SpreadSubscription(self.members, front)
+        return SpreadSubscription(self.links, front)
 
     async def pull(
         self,
@@ -668,22 +649,22 @@ class Shards:
         """Up to ``count`` deliveries of all shards: what is there, or else what comes first."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + wait_ms / 1000
-        self._next = (self._next + 1) % len(self.members)
-        members = [*self.members[self._next :], *self.members[: self._next]]
-        order = sorted(map(self._opened, members), key=lambda member: not member.connected)
+        self._next = (self._next + 1) % len(self.links)
+        links = [*self.links[self._next :], *self.links[: self._next]]
+        order = sorted(map(self.opened, links), key=lambda link: not link.connected)
         found: list[Delivery] = []
         errors: list[TickwheelError] = []
         asked = 0
         try:
-            for member in order:
+            for link in order:
                 # What was found, and who waits for what comes first, waits for no shard that is
                 # away.
-                is_asked = member.connected or not (found or wait_ms)
+                is_asked = link.connected or not (found or wait_ms)
                 if is_asked and (len(found) < count or not count):
                     asked += 1
                     try:
                         left = count - len(found)
-                        found += await member._pull(names, left, 0, options, until_s, told)
+                        found += await link.pull(names, left, 0, options, until_s, told)
                     except TickwheelError as error:
                         errors.append(error)
             if errors and (len(errors) == asked or not errors[0].retryable):
@@ -696,15 +677,15 @@ class Shards:
         return found
 
     async def _wait(
-        self, order: Sequence[Member], names: tuple[str, str], count: int, wait_ms: int,
+        self, order: Sequence[Link], names: tuple[str, str], count: int, wait_ms: int,
         options: dict[str, Any], until_s: float | None,
     ) -> list[Delivery]:  # fmt: skip
         """What comes first at any shard; what comes later, or is too much, is given back."""
         each, extra = divmod(count, len(order))
         shares = [max(1, each + (index < extra)) for index in range(len(order))]
         pulls = [
-            asyncio.ensure_future(member._pull(names, share, wait_ms, options, until_s))
-            for member, share in zip(order, shares, strict=True)
+            asyncio.ensure_future(link.pull(names, share, wait_ms, options, until_s))
+            for link, share in zip(order, shares, strict=True)
         ]
         found: list[Delivery] = []
         errors: list[BaseException] = []
@@ -748,12 +729,6 @@ class Shards:
             self._reconnector.spawn(release())
 
 
-def _producer(member: Member) -> Producer:
-    """The producer of one shard's client."""
-    assert isinstance(member._producer, Producer), "of one shard"
-    return member._producer
-
-
 def _file_of(name: str, shard: int) -> str:
     """The name of one shard's own file; a name that no file may have stays as it is."""
     path = PurePosixPath(name)
@@ -785,7 +760,7 @@ class SpreadProducer:
     @property
     def is_full(self) -> bool:
         """Whether no shard that is connected has room."""
-        there = [_producer(one) for one in self._shards.members if one.connected]
+        there = [link.producer for link in self._shards.links if link.connected]
         return bool(there) and all(one.is_full for one in there)
 
     def _home(self, wire: WireTask) -> Producer:
@@ -793,7 +768,7 @@ class SpreadProducer:
         if len(wire) == 4:
             basis = checked_basis(wire[3])
             if basis is not None:
-                return _producer(self._shards.of_basis(basis))
+                return self._shards.of_basis(basis).producer
         producer = self._filling
         if (
             self._left
@@ -804,7 +779,7 @@ class SpreadProducer:
             self._left -= 1
             return producer
         self._left = TOGETHER - 1
-        self._filling = producer = _producer(self._shards.any())
+        self._filling = producer = self._shards.any().producer
         return producer
 
     def add(self, checked: CheckedTask) -> asyncio.Future[Any]:
@@ -834,21 +809,18 @@ class SpreadProducer:
     def add_columns(
         self, columns: Columns, time_s: float | None = None
     ) -> asyncio.Future[Receipts]:
-        return _producer(self._shards.any()).add_columns(columns, time_s)
+        return self._shards.any().producer.add_columns(columns, time_s)
 
     async def wait_room(self, time_s: float | None = None) -> None:
         full, self._full = self._full, None
-        await (full or _producer(self._shards.any())).wait_room(time_s)
-
-    async def wait_idle(self) -> None:
-        await asyncio.gather(*(one.wait_idle() for one in _begun(self._shards, _producer)))
+        await (full or self._shards.any().producer).wait_room(time_s)
 
     def take_over(self, batches: Iterable[Batch]) -> None:
         """Send what was enqueued before it was known that there are several shards."""
         for batch in batches:
             [future] = batch.futures
             if isinstance(batch, ColumnBatch):
-                _producer(self._shards.any()).adopt(batch)
+                self._shards.any().producer.adopt(batch)
                 continue
             try:
                 self._divide(batch.tasks, batch.counts[0], partial(_adopted, batch), future)
@@ -869,7 +841,7 @@ class SpreadProducer:
         for index, wire in enumerate(tasks):
             basis = checked_basis(wire[3]) if len(wire) == 4 else None
             if basis is not None:
-                home = _producer(self._shards.of_basis(basis))
+                home = self._shards.of_basis(basis).producer
             else:
                 home = free = free or self._home(wire)
             parts.setdefault(home, []).append(index)
@@ -926,24 +898,3 @@ def _adopted(batch: Batch, producer: Producer, tasks: list[WireTask]) -> asyncio
     future = part.put(tasks, batch.counts[0] and len(tasks), size_of(tasks))
     producer.adopt(part)
     return future
-
-
-def _begun(shards: Shards, part: Callable[[Member], Any]) -> list[Any]:
-    """This part of the client of each shard that was ever used."""
-    return [part(member) for member in shards.members if hasattr(member, "_reconnector")]
-
-
-class SpreadAcks:
-    """All acks of one client, wherever they go."""
-
-    def __init__(self, shards: Shards) -> None:
-        self._shards = shards
-
-    async def wait_idle(self) -> None:
-        """Wait until every ack has its answer."""
-        await asyncio.gather(*(a.wait_idle() for a in _begun(self._shards, attrgetter("_acks"))))
-
-    async def wait_answered(self) -> None:
-        """Wait until every ack that was given up to now has its answer."""
-        acks = _begun(self._shards, attrgetter("_acks"))
-        await asyncio.gather(*(one.wait_answered() for one in acks))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.api.groups import MadeGroup
 from tickwheel.client.connection import LOGGER
@@ -26,7 +26,7 @@ from tickwheel.errors import TickwheelError
 if TYPE_CHECKING:
     from tickwheel.client.delivery import Delivery
     from tickwheel.client.leases import InHand
-    from tickwheel.client.subscription import Subscriptions
+    from tickwheel.client.link import Link
 
 JOIN_S = 2.0
 """How long, in seconds, a subscription or a pull waits for shards that are away, when one is
@@ -69,16 +69,6 @@ def divided(prefetch: int, loads: Sequence[ShareUse]) -> list[int]:
     return shares
 
 
-class ShardClient(Protocol):
-    """The client of one shard, as a subscription needs it."""
-
-    _subscriptions: Subscriptions
-
-    def _ready(self) -> None: ...
-
-    async def connect(self) -> Any: ...
-
-
 class SpreadBuffer(Buffer):
     """What has come from all shards, handed out in turn, some of each."""
 
@@ -114,8 +104,8 @@ class SpreadBuffer(Buffer):
 class SpreadSubscription:
     """A subscription on each shard, behind one front that hands out what they get."""
 
-    def __init__(self, members: Sequence[ShardClient], front: Subscription) -> None:
-        self._members = members
+    def __init__(self, links: Sequence[Link], front: Subscription) -> None:
+        self._links = links
         self._front = front
         self.buffer = SpreadBuffer(front._buffer.lease_s)
         self._leases: list[SpreadLeases] = []
@@ -162,7 +152,7 @@ class SpreadSubscription:
 
     @property
     def _count(self) -> int:
-        return len(self._members)
+        return len(self._links)
 
     def _equal_shares(self, prefetch: int) -> list[int]:
         """The part of a prefetch that each shard gets at first: at least 1, unless it is 0; all of
@@ -174,10 +164,11 @@ class SpreadSubscription:
 
     async def _join(self, shard: int) -> None:
         """Subscribe at one shard."""
-        member, front = self._members[shard], self._front
-        member._ready()  # what else waits for the connection must not end with this
-        await member.connect()
-        part = member._subscriptions.make(front._wish, self._shares[shard])
+        front = self._front
+        link = self._links[shard]
+        link.ready()  # what else waits for the connection must not end with this
+        await link.connect()
+        part = link.subscriptions.make(front._wish, self._shares[shard])
         part._front, part._arrived, part.mismatch = front, front._arrived, front.mismatch
         part._bytes_max = max(PART_BYTES_MIN, front._bytes_max // self._count)
         await part.start()

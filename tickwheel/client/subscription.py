@@ -33,7 +33,7 @@ from tickwheel.client.delivery import FINISHED, Delivered, Delivery, DeliveryBat
 from tickwheel.client.encodings import PLAIN, Codec
 from tickwheel.client.keywords import GroupKeywords
 from tickwheel.client.leases import EXTENDED, SURE, Extender, InHand, Leases, Lot
-from tickwheel.client.requests import Calls, Routes, read, retry_pause_s
+from tickwheel.client.requests import Calls, read, retry_pause_s
 from tickwheel.errors import (
     BadBody,
     BadRequest,
@@ -264,8 +264,9 @@ class Mismatch:
 class Spread(Protocol):
     """A subscription on each of several shards, as the one that is in front of them sees them."""
 
-    buffer: Buffer
-    """What has come from all of them."""
+    @property
+    def buffer(self) -> Buffer:
+        """What has come from all of them."""
 
     @property
     def new_group(self) -> MadeGroup | None: ...
@@ -354,14 +355,13 @@ class Subscription:
     async def start(self) -> Self:
         """Subscribe. Raises what the daemon objects to. Harmless when it is started."""
         async with self._starting:
-            shards = await self._all.know_shards() if self._front is None else None
+            parts = await self._all.parts(self) if self._front is None else None
             if not self._on and not self._closed:
                 self._all.add(self._number, self)
                 try:
-                    if shards is not None:
-                        self._parts = shards.parts(self)
-                        self._buffer = self._parts.buffer
-                        await self._parts.start()
+                    if parts is not None:
+                        self._parts, self._buffer = parts, parts.buffer
+                        await parts.start()
                     else:
                         await self._subscribe()
                 except BaseException:
@@ -674,15 +674,15 @@ class Subscriptions:
         calls: Calls,
         acks: Acks,
         codec: Codec = PLAIN,
-        know_shards: Callable[[], Awaitable[Routes | None]] | None = None,
+        parts: Callable[[Subscription], Awaitable[Spread | None]] | None = None,
     ) -> None:
-        """``know_shards`` says all shards, where there are several; None: there is one."""
+        """``parts``: of a subscription, one on each shard, where there are several."""
         self._codec = codec
         self.buffer_bytes_max = BUFFER_BYTES_MAX
         self.reconnector = reconnector
         self.calls = calls
         self.acks = acks
-        self._know_shards = know_shards
+        self._parts = parts
         self._open: dict[int, Subscription] = {}
         self._last_number = 0
 
@@ -693,9 +693,9 @@ class Subscriptions:
         self._last_number += 1
         return Subscription(self, self._last_number, subscribe_options, prefetch)
 
-    async def know_shards(self) -> Routes | None:
-        """All shards, if there are several. Raises why that is not known."""
-        return None if self._know_shards is None else await self._know_shards()
+    async def parts(self, front: Subscription) -> Spread | None:
+        """A subscription on each shard, if there are several. Raises why that is not known."""
+        return None if self._parts is None else await self._parts(front)
 
     def check_prefetch(self, prefetch: Any) -> None:
         limit = self.reconnector.limits.prefetch_max

@@ -1,26 +1,19 @@
-"""A transaction of a producer, and the answers to the daemon's questions about others.
+"""A transaction of a producer.
 
-Knows no socket. Invariants:
-
-* A half task that nobody knows the fate of makes a transaction impossible to commit: what would be
-  committed with it is not known.
-* A transaction that this client has under way is not asked about: its program is about to decide.
-  What the daemon asks about it is left without an answer; it asks again.
+Knows no socket. Invariant: a half task that nobody knows the fate of makes a transaction impossible
+to commit, because what would be committed with it is not known.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from tickwheel.api.frames import CountFrom, FrameType
-from tickwheel.api.times import Duration, moment
-from tickwheel.client.connection import LOGGER, Connection
+from tickwheel.api.times import Duration
 from tickwheel.client.keywords import TaskKeywords
 from tickwheel.client.requests import read
 from tickwheel.client.task_options import Task
@@ -43,30 +36,10 @@ from tickwheel.errors import (
 from tickwheel.model.policies import ADD
 
 if TYPE_CHECKING:
-    from tickwheel.client.requests import Verbs
+    from tickwheel.client.checks import Checks
+    from tickwheel.client.link import Link, Verbs
 
 COUNTED_FROM = ("enqueue", "commit")
-CHECKS_AT_A_TIME = 16
-"""Questions that handlers work on at one time;"""
-CHECKS_MAX = 10_000
-"""and how many more may wait. Others are asked again by the daemon."""
-
-
-class Check(NamedTuple):
-    """A question: what became of this transaction?"""
-
-    transaction: str
-    group: str
-    began: datetime
-    tasks: int
-    """Half tasks that it has."""
-    number: int
-    """How often it was asked, with this time."""
-
-
-Decision = str | None
-"""What a handler answers: "commit", "rollback", or "unknown" (or None) to be asked again."""
-CheckHandler = Callable[[Check], Decision | Awaitable[Decision]]
 
 
 class Transaction:
@@ -97,8 +70,8 @@ class Transaction:
         self._doubt: BaseException | None = None
         """The error after which nobody knows whether some half task is kept."""
         self._over = ""
-        self._place: tuple[Verbs, int] | None = None
-        """Over several shards: the client of the one that has its tasks, once that is known, and
+        self._place: tuple[Link, int] | None = None
+        """Over several shards: the link to the one that has its tasks, once that is known, and
         the number of the claim of its name there."""
 
     # --- half tasks -----------------------------------------------------------------------------
@@ -184,9 +157,9 @@ class Transaction:
         self._end("rolled back")
 
     async def _call(self, kind: FrameType, *fields: Any, until_s: float | None) -> Any:
-        client = self._client if self._place is None else self._place[0]
-        client._ready()
-        return await client._calls.call(kind, *fields, until_s=until_s)
+        self._client._ready()
+        link = self._client._link if self._place is None else self._place[0]
+        return await link.ask(kind, *fields, until_s=until_s)
 
     def _end(self, how: str) -> None:
         self._over = how
@@ -248,86 +221,3 @@ def _refuse_rules(wires: Iterable[WireTask]) -> None:
                 f"tasks[{index}].if_pending: a half task may wait for long, and what is pending now"
                 " may not be then; enqueue it without a transaction"
             )
-
-
-class Checks:
-    """The producer groups that a client answers for, and the answers: a reconnector's source."""
-
-    def __init__(self, client: Verbs) -> None:
-        self._client = client
-        self.handlers: dict[str, CheckHandler] = {}
-        self.under_way: dict[str, None] = {}
-        """The ids of this client's undecided transactions."""
-        self._asked: dict[str, None] = {}
-        """The ids of transactions that a handler works on, or will."""
-        self._turns = asyncio.Semaphore(CHECKS_AT_A_TIME)
-
-    def register(self, group: str, handler: CheckHandler) -> None:
-        """Answer for a producer group from now on."""
-        self.handlers[group] = handler
-        if self._client._state == "open" and self._client._reconnector.connection is not None:
-            self.up()
-        if self._client._shards is not None:
-            self._client._shards.answer_checks()
-
-    def asked(self, group: str, items: Iterable[Any]) -> None:
-        """Take a CHECK of the daemon."""
-        handler = self.handlers.get(group)
-        if handler is None:
-            return
-        for name, began_ms, tasks, number in items:
-            if name in self.under_way or name in self._asked or len(self._asked) >= CHECKS_MAX:
-                continue
-            self._asked[name] = None
-            check = Check(name, group, moment(began_ms), tasks, number)
-            self._client._reconnector.spawn(self._answer(handler, check))
-
-    async def _answer(self, handler: CheckHandler, check: Check) -> None:
-        try:
-            async with self._turns:
-                decision = handler(check)
-                if inspect.isawaitable(decision):
-                    decision = await decision
-                await self._decide(check, decision)
-        except TickwheelError as error:
-            LOGGER.warning("transaction %s: %s: %s", check.transaction, error.code, error.message)
-        except Exception:
-            LOGGER.exception("the handler of checks failed for transaction %s", check.transaction)
-        finally:
-            self._asked.pop(check.transaction, None)
-
-    async def _decide(self, check: Check, decision: Decision) -> None:
-        if decision == "commit":
-            await self._client._calls.call(FrameType.COMMIT, check.transaction)
-        elif decision == "rollback":
-            await self._client._calls.call(FrameType.ROLLBACK, check.transaction)
-        elif decision not in (None, "unknown"):
-            raise BadRequest(
-                'a handler of checks must return "commit", "rollback" or "unknown", not'
-                f" {shown(decision)}"
-            )
-
-    # --- a source of the reconnector ------------------------------------------------------------
-
-    def up(self) -> None:
-        """Tell a new connection for which groups this client answers."""
-        if self.handlers:
-            self._client._reconnector.spawn(self._say())
-
-    async def _say(self) -> None:
-        try:
-            await self._client._calls.call(FrameType.CHECKS, list(self.handlers))
-        except TickwheelError as error:
-            LOGGER.warning("nobody asks here about transactions: %s", error.message)
-
-    def down(self) -> None:
-        """Do nothing: the daemon asks again about what is under way."""
-
-    def collect(self, connection: Connection) -> None:
-        """Do nothing: answers are sent as calls."""
-
-    def sweep(self, now_s: float) -> None:
-        """Do nothing: nothing waits here."""
-
-    def stop(self, error: TickwheelError) -> None:
-        """Do nothing: handlers end with the reconnector."""

@@ -27,11 +27,12 @@ from tickwheel.api.tasks import (
 )
 from tickwheel.api.times import Duration, seconds
 from tickwheel.api.verbs import VERBS
+from tickwheel.client.checks import CheckHandler, Checks
 from tickwheel.client.generated import GeneratedVerbs
 from tickwheel.client.keywords import AnyMoveKeywords, AnySelectionKeywords, ScheduledTaskKeywords
 from tickwheel.client.requests import check_filter, list_of, read
 from tickwheel.client.tasks import refuse_unknown, spelled_out
-from tickwheel.client.transactions import CheckHandler, Checks, Transaction
+from tickwheel.client.transactions import Transaction
 from tickwheel.errors import BadRequest, LimitExceeded, SendTimeout, UnknownType, shown
 
 LOOKUP_IDS = 256
@@ -180,24 +181,9 @@ class WrittenVerbs(GeneratedVerbs):
         refuse_unknown(moves, AnyMoveKeywords, "Client.preview_bulk")
         check_filter(filter, AnySelectionKeywords, "preview_bulk")
         asked = BulkTrial.of_keywords({"topic": topic, "kind": kind, **moves, **filter})
-        shards = await self._know_shards(self._until(timeout))
-        if shards is None:
-            return await self._preview(asked, timeout)
-        parts: list[BulkPreview] = [
-            await one._preview({**asked}, timeout) for one in shards.members
-        ]
+        await self._know_shards(self._until(timeout))
+        parts = [await link.preview(asked, timeout) for link in self._links]
         return reduce(BulkPreview.and_then, parts)
-
-    async def _preview(self, asked: dict[str, Any], timeout: Duration | None) -> BulkPreview:
-        """The parts of one shard, together."""
-        verb, found = VERBS["preview_bulk"], None
-        while True:
-            raw = await self._call(verb, BulkTrial.to_frame(asked), self._until(timeout))
-            part = BulkPreview.of(raw)
-            found = part if found is None else found.and_then(part)
-            if part.next is None:
-                return found
-            asked |= {"after": part.next, "until_id": part.until_id, "until_ms": part.until_ms}
 
     async def wait_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
         """The bulk operation when it is over. Raises NotFound, and SendTimeout if it is not after
@@ -313,7 +299,12 @@ class WrittenVerbs(GeneratedVerbs):
         def register(handler: H) -> H:
             if not callable(handler):
                 raise BadRequest(f"a handler of checks must be a function, not {shown(handler)}")
-            self._checks.register(name, handler)
+            self._checks.handlers[name] = handler
+            for link in self._links:
+                if link.connected and link.state == "open":
+                    link.answers.up()
+            if self._shards is not None:
+                self._shards.answer_checks()
             return handler
 
         return register

@@ -425,7 +425,6 @@ class Lane:
         self._runners: set[Runner] = set()
         self._waiting: list[Runner] = []
         """The idle runners."""
-        self._acks = client._acks
         self._loop = asyncio.get_running_loop()
         prefetch_max = client.limits.prefetch_max
         self._ahead = Ahead(
@@ -605,7 +604,7 @@ class Lane:
             runner.go_on(None)
         if self._waiting:
             await asyncio.wait([runner.task for runner in self._waiting])
-        await self._acks.wait_answered()
+        await self._client._flush_acks()
         if self._leases is not None:
             self._leases.close()
 

@@ -209,7 +209,7 @@ class Runner:
             async with asyncio.timeout(GIVE_BACK_S):
                 await self._give_back()
                 await self._subscription.close()
-                await self._client._acks.wait_answered()
+                await self._client._flush_acks()
         if self._leases is not None:
             self._leases.close()
 

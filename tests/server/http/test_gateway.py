@@ -26,7 +26,7 @@ from tickwheel.client import Client
 from tickwheel.client import shards as client_shards
 from tickwheel.clock import Clock
 from tickwheel.errors import Conflict, SendTimeout
-from tickwheel.gateway import Gateway, Teller
+from tickwheel.gateway import Gateway
 from tickwheel.model.values import SHARD_BITS
 from tickwheel.server import tokens
 from tickwheel.server.http.declared import answer_type
@@ -48,7 +48,7 @@ class Hall:
     def __init__(self, patch: pytest.MonkeyPatch, **settings: Any) -> None:
         of_shards = {name: it for name, it in settings.items() if name != "audit_file"}
         self.shards = Shards(COUNT, **of_shards)
-        patch.setattr(Teller, "_open_to", staticmethod(self.shards._open_to))
+        patch.setattr("tickwheel.client.client.connect", self.shards._open_to)
         self.settings = Settings(store="memory:", http="127.0.0.1:0", **settings)
         doors = [
             self.settings.model_copy(update={"listen": url, "advertise": url})
@@ -692,9 +692,9 @@ async def test_what_may_have_begun_is_cancelled_or_it_is_said_where_it_goes_on(
 ) -> None:
     ask, cancel = client_shards.Shards._ask, backups.Restores.cancel
 
-    async def unsure(shards: client_shards.Shards, member: Any, verb: Any, *more: Any) -> Any:
-        answer = await ask(shards, member, verb, *more)
-        if verb.name == "restore" and member is shards.members[1]:
+    async def unsure(shards: client_shards.Shards, link: Any, verb: Any, *more: Any) -> Any:
+        answer = await ask(shards, link, verb, *more)
+        if verb.name == "restore" and link is shards.links[1]:
             raise SendTimeout("the answer was lost")
         return answer
 
