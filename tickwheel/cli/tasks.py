@@ -362,7 +362,7 @@ def _in_history(
 
 async def _show_flow(call: Call, ids: Sequence[int], history: str | None) -> int:
     """Show the stories of tasks: from the files, where their folder is named, else as the daemon
-    has them. Exit code 4: nobody knows one of them."""
+    has them. Exit code 4: the history knows nothing of one of them."""
     missing = 0
     if history or environment.value(DIR_ENV):
         folder = folder_of(history, "--history")
@@ -392,7 +392,7 @@ async def _look_up(call: Call, ids: Sequence[int]) -> dict[int, TaskInfo]:
 
 
 def _show_story(call: Call, task_id: int, info: TaskInfo | None, folder: Path) -> bool:
-    """Show the story of a task; whether there is anything to show."""
+    """Show the story of a task; whether the history has one."""
     from tickwheel.history.read import flow
     from tickwheel.history.segments import Tally
     from tickwheel.model.records import id_time_ms
@@ -407,7 +407,7 @@ def _show_story(call: Call, task_id: int, info: TaskInfo | None, folder: Path) -
 def _show_events(
     call: Call, task_id: int, info: TaskInfo | None, events: Sequence[dict[str, Any]], source: str
 ) -> bool:
-    """Show where a task stands and its events; whether there is anything to show."""
+    """Show where a task stands and its events; whether there are any."""
     is_known = info is not None and info.state not in NOT_THERE
     if call.out.as_json:
         fields = task_fields(info) if info is not None else {"id": str(task_id)}
@@ -421,7 +421,7 @@ def _show_events(
             call.out.remark(f"{source} says nothing of task {task_id}")
         else:
             call.out.remark(f"not_found: nothing is known of task {task_id}")
-    return bool(events) or is_known
+    return bool(events)
 
 
 # --- tables and JSON of tasks --------------------------------------------------------------------
