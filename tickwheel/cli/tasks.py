@@ -43,6 +43,7 @@ from tickwheel.api.tasks import (
 )
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
+from tickwheel.cli.declared import declared
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
 from tickwheel.cli.options import (
     AtOption,
@@ -565,7 +566,6 @@ def reason_text(reason: str | None) -> str:
 
 # --- bulk operations -----------------------------------------------------------------------------
 
-BulkArgument = Annotated[str, argument("BULK", "The bulk operation's id.")]
 LOOK_S = 0.25
 _WORDS = {
     "cancel": "Cancel",
@@ -611,9 +611,7 @@ async def list_bulk(
     )
 
 
-async def show_bulk(call: Call, bulk: BulkArgument) -> None:
-    """A bulk operation: what was asked for, and how far it is."""
-    found = await call.ask(lambda client: client.show_bulk(bulk))
+def _show_bulk(call: Call, asked: Mapping[str, Any], found: BulkInfo) -> None:
     if call.out.as_json:
         call.out.record(fields_of(found))
         return
@@ -629,11 +627,6 @@ async def show_bulk(call: Call, bulk: BulkArgument) -> None:
     call.out.grid(facts_grid(("bulk", found.id), facts))
 
 
-async def cancel_bulk(call: Call, bulk: BulkArgument) -> None:
-    """It changes nothing more; what it has changed stays. Once more says the same."""
-    say_bulk(call, await call.ask(lambda client: client.cancel_bulk(bulk)))
-
-
 def say_bulk(call: Call, found: BulkInfo) -> int:
     """Show a bulk operation; the exit code is 1 when it did not come to its end."""
     of = f"{found.changed:,} of {found.matched:,} changed"
@@ -644,6 +637,14 @@ def say_bulk(call: Call, found: BulkInfo) -> int:
     call.out.result(fields_of(found), line)
     _remark_ttl_over(call, found.refused.get(TTL_OVER, 0))
     return EXIT_FAILED if found.state in ("failed", "cancelled") else 0
+
+
+def _say_cancelled(call: Call, asked: Mapping[str, Any], found: BulkInfo) -> None:
+    say_bulk(call, found)
+
+
+show_bulk = declared("show_bulk", _show_bulk)
+cancel_bulk = declared("cancel_bulk", _say_cancelled)
 
 
 def _reasons(refused: Mapping[str, int]) -> str:
