@@ -276,6 +276,17 @@ async def test_the_story_comes_from_the_daemon_where_no_folder_is_named(capsys: 
     assert "the daemon keeps no history" in err and "not_found" in err
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_stored_task_without_a_story_is_4(is_kept: bool, capsys: Capture) -> None:
+    """The table says where it stands, but no flow was found."""
+    told = {"events": [], "is_kept": is_kept, "complete": True}
+    stored = {"id": A, "state": "scheduled", "topic": "t", "body": b"b"}
+    assert await show_flow(told, stored) == 4
+    out, err = capsys.readouterr()
+    assert f"Task {A}" in out
+    assert f"the daemon's history says nothing of task {A}" in err
+
+
 # --- restore -----------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from cli.test_groups import _ask
 from tickwheel.api.frames import FrameType as T
 from tickwheel.cli import groups
 from tickwheel.cli.call import Call
+from tickwheel.cli.options import parse_value
 from tickwheel.cli.output import Output
 from tickwheel.errors import BadRequest
 
@@ -57,17 +58,24 @@ async def test_lines(capsys: pytest.CaptureFixture[str]) -> None:
 
 async def test_a_key_is_paused_and_resumed(capsys: pytest.CaptureFixture[str]) -> None:
     answer = {"paused": True, "changed": True, "since_ms": 1_800_000_000_000, "by": "ann"}
-    asked = await _ask(lambda c: groups.pause_key(c, "t", "g", key="a"), T.PAUSE_KEY, answer)
+    asked = await _ask(
+        lambda c: groups.pause_key(c, topic="t", group="g", key="a"), T.PAUSE_KEY, answer
+    )
     assert asked == ("t", "g", "a", None)
     assert capsys.readouterr().out == "key a  paused\n"
     before = answer | {"changed": False}
-    value = groups.parse_value(":=7")
-    asked = await _ask(lambda c: groups.pause_key(c, "t", "g", value=value), T.PAUSE_KEY, before)
+    value = parse_value(":=7")
+    asked = await _ask(
+        lambda c: groups.pause_key(c, topic="t", group="g", value=value), T.PAUSE_KEY, before
+    )
     assert asked == ("t", "g", None, 7)
     shown = capsys.readouterr().out
     assert shown.startswith("value 7  paused before, since 2027-") and shown.endswith(" by ann\n")
     await _ask(
-        lambda c: groups.pause_key(c, "t", "g", value="7"), T.PAUSE_KEY, before, as_json=True
+        lambda c: groups.pause_key(c, topic="t", group="g", value="7"),
+        T.PAUSE_KEY,
+        before,
+        as_json=True,
     )
     found = json.loads(capsys.readouterr().out)
     assert (found["value"], found["key"], found["by"], found["changed"]) == (
@@ -78,14 +86,14 @@ async def test_a_key_is_paused_and_resumed(capsys: pytest.CaptureFixture[str]) -
     )
     assert found["since"].startswith("2027-")
     over = answer | {"paused": False}
-    await _ask(lambda c: groups.resume_key(c, "t", "g", key="a"), T.RESUME_KEY, over)
+    await _ask(lambda c: groups.resume_key(c, topic="t", group="g", key="a"), T.RESUME_KEY, over)
     nothing = {"paused": False, "changed": False, "since_ms": None, "by": None}
-    await _ask(lambda c: groups.resume_key(c, "t", "g", key="b"), T.RESUME_KEY, nothing)
+    await _ask(lambda c: groups.resume_key(c, topic="t", group="g", key="b"), T.RESUME_KEY, nothing)
     assert capsys.readouterr().out == "key a  resumed\nkey b  was not paused\n"
     call = Call(None, None, Output(as_json=False))
     for named in ({}, {"value": 5, "key": "a"}):
         with pytest.raises(BadRequest, match="--key or --value"):
-            await groups.pause_key(call, "t", "g", **named)
+            await groups.pause_key(call, topic="t", group="g", **named)
 
 
 async def test_paused_keys(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +115,7 @@ async def test_paused_keys(capsys: pytest.CaptureFixture[str]) -> None:
     ("text", "value"), [("a=b", "a=b"), ("", ""), (":=1.5", 1.5), (":=true", True), ("12", "12")]
 )
 def test_values_are_written_as_those_of_properties(text: str, value: object) -> None:
-    assert groups.parse_value(text) == value
+    assert parse_value(text) == value
 
 
 async def test_a_held_key_is_released_or_skipped(capsys: pytest.CaptureFixture[str]) -> None:

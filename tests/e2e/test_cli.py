@@ -285,6 +285,13 @@ def test_a_look_follows_what_comes_due(cli: Cli) -> None:
     assert cli.one("stats")["topics"]["orders"]["groups"] == {}
 
 
+def test_a_look_at_an_unknown_topic_is_4(cli: Cli) -> None:
+    assert "there is no topic 'nobody'" in cli.fails(4, "peek", "nobody")
+    assert cli.json("peek", "nobody", "--due", expect=4) == []
+    cli.run("enqueue", "orders", "later", "--delay", "1h")
+    assert cli.json("peek", "orders", "--due") == []  # nothing to show is no error
+
+
 def test_ctrl_c_ends_a_subscriber_cleanly(cli: Cli) -> None:
     cli.run("groups", "create", "orders", "default")  # one that is new says so on stderr
     cli.one("enqueue", "orders", "x")

@@ -270,5 +270,7 @@ def test_flow_by_key_and_ended_tasks_from_the_history(running: Daemon, topic: st
     assert "nor in the history" in cli.fails(4, "show", "--key", key, *narrower)
     assert cli.json("show", "--key", key, "--topic", "none", "--history", history, expect=4) == []
     live = cli.one("enqueue", topic, "x", "--key", key, "--delay", "1h")["id"]
+    while cli.code("history", "--dir", history, "--id", live) == 4:
+        pass
     shown = cli.one("show", "--key", key, "--flow", "--history", history)
     assert (shown["id"], shown["state"]) == (live, "scheduled")

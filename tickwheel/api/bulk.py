@@ -118,7 +118,7 @@ class BulkTrial(NewBulk):
 class BulkName(Request):
     """The request names a bulk operation by its id."""
 
-    bulk: Annotated[str, NAME, "Its id."]
+    bulk: Annotated[str, NAME, "The id of the bulk operation."]
 
 
 class BulkPage(Request):
@@ -239,16 +239,17 @@ VERBS: Final = (
         "One bulk operation, and how far it is",
         "One bulk operation, and how far it is. Raises NotFound.",
         FrameType.BULK, "show", path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
-        methods=(Method("show_bulk"),),
+        methods=(Method("show_bulk"),), command="bulk show BULK",
         over=Over.ALL,
     ),
     Verb(
         "cancel_bulk", BulkName, BulkInfo, Need(Right.OPERATE, Of.FOUND),
         "Cancel a bulk operation: it changes nothing more",
-        "It changes nothing more; what it has changed stays. Once more is harmless. Raises"
-        " NotFound.",
+        "Cancel a bulk operation: it changes nothing more; what it has changed stays. Once more is"
+        " harmless. Raises NotFound.",
         FrameType.BULK, "cancel", path=f"DELETE {_PATH}", tag=_TAG, errors=_UNKNOWN,
         audit=Audit.ALWAYS, changes=True, methods=(Method("cancel_bulk"),),
+        command="bulk cancel BULK",
         over=Over.TURN,
     ),
 )  # fmt: skip

@@ -230,7 +230,7 @@ class OneKey(OfGroupOrDefault):
 
     one_of = ("key", "value")
     key: Annotated[str | None, KEY, "The order key."] = place(default=None)
-    value: Annotated[Value | None, PROPERTY, "The value of fair_by."] = place(default=None)
+    value: Annotated[Value | None, PROPERTY, "The value of ``fair_by``."] = place(default=None)
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -580,22 +580,22 @@ VERBS: Final = (
     ),
     Verb(
         "pause_key", OneKey, KeyPause, _OPERATE, "Hand out no task of one key until it is resumed",
-        "Hand out no task of one key of the group, an order key or a value of ``fair_by``, until"
-        " ``resume_key``: its tasks become due and wait, other keys go on, what is in flight can be"
+        "Hand out no task of one key of the group, an order key or a value of ``fair_by``, until it"
+        " is resumed. Its tasks become due and wait, other keys go on, what is in flight can be"
         " acked. Durable when it returns. One that is paused stays as it is. Raises NotFound for a"
         " group, Conflict for a value of a group without ``fair_by``, LimitExceeded.",
         FrameType.PAUSE_KEY, path=f"POST {_GROUP}/held-keys/pause", tag=_ORDER,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
-        methods=(Method("pause_key"),),
+        methods=(Method("pause_key"),), command="groups pause-key TOPIC GROUP",
         over=Over.TURN,
     ),
     Verb(
         "resume_key", OneKey, KeyPause, _OPERATE, "Hand out the tasks of a paused key again",
-        "Hand out the tasks of a paused key again; ``changed`` is false if it was not paused."
+        "Hand out the tasks of a paused key again. ``changed`` is false if it was not paused."
         " Raises as ``pause_key``.",
         FrameType.RESUME_KEY, path=f"POST {_GROUP}/held-keys/resume", tag=_ORDER,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
-        methods=(Method("resume_key"),),
+        methods=(Method("resume_key"),), command="groups resume-key TOPIC GROUP",
         over=Over.TURN,
     ),
 )  # fmt: skip

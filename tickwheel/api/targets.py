@@ -196,7 +196,11 @@ class SetPush(OfGroup):
 class SetForward(OfGroup):
     """The request makes another broker the consumer of a group."""
 
-    url: Annotated[str, FORWARD_URL, "redis://, amqp://, kafka:// or what an extension takes."]
+    url: Annotated[
+        str,
+        FORWARD_URL,
+        "redis://HOST/DB?stream=NAME, amqp://…, kafka://… or what an extension takes.",
+    ]
     secret: Annotated[
         str | None, Password(), "The password for the broker; the user stands in the URL."
     ] = None
@@ -232,7 +236,7 @@ class PushLogPage(OfGroup):
 class Resend(OfGroup):
     """The request sends one of the last requests of a push once more."""
 
-    number: Annotated[int, Whole(1), "The number that ``push_log`` has."] = place()
+    number: Annotated[int, Whole(1), "The number of the request in the log."] = place()
 
 
 class SettleCallback(Request):
@@ -371,28 +375,31 @@ ANSWER_S: Final = 60.0
 VERBS: Final = (
     Verb(
         "set_push", SetPush, TargetInfo, _ADMIN, "Send the tasks of a group to a URL",
-        "Send the tasks of a group to a URL, signed as Standard Webhooks says; a group that is not"
-        " there is made. In the place of the target that was there. Raises BadRequest for an"
-        " address that may not be asked (push_allow), Conflict while somebody is subscribed.",
+        "Send the tasks of a group to a URL, signed as Standard Webhooks says. A group that is not"
+        " there is made; a target that is there is replaced. Raises BadRequest for an address that"
+        " may not be asked (push_allow), Conflict while somebody is subscribed.",
         FrameType.PUSH_SET, path=f"PUT {_GROUP}/push", tag=_TAG, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True, methods=(Method("set_push"),),
+        command="push set TOPIC GROUP",
         over=Over.TURN,
     ),
     Verb(
         "set_forward", SetForward, TargetInfo, _ADMIN,
         "Send the tasks of a group to another broker",
-        "Send the tasks of a group to another broker; a group that is not there is made. In the"
-        " place of the target that was there. Raises as ``set_push``.",
+        "Send the tasks of a group to another broker. A group that is not there is made; a target"
+        " that is there is replaced. Raises as ``set_push``.",
         FrameType.FORWARD_SET, path=f"PUT {_GROUP}/forward", tag=_TAG, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True, methods=(Method("set_forward"),),
+        command="forward set TOPIC GROUP",
         over=Over.TURN,
     ),
     Verb(
         "remove_target", OfGroup, TargetRemoved, _ADMIN, "Take the target of a group away",
-        "Take the target of a group away, and its secrets; the group goes on with what it holds,"
-        " and takes subscribers again. Raises NotFound.",
+        "Send the tasks of a group nowhere any more, and forget the secrets. The group keeps what"
+        " it holds, and takes subscribers again. Raises NotFound.",
         FrameType.TARGET_REMOVE, path=f"DELETE {_GROUP}/target", tag=_TAG, errors=("not_found",),
         audit=Audit.ALWAYS, changes=True, methods=(Method("remove_target"),),
+        command="push remove TOPIC GROUP",
         over=Over.TURN,
     ),
     Verb(
@@ -409,14 +416,16 @@ VERBS: Final = (
         FrameType.PUSH_TEST, path="POST /v1/push-test", tag=_TAG, errors=("conflict",),
         audit=Audit.ALWAYS, repeat=False, prompt=False, extra_s=ANSWER_S,
         methods=(Method("test_push"),),
+        command="push test URL",
         over=Over.ONE,
     ),
     Verb(
         "push_log", PushLogPage, PushLog, _READ, "The last requests of a push",
-        "The last requests of a group's push, the newest first; they are in memory only. Raises"
-        " NotFound, Conflict where no process sends.",
+        "The last requests of a group's push, the newest first; the daemon keeps"
+        f" {LOG_MAX} in memory. Raises NotFound, Conflict where no process sends.",
         FrameType.PUSH_LOG, path=f"GET {_GROUP}/push/log", tag=_TAG,
         errors=("not_found", "conflict"), methods=(Method("push_log", gives="requests"),),
+        command="push log TOPIC GROUP",
         over=Over.ALL,
     ),
     Verb(
@@ -426,6 +435,7 @@ VERBS: Final = (
         FrameType.PUSH_RESEND, path=f"POST {_GROUP}/push/resend", tag=_TAG,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, repeat=False, prompt=False,
         extra_s=ANSWER_S, methods=(Method("resend"),),
+        command="push resend TOPIC GROUP NUMBER",
         over=Over.ONE,
     ),
     Verb(

@@ -15,7 +15,7 @@ from tickwheel.api.verb import Audit, Home, Method, Need, Of, Over, Right, Uniqu
 class TransactionName(Request):
     """The request names a transaction."""
 
-    transaction: Annotated[str, NAME, "Its name."]
+    transaction: Annotated[str, NAME, "The name of the transaction."]
 
 
 class TransactionsPage(Request):
@@ -108,16 +108,19 @@ VERBS: Final[tuple[Any, ...]] = (
          "Claim the name of a transaction, where there are several shards",
          "", FrameType.CLAIM, "transaction", errors=("conflict",), changes=True, over=Over.CLAIM),
     Verb("commit_transaction", TransactionName, AcceptedIds, _PRODUCE,
-         "Commit: its half tasks are tasks", "", FrameType.COMMIT, path=f"POST {_PATH}/commit",
-         tag=_TAG,
+         "Commit: its half tasks are tasks",
+         "Decide it: its half tasks are tasks. Once more says the same.",
+         FrameType.COMMIT, path=f"POST {_PATH}/commit", tag=_TAG,
          errors=(*_UNKNOWN, "transaction_rolled_back", "store_full"),
          audit=Audit.OF_OTHERS, changes=True,
-         result="as ENQUEUE", over=Over.NAME),
+         result="as ENQUEUE", command="transactions commit TRANSACTION", over=Over.NAME),
     Verb("rollback_transaction", TransactionName, AcceptedIds, _PRODUCE,
-         "Roll back: none of its tasks ever was", "", FrameType.ROLLBACK,
+         "Roll back: none of its tasks ever was",
+         "Decide it: none of its tasks ever was. Once more says the same.", FrameType.ROLLBACK,
          path=f"POST {_PATH}/rollback", tag=_TAG, errors=(*_UNKNOWN, "transaction_committed"),
          audit=Audit.OF_OTHERS, changes=True,
-         result="[decided_ms, empty array]", over=Over.NAME),
+         result="[decided_ms, empty array]", command="transactions rollback TRANSACTION",
+         over=Over.NAME),
     Verb("answer_checks", None, None, _PRODUCE, "Answer for producer groups",
          frame=FrameType.CHECKS,
          fields="groups: array of str, up to 1,000",
@@ -129,8 +132,9 @@ VERBS: Final[tuple[Any, ...]] = (
          pages="transactions", methods=(Method("list_transactions"),), over=Over.PAGES),
     Verb("show_transaction", TransactionName, TransactionInfo, _READ,
          "One transaction and its half tasks",
-         "One, with its half tasks. Raises UnknownTransaction.",
+         "One transaction, with its half tasks. Raises UnknownTransaction.",
          FrameType.TRANSACTION_SHOW, path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
          result="transaction map and `halves`",
-         methods=(Method("show_transaction"),), over=Over.NAME),
+         methods=(Method("show_transaction"),), command="transactions show TRANSACTION",
+         over=Over.NAME),
 )  # fmt: skip

@@ -166,6 +166,9 @@ class Verb:
     pages: str = ""
     """The field of the answer that has the items of a page; its method is an iterator."""
     methods: tuple[Method, ...] = ()
+    command: str = ""
+    """Of a verb that is a command by itself: the words of the command, and in capitals the fields
+    that are its arguments; all others are options."""
     fields: str = ""
     """Of a frame that is read by hand: what the protocol's document says of its fields,"""
     result: str = ""

@@ -188,12 +188,11 @@ _below(
 )  # fmt: skip
 _below(
     TOPICS, "push", "Groups that are sent to a URL: list (by default), set, remove, test, log, …",
-    list=groups.list_push, set=groups.set_push, remove=groups.remove, test=groups.try_push,
-    log=groups.log_push, resend=groups.resend_push,
+    lists=True, **groups.OF_PUSH,
 )  # fmt: skip
 _below(
     TOPICS, "forward", "Groups that are sent to another broker: list (by default), set, remove.",
-    list=groups.list_forward, set=groups.set_forward, remove=groups.remove,
+    lists=True, **groups.OF_FORWARD,
 )  # fmt: skip
 _below(
     TASKS, "schedule", "Recurring schedules: put, list, show, next, pause, resume, run, delete, …",

@@ -24,7 +24,7 @@ import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -37,6 +37,7 @@ from tickwheel.api.kinds import FieldKind, Policy, Properties, Rule, Span, Whole
 from tickwheel.api.tasks import LEVEL_MAX, TaskFields
 from tickwheel.api.transactions import HalfTask
 from tickwheel.cli.call import Call, given
+from tickwheel.cli.declared import declared
 from tickwheel.cli.options import (
     AtOption,
     DelayOption,
@@ -568,8 +569,6 @@ def _at(said: dict[str, Any]) -> datetime | None:
 
 # --- transactions --------------------------------------------------------------------------------
 
-TransactionArgument = Annotated[str, argument("ID", "The transaction's name.")]
-
 
 class TransactionStates(StrEnum):
     """The states of transactions that may be asked for."""
@@ -608,9 +607,7 @@ COLUMNS = (
 SPARE = ("topics", "asked")
 
 
-async def show_transaction(call: Call, transaction: TransactionArgument) -> None:
-    """A transaction and its half tasks."""
-    found = await call.ask(lambda client: client.show_transaction(transaction))
+def _show_transaction(call: Call, asked: Mapping[str, Any], found: TransactionInfo) -> None:
     if call.out.as_json:
         call.out.record(transaction_fields(found) | {"halves": list(found.raw["halves"])})
         return
@@ -642,18 +639,20 @@ HALVES = (
 )  # fmt: skip
 
 
-async def commit_transaction(call: Call, transaction: TransactionArgument) -> None:
-    """Decide it: its half tasks are tasks. Once more says the same."""
-    ids = await call.ask(lambda client: client.commit_transaction(transaction))
-    fields = {"id": transaction, "outcome": "committed", "ids": [str(i) for i in ids]}
-    call.out.result(fields, f"{transaction}  committed  {len(ids)} tasks")
+def _say_committed(call: Call, asked: Mapping[str, Any], ids: Sequence[int]) -> None:
+    name = asked["transaction"]
+    fields = {"id": name, "outcome": "committed", "ids": [str(i) for i in ids]}
+    call.out.result(fields, f"{name}  committed  {len(ids)} tasks")
 
 
-async def rollback_transaction(call: Call, transaction: TransactionArgument) -> None:
-    """Decide it: none of its tasks ever was. Once more says the same."""
-    await call.ask(lambda client: client.rollback_transaction(transaction))
-    fields = {"id": transaction, "outcome": "rolled_back", "ids": []}
-    call.out.result(fields, f"{transaction}  rolled back")
+def _say_rolled_back(call: Call, asked: Mapping[str, Any], none: None) -> None:
+    name = asked["transaction"]
+    call.out.result({"id": name, "outcome": "rolled_back", "ids": []}, f"{name}  rolled back")
+
+
+show_transaction = declared("show_transaction", _show_transaction)
+commit_transaction = declared("commit_transaction", _say_committed)
+rollback_transaction = declared("rollback_transaction", _say_rolled_back)
 
 
 def transaction_fields(found: TransactionInfo) -> dict[str, Any]:

@@ -12,10 +12,11 @@ target is ``--to``: ``--url`` is the daemon's, here as everywhere.)
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, TypedDict, TypeVar, Unpack
 
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask, confirmed, given
+from tickwheel.api.targets import TargetRemoved
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask, confirmed
+from tickwheel.cli.declared import declared
 from tickwheel.cli.options import (
     SPEC_HELP,
     SPEC_METAVAR,
@@ -30,14 +31,12 @@ from tickwheel.cli.options import (
     YesOption,
     argument,
     check_rate,
-    duration,
     flag,
     group_keywords,
     option,
     parse_at,
     parse_id,
     parse_moment,
-    parse_property,
     retry_of,
     rule_of,
     word_or,
@@ -671,61 +670,24 @@ async def _act_on_key(call: Call, verb: Verb, topic: str, group: str, held: Held
     return EXIT_NOT_FOUND if word == NOT_HELD else 0
 
 
-def parse_value(text: str) -> str | int | float | bool:
-    """A value of a property: a text, or behind ``:=`` a number, true or false."""
-    return parse_property(f"value{text}" if text.startswith(":=") else f"value={text}")[1]
-
-
-OneKeyOption = Annotated[str | None, option("The order key.")]
-OneValueOption = Annotated[
-    Any, option("Or the value that shares the group. :=12 is a number.", parse=parse_value)
-]
-
-
-async def pause_key(
-    call: Call,
-    topic: TopicArgument,
-    group: GroupArgument,
-    key: OneKeyOption = None,
-    value: OneValueOption = None,
-) -> None:
-    """Hand out no task of one key until resume-key; other keys go on."""
-    await _set_pause(call, Client.pause_key, topic, group, key, value)
-
-
-async def resume_key(
-    call: Call,
-    topic: TopicArgument,
-    group: GroupArgument,
-    key: OneKeyOption = None,
-    value: OneValueOption = None,
-) -> int:
-    """Hand out the tasks of a paused key again."""
-    found = await _set_pause(call, Client.resume_key, topic, group, key, value)
-    return 0 if found.changed else EXIT_NOT_FOUND
-
-
-async def _set_pause(
-    call: Call,
-    verb: Callable[..., Awaitable[KeyPause]],
-    topic: str,
-    group: str,
-    key: str | None,
-    value: Any,
-) -> KeyPause:
-    """Pause or resume a key, and say so."""
-    if (key is None) == (value is None):
-        raise BadRequest("give --key or --value, one of them")
-    found = await call.ask(lambda client: verb(client, topic, group, key=key, value=value))
+def _say_pause(call: Call, asked: Map, found: KeyPause) -> None:
     if not found.changed:
         since = format_time(found.raw["since_ms"])
         how = f"paused before, since {since} by {found.by}" if found.paused else "was not paused"
     else:
         how = "paused" if found.paused else "resumed"
-    said = {"topic": topic, "group": group, "key": key, "value": value}
-    what = f"key {_key_text(key)}" if value is None else f"value {_key_text(value)}"
-    call.out.result(said | fields_of(found), f"{what}  {how}")
-    return found
+    said = {name: asked.get(name) for name in ("topic", "group", "key", "value")}
+    name = "key" if "key" in asked else "value"
+    call.out.result(said | fields_of(found), f"{name} {_key_text(asked[name])}  {how}")
+
+
+def _say_resumed(call: Call, asked: Map, found: KeyPause) -> int:
+    _say_pause(call, asked, found)
+    return 0 if found.changed else EXIT_NOT_FOUND
+
+
+pause_key = declared("pause_key", _say_pause)
+resume_key = declared("resume_key", _say_resumed, "Exit code 4: it was not paused.")
 
 
 def _key_text(value: object) -> str:
@@ -751,69 +713,12 @@ OF_GROUPS: dict[str, Callable[..., Any]] = {
 
 # --- groups that are sent elsewhere --------------------------------------------------------------
 
-FILE_BYTES_MAX = 64 * 1024
 ERROR_SHOWN = 60
 """Characters of an error in a table."""
 MaybeTopic = Annotated[str | None, argument("TOPIC", "Only of this topic.")]
-SecretFile = Annotated[
-    str | None, option("A file with secrets (whsec_… or whsk_…), a line each.", "FILE")
-]
-FormatOption = Annotated[
-    str | None, option("The body as it is, or as a CloudEvent.", "plain|cloudevents", "--format")
-]
-
-
-def read_secrets(path: str) -> list[str]:
-    """The lines of a file that has secrets; lines with # are comments. Raises BadRequest."""
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-        text = data.decode("ascii")
-    except OSError as error:
-        raise BadRequest(f"--secret-file {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadRequest(f"--secret-file {path} is not ASCII") from None
-    if len(data) > FILE_BYTES_MAX:
-        raise BadRequest(f"--secret-file {path} has more than {FILE_BYTES_MAX} bytes")
-    lines = (line.strip() for line in text.splitlines())
-    found = [line for line in lines if line and not line.startswith("#")]
-    if not found:
-        raise BadRequest(f"--secret-file {path} has no secret in it")
-    return found
 
 
 # --- push ----------------------------------------------------------------------------------------
-
-
-async def set_push(
-    call: Call,
-    topic: TopicArgument,
-    group: GroupArgument,
-    to: Annotated[str, option("Where each task is sent to, by POST.", "URL")],
-    secret_file: SecretFile = None,
-    format_: FormatOption = None,
-    concurrency: Annotated[int | None, option("Requests at a time. Default: 32.", "N")] = None,
-    request_timeout: Annotated[float | None, duration("For a whole request. Default: 30s.")] = None,
-    connect_timeout: Annotated[float | None, duration("For a connection. Default: 5s.")] = None,
-    callback_lease: Annotated[
-        float | None, duration("Time to wait for a callback after a 202.")
-    ] = None,
-) -> None:
-    """Send the tasks of a group to a URL, signed as Standard Webhooks says.
-
-    Without --secret-file the secrets that are set stay.
-    """
-    said = given(
-        {
-            "secrets": None if secret_file is None else read_secrets(secret_file),
-            "format": format_,
-            "concurrency": concurrency,
-            "request_timeout": request_timeout,
-            "connect_timeout": connect_timeout,
-            "callback_lease": callback_lease,
-        }
-    )
-    _say_set(call, await call.ask(lambda client: client.set_push(topic, group, to, **said)))
 
 
 async def list_push(call: Call, topic: MaybeTopic = None) -> None:
@@ -821,43 +726,9 @@ async def list_push(call: Call, topic: MaybeTopic = None) -> None:
     await _list(call, topic, "push")
 
 
-async def try_push(
-    call: Call,
-    to: Annotated[str, argument("URL", "Where one request is sent to.")],
-    secret_file: SecretFile = None,
-    format_: FormatOption = None,
-) -> int | None:
-    """Send one request to a URL, and say what came of it. Exit code 1 unless it was 2xx."""
-    said = given(
-        {
-            "secrets": None if secret_file is None else read_secrets(secret_file),
-            "format": format_,
-        }
-    )
-    return _say_sent(call, await call.ask(lambda client: client.test_push(to, **said)))
-
-
-async def log_push(
-    call: Call,
-    topic: TopicArgument,
-    group: GroupArgument,
-    limit: Annotated[int, option("How many at most.", "N", min=1, max=200)] = 50,
-) -> None:
-    """The last requests of a push, the newest first; the daemon keeps 200 in memory."""
-    found = await call.ask(lambda client: client.push_log(topic, group, limit=limit))
-    nothing = f"nothing was sent for group {group} of topic {topic} yet"
+def _say_log(call: Call, asked: Map, found: Sequence[PushSent]) -> None:
+    nothing = f"nothing was sent for group {asked['group']} of topic {asked['topic']} yet"
     Listing.of(call.out, SENT, fields_of, nothing).show(found)
-
-
-async def resend_push(
-    call: Call,
-    topic: TopicArgument,
-    group: GroupArgument,
-    number: Annotated[int, argument("NUMBER", "As `push log` shows it.")],
-) -> int | None:
-    """Send one of the last requests once more; nothing becomes of its task."""
-    found = await call.ask(lambda client: client.resend(topic, group, number))
-    return _say_sent(call, found)
 
 
 def _cut(text: str | None) -> str:
@@ -878,7 +749,7 @@ SENT = (
 )  # fmt: skip
 
 
-def _say_sent(call: Call, one: PushSent) -> int | None:
+def _say_sent(call: Call, asked: Map, one: PushSent) -> int | None:
     if call.out.as_json:
         call.out.record(fields_of(one))
     else:
@@ -894,39 +765,12 @@ def _say_sent(call: Call, one: PushSent) -> int | None:
     return None if one.result == "acked" else EXIT_FAILED
 
 
-# --- forward -------------------------------------------------------------------------------------
-
-
-async def set_forward(
-    call: Call,
-    topic: TopicArgument,
-    group: GroupArgument,
-    to: Annotated[str, option("redis://HOST/DB?stream=NAME, amqp://…, kafka://…", "URL")],
-    secret_file: Annotated[
-        str | None, option("A file with the password; the user stands in the URL.", "FILE")
-    ] = None,
-    batch: Annotated[int | None, option("Tasks sent together. Default: 512.", "N")] = None,
-    concurrency: Annotated[int | None, option("Batches at a time. Default: 1.", "N")] = None,
-) -> None:
-    """Send the tasks of a group to another broker."""
-    secret = None if secret_file is None else read_secrets(secret_file)[0]
-    said = given({"secret": secret, "batch": batch, "concurrency": concurrency})
-    _say_set(call, await call.ask(lambda client: client.set_forward(topic, group, to, **said)))
+# --- forward, and both ----------------------------------------------------------------------------
 
 
 async def list_forward(call: Call, topic: MaybeTopic = None) -> None:
     """Every forwarder, and how it goes."""
     await _list(call, topic, "forward")
-
-
-# --- both ----------------------------------------------------------------------------------------
-
-
-async def remove(call: Call, topic: TopicArgument, group: GroupArgument) -> None:
-    """Send the tasks of a group nowhere any more; it takes subscribers again."""
-    found = await call.ask(lambda client: client.remove_target(topic, group))
-    said = f"group {group} of topic {topic} is not sent to {found.url} any more"
-    call.out.result(fields_of(found), said)
 
 
 async def _list(call: Call, topic: str | None, kind: str) -> None:
@@ -949,7 +793,28 @@ TARGETS = (
 )  # fmt: skip
 
 
-def _say_set(call: Call, one: TargetInfo) -> None:
+def _say_set(call: Call, asked: Map, one: TargetInfo) -> None:
     verb = "pushed" if one.kind == "push" else "forwarded"
     said = f"group {one.group} of topic {one.topic} is {verb} to {one.url}"
     call.out.result(fields_of(one), said)
+
+
+def _say_removed(call: Call, asked: Map, found: TargetRemoved) -> None:
+    said = f"group {asked['group']} of topic {asked['topic']} is not sent to {found.url} any more"
+    call.out.result(fields_of(found), said)
+
+
+NOT_ACKED = "Exit code 1 unless the answer was 2xx."
+_remove = declared("remove_target", _say_removed)
+OF_PUSH: dict[str, Callable[..., Any]] = {
+    "list": list_push,
+    "set": declared("set_push", _say_set),
+    "remove": _remove,
+    "test": declared("test_push", _say_sent, NOT_ACKED),
+    "log": declared("push_log", _say_log),
+    "resend": declared("resend", _say_sent, NOT_ACKED),
+}
+"""The commands below ``tickwheel push``, as ``OF_GROUPS``, and ``tickwheel forward``."""
+OF_FORWARD: dict[str, Callable[..., Any]] = {
+    "list": list_forward, "set": declared("set_forward", _say_set), "remove": _remove
+}  # fmt: skip

@@ -76,6 +76,11 @@ def parse_property(text: str) -> tuple[str, str | int | float | bool]:
     return name[:-1], found
 
 
+def parse_value(text: str) -> str | int | float | bool:
+    """A value of a property: a text, or behind ``:=`` a number, true or false."""
+    return parse_property(f"value{text}" if text.startswith(":=") else f"value={text}")[1]
+
+
 def parse_properties(texts: list[str] | None) -> dict[str, PropertyValue]:
     """The properties of ``--prop``. Raises BadRequest."""
     try:

@@ -25,6 +25,7 @@ from tickwheel.api.schedules import NewSchedule
 from tickwheel.api.tasks import kept_options
 from tickwheel.api.times import local_time
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask, described
+from tickwheel.cli.declared import Show, declared
 from tickwheel.cli.options import (
     SPEC_HELP,
     TaskOptions,
@@ -126,13 +127,7 @@ async def list_(call: Call) -> None:
     Listing.of(call.out, COLUMNS, schedule_fields).show(found)
 
 
-async def show(
-    call: Call,
-    name: NameArgument,
-    count: Annotated[int, option("Planned times shown.", "N", "--next", min=0, max=100)] = 5,
-) -> None:
-    """One schedule: what it is, its next planned times, its newest runs with their outcome."""
-    found = await call.ask(lambda client: client.show_schedule(name, planned=count))
+def _show(call: Call, asked: Mapping[str, Any], found: ScheduleInfo) -> None:
     if call.out.as_json:
         call.out.record(schedule_fields(found))
         return
@@ -174,35 +169,8 @@ async def next_(
 # --- changing ------------------------------------------------------------------------------------
 
 
-async def pause(call: Call, name: NameArgument) -> None:
-    """Nothing of it fires until it is resumed."""
-    _say(call, await call.ask(lambda client: client.pause_schedule(name)), "paused")
-
-
-async def resume(call: Call, name: NameArgument) -> None:
-    """Go on; what was missed is for its catch-up."""
-    _say(call, await call.ask(lambda client: client.resume_schedule(name)), "resumed")
-
-
-async def run(call: Call, name: NameArgument) -> None:
-    """A task of it at once, whatever is planned."""
-    _say_ids(call, name, [await call.ask(lambda client: client.run_schedule(name))])
-
-
-async def backfill(
-    call: Call,
-    name: NameArgument,
-    start: Annotated[datetime, point("The first planned time, or before it.", "--from")],
-    end: Annotated[datetime, point("Up to, and without.", "--to")],
-) -> None:
-    """A task for each occurrence of a range, due at once; at most 1,000."""
-    ids = await call.ask(lambda client: client.backfill_schedule(name, start, end))
-    _say_ids(call, name, ids)
-
-
-async def delete(call: Call, name: NameArgument) -> None:
-    """Delete a schedule. Its tasks stay."""
-    _say(call, await call.ask(lambda client: client.delete_schedule(name)), "deleted")
+def _said(word: str) -> Show:
+    return lambda call, asked, found: _say(call, found, word)
 
 
 def _say(call: Call, found: ScheduleInfo, word: str) -> None:
@@ -210,9 +178,17 @@ def _say(call: Call, found: ScheduleInfo, word: str) -> None:
     call.out.result(schedule_fields(found) | {"outcome": word}, line)
 
 
-def _say_ids(call: Call, name: str, ids: list[int]) -> None:
+def _say_ids(call: Call, asked: Mapping[str, Any], ids: list[int]) -> None:
     for task_id in ids:
-        call.out.result({"name": name, "id": str(task_id)}, str(task_id))
+        call.out.result({"name": asked["name"], "id": str(task_id)}, str(task_id))
+
+
+show = declared("show_schedule", _show)
+pause = declared("pause_schedule", _said("paused"))
+resume = declared("resume_schedule", _said("resumed"))
+run = declared("run_schedule", lambda call, asked, task_id: _say_ids(call, asked, [task_id]))
+backfill = declared("backfill_schedule", _say_ids)
+delete = declared("delete_schedule", _said("deleted"))
 
 
 # --- apply ---------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ from tickwheel.cli.output import (
     text_columns,
 )
 from tickwheel.cli.tasks import COLUMNS, task_fields, task_line
-from tickwheel.client import ConsumerInfo, Delivery, Subscription
+from tickwheel.client import Client, ConsumerInfo, Delivery, Subscription, TaskInfo
 from tickwheel.client.delivery import unpack_aside
 from tickwheel.client.leases import Leases
 from tickwheel.client.subscription import settle_failed
@@ -88,7 +88,7 @@ from tickwheel.contrib.workers import (
     set_up_log,
     supervise,
 )
-from tickwheel.errors import BadBody, BadRequest, TickwheelError, Undecodable
+from tickwheel.errors import BadBody, BadRequest, NotFound, TickwheelError, Undecodable
 from tickwheel.log_writer import END_S, unblock_stderr, unblocked, writer_of
 
 if TYPE_CHECKING:
@@ -246,14 +246,23 @@ async def peek(
     """Look at the tasks that a topic still has to deliver, without any effect.
 
     They come with their bodies, in the order of their ids. No group is made, no task is leased, no
-    attempt is counted.
+    attempt is counted. Exit code 4: there is no such topic.
     """
     wanted: dict[str, Any] = {"key": key, "due": due or follow, "newest_first": newest_first}
     if follow:
         await _look(call, topic, wanted, limit)
         return
     listing = Listing.of(call.out, COLUMNS, task_fields)
-    await call.listed(limit, lambda client, most: client.peek(topic, **wanted, limit=most), listing)
+
+    async def look(client: Client, most: int | None) -> AsyncIterator[TaskInfo]:
+        is_empty = True
+        async for info in client.peek(topic, **wanted, limit=most):
+            is_empty = False
+            yield info
+        if is_empty and topic not in (await client.stats()).topics:
+            raise NotFound(f"there is no topic {topic!r:.255}")
+
+    await call.listed(limit, look, listing)
 
 
 async def _look(call: Call, topic: str, wanted: Mapping[str, Any], max_: int | None) -> None:

@@ -43,6 +43,7 @@ from tickwheel.api.tasks import (
 )
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
+from tickwheel.cli.declared import declared
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
 from tickwheel.cli.options import (
     AtOption,
@@ -362,7 +363,7 @@ def _in_history(
 
 async def _show_flow(call: Call, ids: Sequence[int], history: str | None) -> int:
     """Show the stories of tasks: from the files, where their folder is named, else as the daemon
-    has them. Exit code 4: nobody knows one of them."""
+    has them. Exit code 4: the history knows nothing of one of them."""
     missing = 0
     if history or environment.value(DIR_ENV):
         folder = folder_of(history, "--history")
@@ -392,7 +393,7 @@ async def _look_up(call: Call, ids: Sequence[int]) -> dict[int, TaskInfo]:
 
 
 def _show_story(call: Call, task_id: int, info: TaskInfo | None, folder: Path) -> bool:
-    """Show the story of a task; whether there is anything to show."""
+    """Show the story of a task; whether the history has one."""
     from tickwheel.history.read import flow
     from tickwheel.history.segments import Tally
     from tickwheel.model.records import id_time_ms
@@ -407,7 +408,7 @@ def _show_story(call: Call, task_id: int, info: TaskInfo | None, folder: Path) -
 def _show_events(
     call: Call, task_id: int, info: TaskInfo | None, events: Sequence[dict[str, Any]], source: str
 ) -> bool:
-    """Show where a task stands and its events; whether there is anything to show."""
+    """Show where a task stands and its events; whether there are any."""
     is_known = info is not None and info.state not in NOT_THERE
     if call.out.as_json:
         fields = task_fields(info) if info is not None else {"id": str(task_id)}
@@ -421,7 +422,7 @@ def _show_events(
             call.out.remark(f"{source} says nothing of task {task_id}")
         else:
             call.out.remark(f"not_found: nothing is known of task {task_id}")
-    return bool(events) or is_known
+    return bool(events)
 
 
 # --- tables and JSON of tasks --------------------------------------------------------------------
@@ -565,7 +566,6 @@ def reason_text(reason: str | None) -> str:
 
 # --- bulk operations -----------------------------------------------------------------------------
 
-BulkArgument = Annotated[str, argument("BULK", "The bulk operation's id.")]
 LOOK_S = 0.25
 _WORDS = {
     "cancel": "Cancel",
@@ -611,9 +611,7 @@ async def list_bulk(
     )
 
 
-async def show_bulk(call: Call, bulk: BulkArgument) -> None:
-    """A bulk operation: what was asked for, and how far it is."""
-    found = await call.ask(lambda client: client.show_bulk(bulk))
+def _show_bulk(call: Call, asked: Mapping[str, Any], found: BulkInfo) -> None:
     if call.out.as_json:
         call.out.record(fields_of(found))
         return
@@ -629,11 +627,6 @@ async def show_bulk(call: Call, bulk: BulkArgument) -> None:
     call.out.grid(facts_grid(("bulk", found.id), facts))
 
 
-async def cancel_bulk(call: Call, bulk: BulkArgument) -> None:
-    """It changes nothing more; what it has changed stays. Once more says the same."""
-    say_bulk(call, await call.ask(lambda client: client.cancel_bulk(bulk)))
-
-
 def say_bulk(call: Call, found: BulkInfo) -> int:
     """Show a bulk operation; the exit code is 1 when it did not come to its end."""
     of = f"{found.changed:,} of {found.matched:,} changed"
@@ -644,6 +637,14 @@ def say_bulk(call: Call, found: BulkInfo) -> int:
     call.out.result(fields_of(found), line)
     _remark_ttl_over(call, found.refused.get(TTL_OVER, 0))
     return EXIT_FAILED if found.state in ("failed", "cancelled") else 0
+
+
+def _say_cancelled(call: Call, asked: Mapping[str, Any], found: BulkInfo) -> None:
+    say_bulk(call, found)
+
+
+show_bulk = declared("show_bulk", _show_bulk)
+cancel_bulk = declared("cancel_bulk", _say_cancelled)
 
 
 def _reasons(refused: Mapping[str, int]) -> str:

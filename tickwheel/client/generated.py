@@ -681,11 +681,11 @@ class GeneratedVerbs(Verbs):
         timeout: Duration | None = None,
     ) -> KeyPause:
         """Hand out no task of one key of the group, an order key or a value of ``fair_by``, until
-        ``resume_key``: its tasks become due and wait, other keys go on, what is in flight can be
+        it is resumed. Its tasks become due and wait, other keys go on, what is in flight can be
         acked. Durable when it returns. One that is paused stays as it is. Raises NotFound for a
         group, Conflict for a value of a group without ``fair_by``, LimitExceeded.
 
-        ``key``: the order key. ``value``: the value of fair_by."""
+        ``key``: the order key. ``value``: the value of ``fair_by``."""
         return await self._ask(
             "pause_key", {"topic": topic, "group": group, "key": key, "value": value}, timeout
         )
@@ -699,10 +699,10 @@ class GeneratedVerbs(Verbs):
         value: Value | None = None,
         timeout: Duration | None = None,
     ) -> KeyPause:
-        """Hand out the tasks of a paused key again; ``changed`` is false if it was not paused.
+        """Hand out the tasks of a paused key again. ``changed`` is false if it was not paused.
         Raises as ``pause_key``.
 
-        ``key``: the order key. ``value``: the value of fair_by."""
+        ``key``: the order key. ``value``: the value of ``fair_by``."""
         return await self._ask(
             "resume_key", {"topic": topic, "group": group, "key": key, "value": value}, timeout
         )
@@ -717,7 +717,7 @@ class GeneratedVerbs(Verbs):
     async def show_schedule(
         self, name: str, *, planned: int = 5, timeout: Duration | None = None
     ) -> ScheduleInfo:
-        """One, with its next ``planned`` times and its newest runs. Raises NotFound.
+        """One schedule, with its next ``planned`` times and its newest runs. Raises NotFound.
 
         ``planned``: how many planned times to answer."""
         return await self._ask("show_schedule", {"name": name, "planned": planned}, timeout)
@@ -727,11 +727,11 @@ class GeneratedVerbs(Verbs):
         return await self._ask("pause_schedule", {"name": name}, timeout)
 
     async def resume_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
-        """What was missed meanwhile is for its catch-up. Raises NotFound."""
+        """Go on; what was missed meanwhile is for its catch-up. Raises NotFound."""
         return await self._ask("resume_schedule", {"name": name}, timeout)
 
     async def delete_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
-        """It, as it was; its tasks stay. Raises NotFound."""
+        """Delete a schedule; its tasks stay. The answer is what it was. Raises NotFound."""
         return await self._ask("delete_schedule", {"name": name}, timeout)
 
     def list_transactions(
@@ -751,7 +751,7 @@ class GeneratedVerbs(Verbs):
     async def show_transaction(
         self, transaction: str, *, timeout: Duration | None = None
     ) -> TransactionInfo:
-        """One, with its half tasks. Raises UnknownTransaction."""
+        """One transaction, with its half tasks. Raises UnknownTransaction."""
         return await self._ask("show_transaction", {"transaction": transaction}, timeout)
 
     def list_bulk(
@@ -773,8 +773,8 @@ class GeneratedVerbs(Verbs):
         return await self._ask("show_bulk", {"bulk": bulk}, timeout)
 
     async def cancel_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
-        """It changes nothing more; what it has changed stays. Once more is harmless. Raises
-        NotFound."""
+        """Cancel a bulk operation: it changes nothing more; what it has changed stays. Once more is
+        harmless. Raises NotFound."""
         return await self._ask("cancel_bulk", {"bulk": bulk}, timeout)
 
     async def set_push(
@@ -791,9 +791,9 @@ class GeneratedVerbs(Verbs):
         callback_lease: Duration | None = None,
         timeout: Duration | None = None,
     ) -> TargetInfo:
-        """Send the tasks of a group to a URL, signed as Standard Webhooks says; a group that is not
-        there is made. In the place of the target that was there. Raises BadRequest for an address
-        that may not be asked (push_allow), Conflict while somebody is subscribed.
+        """Send the tasks of a group to a URL, signed as Standard Webhooks says. A group that is not
+        there is made; a target that is there is replaced. Raises BadRequest for an address that may
+        not be asked (push_allow), Conflict while somebody is subscribed.
 
         ``secrets``: what requests are signed with; several, while receivers change to the first of
         them. Left out: those of the push that is there. ``format``: "plain": the body is the
@@ -829,8 +829,8 @@ class GeneratedVerbs(Verbs):
         concurrency: int = 1,
         timeout: Duration | None = None,
     ) -> TargetInfo:
-        """Send the tasks of a group to another broker; a group that is not there is made. In the
-        place of the target that was there. Raises as ``set_push``.
+        """Send the tasks of a group to another broker. A group that is not there is made; a target
+        that is there is replaced. Raises as ``set_push``.
 
         ``secret``: the password for the broker; the user stands in the URL. ``batch``: the most
         tasks that are sent together. ``concurrency``: the most batches at a time."""
@@ -850,8 +850,8 @@ class GeneratedVerbs(Verbs):
     async def remove_target(
         self, topic: str, group: str, *, timeout: Duration | None = None
     ) -> TargetRemoved:
-        """Take the target of a group away, and its secrets; the group goes on with what it holds,
-        and takes subscribers again. Raises NotFound."""
+        """Send the tasks of a group nowhere any more, and forget the secrets. The group keeps what
+        it holds, and takes subscribers again. Raises NotFound."""
         return await self._ask("remove_target", {"topic": topic, "group": group}, timeout)
 
     async def targets(
@@ -882,8 +882,8 @@ class GeneratedVerbs(Verbs):
     async def push_log(
         self, topic: str, group: str, *, limit: int = 50, timeout: Duration | None = None
     ) -> list[PushSent]:
-        """The last requests of a group's push, the newest first; they are in memory only. Raises
-        NotFound, Conflict where no process sends.
+        """The last requests of a group's push, the newest first; the daemon keeps 200 in memory.
+        Raises NotFound, Conflict where no process sends.
 
         ``limit``: the most items of the answer."""
         return await self._ask(
