@@ -56,7 +56,7 @@ class SimClient(Client):
 
     def __init__(self, net: Network, host: Host, url: str, **options: Any) -> None:
         super().__init__(url, send_timeout=1.0, retries=3, heartbeat=0.5, **options)
-        self._open_to = partial(net.open_to, here=host)
+        self._options.open_to = partial(net.open_to, here=host)
 
 
 class Records:
