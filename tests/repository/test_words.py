@@ -167,7 +167,6 @@ DOCUMENTS_AT_MOST: dict[str, int] = {
     "docs/metrics.md": 8,
     "docs/operations.md": 45,
     "docs/replay.md": 4,
-    "docs/reports.md": 13,
     "docs/scaling.md": 10,
     "docs/security.md": 11,
     "docs/settings.md": 22,
