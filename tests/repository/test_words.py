@@ -162,7 +162,6 @@ DOCUMENTS_AT_MOST: dict[str, int] = {
     "docs/bulk.md": 1,
     "docs/console.md": 2,
     "docs/durability.md": 12,
-    "docs/glossary.md": 4,
     "docs/history.md": 10,
     "docs/metrics.md": 8,
     "docs/operations.md": 45,
