@@ -1,8 +1,9 @@
 """Writes docs/settings.md and deploy/tickwheel.toml from the daemon's settings.
 
-Names, kinds, defaults and ranges come from the code; what a setting means from the tables of
-docs/operations.md, which has every one (this fails on one that it has not). Run it after a
-setting has changed: ``.venv/bin/python scripts/settings_page.py``. A test compares.
+Names, kinds, defaults and ranges come from the code. Meanings are written by hand in the last
+column of docs/settings.md, which is kept; a limit without one gets its row in the table of
+docs/operations.md. A new setting needs one of the two first. Run this after a setting has changed:
+``.venv/bin/python scripts/settings_page.py``. A test compares.
 """
 
 from __future__ import annotations
@@ -17,25 +18,29 @@ from tickwheel.server.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 OPERATIONS = ROOT / "docs" / "operations.md"
+SETTINGS = ROOT / "docs" / "settings.md"
 NO_DEFAULT = {"node": "the host's name"}
 WIDTH = 96
 
 
+def cells_of(path: Path) -> list[list[str]]:
+    """The cells of every row of every table of a document."""
+    rows = [line for line in path.read_text().splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row.removesuffix("|")[2:].split(" | ")] for row in rows]
+
+
 def meanings() -> dict[str, str]:
-    """What each setting means, in Markdown, by name."""
-    text = OPERATIONS.read_text()
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
-        if not line.startswith("| ") or len(cells) < 3:
-            continue
-        if cells[0].startswith("`"):  # | `a`, `b` | default | meaning |
-            for name in re.findall(r"`(\w+)`", cells[0]):
-                found.setdefault(name, cells[2])
-        elif len(cells) == 5:  # | what | `name` | default | when it is reached | tests |
+    """The meaning of each setting by name, in Markdown with links for docs/settings.md."""
+    means: dict[str, str] = {}
+    for cells in cells_of(OPERATIONS):
+        if len(cells) == 5:  # | what | `name` | default | when it is reached | tests |
+            meaning = f"limit: {cells[0]}. When it is reached: {cells[3]}"
             for name in re.findall(r"^`(\w+)`$", cells[1]):
-                found.setdefault(name, f"limit: {cells[0]}. When it is reached: {cells[3]}")
-    return found
+                means[name] = meaning.replace("](#", "](operations.md#")
+    for cells in cells_of(SETTINGS):
+        if cells[0].startswith("`") and not cells[-1].startswith("limit: "):
+            means[cells[0].strip("`")] = cells[-1]
+    return means
 
 
 def kind_of(name: str) -> str:
@@ -82,11 +87,11 @@ def page() -> str:
     lines = [
         "# Settings",
         "",
-        "Made from the code by `scripts/settings_page.py`. Each is a key of the TOML file"
-        " (`--config`), `TICKWHEEL_<NAME>` in the environment, and `--set name=value` on the"
-        " command line; flags win over the environment, the environment over the file. How they"
-        " work together: [operations.md](operations.md). A file with all of them:"
-        " [deploy/tickwheel.toml](../deploy/tickwheel.toml).",
+        "Each setting is a key of the TOML file (`--config`), the variable `TICKWHEEL_<NAME>`"
+        " ([environment](operations.md#environment)), and `--set name=value` on the command line."
+        " Flags override the environment, and the environment overrides the file. A file with all"
+        " defaults: [deploy/tickwheel.toml](../deploy/tickwheel.toml). `scripts/settings_page.py`"
+        " makes this page from the code.",
         "",
         "| setting | kind | default | range | meaning |",
         "|---|---|---|---|---|",
@@ -95,8 +100,8 @@ def page() -> str:
         value = default_of(name)
         default = NO_DEFAULT.get(name) or ("none" if value in (None, {}) else toml_value(value))
         shown = default if default in {"none", *NO_DEFAULT.values()} else f"`{default}`"
-        meaning = means[name].replace("](#", "](operations.md#").replace("](../", "](../")
-        lines.append(f"| `{name}` | {kind_of(name)} | {shown} | {range_of(name)} | {meaning} |")
+        row = (f"`{name}`", kind_of(name), shown, range_of(name), means[name])
+        lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -145,7 +150,7 @@ FILES = {"docs/settings.md": page, "deploy/tickwheel.toml": sample}
 def main() -> int:
     missing = sorted(Settings.model_fields.keys() - meanings().keys())
     if missing:
-        print(f"not in a table of docs/operations.md: {', '.join(missing)}", file=sys.stderr)
+        print(f"without a meaning in docs/settings.md: {', '.join(missing)}", file=sys.stderr)
         return 1
     for name, make in FILES.items():
         path = ROOT / name
