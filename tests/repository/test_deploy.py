@@ -31,7 +31,7 @@ def test_it_is_what_the_code_says_today(name: str) -> None:
     assert (ROOT / name).read_text() == settings_page.FILES[name]()
 
 
-def test_every_setting_is_explained_in_operations() -> None:
+def test_every_setting_has_a_meaning() -> None:
     assert Settings.model_fields.keys() - settings_page.meanings().keys() == set()
 
 
