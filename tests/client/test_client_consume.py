@@ -674,7 +674,7 @@ async def test_pull() -> None:
         peer = await daemon.peer()
         pulling = asyncio.ensure_future(client.pull("t", group="g", max=3, wait=2, lease=5))
         frame = await peer.next(T.PULL)
-        assert frame[2:] == ("t", "g", 3, 2000, {"lease_ms": 5000})
+        assert frame[2:] == ("t", "g", 3, 2000, {"lease_ms": 5000, "tell": True})
         peer.ok(frame, (2, NOW_MS, ((5, 1, NOW_MS, b"a"), (6, 2, NOW_MS, b"b", {"key": "k"}))))
         first, second = await soon(pulling)
         assert (first.body, second.key, second.attempt) == (b"a", "k", 2)
@@ -691,7 +691,7 @@ async def test_pull_of_nothing() -> None:
         peer = await daemon.peer()
         pulling = asyncio.ensure_future(client.pull("t"))
         frame = await peer.next(T.PULL)
-        assert frame[2:] == ("t", "default", 32, 0, {})
+        assert frame[2:] == ("t", "default", 32, 0, {"tell": True})
         peer.ok(frame, (2, NOW_MS, ()))
         assert await soon(pulling) == []
 

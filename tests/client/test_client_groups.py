@@ -98,7 +98,7 @@ async def test_a_consumer_names_the_filter(broadcast: bool) -> None:
         wanted = {"tags": "eu", "where": "n > 1"}
         pulling = asyncio.ensure_future(client.pull("t", group="g", **wanted))
         frame = await peer.next(T.PULL)
-        assert frame[-1] == wanted
+        assert frame[-1] == wanted | {"tell": True}
         peer.ok(frame, (1, NOW_MS, ()))
         assert await soon(pulling) == []
         subscription = client.subscribe("t", broadcast=broadcast, **wanted)
@@ -114,7 +114,7 @@ async def test_a_consumer_names_what_its_group_says_of_them() -> None:
         peer = await daemon.peer()
         pulling = asyncio.ensure_future(client.pull("t", group="g", **LINES))
         frame = await peer.next(T.PULL)
-        assert frame[-1] == LINES_WIRE
+        assert frame[-1] == LINES_WIRE | {"tell": True}
         peer.ok(frame, (1, NOW_MS, ()))
         assert await soon(pulling) == []
         starting = asyncio.ensure_future(client.subscribe("t", **LINES).start())

@@ -63,8 +63,8 @@ def test_a_program_that_knows_no_shards_does_not_load_what_they_need() -> None:
 async def test_who_makes_a_group_is_told_what_waits(
     count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A subscription and a worker say that they make the group, how many tasks it takes over, and
-    which other group holds tasks for nobody; who finds the group there says nothing."""
+    """A subscription, a worker and a pull say that they make the group, how many tasks it takes
+    over, and which other group holds tasks for nobody; who finds the group there says nothing."""
     caplog.set_level(logging.INFO, "tickwheel")
     async with Shards(count) as shards:
         client = shards.client()
@@ -93,6 +93,10 @@ async def test_who_makes_a_group_is_told_what_waits(
             assert plain.new_group is not None and not plain.new_group.is_odd
         async with client.subscribe("t", broadcast=True) as beside:
             assert beside.new_group is None
+        assert await client.pull("pulled", group="g") == []
+        assert await client.pull("pulled", group="g") == []
+        [logged] = [it for it in caplog.records if "makes the group g" in it.getMessage()]
+        assert logged.levelno == logging.INFO
         worker.stop()
         await soon(running)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -188,7 +189,8 @@ def test_a_node_that_joins_gets_its_part_and_no_more_moves(
         log = nodes["a"].log_text()
         assert log.count("shard_handed_over") == SHARDS // 2
         stayed = [shard for shard, name in led_by.items() if name == "a"]
-        assert all("epoch=1 leases_kept=0 node=a scheduled=0 ready=0" in log for _ in stayed)
+        ready = r"epoch=1 leases_kept=0 node=a .*ready=0 .*scheduled=0\b"
+        assert len(re.findall(ready, log)) >= len(stayed)
         assert {one["epoch"] for one in second.nodes()["shards"] if one["node"] == "a"} == {1}
 
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from tickwheel import environment
 from tickwheel.api.frames import AckMode, FrameType
-from tickwheel.api.groups import GroupFields
+from tickwheel.api.groups import GroupFields, MadeGroup
 from tickwheel.api.policies import Retry
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
 from tickwheel.api.times import Duration, duration_ms, seconds
 from tickwheel.client.connection import (
     DEFAULT_URL,
+    LOGGER,
     Trust,
     connect,
     is_secure,
@@ -30,7 +31,7 @@ from tickwheel.client.link import Link, LinkOptions, Whole
 from tickwheel.client.producer import Producer, gather_receipts
 from tickwheel.client.reconnector import HEARTBEAT_S
 from tickwheel.client.requests import verbs_need_loop
-from tickwheel.client.subscription import Subscription, subscribe_options
+from tickwheel.client.subscription import Subscription, log_new_group, subscribe_options
 from tickwheel.client.task_options import Task
 from tickwheel.client.tasks import (
     CheckedTask,
@@ -500,7 +501,8 @@ class Client(WrittenVerbs):
         **settings: Unpack[GroupKeywords],
     ) -> list[Delivery]:
         """Up to ``max`` deliveries; none after ``wait`` seconds without any. ``timeout`` is for
-        all of it, ``wait`` included; ``settings`` are as in ``subscribe``."""
+        all of it, ``wait`` included; ``settings`` are as in ``subscribe``. A pull that makes the
+        group logs so (``tickwheel.client``)."""
         refuse_unknown(settings, GroupKeywords, "Client.pull")
         until_s = self._until(timeout)
         lease_ms, wait_ms = self._lease_ms(lease), duration_ms(wait, "wait")
@@ -508,7 +510,12 @@ class Client(WrittenVerbs):
         options |= GroupFields.of_keywords(settings)
         names = (self._checker.name(topic, "topic"), self._checker.name(group, "group"))
         whole = await self._know_shards(until_s) or self._link
-        return await whole.pull(names, max, wait_ms, options, until_s)
+        made: list[MadeGroup] = []
+        found = await whole.pull(names, max, wait_ms, options, until_s, made.append)
+        new = MadeGroup.joined(made)
+        if new is not None:
+            log_new_group(LOGGER, new, topic, group)
+        return found
 
     def _lease_ms(self, lease: Duration | None) -> int | None:
         if lease is None:

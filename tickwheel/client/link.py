@@ -312,25 +312,23 @@ class Link:
         wait_ms: int,
         options: dict[str, Any],
         until_s: float | None,
-        told: Callable[[MadeGroup], None] | None = None,
+        made: Callable[[MadeGroup], None],
     ) -> list[Delivery]:
-        """Up to ``count`` deliveries of the topic and group ``names``; ``told``: of the group,
-        where the pull has made it."""
-        if told is not None:
-            options = {**options, "tell": True}
+        """Return up to ``count`` deliveries of the topic and group ``names``. ``made`` is called
+        with the group where the pull has made it."""
         answer = await self.calls.call(
             FrameType.PULL,
             *names,
             count,
             wait_ms,
-            options,
+            {**options, "tell": True},
             extra_s=wait_ms / 1000,
             until_s=until_s,
             prompt=False,
             orphaned=lambda raw: self.subscriptions.give_back(*names, raw),
         )
-        if told is not None and answer[3] is not None:
-            told(MadeGroup.of(answer[3]))
+        if len(answer) > 3 and answer[3] is not None:
+            made(MadeGroup.of(answer[3]))
         return read(lambda raw: self.subscriptions.pulled(*names, raw), answer)
 
 

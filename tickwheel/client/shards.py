@@ -644,7 +644,7 @@ class Shards:
         wait_ms: int,
         options: dict[str, Any],
         until_s: float | None,
-        told: Callable[[MadeGroup], None] | None = None,
+        made: Callable[[MadeGroup], None],
     ) -> list[Delivery]:
         """Up to ``count`` deliveries of all shards: what is there, or else what comes first."""
         loop = asyncio.get_running_loop()
@@ -664,7 +664,7 @@ class Shards:
                     asked += 1
                     try:
                         left = count - len(found)
-                        found += await link.pull(names, left, 0, options, until_s, told)
+                        found += await link.pull(names, left, 0, options, until_s, made)
                     except TickwheelError as error:
                         errors.append(error)
             if errors and (len(errors) == asked or not errors[0].retryable):
@@ -673,18 +673,19 @@ class Shards:
             self._give_back(found)
             raise
         while not found and (left_ms := int((end_s - loop.time()) * 1000)) > 0:
-            found = await self._wait(order, names, count, min(left_ms, WAIT_MS), options, until_s)
+            wait_ms = min(left_ms, WAIT_MS)
+            found = await self._wait(order, names, count, wait_ms, options, until_s, made)
         return found
 
     async def _wait(
         self, order: Sequence[Link], names: tuple[str, str], count: int, wait_ms: int,
-        options: dict[str, Any], until_s: float | None,
+        options: dict[str, Any], until_s: float | None, made: Callable[[MadeGroup], None],
     ) -> list[Delivery]:  # fmt: skip
         """What comes first at any shard; what comes later, or is too much, is given back."""
         each, extra = divmod(count, len(order))
         shares = [max(1, each + (index < extra)) for index in range(len(order))]
         pulls = [
-            asyncio.ensure_future(link.pull(names, share, wait_ms, options, until_s))
+            asyncio.ensure_future(link.pull(names, share, wait_ms, options, until_s, made))
             for link, share in zip(order, shares, strict=True)
         ]
         found: list[Delivery] = []

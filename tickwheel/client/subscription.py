@@ -14,6 +14,7 @@ that: a worker extends what its handlers work on). Times are the event loop's, i
 from __future__ import annotations
 
 import asyncio
+import logging
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -655,6 +656,11 @@ class Subscription:
     async def _send_credit(self) -> None:
         with suppress(TickwheelError):
             await self._call(FrameType.PREFETCH, self._number, self._credit, repeat=False)
+
+
+def log_new_group(logger: logging.Logger, new: MadeGroup, topic: str, group: str) -> None:
+    """Log that a group was made: as a warning where tasks waited before, or wait for nobody."""
+    logger.log(logging.WARNING if new.is_odd else logging.INFO, "%s", new.told(topic, group))
 
 
 def _lease_guess_s(subscribe_options: SubscribeOptions) -> float:

@@ -21,7 +21,6 @@ SIGTERM or SIGINT asks a running worker to stop, the second to hurry.
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import sys
 from contextlib import contextmanager, nullcontext, suppress
@@ -46,7 +45,12 @@ from tickwheel.client.jobs import (
     route,
     seconds,
 )
-from tickwheel.client.subscription import Mismatch, OnMismatch, checked_on_mismatch
+from tickwheel.client.subscription import (
+    Mismatch,
+    OnMismatch,
+    checked_on_mismatch,
+    log_new_group,
+)
 from tickwheel.client.tasks import refuse_unknown, spelled_out
 from tickwheel.client.typed import Definition, Format, TypedArguments, Typing, Upcaster, define
 from tickwheel.errors import BadRequest, ClientClosed, NotActive, TickwheelError, Unreachable, shown
@@ -454,8 +458,7 @@ class Lane:
         mismatch.has_started = True
         new = subscription.new_group
         if new is not None:
-            level = logging.WARNING if new.is_odd else logging.INFO
-            LOGGER.log(level, "%s", new.told(subscription.topic, subscription.group))
+            log_new_group(LOGGER, new, subscription.topic, subscription.group)
         self._leases = subscription.keep_leases(self._in_hand)
 
     async def _update_group(self) -> None:
