@@ -178,7 +178,7 @@ PACKAGES_AT_MOST = {
     "scripts": 10,
     "tests": 540,
     "tickwheel": 30,
-    "tickwheel/api": 90,
+    "tickwheel/api": 10,
     "tickwheel/cli": 60,
     "tickwheel/client": 120,
     "tickwheel/contrib": 10,

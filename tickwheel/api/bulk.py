@@ -52,13 +52,13 @@ class SelectionFields(Request):
 
 
 class TaskSelectionFields(SelectionFields):
-    """A selection of tasks names the state that they are in, too."""
+    """A selection of tasks may also name a state."""
 
     state: Annotated[str | None, STATES, "Only tasks in this state."] = None
 
 
 class DeadSelectionFields(SelectionFields):
-    """A selection of dead letters names their group and their reason, too."""
+    """A selection of dead letters may also name a group and a reason."""
 
     group: Annotated[str | None, NAME, "Only dead letters of this group."] = None
     reason: Annotated[
@@ -142,7 +142,7 @@ class BulkInfo(Answer):
     topic: Annotated[str, NAME, "The topic whose tasks or dead letters it changes."]
     selection: Annotated[Mapping[str, Any], "What must be true of a task."] = {}
     arguments: Annotated[
-        Mapping[str, Any], "Of a reschedule the new due time, of a requeue the new time to live."
+        Mapping[str, Any], "The new due time of a reschedule, or the new time to live of a requeue."
     ] = {}
     rate: Annotated[float | None, "The most changes a second; without it there is no limit."]
     state: Annotated[str, "The state: running, done, cancelled or failed."]

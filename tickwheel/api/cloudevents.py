@@ -23,7 +23,7 @@ INTEGER_MIN: Final = -(2**31)
 INTEGER_MAX: Final = 2**31 - 1
 
 _NAME = re.compile("[a-z0-9]+")
-# Control characters, surrogates, and code points that are no characters in Unicode.
+# Control characters, surrogates, and noncharacters of Unicode.
 _NOT_TEXT = re.compile(
     "[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef"
     + "".join(chr(plane << 16 | last) for plane in range(17) for last in (0xFFFE, 0xFFFF))

@@ -102,7 +102,7 @@ class NewRestore(Request):
     into: Annotated[str, FILE_NAME, "A new SQLite file."]
     backup: Annotated[str | None, FILE_NAME, "The backup to begin with."] = None
     history: Annotated[
-        bool, FLAG, "What happened since the backup, too, where the daemon keeps a history."
+        bool, FLAG, "Also apply the history since the backup, where the daemon keeps one."
     ] = True
     ids: Annotated[Any, IDS, "The ids of the tasks to restore; by default all."] = None
     include_overdue: Annotated[bool, FLAG, "Also tasks that are due already."] = True
@@ -197,7 +197,7 @@ class GroupStats(Counted):
         int | None, "The failed attempts of a task of an order key after which order_failure holds."
     ] = None
     order_failure: Annotated[
-        str | None, 'What becomes of a task of an order key after that: "hold", "dead" or "retry".'
+        str | None, 'The action after these attempts: "hold", "dead" or "retry".'
     ] = None
     fair_by: Annotated[
         str | None, 'The field whose values take turns: "key", "tag", or the name of a property.'
@@ -226,8 +226,7 @@ class TopicStats(Counted):
     if_pending: Annotated[
         IfPending | None,
         RULE,
-        "What becomes of tasks of the topic whose key is pending and that have no rule of their"
-        " own.",
+        "The rule for a task of the topic whose key is pending, unless the task has its own.",
     ] = None
 
 
@@ -358,9 +357,9 @@ class Status(Answer):
         Sequence[dict[str, Any]],
         "Over the HTTP of all shards: the status of each, with ``shard``, ``url`` and"
         " ``reachable``; of one that is away its ``state`` is unreachable, and ``error`` and"
-        " ``message`` say why. What stands beside this list is of all then: ``state`` is the worst"
-        " of them, ``detail`` says of which; sizes, and tasks that are loaded, are added. The rest"
-        " is of the worst shard that answers, ``shard``.",
+        " ``message`` say why. The fields beside this list then describe all shards: ``state`` is"
+        " the worst state, ``detail`` names its shard; sizes and loaded tasks are sums. The rest"
+        " describes the worst shard that answers, ``shard``.",
     ] = ()
     http: Annotated[str | None, "The URL of its HTTP API."] = None
     pid: Annotated[int | None, "The number of its process on its machine."] = None
@@ -480,7 +479,7 @@ class Trouble(Answer):
     """Something that is wrong right now, in words."""
 
     level: Annotated[str, Choice("str", "error", "warning", "note"), "How bad it is."]
-    text: Annotated[str, "What is wrong, in a sentence."]
+    text: Annotated[str, "The trouble, in a sentence."]
     about: Annotated[
         str,
         "The page of the console to look at: tasks, groups, dead, daemon, topics, transactions"
@@ -531,9 +530,9 @@ class Overview(Answer):
     ]
     lateness: Annotated[
         dict[str, int],
-        "Of first deliveries: since the start; ``recent_…``: in about the last minute.",
+        "Lateness of first deliveries since the start; ``recent_…``: of about the last minute.",
     ]
-    troubles: Annotated[list[Trouble], "What is wrong now, the worst first."]
+    troubles: Annotated[list[Trouble], "Present troubles, the worst first."]
     troubles_left_out: Annotated[int, "How many more troubles there are."]
 
 

@@ -87,8 +87,8 @@ class GroupFields(FilterFields):
     order_failure: Annotated[
         str | None,
         FAILURES,
-        'What becomes of a task of an order key then: "hold", which is the default: its key is'
-        ' held until an operator acts. "dead": it goes to the dead letters, and its key goes on.'
+        'The action after these attempts. "hold", the default: the key is held until an'
+        ' operator acts. "dead": it goes to the dead letters, and its key goes on.'
         ' "retry": it is tried until it succeeds, so order_attempts does not go with it.',
     ] = None
     fair_by: Annotated[
@@ -122,20 +122,18 @@ class NewGroupFields(GroupFields):
 
 
 class SettingsFields(NewGroupFields):
-    """What can be changed of a group, or of a topic. What is not named stays; None takes a setting
-    away."""
+    """The settings of a group or a topic that can be changed. Others stay; None removes one."""
 
     if_pending: Annotated[
         Any,
         RULE,
-        "Of a topic: what becomes of its tasks whose key is pending and that do not say it"
-        " themselves.",
+        "For a topic: the rule for a task whose key is pending, unless the task has its own.",
     ] = None
     broadcast_only: Annotated[
         bool | None,
         FLAG,
-        "Of a topic without groups: its tasks go to the broadcast subscriptions that are connected"
-        " when they come due, and end; nobody is owed them.",
+        "For a topic without groups: a due task goes to the broadcast subscriptions connected at"
+        " that moment, and ends; it is owed to nobody.",
     ] = None
 
 
@@ -212,7 +210,7 @@ class Reset(ResetTrial):
 
 
 class KeysPage(OfGroupOrDefault):
-    """The request asks for keys of a group, so many at most."""
+    """The request asks for keys of a group, up to ``limit``."""
 
     limit: Annotated[int, Whole(1, 1_000), "The most items of the answer."] = 100
 
@@ -258,22 +256,20 @@ class GroupSettings(Answer):
     if_pending: Annotated[
         IfPending | None,
         RULE,
-        "Of a topic: what becomes of tasks whose key is pending and that do not say it themselves.",
+        "For a topic: the rule for a task whose key is pending, unless the task has its own.",
     ] = None
     broadcast_only: Annotated[
-        bool, "Of a topic: it has no groups, and what comes due is broadcast and ends."
+        bool, "For a topic: it has no groups; a due task is broadcast and ends."
     ] = False
-    tags: Annotated[
-        str | None, "Of a group: the tags of its filter; None: tags are not looked at."
-    ] = None
+    tags: Annotated[str | None, "For a group: the tags of its filter; None: any tag."] = None
     where: Annotated[
-        str | None, "Of a group: the condition of its filter; None: there is none."
+        str | None, "For a group: the condition of its filter; None: there is none."
     ] = None
     order_retry_ms: Annotated[
         int | None,
         ORDER_RETRY_MS,
-        "Of a group, what holds, set or not: after how long a failed task of an order key is tried"
-        " again.",
+        "For a group, set or by default: the time until a failed task of an order key is tried"
+        " again, in milliseconds.",
     ] = None
     order_attempts: Annotated[
         int | None,
@@ -354,7 +350,7 @@ def _tasks(count: int) -> str:
 
 
 class GroupHeld(Answer):
-    """The deleted group held so many."""
+    """The tasks that the deleted group held."""
 
     ready: Annotated[int, "How many tasks were due and not delivered."]
     in_flight: Annotated[int, "How many tasks were delivered and not settled."]
@@ -363,7 +359,7 @@ class GroupHeld(Answer):
 
 
 class TopicHeld(Answer):
-    """The deleted topic held so many."""
+    """The tasks that the deleted topic held."""
 
     scheduled: Annotated[int, "How many tasks were scheduled."]
     ready: Annotated[int, "How many (task, group) pairs were due and not delivered."]
@@ -428,8 +424,9 @@ class KeyLine(Answer):
     value: Annotated[Value | None, "The order key, or the value; None: of tasks that have none."]
     state: Annotated[
         str,
-        'Of the task whose turn it is: "ready", "in_flight", "retrying", "held"; or what holds back'
-        ' the value: "limited" (limit_each), "throttled" (rate_each). Of both: "paused".',
+        'The state of the task whose turn it is: "ready", "in_flight", "retrying", "held"; or the'
+        ' reason that holds the value back: "limited" (limit_each), "throttled" (rate_each).'
+        ' Either may be "paused".',
     ]
     in_flight: Annotated[int, "How many of its tasks are delivered and not settled."]
     waiting: Annotated[int, "How many of its tasks wait for their turn."]
@@ -488,8 +485,8 @@ VERBS: Final = (
     Verb(
         "configure", Settings, GroupSettings, _OPERATE,
         "Set a group's pause, rate or retry policy",
-        "Change settings of a group, or of the topic itself. What is not named stays; None takes a"
-        " setting away. By a filter is judged what comes due from now on. Durable when it returns."
+        "Change settings of a group, or of the topic itself. Others stay; None removes a setting."
+        " A filter applies to tasks that come due from now on. Durable when it returns."
         " Raises NotFound for a group, Conflict for ``broadcast_only`` of a topic with groups.",
         FrameType.CONFIGURE, path=f"PATCH {_GROUP}", tag=_TOPICS, errors=("not_found", "conflict"),
         audit=Audit.ALWAYS, changes=True, methods=(Method("configure"),),

@@ -58,8 +58,8 @@ def integer(value: object, field: str, low: int, high: int) -> int:
 
 
 def text(value: object, field: str, length_max: int, limit: str = "") -> str:
-    """A string of at most so many characters, all of which UTF-8 can say. ``limit``: the name of
-    that limit, if it has one. Raises BadRequest, LimitExceeded."""
+    """Check that a value is a string of ``length_max`` characters or fewer that UTF-8 can encode.
+    ``limit``: the name of that limit, if it has one. Raises BadRequest, LimitExceeded."""
     if type(value) is str and len(value) <= length_max and value.isascii():
         return value
     try:
@@ -495,7 +495,7 @@ class Letters(FieldKind):
 
 
 class Body(FieldKind):
-    """The bytes of a task; in JSON text, or base64 where it is no text."""
+    """The bytes of a task; in JSON text, or base64 where it is not UTF-8."""
 
     word, python, json = "bin", "bytes", bytes
     is_logged = False
@@ -563,7 +563,7 @@ class Policy(FieldKind):
 
 
 class Rule(FieldKind):
-    """What becomes of a task whose key is pending: a word or a map; ``IfPending`` in Python."""
+    """The rule for a task whose key is pending: a word or a map; ``IfPending`` in Python."""
 
     word, python, json = "rule", "Action | IfPending", str | dict[str, Any]
     json_name = "IfPending"

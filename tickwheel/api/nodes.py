@@ -102,7 +102,7 @@ VERBS: Final = (
     Verb(
         "nodes", Nothing, Nodes, None, "Which nodes there are, and who has which shard",
         "All nodes that serve shards of this store, and who leads which shard since when. Raises"
-        " Conflict for a daemon that is no node (``?shards=N``).",
+        " Conflict for a daemon that is not a node (``?shards=N``).",
         FrameType.NODE_LIST, path="GET /v1/nodes", tag=_TAG, errors=_NOT_A_NODE, standby=True,
         methods=(Method("nodes"),), over=Over.ONE,
     ),
@@ -111,7 +111,7 @@ VERBS: Final = (
         "Say that a shard shall be on a node, or, without ``node``, wherever it belongs. The answer"
         " comes once that is noted; the shard moves as soon as its new node stands by. While the"
         " node is not there, or drains, the shard is elsewhere. Raises NotFound for a node that is"
-        " not there, Conflict for a daemon that is no node.",
+        " not there, Conflict for a daemon that is not a node.",
         FrameType.SHARD_MOVE, path="POST /v1/shard-moves", tag=_TAG,
         errors=("not_found", *_NOT_A_NODE), audit=Audit.ALWAYS, changes=True,
         methods=(Method("move_shard"),), over=Over.ONE,
@@ -121,7 +121,7 @@ VERBS: Final = (
         "Say that a node shall have no shards, also after it was started again, until it is said"
         " with ``draining=False`` that it shall. The answer comes once that is noted; its shards"
         " move one after the other. Raises NotFound for a node that is not there, Conflict for a"
-        " daemon that is no node.",
+        " daemon that is not a node.",
         FrameType.NODE_DRAIN, path="POST /v1/nodes/{node}/drain", tag=_TAG,
         errors=("not_found", *_NOT_A_NODE), audit=Audit.ALWAYS, changes=True,
         methods=(Method("drain_node"),), over=Over.ONE,

@@ -1,5 +1,5 @@
 """Policies and rules as callers write them: ``Retry``, how often a failed task is delivered again
-and after how long, and ``IfPending``, what becomes of a task whose key is pending.
+and after how long, and ``IfPending``, the rule for a task whose key is pending.
 
 Values, checked when they are made; what they mean is the daemon's business. Unlike the daemon's
 ``RetryPolicy`` a ``Retry`` may leave numbers to the daemon; the limits are the same. Knows the
@@ -198,18 +198,18 @@ def _number(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class IfPending:
-    """What becomes of a task whose topic and key another one has that is pending: scheduled, ready,
+    """The rule for a task while another one with its topic and key is pending: scheduled, ready,
     waiting for a retry, or in flight.
 
     ``action``: "keep" (the pending one stays as it is, this one is not stored), "replace" (this one
     takes its place), "reject" (this one is refused) or "add" (it is stored as well). ``window``,
-    in seconds: a task counts as pending for so long after it was enqueued; default: until it is
-    finished. ``unique_until``, for "keep" and "reject": "finished", or "started": what a consumer
-    has does not count.
+    in seconds: how long a task counts as pending after its enqueue; default: until it is
+    finished. ``unique_until``, for "keep" and "reject": "finished", or "started": a task that a
+    consumer has does not count.
 
     For "replace": ``replaces`` the "body" with all options, the "due" time, or "both"; ``due``: the
     "new" time holds, or the "later" or the "earlier" of the two; ``max_wait``, in seconds: how long
-    after its first enqueue the task is due at the latest. What a consumer has is never replaced.
+    after its first enqueue the task is due at the latest. A task in a consumer's hands stays.
     Raises nothing: it is checked when a task is enqueued with it.
     """
 

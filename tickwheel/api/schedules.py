@@ -60,7 +60,7 @@ class NewSchedule(ScheduleName):
     gap: Annotated[
         str | None,
         Choice("Gap", "after", "skip"),
-        "What becomes of a local time that the clock skips.",
+        "The rule for a local time that the clock skips.",
     ] = None
     fold: Annotated[
         str | None,
@@ -105,12 +105,12 @@ class ClaimName(Request):
     """The request claims a name for a shard, ends a claim that nothing was made of, or, at the
     shard that it was claimed for, says under which claim something will be made."""
 
-    name: Annotated[str, NAME, "What is claimed."]
-    topic: Annotated[str, NAME, "Of the tasks."] = called("topic", default=REQUIRED)
-    shard: Annotated[int, Whole(0, 2**SHARD_BITS - 1), "Where they belong."] = called(
-        "shard", default=REQUIRED
+    name: Annotated[str, NAME, "The name to claim."]
+    topic: Annotated[str, NAME, "The topic of the tasks."] = called("topic", default=REQUIRED)
+    shard: Annotated[int, Whole(0, 2**SHARD_BITS - 1), "The shard that the tasks belong to."] = (
+        called("shard", default=REQUIRED)
     )
-    number: Annotated[int, Whole(0, INTEGER_MAX), "Of the claim; 0: it is asked for."] = 0
+    number: Annotated[int, Whole(0, INTEGER_MAX), "The claim's number; 0: this asks for one."] = 0
     over: Annotated[bool, FLAG, "The claim shall end."] = False
 
 
@@ -118,7 +118,7 @@ class NameClaimed(Answer):
     """Where a name is in use."""
 
     shard: Annotated[int, "The shard that has what is named, or may make it."]
-    number: Annotated[int, "Of the claim; 0: there is none, and none is needed."]
+    number: Annotated[int, "The claim's number; 0: none is needed."]
 
 
 class NamesPage(Request):
@@ -142,7 +142,9 @@ class ScheduleRun(Answer):
     occurrences: Annotated[
         int, "How many occurrences this stands for; more than 1 where several were missed together."
     ] = 1
-    state: Annotated[str | None, 'Of its task: "scheduled", "in_flight", "acked", "gone", …'] = None
+    state: Annotated[
+        str | None, 'Its task\'s state: "scheduled", "in_flight", "acked", "gone", …'
+    ] = None
 
     @property
     def task_id(self) -> int | None:
@@ -180,7 +182,7 @@ class ScheduleInfo(Answer):
     runs_max: Annotated[int | None, "How many runs there are at most; None: there is no limit."] = (
         None
     )
-    gap: Annotated[str, 'What becomes of a local time that the clock skips: "after" or "skip".'] = (
+    gap: Annotated[str, 'The rule for a local time that the clock skips: "after" or "skip".'] = (
         "after"
     )
     fold: Annotated[
@@ -208,15 +210,15 @@ class ScheduleInfo(Answer):
         "The planned time of the occurrence that waits for the task before, in milliseconds"
         " since 1970.",
     ] = None
-    outcome: Annotated[str | None, 'Of a put: "created", "updated", "unchanged".'] = None
-    planned_ms: Annotated[list[int] | None, "Of a show: the next planned times."] = None
-    recent: Annotated[tuple[ScheduleRun, ...], "Of a show: the newest runs, oldest first."] = ()
+    outcome: Annotated[str | None, 'After a put: "created", "updated", "unchanged".'] = None
+    planned_ms: Annotated[list[int] | None, "In a show: the next planned times."] = None
+    recent: Annotated[tuple[ScheduleRun, ...], "In a show: the newest runs, oldest first."] = ()
 
     next = maybe_when("next_ms", "The next planned time; None: there will be none.")
 
     @property
     def planned(self) -> tuple[datetime, ...]:
-        """Of a show: the next planned times."""
+        """In a show: the next planned times."""
         return tuple(map(moment, self.planned_ms or ()))
 
 

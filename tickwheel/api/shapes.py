@@ -77,7 +77,7 @@ class Field(NamedTuple):
     """One sentence for the documents."""
     default: Any
     is_place: bool
-    """Of a request: whether it has a place of its own in the frame."""
+    """Whether the field of a request has a place of its own in the frame."""
     may_be_none: bool
     python: str
     """The keyword of the Python client."""
@@ -422,7 +422,7 @@ def _make_reader(annotation: Any) -> Callable[[Any], Any]:
 
 
 def _of_type(kind: Any) -> Callable[[Any], Any]:
-    """Numbers may come as one another, and a bool is no number's fault; text must be text."""
+    """Return a reader that accepts any number for a number, but only text for text."""
 
     def read(value: Any) -> Any:
         if kind is str and not isinstance(value, str):

@@ -189,7 +189,7 @@ class SetPush(OfGroup):
     callback_lease_ms: Annotated[
         int | None,
         Span(1_000, 43_200_000),
-        "After 202 the task waits so long for a callback that settles it; without this 202 acks.",
+        "How long a task waits for its callback after a 202; without this, a 202 acks.",
     ] = None
 
 
@@ -253,14 +253,14 @@ class SettleCallback(Request):
     delay_ms: Annotated[
         int | None,
         Span(0, 315_576_000_000),
-        "Of nack: the delay until the next attempt; by default the policy's.",
+        "For nack: the delay until the next attempt; by default the policy's.",
     ] = None
     lease_ms: Annotated[
         int | None,
         Span(1_000, 43_200_000),
-        "Of extend: how much longer the lease lasts; by default as long as at first.",
+        "For extend: how much longer the lease lasts; by default as long as at first.",
     ] = None
-    reason: Annotated[str | None, Text(1_000), "Of nack and reject: why."] = None
+    reason: Annotated[str | None, Text(1_000), "For nack and reject: the reason."] = None
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -290,13 +290,13 @@ class TargetInfo(Answer):
     ] = None
     concurrency: Annotated[int, "Requests, or batches, at a time."] = 1
     request_timeout_ms: Annotated[
-        int | None, "Of a push: the most time for a whole request, in milliseconds."
+        int | None, "For a push: the most time for a whole request, in milliseconds."
     ] = None
     connect_timeout_ms: Annotated[
-        int | None, "Of a push: the most time for a connection, in milliseconds."
+        int | None, "For a push: the most time for a connection, in milliseconds."
     ] = None
     callback_lease_ms: Annotated[
-        int | None, "Of a push: how long a callback may take, in milliseconds."
+        int | None, "For a push: how long a callback may take, in milliseconds."
     ] = None
     sent: Annotated[int, "Attempts since the process began."] = 0
     acked: Annotated[int, "How many of these attempts were acked."] = 0

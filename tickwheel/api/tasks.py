@@ -122,7 +122,7 @@ class Option(NamedTuple):
     help: str
     """What the command line says of it."""
     metavar: str | None = None
-    """What stands for its value there."""
+    """The word that stands for its value there."""
     is_delivered: bool = True
     """Whether consumers see it."""
     is_listed: bool = True
@@ -132,7 +132,7 @@ class Option(NamedTuple):
 
 
 class ListedOptions:
-    """The options of a task that are shown with it, too. Each is a field of the same name of
+    """The options that are also shown with a task. Each is a field of the same name of
     ``model.records.TaskOptions``."""
 
     key: Annotated[
@@ -164,16 +164,16 @@ class ListedOptions:
     ttl_ms: Annotated[
         int | None,
         Span(1, "delay_ms_max"),
-        "The task expires when it was not delivered so long after it was due.",
+        "How long after its due time an undelivered task expires.",
         Option("How long after its due time it is still worth delivering.", is_delivered=False),
     ] = None
     within_ms: Annotated[
         int | None,
         Window(),
-        "Any moment from when it would be due to so much later will do; the daemon chooses the"
-        " emptiest of them, and the receipt's ``due`` is it.",
+        "The task may come due up to this much later; the daemon chooses the emptiest moment, and"
+        " the receipt's ``due`` is that moment.",
         Option(
-            "Any moment from then to so much later will do: the emptiest is chosen.",
+            "It may come due up to this much later: the emptiest moment is chosen.",
             is_delivered=False,
         ),
     ] = None
@@ -235,7 +235,7 @@ class TaskFields(ScheduledTaskFields):
     if_pending: Annotated[
         Any,
         RULE,
-        'What becomes of the task when another one with its ``key`` is pending: "keep", "replace",'
+        'The rule while another task with its ``key`` is pending: "keep", "replace",'
         ' "reject", "add", or an IfPending; the receipt\'s ``outcome`` says what it was.',
     ] = None
 
@@ -326,7 +326,7 @@ class Moving(Request):
     """A command that moves tasks says where to, and one that gives them a new life how long."""
 
     def moved(self) -> dict[str, int]:
-        """What was said of it, by name, once it is checked together. Raises BadRequest."""
+        """Return the given fields by name, checked together. Raises BadRequest."""
         raise NotImplementedError
 
     def due_at_ms(self, now_ms: int) -> int | None:
@@ -434,7 +434,7 @@ class TasksPage(Request):
 class PeekPage(Request):
     """The request asks for a page of the tasks that a topic still has to deliver."""
 
-    topic: Annotated[str, NAME, "Of this topic."] = place()
+    topic: Annotated[str, NAME, "The topic."] = place()
     key: Annotated[str | None, KEY, "With this key."] = None
     due: Annotated[bool, FLAG, "Only tasks that have come due."] = False
     newest: Annotated[bool, FLAG, "In the order of ids, backwards."] = called(
@@ -471,7 +471,7 @@ class TaskOutcome(NamedTuple):
     id: int | None
     """None: no task with this key is known (``status`` "unknown")."""
     status: str
-    """What was done, or what forbids it."""
+    """The effect, or the state that forbids it."""
     due_ms: int | None = None
     """The new one, when it was moved."""
 
@@ -555,7 +555,7 @@ class TaskInfo(ListedOptions, TaskState):
     ] = {}
     within_ms: Annotated[
         int | None,
-        "Any moment from ``asked_ms`` to so much later would do; ``due_ms`` was the emptiest.",
+        "Its due window: ``due_ms`` is the emptiest moment within this time after ``asked_ms``.",
     ] = None
     asked_ms: Annotated[
         int | None,
@@ -601,8 +601,8 @@ class Reason(Answer):
 
 
 class Explanation(Reason):
-    """Why a task is where it is. Of a task in several groups: in the one where something has to be
-    mended, and the ``others``."""
+    """Why a task is where it is. With several groups: in the one that needs attention first, and
+    the ``others``."""
 
     id: Annotated[int | None, ID, "The task; None: none with the key is known."] = None
     topic: Annotated[str | None, NAME, "Its topic, where it is known."] = None
@@ -636,7 +636,7 @@ VERBS: Final = (
          methods=(Method("reschedule"),), over=Over.IDS),
     Verb("spread", Spread, list[TaskOutcome], _CHANGE, "Spread tasks over a due window",
          "Give scheduled tasks a due window: each is moved to one of its emptiest ticks, which"
-         " replaces its due time. What is not scheduled stays, with its state for an outcome.",
+         " replaces its due time. A task that is not scheduled stays; its outcome is its state.",
          FrameType.SPREAD, path="POST /v1/spreads", tag=_TAG, errors=("due_too_far",),
          audit=Audit.ALWAYS, changes=True, bulk="spread", methods=(Method("spread"),),
          over=Over.IDS),

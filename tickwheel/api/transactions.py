@@ -19,7 +19,7 @@ class TransactionName(Request):
 
 
 class TransactionsPage(Request):
-    """The request asks for transactions; without ``state`` for those that are not decided."""
+    """The request asks for transactions: the undecided ones unless ``state`` is given."""
 
     group: Annotated[str | None, NAME, "Only those of this producer group."] = None
     state: Annotated[
@@ -126,8 +126,8 @@ VERBS: Final[tuple[Any, ...]] = (
          fields="groups: array of str, up to 1,000",
          result="nil", over=Over.EACH),
     Verb("list_transactions", TransactionsPage, TransactionList, _READ,
-         "List transactions that are not decided",
-         "Those that are not decided, or those in ``state``, by name.",
+         "List undecided transactions",
+         "Undecided transactions, or those in ``state``, by name.",
          FrameType.TRANSACTION_LIST, path="GET /v1/transactions", tag=_TAG, prompt=False,
          pages="transactions", methods=(Method("list_transactions"),), over=Over.PAGES),
     Verb("show_transaction", TransactionName, TransactionInfo, _READ,

@@ -1,4 +1,4 @@
-"""What is declared of one verb: number, name, request, answer, right, path, errors.
+"""The declaration of one verb: number, name, request, answer, right, path, errors.
 
 Everything that is the same for all verbs follows from it: the decoding and the checks of frames,
 rights, the audit log, HTTP routes and the OpenAPI document, the parsing of answers, the methods of
@@ -101,15 +101,15 @@ class Method(NamedTuple):
     gives: str = ""
     """The field of the answer that the method returns; "": the whole answer."""
     fixed: tuple[tuple[str, Any], ...] = ()
-    """Fields of the request that have one value here, and are no keywords."""
+    """Fields of the request that have a fixed value here instead of a keyword."""
     fields: type[Request] | None = None
     """The fields that the method has; None: all of the request's."""
     text: str = ""
     """What ``help`` says; "": the verb's own text."""
     word: str = ""
-    """The type of the word that is all that the method returns, where it names one task: of a verb
-    that takes a selection, for what is named by itself; of another on several tasks, of which the
-    method takes one, as ``task_id`` in the place of ``ids``. "": the whole outcome."""
+    """The type of the word that the method returns where it names one task: for a verb that takes
+    a selection, when the task is named alone; for another on several tasks, the method takes one,
+    as ``task_id`` instead of ``ids``. "": the whole outcome."""
 
 
 _NONE: Final = ("",)
@@ -146,7 +146,7 @@ class Verb:
     changes: bool = False
     """Whether it changes anything."""
     standby: bool = False
-    """Whether a daemon that stands by answers it, too."""
+    """Whether a standby also answers it."""
     public: bool = False
     """Whether it needs no login over HTTP, because its request proves itself."""
     repeat: bool = True
@@ -158,8 +158,7 @@ class Verb:
     over: Over | None = None
     """Which shards are asked; None: over HTTP only, where each shard is by itself."""
     unique: Unique | None = None
-    """Of a verb that makes what goes by a name: the name, and the shard that decides who gets
-    it."""
+    """For a verb that creates something with a name: the name, and the shard that grants it."""
     bulk: str = ""
     """The kind of bulk operation that does the same to all of a topic that matches; its method
     takes the one or the other."""
@@ -167,12 +166,12 @@ class Verb:
     """The field of the answer that has the items of a page; its method is an iterator."""
     methods: tuple[Method, ...] = ()
     command: str = ""
-    """Of a verb that is a command by itself: the words of the command, and in capitals the fields
-    that are its arguments; all others are options."""
+    """The command line's command that this verb is by itself: its words, and in capitals the fields
+    that are arguments; all others are options. "": none."""
     fields: str = ""
-    """Of a frame that is read by hand: what the protocol's document says of its fields,"""
+    """The fields of a frame that is read by hand, for the protocol's document."""
     result: str = ""
-    """and of its answer; also where a declared one has more to say than its type."""
+    """Its answer there; also where a declared answer needs more words than its type."""
 
     @property
     def asked(self) -> type[Request]:

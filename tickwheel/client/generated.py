@@ -235,9 +235,9 @@ class GeneratedVerbs(Verbs):
         timeout: Duration | None = None,
     ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
         """Give scheduled tasks a due window: each is moved to one of its emptiest ticks, which
-        replaces its due time. What is not scheduled stays, with its state for an outcome. By topic
-        and key: every unfinished task with that key, oldest first, each with its own outcome. When
-        there is none, the one that finished last, as far as the daemon remembers; else one
+        replaces its due time. A task that is not scheduled stays; its outcome is its state. By
+        topic and key: every unfinished task with that key, oldest first, each with its own outcome.
+        When there is none, the one that finished last, as far as the daemon remembers; else one
         "unknown" without an id.
 
         By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
@@ -521,9 +521,9 @@ class GeneratedVerbs(Verbs):
         timeout: Duration | None = None,
         **settings: Unpack[SettingsKeywords],
     ) -> GroupSettings:
-        """Change settings of a group, or of the topic itself. What is not named stays; None takes a
-        setting away. By a filter is judged what comes due from now on. Durable when it returns.
-        Raises NotFound for a group, Conflict for ``broadcast_only`` of a topic with groups.
+        """Change settings of a group, or of the topic itself. Others stay; None removes a setting.
+        A filter applies to tasks that come due from now on. Durable when it returns. Raises
+        NotFound for a group, Conflict for ``broadcast_only`` of a topic with groups.
 
         ``settings`` are those of SettingsKeywords."""
         refuse_unknown(settings, SettingsKeywords, "Client.configure")
@@ -742,7 +742,7 @@ class GeneratedVerbs(Verbs):
         limit: int | None = None,
         timeout: Duration | None = None,
     ) -> AsyncIterator[TransactionInfo]:
-        """Those that are not decided, or those in ``state``, by name. Read page by page, at most
+        """Undecided transactions, or those in ``state``, by name. Read page by page, at most
         ``limit``; ``timeout`` is for each page.
 
         ``group``: only those of this producer group. ``state``: only those in this state."""
@@ -800,8 +800,8 @@ class GeneratedVerbs(Verbs):
         task's; "cloudevents": a CloudEvent in JSON. ``concurrency``: the most requests at a time.
         ``request_timeout``: the most time for a whole request with its answer; by default 30 s.
         ``connect_timeout``: the most time for a connection to the host; by default 5 s.
-        ``callback_lease``: after 202 the task waits so long for a callback that settles it; without
-        this 202 acks."""
+        ``callback_lease``: how long a task waits for its callback after a 202; without this, a 202
+        acks."""
         return await self._ask(
             "set_push",
             {
@@ -901,7 +901,7 @@ class GeneratedVerbs(Verbs):
 
     async def nodes(self, *, timeout: Duration | None = None) -> Nodes:
         """All nodes that serve shards of this store, and who leads which shard since when. Raises
-        Conflict for a daemon that is no node (``?shards=N``)."""
+        Conflict for a daemon that is not a node (``?shards=N``)."""
         return await self._ask("nodes", {}, timeout)
 
     async def move_shard(
@@ -910,7 +910,7 @@ class GeneratedVerbs(Verbs):
         """Say that a shard shall be on a node, or, without ``node``, wherever it belongs. The
         answer comes once that is noted; the shard moves as soon as its new node stands by. While
         the node is not there, or drains, the shard is elsewhere. Raises NotFound for a node that is
-        not there, Conflict for a daemon that is no node."""
+        not there, Conflict for a daemon that is not a node."""
         return await self._ask("move_shard", {"shard": shard, "node": node}, timeout)
 
     async def drain_node(
@@ -919,7 +919,7 @@ class GeneratedVerbs(Verbs):
         """Say that a node shall have no shards, also after it was started again, until it is said
         with ``draining=False`` that it shall. The answer comes once that is noted; its shards move
         one after the other. Raises NotFound for a node that is not there, Conflict for a daemon
-        that is no node.
+        that is not a node.
 
         ``draining``: whether the node gives its shards away; false: it gets shards again."""
         return await self._ask("drain_node", {"node": node, "draining": draining}, timeout)

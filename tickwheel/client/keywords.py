@@ -37,11 +37,11 @@ class ScheduledTaskKeywords(TypedDict, total=False):
     """Among tasks that are due, the one with the higher priority goes first; by default 0."""
 
     ttl: Duration | None
-    """The task expires when it was not delivered so long after it was due."""
+    """How long after its due time an undelivered task expires."""
 
     within: Duration | None
-    """Any moment from when it would be due to so much later will do; the daemon chooses the
-    emptiest of them, and the receipt's ``due`` is it."""
+    """The task may come due up to this much later; the daemon chooses the emptiest moment, and the
+    receipt's ``due`` is that moment."""
 
     order_key: str | None
     """Each group gets the tasks of one order key one at a time, by when they are due, then in the
@@ -72,8 +72,8 @@ class TaskKeywords(ScheduledTaskKeywords, total=False):
     highest it is the highest."""
 
     if_pending: Action | IfPending | None
-    """What becomes of the task when another one with its ``key`` is pending: "keep", "replace",
-    "reject", "add", or an IfPending; the receipt's ``outcome`` says what it was."""
+    """The rule while another task with its ``key`` is pending: "keep", "replace", "reject", "add",
+    or an IfPending; the receipt's ``outcome`` says what it was."""
 
 
 class FilterKeywords(TypedDict, total=False):
@@ -97,9 +97,9 @@ class GroupKeywords(FilterKeywords, total=False):
     default 16."""
 
     order_failure: OrderFailure | None
-    """What becomes of a task of an order key then: "hold", which is the default: its key is held
-    until an operator acts. "dead": it goes to the dead letters, and its key goes on. "retry": it is
-    tried until it succeeds, so order_attempts does not go with it."""
+    """The action after these attempts. "hold", the default: the key is held until an operator acts.
+    "dead": it goes to the dead letters, and its key goes on. "retry": it is tried until it
+    succeeds, so order_attempts does not go with it."""
 
     fair_by: str | None
     """The field whose values take turns: "key", "tag", or the name of a property."""
@@ -128,16 +128,14 @@ class NewGroupKeywords(GroupKeywords, total=False):
 
 
 class SettingsKeywords(NewGroupKeywords, total=False):
-    """What can be changed of a group, or of a topic. What is not named stays; None takes a setting
-    away."""
+    """The settings of a group or a topic that can be changed. Others stay; None removes one."""
 
     if_pending: Action | IfPending | None
-    """Of a topic: what becomes of its tasks whose key is pending and that do not say it
-    themselves."""
+    """For a topic: the rule for a task whose key is pending, unless the task has its own."""
 
     broadcast_only: bool
-    """Of a topic without groups: its tasks go to the broadcast subscriptions that are connected
-    when they come due, and end; nobody is owed them."""
+    """For a topic without groups: a due task goes to the broadcast subscriptions connected at that
+    moment, and ends; it is owed to nobody."""
 
 
 class SelectionKeywords(TypedDict, total=False):
@@ -160,7 +158,7 @@ class SelectionKeywords(TypedDict, total=False):
 
 
 class DeadSelectionKeywords(SelectionKeywords, total=False):
-    """A selection of dead letters names their group and their reason, too."""
+    """A selection of dead letters may also name a group and a reason."""
 
     group: str | None
     """Only dead letters of this group."""
@@ -170,7 +168,7 @@ class DeadSelectionKeywords(SelectionKeywords, total=False):
 
 
 class TaskSelectionKeywords(SelectionKeywords, total=False):
-    """A selection of tasks names the state that they are in, too."""
+    """A selection of tasks may also name a state."""
 
     state: TaskState | None
     """Only tasks in this state."""
