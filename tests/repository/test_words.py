@@ -163,7 +163,6 @@ DOCUMENTS_AT_MOST: dict[str, int] = {
     "docs/console.md": 2,
     "docs/durability.md": 12,
     "docs/history.md": 10,
-    "docs/metrics.md": 8,
     "docs/operations.md": 45,
     "docs/replay.md": 4,
     "docs/scaling.md": 10,
