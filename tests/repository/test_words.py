@@ -165,7 +165,6 @@ DOCUMENTS_AT_MOST: dict[str, int] = {
     "docs/history.md": 10,
     "docs/operations.md": 45,
     "docs/replay.md": 4,
-    "docs/scaling.md": 10,
     "docs/security.md": 11,
     "docs/settings.md": 22,
     "docs/tracing.md": 6,
