@@ -30,7 +30,7 @@ import inspect
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence, Sized
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence, Sized
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 from tickwheel.api.kinds import Ids, Letters
 from tickwheel.api.verb import Audit, Need, Of, Right, Verb
 from tickwheel.api.verbs import VERBS
-from tickwheel.errors import Forbidden, TickwheelError, shown
+from tickwheel.errors import Forbidden, InternalError, TickwheelError, shown
 from tickwheel.log_writer import LogWriter
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, Principal, Topics
@@ -122,6 +122,31 @@ class AuditLog(LogWriter):
             os.close(fd)
 
 
+async def logged(
+    log: AuditLog | None, caller: Caller, verb: str, request: Request, answer: Awaitable[Any]
+) -> Any:
+    """Return an answer that comes later, and leave the line in the log that belongs to its verb.
+    Raises what ``answer`` raises."""
+    if log is None or verb not in AUDITED:
+        return await answer
+    line = said_of(caller, verb, _named(request))
+    try:
+        value = await answer
+    except Exception as error:
+        of = error if isinstance(error, TickwheelError) else InternalError
+        log.write({**line, "outcome": of.code})
+        raise
+    counts = _counts(value)
+    log.write({**line, "outcome": "ok", **({"counts": counts} if counts else {})})
+    return value
+
+
+def log_unreadable(log: AuditLog | None, caller: Caller, verb: str, error: TickwheelError) -> None:
+    """Log a request whose values are not what the verb takes: who, and how it ended."""
+    if log is not None and verb in AUDITED:
+        log.write({**said_of(caller, verb, {}), "outcome": error.code})
+
+
 def said_of(caller: Caller, operation: str, named: Mapping[str, object]) -> dict[str, object]:
     """The first fields of a line: who asks, from where, for which operation."""
     principal = caller.principal
@@ -156,10 +181,9 @@ class Audited:
         return getattr(self._guarded, name)
 
     def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None:
-        """Log a request whose values are not what the verb takes: who, and how it ended."""
+        """Log the request besides."""
         self._guarded.unreadable(caller, verb, error)
-        if verb in AUDITED:
-            self._log.write({**said_of(caller, verb, {}), "outcome": error.code})
+        log_unreadable(self._log, caller, verb, error)
 
     def is_behind(self, caller: Caller) -> bool:
         """Whether too many answers wait for the caller, those included that leave a line."""
