@@ -2,9 +2,9 @@
 (``server/http/whole.py``).
 
 ``Gateway`` is an ASGI application: the API of a daemon, with the document and the console, whose
-operations are those of ``OverShards``. These do nothing themselves: each asks the shards as an
-ordinary client does, a ``Teller``, and the client knows which shards are asked and how their
-answers become one. Invariants:
+handlers ask by ``OfAll`` in place of the exchange with one shard. It does nothing itself, but asks
+the shards as an ordinary client does, a ``Teller``, and the client knows which shards are asked and
+how their answers become one. Invariants:
 
 * This process has no rights of its own. It asks with the token of whoever asks it, and the daemons
   decide. Tokens are in its memory only, and go with it.
@@ -17,10 +17,18 @@ import asyncio
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial, reduce
+from functools import partial, reduce
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -56,39 +64,36 @@ from tickwheel.model.values import SHARD_BITS, shard_of
 from tickwheel.server import checks
 from tickwheel.server.http.api import Api
 from tickwheel.server.http.app import API_PREFIX
-from tickwheel.server.http.call import Exchange, as_json
-from tickwheel.server.http.deliveries import Told, answer_view, delivery_view
+from tickwheel.server.http.call import as_json
+from tickwheel.server.http.deliveries import Told
+from tickwheel.server.http.exchange import Exchange, settled_fields
 from tickwheel.server.http.pages import pages
 from tickwheel.server.http.whole import Silent, fetch
 from tickwheel.server.logins import LINK_PREFIX
 from tickwheel.server.settings import found_here, split_address
-from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, PRINCIPALS_KEPT_MAX
-from tickwheel.server.shard.guard import AuditStage, behind
-from tickwheel.server.shard.operations import StandbyOperations, table
+from tickwheel.server.shard.callers import ANONYMOUS, NOBODY, Caller, Nobody
+from tickwheel.server.shard.guard import AuditStage
+from tickwheel.server.shard.operations import StandbyOperations
 from tickwheel.server.shard.overview import report_page
 from tickwheel.webhooks import read_token
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from tickwheel.api.daemon import Nothing
     from tickwheel.api.shapes import Request
-    from tickwheel.api.targets import SettleCallback
     from tickwheel.api.verb import Verb
     from tickwheel.client.delivery import Delivery
     from tickwheel.client.link import Link
-    from tickwheel.client.tasks import Receipt
-    from tickwheel.clock import Clock, Now
-    from tickwheel.engine.sessions import ReplySink
+    from tickwheel.client.tasks import Receipt as TaskReceipt
+    from tickwheel.clock import Clock
     from tickwheel.engine.topics import DeliverySink
     from tickwheel.server.http.call import Route
+    from tickwheel.server.http.exchange import Answer, Pulled, Receipt, Render, Wish
+    from tickwheel.server.http.types import Once
     from tickwheel.server.logins import Logins
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.callers import Ask, Caller, OnEvent, Principal
-    from tickwheel.server.shard.delivery import Tell
-    from tickwheel.server.shard.operations import Conversing
-    from tickwheel.server.shard.verbs import Verbs
+    from tickwheel.server.shard.callers import OnEvent, Principal
 
 CLIENTS_MAX: Final = 256
 """Clients in use, one for each token: with a request under way, or the lease of a pull that is not
@@ -107,15 +112,13 @@ STATUS_S: Final = 2.0
 ANSWER_BYTES_MAX: Final = 64 * 1024
 NAME: Final = "http of all shards"
 ASK_IT: Final = "ask one at its own address: /v1/shards says where they are"
-_BY_COLUMNS: Final = ("ack", "release", "extend")
-"""Verbs that take ids and attempts apart; others take an item for each delivery."""
 
 
 # --- a client of all shards ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish(SubscribeOptions):
+class _StreamOptions(SubscribeOptions):
     """What a stream asks for, whose options are in the form of the wire already."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -213,11 +216,11 @@ class Teller(Client):
 
     async def _put_once(
         self, key: bytes, fingerprint: int, tasks: Sequence[Any]
-    ) -> Sequence[Receipt]:
+    ) -> Sequence[TaskReceipt]:
         links = self._links
         parts, home = once_parts(tasks, key, len(links)), shard_of(key.hex(), len(links))
 
-        async def put(shard: int) -> Sequence[Receipt] | dict[str, Any]:
+        async def put(shard: int) -> Sequence[TaskReceipt] | dict[str, Any]:
             some = [tasks[index] for index in parts.get(shard, ())]
             return await self._put_once_at(links[shard], key, fingerprint, some)
 
@@ -239,7 +242,7 @@ class Teller(Client):
 
     def _former_receipts(
         self, before: dict[str, Any], key: bytes, tasks: Sequence[Any]
-    ) -> dict[int, Receipt]:
+    ) -> dict[int, TaskReceipt]:
         """What became of the tasks that former shards have taken, by their places."""
         levels_ms, found = self._reconnector.delay_levels_ms, {}
         parts = once_parts(tasks, key, before["shards"])
@@ -253,7 +256,7 @@ class Teller(Client):
 
     async def _put_once_at(
         self, link: Link, key: bytes, fingerprint: int, tasks: Any
-    ) -> list[Receipt] | dict[str, Any]:
+    ) -> list[TaskReceipt] | dict[str, Any]:
         """What became of the tasks for an idempotency key that belong into the link's shard; or
         what former shards have answered to all tasks of the request."""
         accepted_ms, ids, *more = await link.ask(FrameType.ENQUEUE_ONCE, key, fingerprint, tasks)
@@ -284,19 +287,19 @@ class Teller(Client):
         return await whole.pull((topic, group), count, wait_ms, options, None, told)
 
     async def settle(
-        self, verb: Verb, items: Sequence[Any], fields_of: Callable[[list[Any]], tuple[Any, ...]]
+        self, verb: str, receipts: Sequence[Receipt], more: tuple[Any, ...]
     ) -> list[str | None]:
-        """A word for each delivery, whose item begins with its id; None: the usual word."""
-        frame = verb.frame
+        """A word for each delivery; None: the usual word."""
+        frame = VERBS[verb].frame
         assert frame is not None
         shards, parts = await self._know_shards(), dict[int, list[int]]()
         links = self._links
-        for index, item in enumerate(items):
-            for shard in (0,) if shards is None else shards.shards_of(item[0]):
+        for index, receipt in enumerate(receipts):
+            for shard in (0,) if shards is None else shards.shards_of(receipt.id):
                 parts.setdefault(shard, []).append(index)
 
         async def ask(shard: int, indexes: Sequence[int]) -> Sequence[str | None]:
-            fields = fields_of([items[index] for index in indexes])
+            fields = settled_fields(verb, [receipts[index] for index in indexes], more)
             return await links[shard].ask(frame, *fields) or [None] * len(indexes)
 
         return await ask_in_parts(parts, ask)
@@ -309,260 +312,218 @@ class Teller(Client):
         return subscriptions.make(wish, prefetch)
 
 
-# --- what a principal may ask --------------------------------------------------------------------
+# --- a request -----------------------------------------------------------------------------------
 
 
-class OverShards(StandbyOperations):
-    """The operations of one principal. They have the form of a daemon's; the answers come later."""
+class OfAll(Exchange):
+    """An exchange with all shards: each question is asked by the client of its principal."""
 
-    role = "active"
+    def __init__(self, gateway: Gateway, principal: Principal, address: str) -> None:
+        super().__init__(Caller(Nobody(), principal=principal, address=address))
+        self._gateway = gateway
+        self.settings, self.limits = gateway.settings, gateway.limits
+        self.clock = gateway.clock
+        self._under_way: dict[Answer, asyncio.Task[None]] = {}
+        self._reads = asyncio.Event()
+        """Set while somebody reads the stream."""
+        self._reads.set()
 
-    def __init__(self, gateway: Gateway, principal: Principal) -> None:
-        settings = gateway.settings
-        super().__init__(
-            settings, settings.limits(), gateway.clock, active=lambda: None, status=dict,
-            on_event=gateway.on_event,
-        )  # fmt: skip
-        self._gateway, self._principal = gateway, principal
-        self._tasks: dict[Caller, set[asyncio.Task[None]]] = {}
-        self._open: dict[Caller, asyncio.Event] = {}
-        """Of a caller that a stream goes to: set while it reads."""
-        found = {name: getattr(self, name) for name in VERBS if name in vars(OverShards)}
-        for name, verb in VERBS.items():
-            if name in _BY_COLUMNS or name in ("nack", "reject", "snooze"):
-                found[name] = partial(self._settle, verb)
-            elif name not in found and verb.frame is not None and not verb.is_by_hand:
-                found[name] = partial(self._tell, verb)
-        self.verbs = table(found, self.verbs.plain_tasks, self.verbs.unreadable)
+    def _unanswered(self) -> Sequence[Answer]:
+        return list(self._under_way)
 
-    # --- declared verbs --------------------------------------------------------------------------
+    # --- what handlers ask -----------------------------------------------------------------------
 
-    def _tell(self, verb: Verb, ask: Ask[Any]) -> None:
-        self._answer(ask, lambda client: client.tell(verb, ask.request))
+    def ask(self, verb: str, request: Request, render: Render | None = None) -> Answer:
+        def work() -> Awaitable[Any]:
+            answer, audit = self._answer_of(verb, request), self._gateway.audit
+            return answer if audit is None else audit.awaited(self.caller, verb, request, answer)
 
-    def status(self, ask: Ask[Nothing]) -> None:
-        """Answer how all shards are; those that are away are said to be."""
-        self._answer(ask, Teller.look)
+        return self._begin(work, render)
 
-    def report(self, ask: Ask[Any]) -> None:
-        """Answer the page of the last report, which is a file of this machine, to whoever may read
+    async def _answer_of(self, verb: str, request: Request) -> Any:
+        if verb == "settle_callback":
+            return await self._settle_callback(request)
+        async with self._gateway.client_of(self.caller.principal) as client:
+            if verb == "status":
+                return await client.look()  # says which shards are away
+            if verb == "report":
+                return await self._report(client)
+            return await client.tell(VERBS[verb], request)
+
+    async def _report(self, client: Teller) -> dict[str, bytes]:
+        """Return the page of the last report, which is a file of this machine, to whoever may read
         all topics."""
         folder = self.settings.report_dir
+        if folder is None:
+            raise NotFound("there is no report: the setting report_dir names no folder")
+        verb = VERBS["load"]  # it needs the same right
+        await client.tell(verb, verb.asked.checked({"steps": 1}, self.limits))
+        return {"page": await asyncio.to_thread(report_page, Path(folder) / "report.html")}
 
-        async def read(client: Teller) -> dict[str, bytes]:
-            if folder is None:
-                raise NotFound("there is no report: the setting report_dir names no folder")
-            verb = VERBS["load"]  # it needs the same right
-            await client.tell(verb, verb.asked.checked({"steps": 1}, self.limits))
-            return {"page": await asyncio.to_thread(report_page, Path(folder) / "report.html")}
-
-        self._answer(ask, read)
-
-    def settle_callback(self, ask: Ask[SettleCallback]) -> None:
+    async def _settle_callback(self, request: Request) -> Any:
         """Pass a callback on to the shard of its task. The token is its proof, so it needs no
         client and no right."""
-        said = ask.request.said()
+        said = request.said()
         token = said.pop("token")
         shard = read_token(token)[0].id & ((1 << SHARD_BITS) - 1)
+        return await self._gateway.post(shard, f"/v1/callbacks/{quote(token)}", said)
 
-        answer = self._gateway.post(shard, f"/v1/callbacks/{quote(token)}", said)
-        self._keep(ask.caller, self._end(ask.caller, ask.number, answer, witness=ask.witness))
+    def enqueue(self, tasks: tuple[Any, ...]) -> Answer:
+        return self._ask(lambda client: client.put(tasks))
 
-    # --- verbs whose frames are written by hand --------------------------------------------------
-
-    def enqueue(
-        self, caller: Caller, request: int, floor: object, tasks: tuple[Any, ...], now: Now
-    ) -> None:
-        """Enqueue tasks, each in its shard; those that may be anywhere go together."""
-        self._begin(caller, request, lambda client: client.put(tasks))
-
-    def enqueue_once(
-        self, caller: Caller, key: bytes, fingerprint: int, tasks: tuple[Any, ...], now: Now
-    ) -> None:
-        """``enqueue`` for an idempotency key; the request has the number ``fingerprint``."""
-        self._begin(caller, fingerprint, lambda client: client.put_once(key, fingerprint, tasks))
+    def enqueue_once(self, once: Once, tasks: tuple[Any, ...]) -> Answer:
+        return self._ask(lambda client: client.put_once(*once, tasks))
 
     def prepare(
-        self, caller: Caller, request: int, name: str, group: str, part: int, tasks: Any,
-        options: dict[str, Any], now: Now,
-    ) -> None:  # fmt: skip
-        """Keep half tasks of a transaction."""
-        self._begin(
-            caller, request, lambda client: client.prepare(name, group, part, tasks, options)
-        )
+        self, name: str, group: str, part: int, tasks: tuple[Any, ...], options: dict[str, Any]
+    ) -> Answer:
+        return self._ask(lambda client: client.prepare(name, group, part, tasks, options))
 
-    def pull(
-        self, caller: Caller, request: int, topic: str, group: str | None, count: int,
-        wait_ms: int, options: Mapping[str, Any], sink: DeliverySink, now: Now, tell: Tell,
-    ) -> None:  # fmt: skip
-        """Answer deliveries of all shards."""
-        checks.integer(count, "max", 1, self.limits.pull_max)
-        name, of = checks.name(topic, "topic"), checks.name(group or DEFAULT_GROUP, "group")
-        said = {key: value for key, value in options.items() if value is not None}
-        lease_s = (said.get("lease_ms") or self.settings.lease_default_s * 1000) / 1000
+    def pull(self, wish: Wish, wait_ms: int, render: Pulled) -> Answer:
+        checks.integer(wish.most, "max", 1, self.limits.pull_max)
+        topic = checks.name(wish.topic, "topic")
+        group = checks.name(wish.group or DEFAULT_GROUP, "group")
+        options = {key: value for key, value in wish.options.items() if value is not None}
+        lease_s = (options.get("lease_ms") or self.settings.lease_default_s * 1000) / 1000
 
         async def take(client: Teller) -> bytes:
             new: list[MadeGroup] = []
-            found = await client.take(name, of, count, wait_ms, said, new.append)
+            found = await client.take(topic, group, wish.most, wait_ms, options, new.append)
             if found:
                 # Leases of an answered pull last as long as the connection that it came by.
                 client.keep_for(lease_s)
-            views = [
-                delivery_view(_told(one), name, of, one.epoch, one.delivered_ms) for one in found
-            ]
             made = MadeGroup.joined(new)
-            return as_json(answer_view(views, None if made is None else dict(made.raw)))
+            return render(
+                [(_told(one), topic, group, one.epoch, one.delivered_ms) for one in found],
+                None if made is None else dict(made.raw),
+            )
 
-        self._begin(caller, request, take, is_made=True)
+        return self._ask(take)
 
-    def _settle(self, verb: Verb, caller: Caller, request: int, *said: Any) -> None:
-        topic, group, *rest = said
-        if verb.name != "ack":
-            rest.pop()  # the time
-        if verb.name in _BY_COLUMNS:
-            epoch, ids, attempts, *more = rest
-            items = list(zip(ids, attempts, strict=True))
-
-            def fields_of(some: list[Any]) -> tuple[Any, ...]:
-                return topic, group, epoch, *map(tuple, zip(*some, strict=True)), *more
-
-        else:
-            [items] = rest
-
-            def fields_of(some: list[Any]) -> tuple[Any, ...]:
-                return topic, group, tuple(some)
-
+    def settle(self, verb: str, receipts: Sequence[Receipt], more: tuple[Any, ...]) -> Answer:
         async def settle(client: Teller) -> list[str | None]:
-            words = await client.settle(verb, items, fields_of)
-            if verb.name == "extend":
-                client.keep_for(rest[-1] / 1000)
+            words = await client.settle(verb, receipts, more)
+            if verb == "extend":
+                client.keep_for(more[-1] / 1000)
             return words
 
-        self._begin(caller, request, settle)
+        return self._ask(settle)
 
     # --- streams ---------------------------------------------------------------------------------
 
-    def subscribe(
-        self, caller: Caller, request: int, sub: int, topic: str, group: str | None, credit: int,
-        options: Mapping[str, Any], sink: DeliverySink, now: Now,
-    ) -> None:  # fmt: skip
-        """Send deliveries of all shards to ``sink``, by a client of the stream's own."""
-        said = {key: value for key, value in options.items() if value is not None}
-        is_broadcast = bool(said.get("broadcast"))
-        wish = _Wish(
-            checks.name(topic, "topic"),
-            "" if is_broadcast else checks.name(group or DEFAULT_GROUP, "group"),
-            said.get("lease_ms"), ack=said["ack"], broadcast=is_broadcast, options=said,
+    def subscribe(self, wish: Wish, sink: DeliverySink) -> Answer:
+        options = {key: value for key, value in wish.options.items() if value is not None}
+        is_broadcast = bool(options.get("broadcast"))
+        asked = _StreamOptions(
+            checks.name(wish.topic, "topic"),
+            "" if is_broadcast else checks.name(wish.group or DEFAULT_GROUP, "group"),
+            options.get("lease_ms"), ack=options["ack"], broadcast=is_broadcast, options=options,
         )  # fmt: skip
-        client = self._gateway.new_client(self._principal)
-        self._keep(caller, self._stream(caller, request, client, wish, credit, sink))
+        opened = self._new_answer()
+        client = self._gateway.new_client(self.caller.principal)
+        return self._keep(opened, self._stream(opened, client, asked, wish.most, sink))
 
     async def _stream(
-        self, caller: Caller, request: int, client: Teller, wish: _Wish, credit: int,
-        sink: DeliverySink,
-    ) -> None:  # fmt: skip
-        reads = self._open[caller] = asyncio.Event()
-        reads.set()
-        has_begun = False
+        self, opened: Answer, client: Teller, wish: _StreamOptions, credit: int, sink: DeliverySink
+    ) -> None:
+        """Send deliveries of all shards to ``sink``, by a client of the stream's own."""
         try:
             await client.connect()
             subscription = client.wish(wish, credit)
             await subscription.start()
             made = subscription.new_group
-            caller.answer(request, {} if made is None else {"new_group": dict(made.raw)})
-            has_begun = True
+            _settle(opened, {} if made is None else {"new_group": dict(made.raw)})
             async for some in subscription.batches():
                 for one in some:
                     items = cast("Any", [_told(one)])
                     sink.deliver(one.epoch, one.delivered_ms, items)
-                    await reads.wait()
+                    await self._reads.wait()
         except TickwheelError as error:
-            if has_begun:
+            if opened.done():
                 sink.ended(error.code, error.message)
             else:
-                _settled(caller, request, error)
+                opened.set_exception(error)
         finally:
-            del self._open[caller]
             await client.close(0)  # no goodbye: its leases end soon
 
-    def blocked(self, caller: Caller) -> None:
-        if caller in self._open:
-            self._open[caller].clear()
+    def blocked(self) -> None:
+        self._reads.clear()
 
-    def unblocked(self, caller: Caller) -> None:
-        if caller in self._open:
-            self._open[caller].set()
+    def unblocked(self) -> None:
+        self._reads.set()
 
     # --- the work --------------------------------------------------------------------------------
 
-    def _answer(self, ask: Ask[Any], work: Callable[[Teller], Awaitable[Any]]) -> None:
-        """Answer a request with what ``work`` returns, or raises."""
-        answer = self._end(ask.caller, ask.number, self._ask(work), witness=ask.witness)
-        self._keep(ask.caller, answer)
+    def _ask(self, work: Callable[[Teller], Awaitable[Any]]) -> Answer:
+        """Return a future of what ``work`` returns with the principal's client, or raises."""
 
-    def _begin(
-        self,
-        caller: Caller,
-        request: int,
-        work: Callable[[Teller], Awaitable[Any]],
-        *,
-        is_made: bool = False,
-    ) -> None:
-        """Answer a request with what ``work`` returns, or raises. ``is_made``: that is the answer's
-        bytes already."""
-        self._keep(caller, self._end(caller, request, self._ask(work), is_made=is_made))
+        async def ask() -> Any:
+            async with self._gateway.client_of(self.caller.principal) as client:
+                return await work(client)
 
-    def _keep(self, caller: Caller, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        tasks = self._tasks.setdefault(caller, set())
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        return self._begin(ask)
 
-    async def _ask(self, work: Callable[[Teller], Awaitable[Any]]) -> Any:
-        async with self._gateway.client_of(self._principal) as client:
-            return await work(client)
+    def _begin(self, work: Callable[[], Awaitable[Any]], render: Render | None = None) -> Answer:
+        """Return a future of what ``work`` returns, as ``render`` makes it, or raises."""
+        answer = self._new_answer()
 
-    async def _end(
-        self,
-        caller: Caller,
-        request: int,
-        work: Awaitable[Any],
-        *,
-        is_made: bool = False,
-        witness: ReplySink | None = None,
-    ) -> None:
-        try:
-            answer = await work
-        except Exception as error:
-            what = f"a request over HTTP from {caller.address}"
-            said = error if isinstance(error, TickwheelError) else self.survive(what, error)
-            if witness is not None:
-                witness.error(request, said.code, said.message)
-            _settled(caller, request, said)
-        else:
-            if witness is not None:
-                witness.give(witness.answer_to(request, answer))
-            if is_made:
-                _settled(caller, request, answer)
-            else:
-                caller.answer(request, answer)
+        async def end() -> None:
+            try:
+                found = await work()
+                value = found if render is None else render(found)
+            except TickwheelError as error:
+                value = error
+            except Exception as error:
+                value = self.survive(f"a request over HTTP from {self.caller.address}", error)
+            _settle(answer, value)
 
-    def closed(self, caller: Caller, broke: str = "") -> None:
-        for task in self._tasks.pop(caller, ()):
+        return self._keep(answer, end())
+
+    def _new_answer(self) -> Answer:
+        """Return the future of a new answer. Raises the reason when the exchange is ended."""
+        if self.ended is not None:
+            raise self.ended
+        return asyncio.get_running_loop().create_future()
+
+    def _keep(self, answer: Answer, work: Coroutine[Any, Any, None]) -> Answer:
+        """Do the work until the exchange is closed."""
+        self._under_way[answer] = task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(lambda _: self._under_way.pop(answer, None))
+        return answer
+
+    # --- its life --------------------------------------------------------------------------------
+
+    def heard(self) -> None:
+        """Do nothing: the shards hear what is settled."""
+
+    def unreadable(self, verb: str, error: TickwheelError) -> None:
+        if self._gateway.audit is not None:
+            self._gateway.audit.unreadable(self.caller, verb, error)
+
+    def survive(self, what: str, error: Exception) -> TickwheelError:
+        return self._gateway.nobody.survive(what, error)
+
+    def finished(self) -> None:
+        self.closed()
+
+    def closed(self, broke: str = "") -> None:
+        under_way, self._under_way = self._under_way, {}
+        for task in under_way.values():
             task.cancel()
-        super().closed(caller, broke)
-
-    def finished(self, caller: Caller) -> None:
-        self.closed(caller)
+        self.caller.close()
 
 
-def _settled(caller: Caller, request: int, value: Any) -> None:
+def _settle(answer: Answer, value: Any) -> None:
     """Complete an answer, or an error in its place, if somebody waits for it."""
-    if isinstance(caller.replies, Exchange):
-        caller.replies.settle(request, value)
+    if answer.done():
+        return
+    if isinstance(value, TickwheelError):
+        answer.set_exception(value)
+    else:
+        answer.set_result(value)
 
 
-def _stored(kept: Sequence[Receipt]) -> tuple[Any, ...]:
+def _stored(kept: Sequence[TaskReceipt]) -> tuple[Any, ...]:
     """The answer to an enqueue in the form of one with rules, which says all of each task."""
     outcomes = [(one.outcome, one.due_ms) for one in kept]
     return 0, [one.id for one in kept], {"outcomes": outcomes}
@@ -612,8 +573,10 @@ class Gateway:
     ) -> None:
         """``daemons``: the settings of those at whose addresses shards are looked for. ``http_of``:
         where the HTTP of a shard is now; empty: nobody knows."""
-        self.settings, self.clock, self.on_event = settings, clock, on_event
+        self.settings, self.limits, self.clock = settings, settings.limits(), clock
         self._logins = logins
+        self.audit = None if logins.audit is None else AuditStage(logins.audit)
+        """Logs who asked: the shards see the address of this process only."""
         self._url = ",".join(dict.fromkeys(url for one in daemons for url in urls_of(one)))
         self._http_of = http_of
         self._tls: tuple[int, ssl.SSLContext] | None = None
@@ -624,10 +587,10 @@ class Gateway:
         """The client of each token, the one that was asked last at the end."""
         self._closing: set[asyncio.Task[None]] = set()
         self.nobody = StandbyOperations(
-            settings, settings.limits(), clock, active=lambda: None, status=dict, on_event=on_event
+            settings, self.limits, clock, active=lambda: None, status=dict, on_event=on_event
         )
         self._api = _Api(self, logins, observed)
-        self._api.serve_each(lru_cache(maxsize=PRINCIPALS_KEPT_MAX)(self._operations_of))
+        self._api.serve_with(partial(OfAll, self))
         self._rest = Starlette(routes=pages(wait_ms_max=self._api.wait_ms_max))
         self._looking: asyncio.Task[None] | None = None
 
@@ -647,15 +610,6 @@ class Gateway:
         await (self._api if is_api else self._rest)(scope, receive, send)
 
     # --- principals ------------------------------------------------------------------------------
-
-    def _operations_of(self, principal: Principal) -> tuple[Conversing, Verbs]:
-        """The operations of a principal, and its verbs with a line in the log for each one of an
-        operator: the shards see the address of this process, and this one that of whoever asks."""
-        operations, log = OverShards(self, principal), self._logins.audit
-        if log is None:
-            return operations, operations.verbs
-        audit = AuditStage(log, lambda caller, transaction: False)  # HTTP is asked about none
-        return operations, behind(audit.before, operations.verbs, None, audit.unreadable)
 
     @property
     def present(self) -> Sequence[Principal]:

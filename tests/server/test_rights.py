@@ -18,7 +18,8 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.errors import Forbidden
 from tickwheel.limits import Limits
 from tickwheel.protocol import encode
-from tickwheel.server.http.deliveries import Receipt, receipt_text
+from tickwheel.server.http.deliveries import receipt_text
+from tickwheel.server.http.exchange import Receipt
 from tickwheel.server.http.routes import ROUTES
 from tickwheel.server.shard.callers import NOBODY, Caller, Nobody, Principal, Topics
 from tickwheel.server.shard.guard import Pipeline

@@ -11,7 +11,8 @@ import pytest
 from server.access_rig import AccessRig
 from server.http.rig import HttpRig, Response
 from support.shard_rig import NOW_MS
-from tickwheel.server.http.deliveries import GROUPS_MAX, Receipt, receipt_text
+from tickwheel.server.http.deliveries import GROUPS_MAX, receipt_text
+from tickwheel.server.http.exchange import Receipt
 
 PULL = "/v1/topics/t/pull"
 STREAM = "/v1/topics/t/deliveries?group=g&credit=2"

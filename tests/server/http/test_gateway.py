@@ -31,7 +31,7 @@ from tickwheel.model.values import SHARD_BITS
 from tickwheel.server import tokens
 from tickwheel.server.http.declared import answer_type
 from tickwheel.server.http.pages import as_sent
-from tickwheel.server.logins import Logins
+from tickwheel.server.logins import REVOKED, Logins
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard import backups
@@ -845,15 +845,15 @@ class Guarded:
     """Three shards that want tokens: ``all`` may do all, ``reader`` may read topics ``a*``."""
 
     def __init__(self, patch: pytest.MonkeyPatch, folder: Path, **settings: Any) -> None:
-        self._path = folder / "tokens.json"
+        self.path = folder / "tokens.json"
         self.all, self.reader = self._token("all", "all"), self._token("reader", "read=a*")
-        self.hall = Hall(patch, tokens_file=str(self._path), login_delay_s=0, **settings)
+        self.hall = Hall(patch, tokens_file=str(self.path), login_delay_s=0, **settings)
 
     def _token(self, name: str, *scopes: str) -> str:
-        return tokens.create(self._path, name, tokens.parse_scopes(scopes), NOW_MS, None)[1]
+        return tokens.create(self.path, name, tokens.parse_scopes(scopes), NOW_MS, None)[1]
 
     def revoke(self) -> None:
-        self._path.write_text(self._path.read_text().replace('"read"', '"produce"'))
+        self.path.write_text(self.path.read_text().replace('"read"', '"produce"'))
 
 
 @pytest.fixture
@@ -910,6 +910,19 @@ async def test_what_was_shown_is_forgotten_when_it_is_not_valid_any_more(guarded
     await hall.logins.look()
     hall.gateway.dismiss()
     assert not hall.gateway.tokens and not hall.gateway._clients
+
+
+async def test_lines_that_come_after_the_token_was_revoked_are_told_so(guarded: Guarded) -> None:
+    hall, line = guarded.hall, b'{"topic":"t","delay_ms":3600000}\n'
+    headers = {"content-type": "application/x-ndjson", "authorization": bearer(guarded.all)}
+    stream = Request(hall.gateway, "POST", "/v1/tasks", line, headers, whole=False)
+    await stream.until(lambda response: response.status)
+    tokens.revoke(guarded.path, hall.logins.authenticate(guarded.all).token_id)
+    await hall.logins.look()
+    hall.gateway.dismiss()
+    stream.send(line, more=False)
+    *_, late = (await stream.done()).lines
+    assert late["error"]["code"] == "outcome_unknown" and REVOKED in late["error"]["detail"]
 
 
 async def test_a_certificate_alone_is_refused_with_where_to_ask(guarded: Guarded) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from support.shard_rig import NOW_MS
 from tickwheel.client import Task
-from tickwheel.server.http.deliveries import Receipt, receipt_text
+from tickwheel.server.http.deliveries import receipt_text
+from tickwheel.server.http.exchange import Receipt
 from verbs.scene import DAY_MS, Stage, Values, scene
 
 

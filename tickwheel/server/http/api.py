@@ -35,7 +35,6 @@ from tickwheel.server.http.call import (
     Client,
     ClientGone,
     Common,
-    Exchange,
     Message,
     Receive,
     Room,
@@ -46,6 +45,7 @@ from tickwheel.server.http.call import (
     problem,
     single_headers,
 )
+from tickwheel.server.http.exchange import Exchange, OfShard
 from tickwheel.server.http.routes import ROUTES, SESSIONS_PATH, Router, allowed_by
 from tickwheel.server.http.types import Reader
 from tickwheel.server.logins import LINK_PREFIX, REVOKED, Logins, Sessions, cookie_of
@@ -57,8 +57,7 @@ from tickwheel.server.shard.guard import Pipeline
 if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Principal
-    from tickwheel.server.shard.operations import Conversing, Operations, StandbyOperations
-    from tickwheel.server.shard.verbs import Verbs
+    from tickwheel.server.shard.operations import Operations, StandbyOperations
 
 Scope = Message
 CONSOLE_HEADER = b"tickwheel-console"
@@ -87,8 +86,8 @@ class Api:
         self._observed = observed or Observed()
         self._standby = standby
         self._logins = logins
-        self._of: Callable[[Principal], tuple[Conversing, Verbs]] | None = None
-        """The operations and verbs by principal; None: the daemon does not lead."""
+        self._begin: Callable[[Principal, str], Exchange] | None = None
+        """Makes the exchange of a request; None: the daemon does not lead."""
         self._draining = False
         self._exchanges: set[Exchange] = set()
         self._turns = Turns(AT_A_TIME)
@@ -110,16 +109,16 @@ class Api:
 
     def serve(self, operations: Operations) -> None:
         """Begin to answer as a daemon that leads."""
-        pipeline = Pipeline(operations, self._logins.refused, self._logins.audit)
-        self.serve_each(lambda principal: (operations, pipeline.of(principal)))
+        of = Pipeline(operations, self._logins.refused, self._logins.audit).of
+        self.serve_with(lambda who, address: OfShard(operations, of(who), who, address))
 
-    def serve_each(self, of: Callable[[Principal], tuple[Conversing, Verbs]]) -> None:
-        """Begin to answer by the operations and verbs that each principal has."""
-        self._of = of
+    def serve_with(self, begin: Callable[[Principal, str], Exchange]) -> None:
+        """Begin to answer by exchanges that ``begin`` makes for a principal and its address."""
+        self._begin = begin
 
     def stand_by(self) -> None:
         """Answer as a standby from now on; open requests may or may not have been kept."""
-        self._of = None
+        self._begin = None
         self._end_all(NotActive("this daemon is not the active one any more"))
 
     def drain(self) -> None:
@@ -133,7 +132,7 @@ class Api:
 
     def stop(self) -> None:
         """End all requests: the shard does not answer any more."""
-        self._of = None
+        self._begin = None
         self._end_all(Draining("the daemon is shutting down"))
 
     def dismiss(self) -> None:
@@ -189,7 +188,7 @@ class Api:
             route, named = self._router.find(scope["method"], scope["raw_path"])
             principal = self._principal(route, headers, connection.get("certificate"), address)
             _check_origin(headers)
-            operations, verbs = self._for(route, principal)
+            exchange = self._for(route, principal, address)
         except Unauthorized as error:
             if (scope["method"], scope["path"]) == _LOGIN:
                 self._logins.note_failed_console(address, error)
@@ -198,7 +197,6 @@ class Api:
         except TickwheelError as error:
             await self._refuse(client, error)
             return
-        exchange = Exchange(operations, verbs, principal, address)
         self._exchanges.add(exchange)
         body: Body | None = None
         try:
@@ -215,14 +213,14 @@ class Api:
                 await route.handler(call)
             self._finished(exchange, client)
         except TickwheelError as error:
-            exchange.operations.closed(exchange.caller)
+            exchange.closed()
             await self._fail(client, error)
         except Exception as error:
-            exchange.operations.closed(exchange.caller)
+            exchange.closed()
             what = f"{scope['method']} {route.path} from {address}"
-            await self._fail(client, operations.survive(what, error))
+            await self._fail(client, exchange.survive(what, error))
         except BaseException:
-            exchange.operations.closed(exchange.caller)
+            exchange.closed()
             raise
         finally:
             self._exchanges.discard(exchange)
@@ -231,13 +229,13 @@ class Api:
             if body is not None:
                 body.close()
 
-    def _for(self, route: Route, principal: Principal) -> tuple[Conversing, Verbs]:
+    def _for(self, route: Route, principal: Principal, address: str) -> Exchange:
         if self._draining:
             raise Draining("the daemon is shutting down")
-        if self._of is not None:
-            return self._of(principal)
+        if self._begin is not None:
+            return self._begin(principal, address)
         if route.standby:
-            return self._standby, self._standby.verbs
+            return OfShard(self._standby, self._standby.verbs, principal, address)
         raise self._standby.refusal()
 
     def _principal(
@@ -269,11 +267,9 @@ class Api:
     @staticmethod
     def _finished(exchange: Exchange, client: Client) -> None:
         if client.is_gone:
-            # What a pull was answered has no connection that stands for its consumer.
-            broke = "its stream broke" if exchange.caller.subscribers else ""
-            exchange.operations.closed(exchange.caller, broke)
+            exchange.closed("its stream broke")
         else:
-            exchange.operations.finished(exchange.caller)
+            exchange.finished()
 
     async def _fail(self, client: Client, error: TickwheelError) -> None:
         if client.status or isinstance(error, (ClientGone, SlowReader)):

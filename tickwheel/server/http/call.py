@@ -1,13 +1,11 @@
-"""One request: its body, read within bounds; its caller, whose operations are asked and whose
-answers become futures; its answer, or its error as ``application/problem+json``.
+"""One request: its body, read within bounds; its answer, or its error as
+``application/problem+json``. Whom its handler asks is an ``Exchange`` (``exchange.py``).
 
 Invariants:
 
 * Never more of a body is read than the limits say, and not for ever. A body is refused by its
   ``Content-Length`` before any of it is read, else as soon as it has grown over the limit; a packed
   one by what it unpacks to. All bodies in memory together have a limit, too.
-* An answer is made of a value in the step in which the operation gives it, by the handler's
-  ``render``, so that what waits for the store is no larger than it says.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from collections.abc import (
     Mapping,
     MutableMapping,
     Sequence,
-    Sized,
 )
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,11 +32,9 @@ from msgspec import Struct
 
 from tickwheel.api.verbs import VERBS
 from tickwheel.errors import (
-    BY_CODE,
     BadRequest,
     BodyTooLarge,
     ConnectionLost,
-    InternalError,
     Overloaded,
     RequestTimeout,
     SendTimeout,
@@ -51,15 +46,12 @@ from tickwheel.errors import (
     shown,
 )
 from tickwheel.server.http import types
-from tickwheel.server.shard.callers import ANONYMOUS, Ask, Caller, Principal
 
 if TYPE_CHECKING:
-    from tickwheel.clock import Now
-    from tickwheel.engine.sessions import StoredAnswer
+    from tickwheel.server.http.exchange import Exchange
     from tickwheel.server.http.types import Reader
     from tickwheel.server.logins import Sessions
-    from tickwheel.server.shard.operations import Conversing
-    from tickwheel.server.shard.verbs import Verbs
+    from tickwheel.server.shard.callers import Principal
 
 _encoder = msgspec.json.Encoder()
 as_json = _encoder.encode
@@ -487,135 +479,7 @@ class Client:
             self._watch.cancel()
 
 
-# --- a request as a caller of operations ---------------------------------------------------------
-
-
-Render = Callable[[Any], Any]
-ANSWER_BYTES = 256
-"""Bytes that are counted for an answer that is not bytes yet: a few words."""
-
-
-class _Rendered:
-    """An answer that may wait for the store."""
-
-    __slots__ = ("request", "value")
-
-    def __init__(self, request: int, value: Any) -> None:
-        self.request = request
-        self.value = value
-
-    def __len__(self) -> int:
-        if isinstance(self.value, bytes):
-            return len(self.value)
-        return ANSWER_BYTES + (64 * len(self.value) if isinstance(self.value, list) else 0)
-
-
-class Exchange:
-    """One request over HTTP: the ``ReplySink`` of its caller, with futures for answers."""
-
-    def __init__(
-        self,
-        operations: Conversing,
-        verbs: Verbs,
-        principal: Principal = ANONYMOUS,
-        address: str = "?",
-    ) -> None:
-        self.operations = operations
-        self.verbs = verbs
-        self.caller = Caller(self, principal=principal, address=address)
-        self.caller.name = "http"
-        self._waiting: dict[int, tuple[asyncio.Future[Any], Render | None]] = {}
-        self._number = 0
-        self.ended: TickwheelError | None = None
-        self.on_end: Callable[[TickwheelError], None] | None = None
-        """Called with the reason when the daemon ends the exchange."""
-        operations.opened(self.caller)
-
-    @property
-    def only_waits(self) -> bool:
-        """Whether the request waits for tasks or news only: its end leaves nothing in doubt."""
-        return bool(self.caller.pulls or self.caller.subscribers or self.on_end is not None)
-
-    # --- the handler's ---------------------------------------------------------------------------
-
-    def ask(
-        self,
-        act: Callable[[int], None],
-        render: Render | None = None,
-        number: int | None = None,
-    ) -> asyncio.Future[Any]:
-        """Call an operation with a request number; returns a future of its answer, as ``render``
-        makes it. Raises what the operation raises; the future raises what it answers."""
-        operations = self.operations
-        if self.ended is not None:
-            raise self.ended
-        if operations.is_behind(self.caller):
-            raise Overloaded("too many answers wait for the store (replies_all_bytes_max)")
-        if number is None:
-            number = self._number = self._number + 1
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = (future, render)
-        operations.begin()
-        try:
-            act(number)
-        except Exception as error:
-            del self._waiting[number]
-            if isinstance(error, TickwheelError):
-                raise
-            what = f"a request over HTTP from {self.caller.address}"
-            raise operations.contain(what, error) from error
-        finally:
-            operations.handled()
-        return future
-
-    def end(self, error: TickwheelError) -> None:
-        """End the exchange: the daemon does not serve it any more."""
-        self.ended = error
-        waiting, self._waiting = self._waiting, {}
-        for future, _ in waiting.values():
-            if not future.done():
-                future.set_exception(error)
-        if self.on_end is not None:
-            self.on_end(error)
-
-    # --- the shard's -----------------------------------------------------------------------------
-
-    @property
-    def label(self) -> str:
-        return self.caller.label
-
-    def accepted(self, answers: Sequence[StoredAnswer]) -> None:
-        for request, first, count, accepted_ms in answers:
-            self.settle(request, (accepted_ms, first, count))
-
-    def answer_to(self, request: int, value: object) -> Sized:
-        found = self._waiting.get(request)
-        if found is None or found[1] is None:
-            return _Rendered(request, value)
-        try:
-            return _Rendered(request, found[1](value))
-        except Exception as error:
-            what = f"the answer to a request over HTTP from {self.caller.address}"
-            return _Rendered(request, self.operations.survive(what, error))
-
-    def give(self, answer: Any) -> None:
-        self.settle(answer.request, answer.value)
-
-    def error(self, request: int, code: str, message: str) -> None:
-        self.settle(request, BY_CODE.get(code, InternalError)(message))
-
-    def flush(self) -> None:
-        """Do nothing: each answer has left by itself."""
-
-    def settle(self, request: int, value: object) -> None:
-        """Complete an answer, or an error in its place."""
-        found = self._waiting.pop(request, None)
-        if found is None or found[0].done():
-            return
-        if isinstance(value, TickwheelError):
-            found[0].set_exception(value)
-        else:
-            found[0].set_result(value)
+# --- what all requests have in common -----------------------------------------------------------
 
 
 class Streams:
@@ -636,10 +500,8 @@ class Streams:
     def heard(self, number: int, principal: Principal) -> None:
         """Note a sign of life of a stream's consumer, whose principal settles a delivery of it."""
         exchange = self._open.get(number)
-        if exchange is None or exchange.caller.principal.name != principal.name:
-            return
-        if exchange.caller.presence.doubted:
-            exchange.operations.heard(exchange.caller)
+        if exchange is not None and exchange.caller.principal.name == principal.name:
+            exchange.heard()
 
 
 @dataclass(frozen=True, slots=True)
@@ -701,18 +563,6 @@ class Call:
         """Whether nobody on the way can read a cookie."""
         self._query_string: bytes = scope["query_string"]
 
-    @property
-    def operations(self) -> Conversing:
-        return self.exchange.operations
-
-    @property
-    def verbs(self) -> Verbs:
-        return self.exchange.verbs
-
-    @property
-    def now(self) -> Now:
-        return self.exchange.operations.clock.read()
-
     def header(self, name: bytes) -> str | None:
         """The value of the header of this lower-case name; None: there is none."""
         found = self.headers.get(name)
@@ -758,16 +608,12 @@ class Call:
     ) -> Any:
         """What a declared verb answers to values in the form of the wire; ``render`` makes JSON of
         it in the same step. Raises what the values' kinds and the operation do."""
-        exchange, now, verbs = self.exchange, self.now, self.verbs
         try:
-            asked = VERBS[verb].asked.checked(said, self.operations.limits)
+            asked = VERBS[verb].asked.checked(said, self.exchange.limits)
         except TickwheelError as error:
-            verbs.unreadable(exchange.caller, verb, error)
+            self.exchange.unreadable(verb, error)
             raise
-        act = getattr(verbs, verb)
-        return await exchange.ask(
-            lambda number: act(Ask(exchange.caller, number, asked, now)), render=render
-        )
+        return await self.exchange.ask(verb, asked, render)
 
     # --- out -------------------------------------------------------------------------------------
 
@@ -806,7 +652,7 @@ class Call:
 
     async def piece_in_time(self, data: bytes) -> None:
         """Send a piece. Raises SlowReader when the client does not read it in time."""
-        timeout_s = self.operations.settings.slow_reader_timeout_s
+        timeout_s = self.exchange.settings.slow_reader_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await self.piece(data)

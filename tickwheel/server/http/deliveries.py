@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,6 @@ from tickwheel.errors import (
     BY_CODE,
     BadRequest,
     InternalError,
-    NotFound,
     TickwheelError,
     shown,
 )
@@ -28,24 +27,14 @@ from tickwheel.server.http import types
 from tickwheel.server.http.call import JSON, ClientGone, as_json, put_body
 from tickwheel.server.http.call import line as problem_line
 from tickwheel.server.http.enqueue import NDJSON
+from tickwheel.server.http.exchange import Receipt, Wish
 from tickwheel.server.shard.groups import OF_GROUPS
 
 if TYPE_CHECKING:
-    from tickwheel.server.http.call import Call, Exchange, Handler
+    from tickwheel.server.http.call import Call, Handler
+    from tickwheel.server.http.exchange import Answer
 
 # --- receipts ------------------------------------------------------------------------------------
-
-
-class Receipt(NamedTuple):
-    """What names a delivery when it is settled."""
-
-    topic: str
-    group: str
-    id: int
-    epoch: int
-    attempt: int
-    stream: int
-    """The stream that the delivery came from; 0: it came from a pull."""
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -114,9 +103,13 @@ def delivery_view(
     return view
 
 
-def answer_view(views: list[dict[str, Any]], made: dict[str, Any] | None) -> dict[str, Any]:
-    """The answer to a pull; ``made``: what there is to say of the group, if the pull made it."""
-    return {"deliveries": views} if made is None else {"deliveries": views, "new_group": made}
+def pulled(
+    found: Iterable[tuple[AnyItem, str, str, int, int]], made: dict[str, Any] | None
+) -> bytes:
+    """Return the JSON that answers a pull. ``found`` has the first arguments of ``delivery_view``
+    of each delivery; ``made`` is what there is to say of the group if the pull made it."""
+    view: dict[str, Any] = {"deliveries": [delivery_view(*one) for one in found]}
+    return as_json(view if made is None else view | {"new_group": made})
 
 
 # --- pulls and streams ---------------------------------------------------------------------------
@@ -125,8 +118,6 @@ def answer_view(views: list[dict[str, Any]], made: dict[str, Any] | None) -> dic
 SSE = "text/event-stream"
 NEW_GROUP = b"tickwheel-new-group"
 """The header of a stream that has made its group: what there is to say of that, as JSON."""
-_SUBSCRIPTION = 1
-"""The number of the only subscription of a stream's exchange."""
 _pull = msgspec.json.Decoder(types.PullIn)
 
 
@@ -135,23 +126,8 @@ async def pull(call: Call) -> None:
     given = await call.json(_pull)
     checks.integer(given.wait_ms, "wait_ms", 0, call.common.wait_ms_max)
     options = {"lease_ms": given.lease_ms, **_of_group(given)}
-    topic, exchange, verbs = call.named["topic"], call.exchange, call.verbs
-    sink = _PullSink(exchange, topic, given.group or DEFAULT_GROUP)
-    answer = exchange.ask(
-        lambda number: verbs.pull(
-            exchange.caller,
-            sink.numbered(number),
-            topic,
-            given.group,
-            given.max,
-            given.wait_ms,
-            options,
-            sink,
-            call.now,
-            sink.tell,
-        ),
-        render=lambda nothing: as_json(answer_view([], sink.made)),
-    )
+    wish = Wish(call.named["topic"], given.group, given.max, options)
+    answer = call.exchange.pull(wish, given.wait_ms, pulled)
     if not answer.done():
         gone = call.client.gone()
         await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -175,40 +151,6 @@ def _of_group(given: types.PullIn | types.StreamQuery) -> dict[str, Any]:
     return {name: getattr(given, name) for name in OF_GROUPS}
 
 
-class _PullSink:
-    """A sink that makes the answer to a pull of deliveries."""
-
-    def __init__(self, exchange: Exchange, topic: str, group: str) -> None:
-        self._exchange = exchange
-        self._topic = topic
-        self._group = group
-        self._number = 0
-        self.made: dict[str, Any] | None = None
-
-    def tell(self, made: dict[str, Any] | None) -> None:
-        self.made = made
-
-    def numbered(self, number: int) -> int:
-        self._number = number
-        return number
-
-    def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
-        self._exchange.settle(self._number, self._answer(epoch, now_ms, items))
-
-    def _answer(self, epoch: int, now_ms: int, items: Sequence[Item]) -> bytes:
-        views = [delivery_view(item, self._topic, self._group, epoch, now_ms) for item in items]
-        return as_json(answer_view(views, self.made))
-
-    def check(self, item: Item) -> None:
-        self._answer(0, 0, [item])
-
-    def ended(self, code: str, message: str) -> None:
-        self._exchange.caller.refuse(self._number, NotFound(message))
-
-    def closed(self) -> None:
-        """Nothing has to be stopped."""
-
-
 class Stream:
     """One stream: the sink of its subscription, and the writer of its deliveries."""
 
@@ -220,7 +162,7 @@ class Stream:
         self._topic = call.named["topic"]
         self._group = "" if given.broadcast else given.group or DEFAULT_GROUP
         self._is_lines = NDJSON in accepted or JSON in accepted
-        self._settings = call.operations.settings
+        self._settings = call.exchange.settings
         self._pieces: list[bytes] = []
         self._bytes = 0
         """The bytes of deliveries that are not written."""
@@ -261,19 +203,8 @@ class Stream:
         if given.broadcast:
             options["broadcast"] = True
         exchange.on_end = self._ended
-        answer: dict[str, Any] = await exchange.ask(
-            lambda number: self._call.verbs.subscribe(
-                exchange.caller,
-                number,
-                _SUBSCRIPTION,
-                self._topic,
-                given.group,
-                given.credit,
-                options,
-                self,
-                self._call.now,
-            )
-        )
+        wish = Wish(self._topic, given.group, given.credit, options)
+        answer: dict[str, Any] = await exchange.subscribe(wish, self)
         return answer
 
     # --- the shard's -----------------------------------------------------------------------------
@@ -284,7 +215,7 @@ class Stream:
         self._bytes += sum(map(len, pieces))
         if self._bytes > self._settings.out_bytes_stop and not self._blocked:
             self._blocked = True
-            self._call.operations.blocked(self._call.exchange.caller)
+            self._call.exchange.blocked()
         self._wake.set()
 
     def check(self, item: Item) -> None:
@@ -311,7 +242,7 @@ class Stream:
             if self._blocked and not self._pieces:
                 self._blocked = False
                 if self._end is None:
-                    self._call.operations.unblocked(self._call.exchange.caller)
+                    self._call.exchange.unblocked()
 
     def _piece(self, item: AnyItem, epoch: int, now_ms: int) -> bytes:
         view = as_json(delivery_view(item, self._topic, self._group, epoch, now_ms, self._number))
@@ -332,42 +263,28 @@ class Stream:
 
 GROUPS_MAX = 100
 """Groups whose deliveries one request may settle."""
-Ask = Callable[[Sequence[Receipt], int], None]
-_BY_COLUMNS = ("ack", "release", "extend")
-"""Verbs that take ids and attempts apart; others take an item for each delivery."""
 
 
 def settling(verb: str, body: type[types.AckIn], usual: str) -> Handler:
-    """The handler that settles deliveries, possibly of several groups: each group is one operation,
-    and the words come back in the order asked; ``usual`` where the operation has none to say."""
+    """The handler that settles deliveries, possibly of several groups: each group is one question,
+    and the words come back in the order asked; ``usual`` where the answer has none."""
     decoder = msgspec.json.Decoder(body)
     more = [name for name in body.__struct_fields__ if name != "receipts"]
 
     async def handle(call: Call) -> None:
         given = await call.json(decoder)
-        caller, operation = call.exchange.caller, getattr(call.verbs, verb)
-        now = None if verb == "ack" else call.now  # an ack asks for no time
         rest = tuple(getattr(given, name) for name in more)
-
-        def ask_columns(some: Sequence[Receipt], number: int) -> None:
-            one, ids = some[0], tuple(one.id for one in some)
-            attempts = tuple(one.attempt for one in some)
-            last = rest if verb == "ack" else (*rest, now)
-            operation(caller, number, one.topic, one.group, one.epoch, ids, attempts, *last)
-
-        def ask_items(some: Sequence[Receipt], number: int) -> None:
-            items = tuple((one.id, one.epoch, one.attempt, *rest) for one in some)
-            operation(caller, number, some[0].topic, some[0].group, items, now)
-
-        ask = ask_columns if verb in _BY_COLUMNS else ask_items
+        ask = partial(call.exchange.settle, verb, more=rest)
         await call.answer({"results": await _settled(call, given.receipts, ask, usual)})
 
     handle.__name__ = verb
     return handle
 
 
-async def _settled(call: Call, given: list[str], ask: Ask, usual: str) -> list[str]:
-    texts = checks.array(tuple(given), "receipts", call.operations.limits.ids_per_frame_max)
+async def _settled(
+    call: Call, given: list[str], ask: Callable[[Sequence[Receipt]], Answer], usual: str
+) -> list[str]:
+    texts = checks.array(tuple(given), "receipts", call.exchange.limits.ids_per_frame_max)
     if not texts:
         raise BadRequest("receipts has 0 elements; at least 1 is needed")
     receipts = [read_receipt(text, f"receipts[{i}]") for i, text in enumerate(texts)]
@@ -378,10 +295,7 @@ async def _settled(call: Call, given: list[str], ask: Ask, usual: str) -> list[s
         raise BadRequest(
             f"the receipts are of {len(groups)} groups; the limit is {GROUPS_MAX} a request"
         )
-    answers = [
-        call.exchange.ask(partial(ask, [receipts[index] for index in indexes]))
-        for indexes in groups.values()
-    ]
+    answers = [ask([receipts[index] for index in indexes]) for indexes in groups.values()]
     # A receipt is text that anybody can write: it shows the life of a stream behind the check of
     # rights, and of the caller's own.
     for number in {receipt.stream for receipt in receipts} - {0}:

@@ -17,7 +17,6 @@ import base64
 import json
 from collections import deque
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -93,12 +92,8 @@ async def _prepare(call: Call, of: types.OfTransaction, many: Sequence[Given]) -
     """Keep half tasks; answered without ids when they are durable."""
     if call.header(b"idempotency-key") is not None:
         raise BadRequest("idempotency-key is not for a transaction: its part is the resend")
-    exchange, verbs, now = call.exchange, call.verbs, call.now
-    caller, options = exchange.caller, {"from": of.count_from}
     tasks = tuple(given.task for given in many)
-    await exchange.ask(
-        lambda number: verbs.prepare(caller, number, of.id, of.group, of.part, tasks, options, now)
-    )
+    await call.exchange.prepare(of.id, of.group, of.part, tasks, {"from": of.count_from})
     await call.answer({"transaction": of.id, "part": of.part, "tasks": len(tasks)})
 
 
@@ -122,14 +117,10 @@ async def _many(call: Call, many: Sequence[Given]) -> None:
 
 
 def _enqueue(call: Call, tasks: tuple[Any, ...]) -> asyncio.Future[Any]:
-    exchange, verbs, now = call.exchange, call.verbs, call.now
-    caller, key = exchange.caller, call.header(b"idempotency-key")
+    exchange, key = call.exchange, call.header(b"idempotency-key")
     if key is None:
-        enqueue = verbs.enqueue
-        return exchange.ask(lambda number: enqueue(caller, number, 0, tasks, now))
-    session, fingerprint = once(key, caller.principal, tasks)
-    act = partial(verbs.enqueue_once, caller, session)
-    return exchange.ask(lambda number: act(number, tasks, now), number=fingerprint)
+        return exchange.enqueue(tasks)
+    return exchange.enqueue_once(once(key, exchange.caller.principal, tasks), tasks)
 
 
 def _check_no_key(call: Call) -> None:
@@ -257,7 +248,7 @@ def _is_ignored(call: Call, field: Field, value: types.Property) -> bool:
     if field.name != "trace":
         return False
     try:
-        field.kind.check(value, field.name, call.operations.limits)
+        field.kind.check(value, field.name, call.exchange.limits)
     except TickwheelError:
         return True
     return False
@@ -284,7 +275,7 @@ class Bulk:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._reader = call.common.reader
-        self._line_bytes_max = call.operations.settings.http_body_bytes
+        self._line_bytes_max = call.exchange.settings.http_body_bytes
         self._under_way: deque[tuple[list[Line], _Future | TickwheelError]] = deque()
         self._rest = b""
         self._read = 0
@@ -383,13 +374,9 @@ class Bulk:
             await self._add(lines, answer)
 
     def _ask(self, lines: list[Line]) -> _Future | TickwheelError:
-        call = self._call
-        verbs, exchange, now = call.verbs, call.exchange, call.now
         tasks = tuple(one.task for _, one in lines if one is not None)
         try:
-            return exchange.ask(
-                lambda number: verbs.enqueue(exchange.caller, number, 0, tasks, now)
-            )
+            return self._call.exchange.enqueue(tasks)
         except TickwheelError as error:
             return error
 

@@ -275,7 +275,7 @@ _settings = msgspec.json.Decoder(SETTINGS_TYPE)
 
 async def limits(call: Call) -> None:
     """Answer the daemon's limits, as HELLO announces them over TCP."""
-    await call.answer(call.operations.limits.to_wire())
+    await call.answer(call.exchange.limits.to_wire())
 
 
 async def list_groups(call: Call) -> None:

@@ -29,7 +29,7 @@ import inspect
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence, Sized
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence, Sized
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from tickwheel.api.kinds import Ids, Letters
 from tickwheel.api.verb import Audit, Need, Of, Right, Verb
 from tickwheel.api.verbs import VERBS
-from tickwheel.errors import Forbidden, TickwheelError, shown
+from tickwheel.errors import Forbidden, InternalError, TickwheelError, shown
 from tickwheel.log_writer import LogWriter
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, Nobody, Principal, Topics
@@ -140,7 +140,11 @@ def said_of(caller: Caller, operation: str, named: Mapping[str, object]) -> dict
 class AuditStage:
     """The stage that logs: each request of the verbs in ``AUDITED`` leaves a line."""
 
-    def __init__(self, log: AuditLog, is_own: Callable[[Caller, str], bool]) -> None:
+    def __init__(
+        self,
+        log: AuditLog,
+        is_own: Callable[[Caller, str], bool] = lambda caller, transaction: False,
+    ) -> None:
         """``is_own``: whether a transaction is a caller's own to decide."""
         self._log = log
         self._is_own = is_own
@@ -162,6 +166,22 @@ class AuditStage:
                 raise
 
         return audited
+
+    async def awaited(
+        self, caller: Caller, verb: str, request: Request, answer: Awaitable[Any]
+    ) -> Any:
+        """Return the answer of another process, with its line written first. Raises what ``answer``
+        raises."""
+        if verb not in AUDITED:
+            return await answer
+        line = _Line(self._log, said_of(caller, verb, _named(request)))
+        try:
+            value = await answer
+        except Exception as error:
+            line.ended(error.code if isinstance(error, TickwheelError) else InternalError.code)
+            raise
+        line.give(line.answer_to(0, value))
+        return value
 
     def unreadable(self, caller: Caller, verb: str, error: TickwheelError) -> None:
         """Log a request whose values are not what the verb takes: who, and how it ended."""
@@ -235,15 +255,11 @@ _TASKS = ("tasks", "new_tasks")
 def behind(
     stage: Callable[[Verb, Operation], Operation],
     verbs: Verbs,
-    plain_tasks: PlainTasks | None,
+    plain_tasks: PlainTasks,
     unreadable: Unreadable,
 ) -> Verbs:
     """The verbs with a stage before each. What no declaration names is not among them."""
-    found = {
-        name: stage(verb, getattr(verbs, name))
-        for name, verb in VERBS.items()
-        if hasattr(verbs, name)
-    }
+    found = {name: stage(verb, getattr(verbs, name)) for name, verb in VERBS.items()}
     return table(found, plain_tasks, unreadable)
 
 
