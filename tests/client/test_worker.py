@@ -27,7 +27,7 @@ from tickwheel.model.policies import parse_policy
 from tickwheel.protocol import Frame, encode
 
 
-class Rig:
+class WorkerRig:
     """A worker that runs, with one handler of topic ``t``."""
 
     def __init__(self, worker: Worker, peer: Peer, sub: int) -> None:
@@ -55,13 +55,13 @@ async def run(worker: Worker) -> BaseException | None:
 @asynccontextmanager
 async def rig(
     handler: Callable[[Delivery], Any], lease_ms: int = 30_000, grace: float = 5.0, **options: Any
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[WorkerRig]:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         worker = Worker(client, grace=grace, signals=False)
         worker.on("t", **options)(handler)
         running = asyncio.ensure_future(run(worker))
-        made = Rig(worker, peer, await peer.subscribed(lease_ms))
+        made = WorkerRig(worker, peer, await peer.subscribed(lease_ms))
         made.running = running
         yield made
         worker.stop()

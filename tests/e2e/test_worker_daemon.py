@@ -44,7 +44,7 @@ async def look(client: Client, task_id: int, for_what: Callable[[TaskInfo], bool
     return found
 
 
-async def until(client: Client, task_id: int, state: str) -> TaskInfo:
+async def task_in(client: Client, task_id: int, state: str) -> TaskInfo:
     """The task, as soon as it is in this state."""
     return await look(client, task_id, lambda task: task.state == state)
 
@@ -73,7 +73,7 @@ async def test_a_handler_that_returns_has_acked(client: Client, topic: str) -> N
 
     receipt = await client.enqueue(topic, b"x")
     async with Running(client, topic, handler):
-        await until(client, receipt.id, "acked")
+        await task_in(client, receipt.id, "acked")
 
 
 async def test_a_handler_that_raises_is_retried_and_then_dead(client: Client, topic: str) -> None:
@@ -85,7 +85,7 @@ async def test_a_handler_that_raises_is_retried_and_then_dead(client: Client, to
 
     receipt = await client.enqueue(topic, b"x")
     async with Running(client, topic, handler, group="g"):
-        await until(client, receipt.id, "dead")
+        await task_in(client, receipt.id, "dead")
     [letter] = [letter async for letter in client.dead_list(topic=topic)]
     assert attempts == [1, 2, 3]
     assert (letter.group, letter.reason) == ("g", "ValueError: attempt 3")
@@ -100,7 +100,7 @@ async def test_reject_is_the_end_at_the_first_attempt(client: Client, topic: str
 
     receipt = await client.enqueue(topic, b"x")
     async with Running(client, topic, handler):
-        await until(client, receipt.id, "dead")
+        await task_in(client, receipt.id, "dead")
     [letter] = [letter async for letter in client.dead_list(topic=topic)]
     assert (letter.attempt, letter.reason) == (1, "no such order")
 
@@ -115,7 +115,7 @@ async def test_retry_later_waits_for_as_long_as_it_says(client: Client, topic: s
 
     receipt = await client.enqueue(topic, b"x")
     async with Running(client, topic, handler):
-        await until(client, receipt.id, "acked")
+        await task_in(client, receipt.id, "acked")
     assert [delivery.attempt for delivery in seen] == [1, 2]
     assert seen[1].delivered_ms - seen[0].delivered_ms >= 400
 
@@ -126,7 +126,7 @@ async def test_the_groups_policy_is_the_handlers(client: Client, topic: str) -> 
 
     receipt = await client.enqueue(topic, b"x")
     async with Running(client, topic, handler, retry=Retry.none()):
-        found = await until(client, receipt.id, "dead")
+        found = await task_in(client, receipt.id, "dead")
     assert found.groups["default"].attempt == 1
 
 
@@ -145,7 +145,7 @@ async def test_a_time_out_is_a_failed_attempt(client: Client, topic: str) -> Non
         )
         assert found.groups["default"].failures[0][2] == "timed out after 0.2 s"
         seen.set()
-        await until(client, receipt.id, "acked")
+        await task_in(client, receipt.id, "acked")
 
 
 # --- the heartbeat ---------------------------------------------------------------------------
@@ -161,7 +161,7 @@ async def test_a_handler_may_take_longer_than_its_lease(client: Client, topic: s
 
     receipt = await client.enqueue(topic, b"x")
     async with Running(client, topic, handler, lease=1.2):
-        await until(client, receipt.id, "acked")
+        await task_in(client, receipt.id, "acked")
     assert runs == 1
 
 
@@ -175,7 +175,7 @@ async def test_so_may_a_function_in_a_thread(client: Client, topic: str) -> None
     receipts = [await client.enqueue(topic, b"x") for _ in range(4)]
     async with Running(client, topic, handler, lease=1.5, concurrency=2, prefetch=4):
         for receipt in receipts:
-            await until(client, receipt.id, "acked")
+            await task_in(client, receipt.id, "acked")
     assert runs == [1] * 4, "those that wait are kept, too"
 
 
@@ -274,7 +274,7 @@ async def test_a_worker_outlives_its_daemon(make_daemon: Callable[..., Daemon], 
         receipts += [await client.enqueue("t", b"%d" % i) for i in range(1, 5)]
         go_on.set()
         for receipt in receipts:
-            await until(client, receipt.id, "acked")
+            await task_in(client, receipt.id, "acked")
     assert done == {b"%d" % i for i in range(5)}
 
 
@@ -312,9 +312,9 @@ async def test_the_command_runs_a_worker_until_sigterm(
     quick = await client.enqueue(topic, b"0")
     process = work(tmp_path, "app:shop.jobs", "--url", running.url, "--concurrency", "2")
     try:
-        await until(client, quick.id, "acked")
+        await task_in(client, quick.id, "acked")
         slow = await client.enqueue(topic, b"3")
-        await until(client, slow.id, "in_flight")
+        await task_in(client, slow.id, "in_flight")
         assert process.stdout is not None
         for _ in range(3):  # started 0, ended 0, started 3
             line = await soon(asyncio.to_thread(process.stdout.readline))
@@ -327,7 +327,7 @@ async def test_the_command_runs_a_worker_until_sigterm(
     assert process.returncode == 0, err
     assert out == "ended 3\n"
     assert "works on" in err and "2 at a time" in err and "1 handlers run" in err
-    await until(client, slow.id, "acked")
+    await task_in(client, slow.id, "acked")
 
 
 async def test_a_second_signal_ends_the_grace(

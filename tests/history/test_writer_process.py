@@ -6,8 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from support.history_rig import (
     spool_of,
     start_writer,
 )
+from support.waiting import until
 from tickwheel.history import segments
 from tickwheel.history.segments import STATE, Tally, state_folder
 from tickwheel.history.spool import Spool, files
@@ -33,14 +32,6 @@ PATIENCE_S = 120.0
 """It has a low priority: on a busy machine it gets little."""
 BATCHES, EACH = 400, 40
 EVENTS = BATCHES * EACH * 3
-
-
-def until(what: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:
-    """Look again and again; the process's end is what there is to wait for."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        assert time.monotonic() < deadline
-        glance(process, 0.01)
 
 
 def glance(process: subprocess.Popen[bytes] | None, wait_s: float) -> None:
@@ -111,7 +102,7 @@ def begun(folder: Path) -> tuple[Spool, subprocess.Popen[bytes]]:
     spool = spool_of(folder)
     spool.append(1, [enqueued([make_id(1)])])
     process = start_writer(folder)
-    until(lambda: len(read_all(folder)) == 1, process)
+    until(lambda: len(read_all(folder)) == 1, PATIENCE_S)
     return spool, process
 
 
@@ -123,7 +114,7 @@ def test_a_wake_up_is_heard_and_the_end_of_the_pipe_ends_it(tmp_path: Path) -> N
         spool.append(n, [enqueued([make_id(n)])])
         process.stdin.write(b".")
         process.stdin.flush()
-        until(lambda n=n: len(read_all(tmp_path)) == n + 1, process)  # type: ignore[misc]  # n is bound
+        until(lambda n=n: len(read_all(tmp_path)) == n + 1, PATIENCE_S)  # type: ignore[misc]  # n is bound
     spool.close(clean=True)
     assert end(process) == (0, "")
     # One segment, or more when the hour of the events is over and each is sealed at once.
@@ -136,7 +127,7 @@ def test_signals_for_the_daemon_do_not_end_it(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
     spool.append(2, [enqueued([make_id(2)])])
-    until(lambda: len(read_all(tmp_path)) == 2, process)
+    until(lambda: len(read_all(tmp_path)) == 2, PATIENCE_S)
     spool.close()
     assert end(process) == (0, "")
 
@@ -145,11 +136,11 @@ def test_a_second_writer_waits_for_the_end_of_the_first(tmp_path: Path) -> None:
     spool, first = begun(tmp_path)
     second = start_writer(tmp_path)
     spool.append(2, [enqueued([make_id(2)])])
-    until(lambda: len(read_all(tmp_path)) == 2, second)
+    until(lambda: len(read_all(tmp_path)) == 2, PATIENCE_S)
     first.kill()
     first.communicate()
     spool.append(3, [enqueued([make_id(3)])])
-    until(lambda: len(read_all(tmp_path)) == 3, second)
+    until(lambda: len(read_all(tmp_path)) == 3, PATIENCE_S)
     spool.close()
     assert end(second) == (0, "")
     assert numbers(read_all(tmp_path)) == [(1, 1), (1, 2), (1, 3)]
@@ -170,7 +161,7 @@ def test_a_second_writer_does_not_leave_what_only_a_dead_one_holds(tmp_path: Pat
     spool = spool_of(tmp_path)
     first = start_writer(tmp_path)
     position = state_folder(tmp_path, NODE, 0) / POSITION
-    until(position.exists, first)
+    until(position.exists, PATIENCE_S)
     first.send_signal(signal.SIGSTOP)
     spool.append(1, [enqueued([make_id(1)])])
     spool.close()
@@ -197,7 +188,7 @@ def test_a_folder_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
     assert spool.append(2, [enqueued([make_id(2)])])
     assert not spool.is_lost()
     second = start_writer(tmp_path)
-    until(lambda: len(read_all(tmp_path)) == 2, second)
+    until(lambda: len(read_all(tmp_path)) == 2, PATIENCE_S)
     spool.close()
     assert end(second) == (0, "")
     assert numbers(read_all(tmp_path)) == [(1, 1), (1, 2)]
@@ -220,7 +211,7 @@ def test_a_disk_that_does_not_take_it_is_logged_once_and_tried_on(tmp_path: Path
 
 def test_it_has_a_low_priority(tmp_path: Path) -> None:
     process = start_writer(tmp_path)
-    until(lambda: os.getpriority(os.PRIO_PROCESS, process.pid) >= 10, process)
+    until(lambda: os.getpriority(os.PRIO_PROCESS, process.pid) >= 10, PATIENCE_S)
     assert end(process)[0] == 0
 
 

@@ -85,7 +85,7 @@ async def state_of(client: Client, topic: str) -> TargetInfo:
     return found
 
 
-async def until(client: Client, topic: str, check: Callable[[TargetInfo], Any]) -> TargetInfo:
+async def target_when(client: Client, topic: str, check: Callable[[TargetInfo], Any]) -> TargetInfo:
     """The target of a topic, once it is as ``check`` wants it."""
 
     async def look() -> TargetInfo | None:
@@ -131,7 +131,7 @@ async def test_a_task_arrives_signed_when_it_is_due(
     assert {name: got.headers.get(name) for name in wanted} == wanted
     assert not [name for name in got.headers if "odd" in name or "callback" in name]
     assert await settled(client, receipt.id) == "acked"
-    found = await until(client, topic, lambda one: one.acked == 1)
+    found = await target_when(client, topic, lambda one: one.acked == 1)
     assert (found.state, found.last_status, found.failed) == ("sending", 204, 0)
 
 
@@ -256,7 +256,7 @@ async def test_a_host_that_takes_nothing_costs_no_task_an_attempt(
     endpoint.status = status
     await push(client, topic, endpoint)
     receipts = [await client.enqueue(topic, b"x") for _ in range(3)]
-    found = await until(client, topic, lambda one: one.sent >= 3)
+    found = await target_when(client, topic, lambda one: one.sent >= 3)
     assert (found.state, found.last_error) == ("failing", f"answer {status}")
     endpoint.status = 204
     assert [await settled(client, one.id) for one in receipts] == ["acked"] * 3
@@ -310,7 +310,7 @@ async def test_410_ends_the_push_until_it_is_set_again(
     endpoint.status = 410
     await push(client, topic, endpoint)
     receipt = await client.enqueue(topic, b"x")
-    found = await until(client, topic, lambda one: one.state == "ended")
+    found = await target_when(client, topic, lambda one: one.state == "ended")
     assert found.reason == "the endpoint answered 410" and found.ended_ms
     await comes(lambda: "push_ended" in running.log_text())
     assert (await client.lookup(receipt.id)).state in ("ready", "in_flight")
@@ -332,7 +332,7 @@ async def test_202_waits_for_a_callback(
     await push(client, topic, endpoint, callback_lease=60)
     receipt = await client.enqueue(topic, b"x")
     await endpoint.until_count(1)
-    await until(client, topic, lambda one: one.sent == 1)
+    await target_when(client, topic, lambda one: one.sent == 1)
     assert (await client.lookup(receipt.id)).state == "in_flight"
     url = endpoint.got[0].headers["tickwheel-callback"]
     async with aiohttp.ClientSession() as session:
@@ -353,13 +353,13 @@ async def test_a_callback_of_an_earlier_sending_counts_no_more(
     await push(client, topic, endpoint, callback_lease=60)
     receipt = await client.enqueue(topic, b"x")
     await endpoint.until_count(1)
-    await until(client, topic, lambda one: one.sent == 1)
+    await target_when(client, topic, lambda one: one.sent == 1)
     old = endpoint.got[0].headers["tickwheel-callback"]
     async with aiohttp.ClientSession() as session:
         async with session.post(old, json={"result": "nack", "delay_ms": 1}) as response:
             assert (await response.json())["result"] == "retrying"
         await endpoint.until_count(2)
-        await until(client, topic, lambda one: one.sent == 2)
+        await target_when(client, topic, lambda one: one.sent == 2)
         async with session.post(old, json={"result": result, "lease_ms": 5_000}) as response:
             assert (await response.json())["result"] in ("stale", "lost")
         assert (await client.lookup(receipt.id)).state == "in_flight"
@@ -387,7 +387,7 @@ async def test_an_extension_says_for_how_long_where_the_push_does_not_any_more(
     await push(client, topic, endpoint, callback_lease=60)
     receipt = await client.enqueue(topic, b"x")
     await endpoint.until_count(1)
-    await until(client, topic, lambda one: one.sent == 1)
+    await target_when(client, topic, lambda one: one.sent == 1)
     await push(client, topic, endpoint)
     url = endpoint.got[0].headers["tickwheel-callback"]
     async with aiohttp.ClientSession() as session:
@@ -603,10 +603,10 @@ async def test_a_host_that_fails_is_left_alone_and_tried_again(
     await client.create_group(topic, "g", retry=Retry.fixed(0.02, retries=1_000))
     await push(client, topic, endpoint, concurrency=1)
     receipt = await client.enqueue(topic, b"x")
-    await until(client, topic, lambda one: one.state == "open")
+    await target_when(client, topic, lambda one: one.state == "open")
     endpoint.status = 204
     assert await settled(client, receipt.id) == "acked"
-    await until(client, topic, lambda one: one.state == "sending")
+    await target_when(client, topic, lambda one: one.state == "sending")
 
 
 # --- operators -----------------------------------------------------------------------------------
@@ -671,7 +671,7 @@ async def test_the_process_checks_what_it_connects_to(tmp_path: Path) -> None:
             daemon.restart()
             async with Client(daemon.url) as client:
                 await client.enqueue("t", b"x")
-                found = await until(client, "t", lambda one: one.last_error is not None)
+                found = await target_when(client, "t", lambda one: one.last_error is not None)
                 assert "127.0.0.1" in found.last_error and "push_allow" in found.last_error
         assert len(endpoint.got) == 1
 

@@ -222,6 +222,17 @@ def test_every_package_keeps_its_budget_of_lines() -> None:
     assert not loose, "lower the budget to what the package has"
 
 
+TESTS_LINES_MAX = 131_250
+"""Lines of all test code. A commit that raises it says why; one that removes some lowers it."""
+
+
+def test_the_tests_keep_their_budget_of_lines() -> None:
+    tests = ROOT / "tests"
+    lines = sum(len(path.read_text().splitlines()) for path in tests.rglob("*.py"))
+    assert lines <= TESTS_LINES_MAX, "test on a lower level, parametrise, or say why it needs more"
+    assert lines >= TESTS_LINES_MAX * 0.95, "lower the budget to what the tests have"
+
+
 CLIENTS_OF_THE_CLIENT = ("outbound", "contrib", "cli", "demo", "otel.py")
 """Packages and modules that use the client as any program does."""
 PRIVATE_OF_OTHERS = {

@@ -122,7 +122,7 @@ class TableElection:
         pass
 
 
-class Rig:
+class LeaderRig:
     """A leadership whose sleeps are steps of the test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,11 +176,11 @@ class Rig:
 
 
 @pytest.fixture
-def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
-    return Rig(monkeypatch)
+def rig(monkeypatch: pytest.MonkeyPatch) -> LeaderRig:
+    return LeaderRig(monkeypatch)
 
 
-async def test_the_licence_lasts_less_than_the_lease(rig: Rig) -> None:
+async def test_the_licence_lasts_less_than_the_lease(rig: LeaderRig) -> None:
     assert not rig.leadership.may_deliver(rig.sources.mono)
     assert await rig.leadership.acquire(ME, ADDRESS)
     start = rig.sources.mono
@@ -188,7 +188,7 @@ async def test_the_licence_lasts_less_than_the_lease(rig: Rig) -> None:
     assert not rig.leadership.may_deliver(start + 2_500)
 
 
-async def test_renewals_extend_it_from_when_they_were_sent(rig: Rig) -> None:
+async def test_renewals_extend_it_from_when_they_were_sent(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     assert await rig.hold(rig.later(750), rig.later(750)) == 0
     assert rig.leadership.may_deliver(rig.sources.mono + 2_499)
@@ -196,7 +196,7 @@ async def test_renewals_extend_it_from_when_they_were_sent(rig: Rig) -> None:
     assert rig.slept[0] == TTL_MS / 1000 / module.RENEWALS_PER_TTL
 
 
-async def test_a_store_that_is_away_extends_nothing_and_is_logged_once(rig: Rig) -> None:
+async def test_a_store_that_is_away_extends_nothing_and_is_logged_once(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     until = rig.sources.mono + 2_500
 
@@ -213,7 +213,7 @@ async def test_a_store_that_is_away_extends_nothing_and_is_logged_once(rig: Rig)
     assert rig.leadership.may_deliver(until + 1)
 
 
-async def test_who_asks_is_told_when_the_lease_is_over_and_when_it_is_back(rig: Rig) -> None:
+async def test_who_asks_is_told_when_the_lease_is_over_and_when_it_is_back(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     told: list[bool] = []
 
@@ -228,7 +228,7 @@ async def test_who_asks_is_told_when_the_lease_is_over_and_when_it_is_back(rig: 
     assert rig.slept == [2.5, *4 * [module.ANSWER_S], 2.5]
 
 
-async def test_a_process_that_stood_still_asks_the_store_before_it_tells(rig: Rig) -> None:
+async def test_a_process_that_stood_still_asks_the_store_before_it_tells(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     told: list[bool] = []
     renewed = partial(rig.leadership._licensed, rig.sources.mono + 60_000)
@@ -238,7 +238,7 @@ async def test_a_process_that_stood_still_asks_the_store_before_it_tells(rig: Ri
     assert told == [True], "the store has answered at once"
 
 
-async def test_a_lease_that_ran_out_is_taken_again_and_the_store_looked_at(rig: Rig) -> None:
+async def test_a_lease_that_ran_out_is_taken_again_and_the_store_looked_at(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     rig.leadership.opened(4)
     rig.table.owner, rig.table.epoch = ME, 4
@@ -252,7 +252,7 @@ async def test_a_lease_that_ran_out_is_taken_again_and_the_store_looked_at(rig: 
     assert rig.table.leader is not None
 
 
-async def test_a_new_connection_has_the_store_looked_at(rig: Rig) -> None:
+async def test_a_new_connection_has_the_store_looked_at(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     original = rig.table.renew
 
@@ -265,7 +265,7 @@ async def test_a_new_connection_has_the_store_looked_at(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("how", ["leads", "led"])
-async def test_another_leader_deposes(rig: Rig, how: str) -> None:
+async def test_another_leader_deposes(rig: LeaderRig, how: str) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     rig.leadership.opened(4)
 
@@ -279,7 +279,7 @@ async def test_another_leader_deposes(rig: Rig, how: str) -> None:
     assert rig.table.leader == (OTHER if how == "leads" else None)
 
 
-async def test_a_lease_lost_before_the_store_was_opened_is_lost(rig: Rig) -> None:
+async def test_a_lease_lost_before_the_store_was_opened_is_lost(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
 
     def gone() -> None:
@@ -290,7 +290,7 @@ async def test_a_lease_lost_before_the_store_was_opened_is_lost(rig: Rig) -> Non
         await rig.leadership.hold(lambda: None)
 
 
-async def test_an_empty_store_is_laid_out_after_one_time_to_live(rig: Rig) -> None:
+async def test_an_empty_store_is_laid_out_after_one_time_to_live(rig: LeaderRig) -> None:
     rig.table.incarnation = ""
     assert not await rig.leadership.look()
     rig.sources.mono += TTL_MS - 1
@@ -299,7 +299,7 @@ async def test_an_empty_store_is_laid_out_after_one_time_to_live(rig: Rig) -> No
     assert await rig.leadership.look()
 
 
-async def test_a_store_that_was_seen_with_data_is_never_laid_out_anew(rig: Rig) -> None:
+async def test_a_store_that_was_seen_with_data_is_never_laid_out_anew(rig: LeaderRig) -> None:
     rig.table.leader = OTHER
     assert not await rig.leadership.look()
     rig.table.leader, rig.table.incarnation = None, ""
@@ -311,7 +311,7 @@ async def test_a_store_that_was_seen_with_data_is_never_laid_out_anew(rig: Rig) 
     assert await rig.leadership.look()
 
 
-async def test_a_store_that_has_just_come_back_is_its_owners_first(rig: Rig) -> None:
+async def test_a_store_that_has_just_come_back_is_its_owners_first(rig: LeaderRig) -> None:
     """It may be older than what its owner, if it lives, has in memory."""
     rig.table.clean, rig.table.up_s = False, 3
     assert not await rig.leadership.look()
@@ -323,7 +323,7 @@ async def test_a_store_that_has_just_come_back_is_its_owners_first(rig: Rig) -> 
     assert await rig.leadership.look()
 
 
-async def test_a_lease_that_ended_at_this_server_was_not_lost(rig: Rig) -> None:
+async def test_a_lease_that_ended_at_this_server_was_not_lost(rig: LeaderRig) -> None:
     """However short it has been there: its owner was there too."""
     rig.table.clean, rig.table.up_s, rig.table.leased_here = False, 0, True
     assert await rig.leadership.look()
@@ -335,7 +335,7 @@ async def test_a_lease_that_ended_at_this_server_was_not_lost(rig: Rig) -> None:
     assert await rig.leadership.look()
 
 
-async def test_a_replica_that_was_promoted_is_its_owners_first(rig: Rig) -> None:
+async def test_a_replica_that_was_promoted_is_its_owners_first(rig: LeaderRig) -> None:
     rig.table.clean, rig.table.is_replica = False, True
     for _ in range(3):
         rig.sources.mono += TTL_MS
@@ -349,7 +349,7 @@ async def test_a_replica_that_was_promoted_is_its_owners_first(rig: Rig) -> None
     assert await rig.leadership.look()
 
 
-async def test_a_store_that_is_being_written_anew_is_left_to_its_owner(rig: Rig) -> None:
+async def test_a_store_that_is_being_written_anew_is_left_to_its_owner(rig: LeaderRig) -> None:
     # FLUSHALL took the lease too; taking it now would depose the only one who has everything.
     rig.table.rewriting, rig.table.clean, rig.table.up_s = OTHER.owner, False, 3_600
     for _ in range(10):
@@ -365,7 +365,7 @@ async def test_a_store_that_is_being_written_anew_is_left_to_its_owner(rig: Rig)
     assert await rig.leadership.look()
 
 
-async def test_a_start_on_a_store_in_part_ends_when_its_owner_does_not_come(rig: Rig) -> None:
+async def test_a_start_on_a_store_in_part_ends_when_its_owner_does_not_come(rig: LeaderRig) -> None:
     rig.table.rewriting = OTHER.owner
     rig.script = [rig.later(TTL_MS // 2)] * 3
     with pytest.raises(StoreUnusable, match=f"{OTHER.owner}.*tickwheel init --force"):
@@ -373,7 +373,7 @@ async def test_a_start_on_a_store_in_part_ends_when_its_owner_does_not_come(rig:
     assert rig.table.leader is None, "its lease was never asked for"
 
 
-async def test_a_store_whose_owner_has_no_copy_waits_for_an_operator(rig: Rig) -> None:
+async def test_a_store_whose_owner_has_no_copy_waits_for_an_operator(rig: LeaderRig) -> None:
     """There is nobody to wait for, so that is said at once, and it lasts until it is restored."""
     rig.table.lost_by = OTHER.owner
     for _ in range(10):
@@ -387,13 +387,13 @@ async def test_a_store_whose_owner_has_no_copy_waits_for_an_operator(rig: Rig) -
     assert await rig.leadership.look()
 
 
-async def test_a_store_that_was_closed_is_anybodys(rig: Rig) -> None:
+async def test_a_store_that_was_closed_is_anybodys(rig: LeaderRig) -> None:
     rig.table.up_s = 0
     assert await rig.leadership.look()
 
 
 async def test_the_epoch_of_one_that_takes_over_is_known_once_it_has_opened_the_store(
-    rig: Rig,
+    rig: LeaderRig,
 ) -> None:
     rig.table.leader, rig.table.owner, rig.table.epoch = replace(OTHER, epoch=0), "before/1", 6
     await rig.leadership.look()
@@ -403,7 +403,9 @@ async def test_the_epoch_of_one_that_takes_over_is_known_once_it_has_opened_the_
     assert rig.leadership.leader == OTHER
 
 
-async def test_one_that_died_here_before_it_wrote_its_epoch_is_replaced_at_once(rig: Rig) -> None:
+async def test_one_that_died_here_before_it_wrote_its_epoch_is_replaced_at_once(
+    rig: LeaderRig,
+) -> None:
     rig.table.leader = Leader("here/0", ADDRESS, NOW_MS, 0, OVER)
     rig.table.owner, rig.table.epoch = "here/0", 3
     assert await rig.leadership.first_campaign(ME, ADDRESS)
@@ -411,7 +413,7 @@ async def test_one_that_died_here_before_it_wrote_its_epoch_is_replaced_at_once(
 
 @pytest.mark.parametrize("address", [ADDRESS, "tcp://here:9"])
 async def test_the_first_campaign_does_not_wait_for_one_that_died_here(
-    rig: Rig, address: str
+    rig: LeaderRig, address: str
 ) -> None:
     rig.table.leader = replace(OTHER, owner="here/0", address=address, life=OVER)
     assert await rig.leadership.first_campaign(ME, ADDRESS)
@@ -432,7 +434,7 @@ async def test_the_first_campaign_does_not_wait_for_one_that_died_here(
     ids=["another node", "unsaid", "unreadable", "alive", "other machine", "other container"],
 )
 async def test_the_first_campaign_yields_to_whoever_is_not_proven_dead(
-    rig: Rig, owner: str, life: str, address: str
+    rig: LeaderRig, owner: str, life: str, address: str
 ) -> None:
     """Name and address prove nothing: cloned machines, a load balancer's address."""
     rig.table.leader = replace(OTHER, owner=owner, address=address, life=life)
@@ -440,7 +442,7 @@ async def test_the_first_campaign_yields_to_whoever_is_not_proven_dead(
     assert rig.leadership.leader == rig.table.leader
 
 
-async def test_another_daemon_of_this_nodes_name_that_lives_is_logged_once(rig: Rig) -> None:
+async def test_another_daemon_of_this_nodes_name_that_lives_is_logged_once(rig: LeaderRig) -> None:
     former = replace(OTHER, owner="here/0", address=ADDRESS)
     rig.table.leader = former
     assert not await rig.leadership.first_campaign(ME, ADDRESS)
@@ -463,13 +465,13 @@ async def test_another_daemon_of_this_nodes_name_that_lives_is_logged_once(rig: 
     assert rig.events == ["same_node_name"]
 
 
-async def _campaign(rig: Rig, *steps: Callable[[], None]) -> None:
+async def _campaign(rig: LeaderRig, *steps: Callable[[], None]) -> None:
     rig.script = list(steps)
     with pytest.raises(asyncio.CancelledError):
         await rig.leadership.campaign(ME, ADDRESS)
 
 
-async def test_a_wait_for_a_lease_is_logged_once_with_its_end(rig: Rig) -> None:
+async def test_a_wait_for_a_lease_is_logged_once_with_its_end(rig: LeaderRig) -> None:
     rig.table.leader = OTHER
     assert not await rig.leadership.first_campaign(ME, ADDRESS)
     await _campaign(rig, *[rig.later(module.LOG_AGAIN_MS)] * 5)
@@ -482,7 +484,9 @@ async def test_a_wait_for_a_lease_is_logged_once_with_its_end(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("why", ["away", "empty", "came back", "rewriting"])
-async def test_a_wait_with_nobody_leading_is_logged_again_each_minute(rig: Rig, why: str) -> None:
+async def test_a_wait_with_nobody_leading_is_logged_again_each_minute(
+    rig: LeaderRig, why: str
+) -> None:
     rig.table.away = why == "away"
     rig.table.incarnation = "" if why == "empty" else "x"
     rig.table.rewriting = OTHER.owner if why == "rewriting" else ""
@@ -494,13 +498,13 @@ async def test_a_wait_with_nobody_leading_is_logged_again_each_minute(rig: Rig, 
     assert len(set(rig.waits)) == (2 if "UTC" in rig.waits[0] else 1)
 
 
-async def test_the_wait_for_an_owner_of_a_store_that_came_back_says_its_end(rig: Rig) -> None:
+async def test_the_wait_for_an_owner_of_a_store_that_came_back_says_its_end(rig: LeaderRig) -> None:
     rig.table.clean, rig.table.up_s = False, 1
     await _campaign(rig)
     assert "has just come back, that may live and know more: 3.0 s, until 08:00:04" in rig.waits[0]
 
 
-async def test_resigning_gives_the_lease_back(rig: Rig) -> None:
+async def test_resigning_gives_the_lease_back(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     await rig.leadership.resign()
     assert rig.table.released == [ME]
@@ -509,7 +513,7 @@ async def test_resigning_gives_the_lease_back(rig: Rig) -> None:
     assert rig.table.released == [ME]
 
 
-async def test_who_was_fenced_releases_nothing(rig: Rig) -> None:
+async def test_who_was_fenced_releases_nothing(rig: LeaderRig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     rig.leadership.forfeit(for_good=True)
     rig.table.leader = OTHER
@@ -517,7 +521,7 @@ async def test_who_was_fenced_releases_nothing(rig: Rig) -> None:
     assert rig.table.leader == OTHER
 
 
-async def test_the_first_campaign_leaves_a_store_that_is_away_to_the_next(rig: Rig) -> None:
+async def test_the_first_campaign_leaves_a_store_that_is_away_to_the_next(rig: LeaderRig) -> None:
     rig.table.away = True
     assert not await rig.leadership.first_campaign(ME, ADDRESS)
     assert rig.events == ["election_trouble"]
@@ -526,7 +530,7 @@ async def test_the_first_campaign_leaves_a_store_that_is_away_to_the_next(rig: R
 # --- a start before its store --------------------------------------------------------------------
 
 
-async def test_a_start_waits_for_a_store_that_comes_soon(rig: Rig) -> None:
+async def test_a_start_waits_for_a_store_that_comes_soon(rig: LeaderRig) -> None:
     rig.table.unreachable = 3
     rig.script = [rig.later(250)] * 3
     await rig.leadership.prepare(1.0)
@@ -535,7 +539,7 @@ async def test_a_start_waits_for_a_store_that_comes_soon(rig: Rig) -> None:
     assert "1.0 s" in said and "store_wait_s" in said and "nobody is there" in said
 
 
-async def test_without_a_limit_it_waits_for_as_long_as_it_takes(rig: Rig) -> None:
+async def test_without_a_limit_it_waits_for_as_long_as_it_takes(rig: LeaderRig) -> None:
     rig.table.unreachable = 500
     rig.script = [rig.later(60_000)] * 500
     await rig.leadership.prepare(None)
@@ -544,7 +548,7 @@ async def test_without_a_limit_it_waits_for_as_long_as_it_takes(rig: Rig) -> Non
     assert len(rig.waits) > 1, "now and then it says so again"
 
 
-async def test_and_gives_up_when_the_time_is_over(rig: Rig) -> None:
+async def test_and_gives_up_when_the_time_is_over(rig: LeaderRig) -> None:
     rig.table.unreachable = 100
     rig.script = [rig.later(250)] * 4
     with pytest.raises(StoreUnreachable, match="nobody is there"):
@@ -552,7 +556,7 @@ async def test_and_gives_up_when_the_time_is_over(rig: Rig) -> None:
     assert rig.table.asked == 5 and not rig.script
 
 
-async def test_or_at_once_when_there_is_no_time_or_it_shall_stop(rig: Rig) -> None:
+async def test_or_at_once_when_there_is_no_time_or_it_shall_stop(rig: LeaderRig) -> None:
     rig.table.unreachable = 100
     with pytest.raises(StoreUnreachable):
         await rig.leadership.prepare(0)
@@ -562,7 +566,7 @@ async def test_or_at_once_when_there_is_no_time_or_it_shall_stop(rig: Rig) -> No
     assert rig.table.asked == 3
 
 
-async def test_a_store_that_must_not_be_used_is_not_waited_for(rig: Rig) -> None:
+async def test_a_store_that_must_not_be_used_is_not_waited_for(rig: LeaderRig) -> None:
     rig.table.away = True
     with pytest.raises(StoreAway):
         await rig.leadership.prepare(100)
@@ -570,7 +574,7 @@ async def test_a_store_that_must_not_be_used_is_not_waited_for(rig: Rig) -> None
 
 
 async def test_a_standby_says_so_as_often_as_a_lease_is_renewed_and_only_behind_a_leader(
-    rig: Rig,
+    rig: LeaderRig,
 ) -> None:
     rig.leadership.http = "http://here:2"
     rig.table.incarnation = ""  # an owner that lives may come back: nobody leads yet
@@ -586,7 +590,7 @@ async def test_a_standby_says_so_as_often_as_a_lease_is_renewed_and_only_behind_
     assert rig.table.said == [Standby("here", ADDRESS, "http://here:2", since_ms)] * 4
 
 
-async def test_the_leader_is_not_among_those_who_stand_by(rig: Rig) -> None:
+async def test_the_leader_is_not_among_those_who_stand_by(rig: LeaderRig) -> None:
     """It was, a moment ago."""
     waiting = Standby("there", "tcp://there:2", "", NOW_MS)
     rig.table.standbys = (Standby("here", ADDRESS, "", NOW_MS), waiting)

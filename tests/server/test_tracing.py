@@ -38,7 +38,7 @@ def row(task_id: int, trace: str | None, due_ms: int = NOW_MS) -> TaskRow:
     return TaskRow(task_id, due_ms, "t", b"x" * 1_000, options)
 
 
-class Rig:
+class TracingRig:
     """A tracing whose spans stay here."""
 
     def __init__(self, **settings: Any) -> None:
@@ -66,8 +66,8 @@ class Rig:
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    made = Rig(trace_sample=1)
+async def rig() -> AsyncIterator[TracingRig]:
+    made = TracingRig(trace_sample=1)
     yield made
     await made.tracing.stop()
 
@@ -85,11 +85,11 @@ async def rig() -> AsyncIterator[Rig]:
     ],
 )
 async def test_who_is_sampled(share: float, low: int, flags: str, sampled: bool) -> None:
-    rig = Rig(trace_sample=share)
+    rig = TracingRig(trace_sample=share)
     assert rig.tracing.is_sampled(traceparent(low, flags)) is sampled
 
 
-async def test_a_frame_says_of_each_delivery_why_it_is_late(rig: Rig) -> None:
+async def test_a_frame_says_of_each_delivery_why_it_is_late(rig: TracingRig) -> None:
     rig.deliver(
         [
             (row(1, traceparent(), NOW_MS - 500), 1),
@@ -112,13 +112,13 @@ async def test_a_frame_says_of_each_delivery_why_it_is_late(rig: Rig) -> None:
     assert "tickwheel.lateness_s" not in said["4"].attributes
 
 
-async def test_one_cause_stands_for_all_late_ones_of_a_frame(rig: Rig) -> None:
+async def test_one_cause_stands_for_all_late_ones_of_a_frame(rig: TracingRig) -> None:
     rig.deliver([(row(1, traceparent(), NOW_MS - 500), 1), (row(2, traceparent()), 1)], Cause.STORE)
     causes = [span.attributes.get("tickwheel.lateness_cause") for span in await rig.spans()]
     assert causes == ["store", None]
 
 
-async def test_a_commit_names_some_producers_and_none_without_one(rig: Rig) -> None:
+async def test_a_commit_names_some_producers_and_none_without_one(rig: TracingRig) -> None:
     many = {i: row(i, traceparent()) for i in range(1, 2 * LINKS_MAX)}
     rig.tracing.committed(Effects(enqueued={1: row(1, None), **many}), 7, 0.25)
     rig.tracing.committed(Effects(enqueued={1: row(1, None)}), 8, 0.25)
@@ -131,7 +131,7 @@ async def test_a_commit_names_some_producers_and_none_without_one(rig: Rig) -> N
 
 
 async def test_what_waits_is_bounded_and_the_rest_is_counted(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: TracingRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "NOTES_MAX", 3)
     rig.deliver([(row(task_id, traceparent()), 1) for task_id in range(5)])
@@ -144,13 +144,13 @@ async def test_what_waits_is_bounded_and_the_rest_is_counted(
     assert not rig.tracing._deliveries
 
 
-async def test_no_body_waits_for_a_span(rig: Rig) -> None:
+async def test_no_body_waits_for_a_span(rig: TracingRig) -> None:
     rig.deliver([(row(1, traceparent()), 1)])
     (note,) = rig.tracing._deliveries
     assert not [value for value in note if isinstance(value, (bytes, TaskRow))]
 
 
-async def test_a_failure_is_told_once_in_a_while(rig: Rig) -> None:
+async def test_a_failure_is_told_once_in_a_while(rig: TracingRig) -> None:
     for sent in (False, False, True, False, True):
         rig.exports.ended("metrics", 0, sent=sent, why="it is away")
     await asyncio.sleep(0)
@@ -163,7 +163,7 @@ async def test_a_failure_is_told_once_in_a_while(rig: Rig) -> None:
     assert rig.events[-1][0] == "otlp_failed"
 
 
-async def test_metrics_that_cannot_be_read_once_are_read_again(rig: Rig) -> None:
+async def test_metrics_that_cannot_be_read_once_are_read_again(rig: TracingRig) -> None:
     class Broken:
         async def read(self) -> list[Family]:
             raise ValueError("no such series")

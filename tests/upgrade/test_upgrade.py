@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from support.steering import WallClock
+from support.waiting import until
 from tickwheel.api.frames import FrameType as T
 from tickwheel.cli import main
 from upgrade.sample import (
@@ -327,8 +328,10 @@ def owed(expected: Expected) -> PendingGroups:
 
 def until_none(wrong: Callable[[], list[Any]]) -> None:
     """Until the daemon has done in the background what it is to do."""
-    deadline = time.monotonic() + PATIENCE_S
-    while found := wrong():
-        if time.monotonic() > deadline:
-            pytest.fail(f"{len(found)} do not agree, for example {found[0]}")
-        time.sleep(0.02)  # real time: asking is all that a client can do
+    wrong_now: list[Any] = []
+
+    def is_none() -> bool:
+        wrong_now[:] = wrong()
+        return not wrong_now
+
+    until(is_none, PATIENCE_S, lambda: f"{len(wrong_now)} do not agree, for example {wrong_now[0]}")

@@ -32,7 +32,7 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-class Rig:
+class BackupRig:
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self.clock = Clock(START_MS)
         self.notices: list[tuple[str, str]] = []
@@ -69,7 +69,7 @@ class Rig:
 
 
 async def test_the_first_is_made_at_once_and_the_next_at_the_hour(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+    rig = BackupRig(tmp_path)
     assert rig.daily.is_due()
     assert await rig.daily.once()
     assert rig.names == ["tickwheel-s0-20261121T100000Z.db"]
@@ -83,8 +83,8 @@ async def test_the_first_is_made_at_once_and_the_next_at_the_hour(tmp_path: Path
 
 
 async def test_what_an_earlier_process_made_is_known_and_not_made_again(tmp_path: Path) -> None:
-    await Rig(tmp_path).daily.once()
-    rig = Rig(tmp_path)
+    await BackupRig(tmp_path).daily.once()
+    rig = BackupRig(tmp_path)
     rig.clock.now_ms += HOUR_MS
     running = asyncio.create_task(rig.daily.run())
     await turns()
@@ -94,7 +94,7 @@ async def test_what_an_earlier_process_made_is_known_and_not_made_again(tmp_path
 
 
 async def test_so_many_are_kept_and_nothing_else_is_touched(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, keep=2)
+    rig = BackupRig(tmp_path, keep=2)
     for other in ("mine.db", "tickwheel-s1-20200101T000000Z.db", "tickwheel-s0-x.db"):
         (rig.folder / other).write_text("")
     for day in range(4):
@@ -113,7 +113,7 @@ async def test_so_many_are_kept_and_nothing_else_is_touched(tmp_path: Path) -> N
 async def test_a_failure_is_logged_keeps_the_old_ones_and_moves_no_mark(
     tmp_path: Path, error: Exception
 ) -> None:
-    rig = Rig(tmp_path, keep=1)
+    rig = BackupRig(tmp_path, keep=1)
     await rig.daily.once()
     rig.clock.now_ms += 24 * HOUR_MS
     rig.fail = error
@@ -127,7 +127,7 @@ async def test_a_failure_is_logged_keeps_the_old_ones_and_moves_no_mark(
 
 async def test_a_folder_that_went_away_is_a_failure_and_is_not_made(tmp_path: Path) -> None:
     """As that of a volume which is not mounted any more."""
-    rig = Rig(tmp_path)
+    rig = BackupRig(tmp_path)
     rig.folder.rmdir()
     assert not await rig.daily.once()
     assert not rig.folder.exists() and rig.daily.is_due()
@@ -139,7 +139,7 @@ async def test_a_folder_that_went_away_is_a_failure_and_is_not_made(tmp_path: Pa
 
 async def test_one_whose_mark_could_not_be_written_is_made_again(tmp_path: Path) -> None:
     """As when the history's disk is full, and that of the backups is not."""
-    rig = Rig(tmp_path)
+    rig = BackupRig(tmp_path)
     in_the_way = tmp_path / "history"
     in_the_way.write_text("")
     assert not await rig.daily.once()
@@ -154,7 +154,7 @@ async def test_one_whose_mark_could_not_be_written_is_made_again(tmp_path: Path)
 async def test_a_store_backup_can_be_opened(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "store.db"), SqliteOptions(reserve_bytes=0))
     await store.open("tester", START_MS)
-    rig = Rig(tmp_path)
+    rig = BackupRig(tmp_path)
     rig.store.backup = store.backup
     assert await rig.daily.once()
     await store.close(clean=True)

@@ -36,7 +36,9 @@ def daemon_of(
     return InProcess(folder, store=store, **settings)
 
 
-async def until(peer: Peer, bulk: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+async def bulk_when(
+    peer: Peer, bulk: str, holds: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
     """The bulk operation, when it is so. Its plan is made by another process."""
 
     async def look() -> dict[str, Any] | None:
@@ -50,7 +52,7 @@ async def until(peer: Peer, bulk: str, holds: Callable[[dict[str, Any]], bool]) 
 
 async def over(daemon: InProcess, peer: Peer, bulk: str) -> dict[str, Any]:
     """The bulk operation, when it is."""
-    found = await until(peer, bulk, lambda bulk: bulk["state"] != "running")
+    found = await bulk_when(peer, bulk, lambda bulk: bulk["state"] != "running")
     await daemon.settle()
     return found
 
@@ -267,7 +269,7 @@ async def test_a_restart_in_the_middle_goes_on_where_it_was(
         ids = [await put(peer, 0) for _ in range(20)]
         await take(daemon, peer)
         await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
-        found = await until(peer, "r", has_begun)
+        found = await bulk_when(peer, "r", has_begun)
         assert found["state"] == "running"
         half = store.copy()
     async with daemon_of(tmp_path, store=half) as daemon:
@@ -314,10 +316,10 @@ async def test_a_rate_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             await put(peer, 0)
         await take(daemon, peer)
         await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "rate": 10, "id": "r"})
-        seen = [(await until(peer, "r", has_begun))["changed"]]
+        seen = [(await bulk_when(peer, "r", has_begun))["changed"]]
         for _ in range(4):
             daemon.pass_time(500)
-            found = await until(peer, "r", lambda bulk: bulk["changed"] > seen[-1])
+            found = await bulk_when(peer, "r", lambda bulk: bulk["changed"] > seen[-1])
             seen.append(found["changed"])
         assert all(count <= 1 + 5 * n for n, count in enumerate(seen)), seen
         await peer.do(T.BULK, "r", "cancel")
@@ -333,7 +335,7 @@ async def test_it_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for _ in range(2):
             await put(peer, 60_000)
         await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "id": "r"})
-        found = await until(peer, "r", lambda bulk: bulk["changed"] == 2)
+        found = await bulk_when(peer, "r", lambda bulk: bulk["changed"] == 2)
         for _ in range(20):
             await asyncio.sleep(0.001)  # real time: it does no more meanwhile
         assert (await peer.do(T.BULK, "r", "show")) == found, "there is no more room"

@@ -21,7 +21,7 @@ from tickwheel.server.shard.schedules import BACKFILL_MAX
 EVERY: dict[str, Any] = {"topic": "t", "every_ms": 10_000}
 
 
-class Rig:
+class SchedulingRig:
     """One peer of one daemon."""
 
     def __init__(self, daemon: InProcess) -> None:
@@ -62,7 +62,7 @@ class Rig:
 
 async def test_a_schedule_fires_and_says_so(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         made = await rig.put(body=b"hi", task={"key": "k", "priority": 3, "retry": "rocketmq"})
         assert (made["outcome"], made["next_ms"], made["anchor_ms"]) == (
             "created", NOW_MS + 10_000, NOW_MS,
@@ -86,7 +86,7 @@ async def test_a_schedule_fires_and_says_so(tmp_path: Path) -> None:
 async def test_a_command_waits_for_the_run_that_is_under_way(tmp_path: Path) -> None:
     """What is asked while a run may still be undone is done behind it, and answered."""
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         await rig.put()
         daemon.sources.now_ms += 10_000
         daemon.shard.engine.schedules.fire(daemon.sources.now_ms, 1, accepts=True)
@@ -112,7 +112,7 @@ async def test_a_command_waits_for_the_run_that_is_under_way(tmp_path: Path) -> 
 
 async def test_no_more_schedules_than_the_limit(tmp_path: Path) -> None:
     async with InProcess(tmp_path, schedules_max=2) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         for name in ("a", "b"):
             assert (await rig.put(name))["outcome"] == "created"
         code, message = await rig.put("c")
@@ -125,7 +125,7 @@ async def test_no_more_schedules_than_the_limit(tmp_path: Path) -> None:
 
 async def test_a_schedule_has_no_more_bytes_than_the_limit(tmp_path: Path) -> None:
     async with InProcess(tmp_path, schedule_bytes_max=100) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         assert (await rig.put(body=bytes(100)))["outcome"] == "created"
         code, message = await rig.put("o", body=bytes(101))
         assert code == "limit_exceeded" and "101 bytes" in message
@@ -137,7 +137,7 @@ async def test_a_schedule_has_no_more_bytes_than_the_limit(tmp_path: Path) -> No
 @pytest.mark.parametrize("count", [BACKFILL_MAX, BACKFILL_MAX + 1])
 async def test_no_more_is_filled_in_at_once_than_the_limit(tmp_path: Path, count: int) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         await rig.put(anchor_ms=0)
         span = {"from_ms": 10_000, "to_ms": 10_000 * count + 1}
         answer = await rig.do("s", "backfill", span)
@@ -155,7 +155,7 @@ async def test_so_many_planned_times_may_be_asked_for(
     tmp_path: Path, count: int, is_right: bool
 ) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         await rig.put()
         answer = await rig.do("s", "show", {"next": count})
         assert len(answer["planned_ms"]) == count if is_right else answer[0] == "bad_request"
@@ -163,7 +163,7 @@ async def test_so_many_planned_times_may_be_asked_for(
 
 async def test_a_minimum_holds_for_cron_too(tmp_path: Path) -> None:
     async with InProcess(tmp_path, schedule_interval_min_s=60) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         code, message = await rig.ask(T.SCHEDULE_PUT, "s", {"topic": "t", "cron": "*/30 * * * * *"})
         assert code == "bad_request" and "runs every 30000 ms; the minimum is 60000" in message
         answer = await rig.ask(T.SCHEDULE_PUT, "s", {"topic": "t", "cron": "* * * * *"})
@@ -172,7 +172,7 @@ async def test_a_minimum_holds_for_cron_too(tmp_path: Path) -> None:
 
 async def test_previous_tasks_are_cancelled_by_what_is_stored_of_them(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         await rig.put(overlap="cancel_previous")
         await rig.pass_time(10_000)
         await rig.pass_time(10_000)
@@ -187,7 +187,7 @@ async def test_a_restart_finds_them_and_what_it_cannot_time_it_pauses(
 ) -> None:
     store = MemoryStore()
     async with InProcess(tmp_path, store=store) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         await rig.put("good")
         await rig.ask(
             T.SCHEDULE_PUT, "gone", {"topic": "t", "cron": "@daily", "timezone": "Asia/Tokyo"}
@@ -201,7 +201,7 @@ async def test_a_restart_finds_them_and_what_it_cannot_time_it_pauses(
 
     monkeypatch.setattr(Timetable, "__init__", without_tokyo)
     async with InProcess(tmp_path, store=store, now_ms=NOW_MS + 15_000) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         await daemon.settle()
         found = await rig.ask(T.SCHEDULE_LIST, {})
         assert [(one["name"], one["paused"]) for one in found["schedules"]] == [
@@ -221,10 +221,12 @@ async def test_a_stored_schedule_that_a_put_would_refuse_runs_on(
                 "tickwheel.server.shard.schedules.Timetable",
                 lambda schedule, *, is_new: Timetable(schedule, is_new=not is_new),
             )
-            assert (await Rig(daemon).ask(T.SCHEDULE_PUT, "old", old))["outcome"] == "created"
+            assert (await SchedulingRig(daemon).ask(T.SCHEDULE_PUT, "old", old))[
+                "outcome"
+            ] == "created"
         store = daemon.store
     async with InProcess(tmp_path, store=store, now_ms=NOW_MS + 60_000) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         await daemon.settle()
         (found,) = (await rig.ask(T.SCHEDULE_LIST, {}))["schedules"]
         assert (found["name"], found["paused"]) == ("old", False)
@@ -239,7 +241,7 @@ async def test_a_schedule_begins_and_ends_within_what_a_calendar_can_say(
 ) -> None:
     """Whoever shows its times makes dates of them."""
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         answer = await rig.put("last", **{field: MOMENT_MS_MAX})
         assert answer["outcome"] == "created"
         code, message = await rig.put("beyond", **{field: MOMENT_MS_MAX + 1})

@@ -24,7 +24,7 @@ class Sources:
 
 
 class Peer:
-    def __init__(self, rig: Rig, *, answers: bool = True) -> None:
+    def __init__(self, rig: HeartbeatRig, *, answers: bool = True) -> None:
         self._rig = rig
         self.answers_heartbeats = answers
         self.heard_mono_ms = rig.sources.mono
@@ -45,7 +45,7 @@ class Peer:
         self.heard_mono_ms = self._rig.sources.mono
 
 
-class Rig:
+class HeartbeatRig:
     def __init__(self) -> None:
         self.sources = Sources()
         self.peers: set[Peer] = set()
@@ -69,7 +69,7 @@ class Rig:
 
 
 def test_a_silent_peer_is_asked_each_interval_and_given_up_after_the_time_out() -> None:
-    rig = Rig()
+    rig = HeartbeatRig()
     silent, talks = rig.peer(), rig.peer()
     for _ in range(29):
         rig.run(1)
@@ -81,7 +81,7 @@ def test_a_silent_peer_is_asked_each_interval_and_given_up_after_the_time_out() 
 
 
 def test_any_word_is_an_answer() -> None:
-    rig = Rig()
+    rig = HeartbeatRig()
     peer = rig.peer()
     for _ in range(10):
         rig.run(29)
@@ -91,7 +91,7 @@ def test_any_word_is_an_answer() -> None:
 
 
 def test_one_that_never_promised_to_answer_is_left_alone() -> None:
-    rig = Rig()
+    rig = HeartbeatRig()
     old = rig.peer(answers=False)
     rig.run(100)
     assert (old.asked, old.gone_ms) == ([], None)
@@ -99,7 +99,7 @@ def test_one_that_never_promised_to_answer_is_left_alone() -> None:
 
 def test_nothing_is_held_against_a_peer_that_is_not_read() -> None:
     """More waits for it than it takes: its answers lie in the line."""
-    rig = Rig()
+    rig = HeartbeatRig()
     peer = rig.peer()
     peer.is_read = False
     rig.run(100)
@@ -109,7 +109,7 @@ def test_nothing_is_held_against_a_peer_that_is_not_read() -> None:
 @pytest.mark.parametrize("stood_still_s", [3, 25, 1_000])
 def test_nothing_is_held_against_a_peer_while_the_daemon_stood_still(stood_still_s: int) -> None:
     """Stopped, suspended, blocked: what came meanwhile lies unread in the first sweep after it."""
-    rig = Rig()
+    rig = HeartbeatRig()
     peer = rig.peer()
     rig.run(15)
     rig.sources.mono += stood_still_s * 1000
