@@ -222,7 +222,7 @@ def test_every_package_keeps_its_budget_of_lines() -> None:
     assert not loose, "lower the budget to what the package has"
 
 
-TESTS_LINES_MAX = 131_250
+TESTS_LINES_MAX = 131_750
 """Lines of all test code. A commit that raises it says why; one that removes some lowers it."""
 
 

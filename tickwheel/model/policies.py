@@ -294,7 +294,8 @@ def named_policies(given: Mapping[str, Any], default: RetryPolicy) -> dict[str, 
 UNITS_MS = {
     "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000,
 }  # fmt: skip
-DURATION_MS_MAX = 2**53
+DURATION_MS_MAX = 2**42 * 1000
+"""The longest duration: up to here seconds as a float name each millisecond."""
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(ms|[smhdw])")
 _PARTS = re.compile(rf"(?:{_PART.pattern} *)+")
 _DURATION_HELP = "write for example 30s, 5m, 1h30m, 500ms or 2d"
