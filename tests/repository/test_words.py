@@ -158,19 +158,6 @@ ODD = {
 """Patterns of odd English, by what to write instead."""
 ALLOWED = ("is none of its business", "What is promised", "decided of as a whole")
 """Phrases that match a pattern and are plain English."""
-DOCUMENTS_AT_MOST: dict[str, int] = {
-    "docs/bulk.md": 1,
-    "docs/console.md": 2,
-    "docs/durability.md": 12,
-    "docs/history.md": 10,
-    "docs/operations.md": 45,
-    "docs/replay.md": 4,
-    "docs/security.md": 11,
-    "docs/settings.md": 22,
-    "docs/tracing.md": 6,
-    "docs/windows.md": 8,
-}
-"""Hits of documents that are not rewritten yet. These numbers only fall; any other has none."""
 PACKAGES_AT_MOST = {
     "benchmarks": 50,
     "scripts": 10,
@@ -231,8 +218,7 @@ def _documents() -> list[Path]:
 @pytest.mark.parametrize("path", _documents(), ids=lambda path: path.name)
 def test_a_document_is_plain_english(path: Path) -> None:
     hits = _odd(path)
-    most = DOCUMENTS_AT_MOST.get(str(path.relative_to(ROOT)), 0)
-    assert len(hits) <= most, "\n".join([f"{len(hits)} hits, at most {most}", *hits])
+    assert hits == []
 
 
 def _modules() -> dict[str, list[Path]]:
