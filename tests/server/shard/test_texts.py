@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.shard.test_scheduling import Rig
+from server.shard.test_scheduling import SchedulingRig
 from support import encodings, traces
 from support.in_process import InProcess
 from support.traces import OTHER, TRACE
@@ -25,7 +25,7 @@ def with_text(name: str, text: Any, **options: Any) -> tuple[Any, ...]:
     return "t", b"x", 0, {name: text, **options}
 
 
-async def deliveries(rig: Rig, count: int) -> list[Any]:
+async def deliveries(rig: SchedulingRig, count: int) -> list[Any]:
     _, _, found = await rig.ask(T.PULL, "t", "g", count, 0, {"lease_ms": 60_000})
     return list(found)
 
@@ -37,7 +37,7 @@ async def test_it_is_shown_and_delivered_and_the_body_is_not_looked_at(
     tmp_path: Path, name: str, text: str
 ) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         tasks = [with_text(name, text), with_text(name, None), ("t", b"x", 0)]
         await rig.ask(T.ENQUEUE, FLOOR, tasks)
         shown = [(task[name], task["body"]) for task in await rig.tasks()]
@@ -48,7 +48,7 @@ async def test_it_is_shown_and_delivered_and_the_body_is_not_looked_at(
 
 async def test_it_stands_beside_every_other_option(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         others = {"key": "k", "tag": "g", "properties": {"n": 1}, "priority": 7, "order_key": "o"}
         first = with_text("trace", TRACE, ttl_ms=9_000, **others)
         await rig.ask(T.ENQUEUE, FLOOR, [first, with_text("trace", OTHER)])
@@ -63,7 +63,7 @@ async def test_what_is_none_is_refused_wherever_a_task_comes_in(
     tmp_path: Path, name: str, text: Any
 ) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         plain, wrong = ("t", b"x", 0), with_text(name, text)
         answers = [
             ("tasks[1].", await rig.ask(T.ENQUEUE, FLOOR, [plain, wrong])),
@@ -79,7 +79,7 @@ async def test_what_is_none_is_refused_wherever_a_task_comes_in(
 async def test_tasks_of_a_schedule_and_of_a_transaction_have_it(tmp_path: Path, name: str) -> None:
     one, other = TWO[name]
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         made = await rig.put(task={name: one})
         assert made["task"] == {name: one}
         await rig.ask(T.PREPARE, "tx", "g", 1, [with_text(name, other)], None)

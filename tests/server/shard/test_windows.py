@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.shard.test_scheduling import Rig
+from server.shard.test_scheduling import SchedulingRig
 from support.in_process import InProcess
 from support.shard_rig import NOW_MS
 from tickwheel.api.frames import FrameType as T
@@ -23,7 +23,7 @@ def windowed(delay_ms: int, within_ms: Any, **options: Any) -> tuple[Any, ...]:
     return "t", b"x", delay_ms, {"within_ms": within_ms, **options}
 
 
-async def enqueue(rig: Rig, *tasks: tuple[Any, ...]) -> list[int]:
+async def enqueue(rig: SchedulingRig, *tasks: tuple[Any, ...]) -> list[int]:
     """Their due times, as they were answered."""
     accepted_ms, ids, *more = await rig.ask(T.ENQUEUE, FLOOR, tasks)
     assert accepted_ms == rig.daemon.sources.now_ms and len(ids) == len(tasks)
@@ -32,13 +32,13 @@ async def enqueue(rig: Rig, *tasks: tuple[Any, ...]) -> list[int]:
     return list(said["dues_ms"])
 
 
-async def look(rig: Rig, *ids: int) -> list[dict[str, Any]]:
+async def look(rig: SchedulingRig, *ids: int) -> list[dict[str, Any]]:
     return list(await rig.ask(T.LOOKUP, list(ids)))
 
 
 async def test_a_crowd_spreads_and_the_answer_says_where(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         dues = [
             due
             for _ in range(4)
@@ -56,7 +56,7 @@ async def test_a_crowd_spreads_and_the_answer_says_where(tmp_path: Path) -> None
 
 async def test_plain_tasks_are_answered_as_ever_and_are_avoided(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         answer = await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", 60_000)] * 5)
         assert len(answer) == 2
         (due_ms,) = await enqueue(rig, windowed(60_000, 2_000))
@@ -69,7 +69,7 @@ async def test_plain_tasks_are_answered_as_ever_and_are_avoided(tmp_path: Path) 
 
 async def test_what_is_staged_counts_before_it_is_stored(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         numbers = [rig.send(T.ENQUEUE, FLOOR, [windowed(60_000, 9_999)]) for _ in range(5)]
         daemon.sources.now_ms += 5_000  # counts that were read are old by now
         numbers += [rig.send(T.ENQUEUE, FLOOR, [windowed(55_000, 9_999)]) for _ in range(5)]
@@ -81,7 +81,7 @@ async def test_what_is_staged_counts_before_it_is_stored(tmp_path: Path) -> None
 
 async def test_a_late_window_begins_now(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         tasks = [("t", b"x", None, {"due_ms": NOW_MS - 60_000, "within_ms": 5_000})] * 3
         dues = await enqueue(rig, *tasks)
         assert sorted(dues) == [NOW_MS, NOW_MS + 1_000, NOW_MS + 2_000]
@@ -89,7 +89,7 @@ async def test_a_late_window_begins_now(tmp_path: Path) -> None:
 
 async def test_it_is_not_delivered_before_the_chosen_moment(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", 60_000)])
         (due_ms,) = await enqueue(rig, windowed(60_000, 10_000))
         await rig.ask(T.SUBSCRIBE, 1, "t", "g", 10, {})
@@ -103,7 +103,7 @@ async def test_it_is_not_delivered_before_the_chosen_moment(tmp_path: Path) -> N
 
 async def test_a_resend_is_answered_with_the_same_moments(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         rig.peer = daemon.connect(session=b"s" * 16)
         tasks = [windowed(60_000, 600_000)] * 3
         number = rig.send(T.ENQUEUE, FLOOR, tasks)
@@ -136,7 +136,7 @@ async def test_what_is_no_window_is_refused(
     tmp_path: Path, within: Any, code: str, words: str
 ) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         found = await rig.ask(T.ENQUEUE, FLOOR, [windowed(0, within)])
         assert found[0] == code and words in found[1], found
         assert await rig.tasks() == []
@@ -146,7 +146,7 @@ async def test_what_is_no_window_is_refused(
 
 async def test_a_refused_batch_gives_its_moments_back(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         rig.send(T.ENQUEUE, FLOOR, [windowed(60_000, 9_999)] * 10)
         intake = daemon.shard.engine.intake
         assert len(daemon.shard.core.open.placed) == 10
@@ -159,7 +159,7 @@ async def test_a_refused_batch_gives_its_moments_back(tmp_path: Path) -> None:
 
 async def test_every_occurrence_of_a_schedule_has_the_window(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         for name in ("one", "two", "three"):
             made = await rig.put(name, task={"within_ms": 2_000})
             assert made["task"] == {"within_ms": 2_000}
@@ -176,7 +176,7 @@ async def test_every_occurrence_of_a_schedule_has_the_window(tmp_path: Path) -> 
 
 async def test_a_reschedule_is_exact(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         (_, (task_id,), _) = await rig.ask(T.ENQUEUE, FLOOR, [windowed(60_000, 5_000)])
         assert await rig.ask(T.RESCHEDULE, [task_id], {"delay_ms": 90_000}) == (
             (task_id, "scheduled", NOW_MS + 90_000),
@@ -187,7 +187,7 @@ async def test_a_reschedule_is_exact(tmp_path: Path) -> None:
 
 async def test_the_load_is_what_stands_on_the_wheel(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         for delay_ms, count in ((5_000, 2), (65_000, 3), (DAY_MS, 4)):
             await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", delay_ms)] * count)
         found = await rig.ask(T.LOAD, {"steps": 3})
@@ -219,13 +219,13 @@ async def test_a_load_that_cannot_be_asked_for(
     tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     async with InProcess(tmp_path) as daemon:
-        code, message = await Rig(daemon).ask(T.LOAD, options)
+        code, message = await SchedulingRig(daemon).ask(T.LOAD, options)
         assert code == "bad_request" and words in message
 
 
 async def test_a_task_with_a_rule_for_its_key_has_its_window_too(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
-        rig = Rig(daemon)
+        rig = SchedulingRig(daemon)
         await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", 60_000)] * 50)
         task = windowed(60_000, 60_000, key="k", if_pending="keep")
         first = await rig.ask(T.ENQUEUE, FLOOR, [task])
