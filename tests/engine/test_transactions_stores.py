@@ -120,7 +120,7 @@ def on_redis(folder: Path, request: pytest.FixtureRequest) -> Callable[[], MakeS
 
     def new() -> MakeStore:
         server.call("FLUSHALL")
-        return lambda: RedisStore(options_from(server.url()))
+        return lambda: RedisStore(options_from(server.url("connect_ms=20000&call_ms=20000")))
 
     return new
 
