@@ -9,6 +9,7 @@ import stat
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +21,11 @@ from tickwheel.api.frames import FrameType as T
 from tickwheel.api.verb import Right
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.app import run
+from tickwheel.limits import Limits
 from tickwheel.server import tokens
 from tickwheel.server.logs import LINES_MAX
-from tickwheel.server.shard.guard import AUDITED, IDS_MAX, TEXT_LENGTH_MAX
+from tickwheel.server.shard.callers import Caller, Nobody
+from tickwheel.server.shard.guard import AUDITED, IDS_MAX, TEXT_LENGTH_MAX, AuditStage
 
 DAY_MS = 86_400_000
 SECRET = b"body-that-nobody-shall-see"
@@ -198,6 +201,19 @@ async def test_who_has_gone_is_in_it_all_the_same(rig: AccessRig) -> None:
     rig.store.go_on()
     await rig.until(lambda: len(lines(rig)) == 2)
     assert lines(rig)[1]["operation"] == "create_group"
+
+
+async def test_who_has_gone_before_another_process_answered_is_in_it() -> None:
+    written: list[dict[str, Any]] = []
+    log: Any = SimpleNamespace(write=written.append)
+    caller, answer = Caller(Nobody(), address="127.0.0.1:9"), asyncio.Future[Any]()
+    asked: Any = VERBS["delete_topic"].asked.checked({"topic": "t"}, Limits())
+    waiting = asyncio.ensure_future(AuditStage(log).awaited(caller, "delete_topic", asked, answer))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    [line] = written
+    assert (line["operation"], line["outcome"]) == ("delete_topic", "outcome_unknown")
 
 
 async def test_it_grows_to_its_limit_and_no_further(path: Path) -> None:

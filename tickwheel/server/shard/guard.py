@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from tickwheel.api.kinds import Ids, Letters
 from tickwheel.api.verb import Audit, Need, Of, Right, Verb
 from tickwheel.api.verbs import VERBS
-from tickwheel.errors import Forbidden, InternalError, TickwheelError, shown
+from tickwheel.errors import Forbidden, InternalError, OutcomeUnknown, TickwheelError, shown
 from tickwheel.log_writer import LogWriter
 from tickwheel.server import checks
 from tickwheel.server.shard.callers import PRINCIPALS_KEPT_MAX, Ask, Nobody, Principal, Topics
@@ -171,12 +171,16 @@ class AuditStage:
         self, caller: Caller, verb: str, request: Request, answer: Awaitable[Any]
     ) -> Any:
         """Return the answer of another process, with its line written first. Raises what ``answer``
-        raises."""
+        raises. Where nobody waits for the answer any more, the line says ``outcome_unknown``: the
+        other process may have done it."""
         if verb not in AUDITED:
             return await answer
         line = _Line(self._log, said_of(caller, verb, _named(request)))
         try:
             value = await answer
+        except asyncio.CancelledError:
+            line.ended(OutcomeUnknown.code)
+            raise
         except Exception as error:
             line.ended(error.code if isinstance(error, TickwheelError) else InternalError.code)
             raise
