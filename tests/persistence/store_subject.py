@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from tickwheel.model.kinds import Effects
-from tickwheel.persistence.contract import Handles, Opened, Small, Store
+from tickwheel.persistence.contract import Handles, Opened, Small, Store, StoreUnreachable
 
 OWNER = "tester"
+OPEN_S = 20.0
+"""How long ``open`` tries a server that a busy machine is slow to run, in seconds."""
 
 
 @dataclass
@@ -19,7 +22,17 @@ class Subject:
     n: int = 0
 
     async def open(self, owner: str = OWNER) -> Opened:
-        self.opened = await self.store.open(owner, 1_700_000_000_000)
+        """Open the store, as a daemon does: again while it cannot be reached, for ``OPEN_S``."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + OPEN_S
+        while True:
+            try:
+                self.opened = await self.store.open(owner, 1_700_000_000_000)
+                break
+            except StoreUnreachable:
+                if loop.time() > until_s:
+                    raise
+                await asyncio.sleep(0.1)
         self.n = self.opened.last_batch
         return self.opened
 
