@@ -46,6 +46,7 @@ from tickwheel.api.verbs import VERBS
 from tickwheel.client import Client
 from tickwheel.client.connection import Trust
 from tickwheel.client.merging import ask_in_parts, raise_first, status_of
+from tickwheel.client.producer import Partly
 from tickwheel.client.shards import AWAY, checked_basis
 from tickwheel.client.subscription import SubscribeOptions
 from tickwheel.client.tasks import FRAME_BYTES, merged_receipts, receipts, size_of
@@ -60,7 +61,7 @@ from tickwheel.errors import (
     from_wire,
 )
 from tickwheel.model.records import DEFAULT_GROUP
-from tickwheel.model.values import SHARD_BITS, shard_of
+from tickwheel.model.values import INTEGER_MAX, SHARD_BITS, shard_of
 from tickwheel.server import checks
 from tickwheel.server.http.api import Api
 from tickwheel.server.http.app import API_PREFIX
@@ -191,9 +192,36 @@ class Teller(Client):
         is_ruled = any(len(task) == 4 and "if_pending" in task[3] for task in tasks)
         return _stored(await producer.put(list(tasks), len(tasks), size, is_ruled=is_ruled))
 
+    async def put_each(self, tasks: tuple[Any, ...]) -> tuple[Any, ...] | list[Any]:
+        """``put`` for tasks of which each is taken or refused for itself: where some are refused,
+        the list of the answer or the error of each."""
+        try:
+            return await self.put(tasks)
+        except TickwheelError as error:
+            if len(tasks) == 1 or (error.retryable and not isinstance(error, Partly)):
+                raise
+            ends: list[Any] = error.receipts if isinstance(error, Partly) else [error] * len(tasks)
+        ends = [end if isinstance(end, TickwheelError) else _stored([end]) for end in ends]
+        # The daemon refuses a frame for one of its tasks: the others are asked for again.
+        again = [
+            index
+            for index, end in enumerate(ends)
+            if isinstance(end, TickwheelError) and not end.retryable
+        ]
+        answers = (self.put((tasks[index],)) for index in again)
+        for index, answer in zip(
+            again, await asyncio.gather(*answers, return_exceptions=True), strict=True
+        ):
+            ends[index] = answer
+        return ends
+
     def _checked_size(self, tasks: tuple[Any, ...]) -> int:
-        """How many bytes the tasks take in a frame, at most. Raises BadRequest, LimitExceeded."""
+        """How many bytes the tasks take in a frame, at most. Raises BadRequest, DueTooFar,
+        LimitExceeded."""
         limits, size = self.limits, size_of(tasks)
+        for index, task in enumerate(tasks):
+            if type(task[2]) is int and task[2] > INTEGER_MAX:  # a frame could not hold it
+                checks.due(task[2], None, f"tasks[{index}]", 0, limits)
         if not checks.array(tasks, "tasks", limits.tasks_per_frame_max):
             raise BadRequest("tasks has 0 elements; at least 1 is needed")
         if size + FRAME_BYTES > limits.frame_bytes_max:
@@ -265,8 +293,13 @@ class Teller(Client):
             return dict(said["before"])
         if "outcomes" in said:
             return merged_receipts(ids, said["outcomes"])
-        levels_ms = self._reconnector.delay_levels_ms
-        return receipts(tasks, ids, accepted_ms, levels_ms, said.get("dues_ms", ()))
+        made = receipts(tasks, ids, accepted_ms, self._reconnector.delay_levels_ms)
+        if "dues_ms" in said:  # None: the task has gone since
+            return [
+                one._replace(due_ms=due_ms)
+                for one, due_ms in zip(made, said["dues_ms"], strict=True)
+            ]
+        return made
 
     async def prepare(self, name: str, group: str, part: int, tasks: Any, options: Any) -> Any:
         """Keep half tasks, in the shard that the name is claimed for."""
@@ -324,6 +357,8 @@ class OfAll(Exchange):
         self.settings, self.limits = gateway.settings, gateway.limits
         self.clock = gateway.clock
         self._under_way: dict[Answer, asyncio.Task[None]] = {}
+        self._pulls = 0
+        """Pulls that wait for a delivery."""
         self._reads = asyncio.Event()
         """Set while somebody reads the stream."""
         self._reads.set()
@@ -371,6 +406,9 @@ class OfAll(Exchange):
     def enqueue(self, tasks: tuple[Any, ...]) -> Answer:
         return self._ask(lambda client: client.put(tasks))
 
+    def enqueue_each(self, tasks: tuple[Any, ...]) -> Answer:
+        return self._ask(lambda client: client.put_each(tasks))
+
     def enqueue_once(self, once: Once, tasks: tuple[Any, ...]) -> Answer:
         return self._ask(lambda client: client.put_once(*once, tasks))
 
@@ -388,7 +426,11 @@ class OfAll(Exchange):
 
         async def take(client: Teller) -> bytes:
             new: list[MadeGroup] = []
-            found = await client.take(topic, group, wish.most, wait_ms, options, new.append)
+            self._pulls += 1
+            try:
+                found = await client.take(topic, group, wish.most, wait_ms, options, new.append)
+            finally:
+                self._pulls -= 1
             if found:
                 # Leases of an answered pull last as long as the connection that it came by.
                 client.keep_for(lease_s)
@@ -492,6 +534,10 @@ class OfAll(Exchange):
         return answer
 
     # --- its life --------------------------------------------------------------------------------
+
+    @property
+    def only_waits(self) -> bool:
+        return self._pulls > 0 or super().only_waits
 
     def heard(self) -> None:
         """Do nothing: the shards hear what is settled."""

@@ -248,12 +248,32 @@ _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 
 
 def encode(frame: Iterable[Any]) -> bytes:
-    """One frame (a list or a tuple), or any part of one, as msgpack. ``BadRequest`` if it has
-    a value that msgpack cannot say."""
+    """One frame (a list or a tuple), or any part of one, as msgpack. Raises BadRequest, which names
+    the value, if msgpack cannot hold it."""
     try:
         return _pack(frame)  # type: ignore[no-any-return]  # msgpack has no annotations for it
     except (TypeError, ValueError, OverflowError) as problem:
-        raise BadRequest(f"cannot be encoded: {problem!s:.200}") from problem
+        culprit = _unencodable(frame)
+        raise BadRequest(f"{culprit}cannot be encoded: {problem!s:.200}") from problem
+
+
+def _unencodable(frame: Any) -> str:
+    """Return the first value in ``frame`` that msgpack cannot hold, with the key of the map that it
+    is in, and a blank after it; empty if each value by itself can be encoded."""
+    values = [("", frame)]
+    looked_into: set[int] = set()  # a list can hold itself
+    for key, value in values:
+        if isinstance(value, dict | list | tuple):
+            if id(value) not in looked_into:
+                looked_into.add(id(value))
+                inner = value.items() if isinstance(value, dict) else ((key, v) for v in value)
+                values += inner
+            continue
+        try:
+            _pack(value)
+        except (TypeError, ValueError, OverflowError):
+            return f"{key} {shown(value)} " if key else f"{shown(value)} "
+    return ""
 
 
 def encode_all(frames: Sequence[Any]) -> bytes:

@@ -158,6 +158,13 @@ def test_what_cannot_be_encoded_is_a_bad_request() -> None:
     assert Decoder(LIMIT).feed(encode((1, 2**64 - 1))) == [(1, 2**64 - 1)], "it goes on after it"
 
 
+def test_a_value_that_cannot_be_encoded_is_named() -> None:
+    with pytest.raises(BadRequest, match="^n 18446744073709551616 cannot be encoded: "):
+        encode((1, [("topic", b"", 0, {"properties": {"m": 1, "n": 2**64}})]))
+    with pytest.raises(BadRequest, match="^18446744073709551616 cannot be encoded: "):
+        encode((1, [("topic", b"", 2**64)]))
+
+
 # --- size ------------------------------------------------------------------------------------
 
 

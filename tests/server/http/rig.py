@@ -10,9 +10,18 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from support.shard_rig import ShardRig, Turns
+from tickwheel.client.connection import Connection
+from tickwheel.gateway import Gateway, Teller
+from tickwheel.inside import join
 from tickwheel.persistence.contract import Leader
 from tickwheel.server.http.api import Api
+from tickwheel.server.shard.callers import Principal
 from tickwheel.server.shard.operations import StandbyOperations
+from tickwheel.server.tcp.listener import Listener
+
+NOWHERE = "tcp://127.0.0.1:7355"
+"""An address that nobody connects to."""
+Door = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
 
 
 class Response:
@@ -40,7 +49,7 @@ class Request:
 
     def __init__(
         self,
-        api: Callable[[Any, Any, Any], Coroutine[Any, Any, None]],
+        api: Door,
         method: str,
         target: str,
         body: bytes | None,
@@ -137,6 +146,7 @@ class HttpRig(ShardRig):
         )
         self.api = Api(self.settings, standby, self.logins, self.observed)
         self.api.serve(self.operations)
+        self.door: Door = self.api
         return self
 
     def begin(
@@ -147,7 +157,7 @@ class HttpRig(ShardRig):
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
             named.setdefault("content-type", "application/json")
-        return Request(self.api, method, target, body, named, whole=whole)
+        return Request(self.door, method, target, body, named, whole=whole)
 
     async def call(self, method: str, target: str, body: Any = None, **headers: str) -> Response:
         return await self.begin(method, target, body, **headers).done()
@@ -157,6 +167,40 @@ class HttpRig(ShardRig):
         response = await self.call("POST", target, body, **headers)
         assert response.status in (200, 201), (response.status, response.body)
         return response.json
+
+
+class RigOfAll(HttpRig):
+    """The same, asked at the API of all shards, whose only one this is."""
+
+    async def start(self) -> RigOfAll:
+        await super().start()
+        settings = self.settings.model_copy(update={"listen": NOWHERE, "advertise": NOWHERE})
+        self.gateway = _Gateway(
+            settings, [settings], lambda shard: "", self.logins, self.shard.clock, self.observed,
+            self.notice,
+        )  # fmt: skip
+        self.gateway.listener = self.listener
+        self.gateway.start()
+        self.api, self.door = self.gateway._api, self.gateway
+        return self
+
+    async def stop(self) -> None:
+        await self.gateway.stop()
+        await super().stop()
+
+
+class _Gateway(Gateway):
+    """The API of all shards, whose clients need no socket."""
+
+    listener: Listener
+
+    def new_client(self, principal: Principal) -> Teller:
+        client = super().new_client(principal)
+        client._options.open_to = self._open_to
+        return client
+
+    async def _open_to(self, connection: Connection, address: Any, tls: Any) -> None:
+        join(asyncio.get_running_loop(), connection, self.listener(), "127.0.0.1")
 
 
 async def nothing(accept: str) -> tuple[bytes, str]:

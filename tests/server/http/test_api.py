@@ -209,6 +209,7 @@ def test_every_code_has_a_status_and_its_problem(code: str) -> None:
     )
 
 
+@pytest.mark.one_shard("it looks at the shard's callers, and the API of all keeps its client")
 async def test_what_should_not_happen_is_an_answer_and_is_logged(
     rig: HttpRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +283,7 @@ async def test_the_place_of_a_request_in_a_trace_is_what_w3c_tests(
     assert task["properties"]["ce-traceparent"] == stripped[0][1]
 
 
+@pytest.mark.one_shard("the daemon changes its role, or ends")
 async def test_a_daemon_that_stands_by_says_who_leads(rig: HttpRig) -> None:
     asked = rig.begin("POST", "/v1/topics/t/pull", {"wait_ms": 60_000})
     stream = rig.begin("GET", "/v1/topics/t/deliveries", accept="application/x-ndjson")
@@ -301,6 +303,7 @@ async def test_a_daemon_that_stands_by_says_who_leads(rig: HttpRig) -> None:
     assert not rig.shard.callers
 
 
+@pytest.mark.one_shard("the daemon changes its role, or ends")
 async def test_a_daemon_that_shuts_down_ends_what_waits_for_tasks_only(rig: HttpRig) -> None:
     asked = rig.begin("POST", "/v1/topics/t/pull", {"wait_ms": 60_000})
     await rig.settle()
@@ -439,6 +442,7 @@ def test_a_standby_has_what_the_routes_for_it_ask() -> None:
             assert all(hasattr(StandbyOperations, name) for name in route.operations)
 
 
+@pytest.mark.one_shard("it counts the turns of the loop until an answer or an end is there")
 async def test_requests_are_counted(rig: HttpRig) -> None:
     seen = rig.api._observed
     waiting = rig.begin("POST", "/v1/topics/t/pull", {"wait_ms": 60_000})

@@ -66,6 +66,7 @@ async def test_an_error_that_ends_the_stream_names_the_line_where_it_ended(rig: 
     assert (last["code"], last["line"]) == ("body_too_large", 3)
 
 
+@pytest.mark.one_shard("it counts the turns of the loop until an answer or an end is there")
 async def test_answers_come_before_the_last_line_was_sent(rig: HttpRig) -> None:
     stream = begin(rig)
     whole = lines({"topic": "t", "body": "1"})
@@ -131,6 +132,7 @@ async def test_a_client_that_does_not_read_its_answers_is_not_read_from(rig: Htt
     assert len((await stream.done()).lines) == 25_000
 
 
+@pytest.mark.one_shard("it looks at the shard's callers, and the API of all keeps its client")
 async def test_a_client_that_goes_leaves_whole_lines_behind(rig: HttpRig) -> None:
     stream = begin(rig)
     stream.send(lines({"topic": "t"}) + b'{"topic":')

@@ -100,6 +100,7 @@ async def test_a_lease_that_is_over_gives_the_task_to_the_next(rig: HttpRig) -> 
     assert stale == {"results": ["stale"]}
 
 
+@pytest.mark.one_shard("it counts the turns of the loop until an answer or an end is there")
 async def test_a_client_that_goes_while_its_pull_waits_takes_nothing_along(rig: HttpRig) -> None:
     await pull(rig)
     asked = rig.begin("POST", PULL, {"group": "g", "wait_ms": 60_000})
@@ -111,6 +112,7 @@ async def test_a_client_that_goes_while_its_pull_waits_takes_nothing_along(rig: 
     assert len(await pull(rig)) == 1
 
 
+@pytest.mark.one_shard("it counts the turns of the loop until an answer or an end is there")
 async def test_a_client_that_does_not_get_its_answer_loses_the_lease_soon(rig: HttpRig) -> None:
     await pull(rig)
     asked = rig.begin("POST", PULL, {"group": "g", "wait_ms": 60_000, "lease_ms": 60_000})
@@ -193,6 +195,7 @@ async def test_a_list_of_nothing_is_a_mistake(rig: HttpRig, path: str, field: st
 # --- streams -------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_shard("it counts the turns of the loop until an answer or an end is there")
 async def test_a_stream_has_so_many_deliveries_as_it_has_credit_for(rig: HttpRig) -> None:
     stream = rig.begin("GET", STREAM)
     await stream.until(lambda response: response.body)
@@ -219,6 +222,7 @@ async def test_a_stream_of_lines(rig: HttpRig) -> None:
     await stream.done()
 
 
+@pytest.mark.one_shard("it counts the turns of the loop until an answer or an end is there")
 async def test_the_deliveries_of_a_stream_that_ends_come_back_soon(rig: HttpRig) -> None:
     stream = rig.begin("GET", STREAM + "&lease_ms=60000")
     await enqueue(rig, "1")
@@ -302,6 +306,7 @@ async def test_a_broadcast_has_nothing_to_settle(rig: HttpRig) -> None:
     await stream.done()
 
 
+@pytest.mark.one_shard("it counts the turns of the loop until an answer or an end is there")
 async def test_a_stream_ends_with_the_reason_when_its_group_is_deleted(rig: HttpRig) -> None:
     stream = rig.begin("GET", STREAM, accept="application/x-ndjson")
     await stream.until(lambda response: response.body)
@@ -324,6 +329,7 @@ async def test_a_stream_ends_with_the_reason_when_its_group_is_deleted(rig: Http
         ("broadcast=true&group=g", "no group"),
     ],
 )
+@pytest.mark.one_shard("it looks at the shard's callers, and the API of all keeps its client")
 async def test_a_wrong_question_is_a_problem_and_no_stream(
     rig: HttpRig, query: str, text: str
 ) -> None:

@@ -102,6 +102,7 @@ async def test_a_page_of_transactions_looks_at_what_it_shows(
     assert ([one["id"] for one in page["transactions"]], page["next"]) == (["x99"], None)
 
 
+@pytest.mark.one_shard("a trial of all shards is one part")
 async def test_a_trial_goes_on_where_its_part_before_ended(rig: HttpRig) -> None:
     await dead(rig, 2)
     tasks = [{"topic": "t", "delay_ms": 9_000, "properties": {"n": n}} for n in range(5)]

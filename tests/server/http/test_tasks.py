@@ -327,6 +327,7 @@ async def test_two_payloads_at_once_under_one_key_are_not_both_taken(
     assert again.status == 422
 
 
+@pytest.mark.one_shard("a client asks again while the daemon drains")
 async def test_a_key_is_free_again_when_its_first_payload_was_refused(rig: HttpRig) -> None:
     task = {"topic": "t", "key": "k", "if_pending": "keep"}
     rig.store.stall()
@@ -356,6 +357,7 @@ async def test_a_resend_of_what_is_not_durable_yet_waits_with_it(rig: HttpRig) -
     assert three == (await one.done()).json and rig.core.tasks == 2
 
 
+@pytest.mark.one_shard("it counts sessions, and the client of the API of all has one")
 async def test_a_refused_request_leaves_its_key_free(rig: HttpRig) -> None:
     wrong = await rig.call("POST", "/v1/tasks", {"topic": "no topic"}, idempotency_key="a")
     assert wrong.status == 400

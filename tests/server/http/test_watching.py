@@ -169,6 +169,7 @@ async def test_one_look_serves_all_who_watch(rig: HttpRig) -> None:
     assert (await overview(rig))["counts"]["scheduled"] == 1
 
 
+@pytest.mark.one_shard("it counts the turns of the loop until an answer or an end is there")
 async def test_a_stream_begins_at_once_and_ends_with_the_reason(rig: HttpRig) -> None:
     asked = rig.begin("GET", "/v1/overview/stream?every_ms=500")
     await asked.until(lambda response: response.sent)

@@ -2,9 +2,8 @@
 (NDJSON), of which each line is a task, and is answered by a line.
 
 Lines that came together are one request to the operations; the next ones are read while those are
-committed. The answers come in the order of the lines. When a line of a request is refused, its
-lines are asked for one by one, so that each has its own answer. Nothing waits for the end: a client
-may send for hours, and reads as it goes.
+committed. The answers come in the order of the lines, and each line has its own. Nothing waits for
+the end: a client may send for hours, and reads as it goes.
 
 Bounded: ``LINES_MAX`` lines a request and ``UNDER_WAY_MAX`` requests of which the answers are not
 written; a client that does not read its answers is not read from any more.
@@ -301,7 +300,7 @@ class Bulk:
             failed = error
         while self._under_way:
             await self._answer_first()
-        last = b"" if failed is None else _line(failed, self._read + 1)
+        last = b"" if failed is None else _answer_line((self._read + 1, None), failed) + b"\n"
         await call.piece(last, more=False)
 
     async def _take(self, part: bytes) -> None:
@@ -365,20 +364,14 @@ class Bulk:
             await self._put(good)
 
     async def _put(self, lines: list[Line]) -> None:
-        """Enqueue the tasks of these lines, together if possible."""
-        answer = self._ask(lines)
-        if isinstance(answer, TickwheelError) and len(lines) > 1 and not answer.retryable:
-            for one in lines:
-                await self._add([one], self._ask([one]))
-        else:
-            await self._add(lines, answer)
-
-    def _ask(self, lines: list[Line]) -> _Future | TickwheelError:
+        """Enqueue the tasks of these lines."""
         tasks = tuple(one.task for _, one in lines if one is not None)
+        answer: _Future | TickwheelError
         try:
-            return self._call.exchange.enqueue(tasks)
+            answer = self._call.exchange.enqueue_each(tasks)
         except TickwheelError as error:
-            return error
+            answer = error
+        await self._add(lines, answer)
 
     async def _add(self, lines: list[Line], answer: _Future | TickwheelError) -> None:
         self._under_way.append((lines, answer))
@@ -396,15 +389,25 @@ class Bulk:
         try:
             if isinstance(answer, TickwheelError):
                 raise answer
-            found = kept(await answer, [one for _, one in lines if one is not None])
+            found = await answer
         except TickwheelError as error:
-            await self._call.piece(b"".join(_line(error, number) for number, _ in lines))
-            return
-        await self._call.piece(b"\n".join(found.lines()) + b"\n")
+            found = [error] * len(lines)
+        if isinstance(found, list):
+            written = [_answer_line(line, end) for line, end in zip(lines, found, strict=True)]
+        else:
+            written = kept(found, [one for _, one in lines if one is not None]).lines()
+        await self._call.piece(b"\n".join(written) + b"\n")
 
 
-def _line(error: TickwheelError, number: int) -> bytes:
-    return as_json({"error": problem_line(error, number)}) + b"\n"
+def _answer_line(line: Line, end: Any) -> bytes:
+    """Return the answer to a line, whose task was taken with the answer ``end`` or is refused with
+    the error ``end``."""
+    number, given = line
+    if isinstance(end, TickwheelError):
+        return as_json({"error": problem_line(end, number)})
+    if isinstance(end, BaseException) or given is None:
+        raise end
+    return kept(end, [given]).lines()[0]
 
 
 def _numbers(data: bytes, first: int) -> list[int]:

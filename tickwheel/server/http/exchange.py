@@ -123,6 +123,11 @@ class Exchange(ABC):
         """Enqueue tasks, all or none."""
 
     @abstractmethod
+    def enqueue_each(self, tasks: tuple[Any, ...]) -> Answer:
+        """Enqueue tasks, each of them taken or refused for itself. The answer is that of
+        ``enqueue``; where some are refused, the list of the answer or the error of each."""
+
+    @abstractmethod
     def enqueue_once(self, once: Once, tasks: tuple[Any, ...]) -> Answer:
         """Enqueue tasks unless the same request has done so."""
 
@@ -223,6 +228,22 @@ class OfShard(Exchange):
     def enqueue(self, tasks: tuple[Any, ...]) -> Answer:
         enqueue, caller, now = self._verbs.enqueue, self.caller, self.clock.read()
         return self._act(lambda number: enqueue(caller, number, 0, tasks, now))
+
+    def enqueue_each(self, tasks: tuple[Any, ...]) -> Answer:
+        try:
+            return self.enqueue(tasks)
+        except TickwheelError as error:
+            if len(tasks) == 1 or error.retryable:
+                raise
+        return asyncio.gather(*map(self._enqueue_alone, tasks), return_exceptions=True)
+
+    def _enqueue_alone(self, task: Any) -> Answer:
+        try:
+            return self.enqueue((task,))
+        except TickwheelError as error:
+            refused: Answer = asyncio.get_running_loop().create_future()
+            refused.set_exception(error)
+            return refused
 
     def enqueue_once(self, once: Once, tasks: tuple[Any, ...]) -> Answer:
         act, now = self._verbs.enqueue_once, self.clock.read()
