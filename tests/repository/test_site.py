@@ -140,7 +140,7 @@ def test_the_decisions_are_listed_in_order() -> None:
 
 def test_one_figure_for_the_memory_of_a_pending_task() -> None:
     readme, operations = ((ROOT / name).read_text() for name in ("README.md", "docs/operations.md"))
-    (figure,) = set(re.findall(r"(\d+) bytes of memory a pending task", readme))
+    (figure,) = set(re.findall(r"(\d+) bytes of memory per pending task", readme))
     assert f"{figure} bytes in memory, its body on disk" in readme
     assert f"With SQLite {figure} bytes for each pending task" in operations
     for text in (readme, operations, (ROOT / "ARCHITECTURE.md").read_text()):
