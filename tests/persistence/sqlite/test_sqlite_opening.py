@@ -158,13 +158,20 @@ class TestLock:
             "asyncio.run(SqliteStore(sys.argv[1]).open('parent', 0))\n"
             "if os.fork() == 0:\n"
             "    print('forked', flush=True)\n"
-            "    sys.stdin.read()\n"
+            "    os.read(int(sys.argv[2]), 1)\n"
             "    os._exit(0)\n"
             "sys.stdin.readline()\n"
             "os._exit(0)\n"
         )
-        command = [sys.executable, "-c", code, str(path)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        end, of_test = os.pipe()  # the child lives until it is closed
+        command = [sys.executable, "-c", code, str(path), str(end)]
+        with (
+            os.fdopen(end, "rb"),
+            os.fdopen(of_test, "wb"),
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[end]
+            ) as parent,
+        ):
             assert parent.stdin
             assert parent.stdout
             assert parent.stdout.readline() == b"forked\n"
@@ -173,7 +180,7 @@ class TestLock:
             parent.stdin.write(b"\n")
             parent.stdin.flush()
             assert parent.wait() == 0
-            store = SqliteStore(str(path))  # the child lives until its input ends
+            store = SqliteStore(str(path))
             await store.open("me", 0)
             await store.close(clean=True)
 
