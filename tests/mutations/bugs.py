@@ -218,7 +218,7 @@ DELIVERED = (
     Bug(
         "retry-time-forgotten",
         "a nack's delay is over with the process",
-        {"Recovery._standing": (condition("WAITING", "False"),)},
+        {"Recovery._restore_progress": (condition("WAITING", "False"),)},
         (PROMISES + "a_task_that_was_nacked_keeps_its_time_over_a_kill",),
     ),
     Bug(
@@ -374,7 +374,7 @@ OWED = (
     Bug(
         "a-restart-forgets-key-holders",
         "what waits for a retry is not the holder of its key",
-        {"Recovery._standing": (dropped("claim"),)},
+        {"Recovery._restore_progress": (dropped("claim"),)},
         (ORDERING + "a_held_key_waits_for_an_operator[release-crash]",),
     ),
     Bug(
