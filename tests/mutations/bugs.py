@@ -464,7 +464,7 @@ OWED = (
         "a task that is with the store counts as nothing: two of a key become pending",
         {
             "Coalescer.wanted": (without("_is_landing"),),
-            "Coalescer._one": (dropped("_is_landing"),),
+            "Coalescer._plan_task": (dropped("_is_landing"),),
         },
         (COALESCING_MODEL,),
         usual=True,
