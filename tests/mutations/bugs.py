@@ -415,7 +415,7 @@ OWED = (
     Bug(
         "a-replay-is-no-owner",
         "what a replay has not reached ends with the last group that had it",
-        {"Ownership._goes_on": (condition("heirs", "True"),)},
+        {"Ownership._goes_on": (condition("claiming", "True"),)},
         (
             OWNERSHIP + "what_a_replay_has_not_reached_outlives_its_other_groups",
             "tests/engine/test_ownership_model.py::TestOwnershipAtLength",

@@ -660,8 +660,8 @@ class Coalescer:
     def _overtake(
         self, plan: _Plan, same_key: Iterable[TaskSnapshot], rule: Coalescing, newest: _New | _Old
     ) -> None:
-        """Plan that ``newest`` replaces tasks that are not pending but can still be delivered again:
-        they are in flight, or a group has finished them."""
+        """Plan that ``newest`` replaces tasks that are in flight, or that a group has finished, and
+        that could be delivered again."""
         for snapshot in same_key:
             if not self.is_pending(snapshot, rule) and not self._control.gives_way(snapshot):
                 plan.overtaken.setdefault(snapshot.row.id, (snapshot, newest))
