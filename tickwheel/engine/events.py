@@ -238,8 +238,8 @@ class Ledger:
                 hold_intervals.cut(Cause.DAEMON_DOWN, now_ms)
 
     def waits_for_connection(self, group: Group, now_ms: int) -> None:
-        """Note that a broadcast subscription, with ``group`` as its placeholder, has a due task that
-        its connection does not accept."""
+        """Note that a broadcast subscription has a due task that its connection does not accept.
+        ``group`` is the subscription's placeholder."""
         if group.hold_intervals is None:
             group.hold_intervals = HoldIntervals()
         if group.hold_intervals.current is None:

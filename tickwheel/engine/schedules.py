@@ -312,7 +312,7 @@ class _Decision:
         self.note(Run(newest_ms, self._now_ms, MISSED, occurrences=count))
 
     def take(self, planned_ms: int) -> bool:
-        """Decide an occurrence. Return False if the schedule's last task must be cancelled first."""
+        """Decide an occurrence. Return False if the last task must be cancelled first."""
         overlap = self.row.schedule.overlap
         overlaps = overlap != "allow" and (self._unfinished or self.fired)
         if not overlaps:
