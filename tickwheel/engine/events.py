@@ -260,7 +260,7 @@ class Ledger:
             return Cause.NO_SUBSCRIBER
         if group in self._throttled:
             return Cause.RATE
-        if any(one.credit > 0 for one in group.able):
+        if any(subscriber.credit > 0 for subscriber in group.able):
             return None
         cause = _without_credit(group.subscribers)
         if cause is Cause.NO_CREDIT and (group.topic.name, group.name) in self._targets:
@@ -311,20 +311,20 @@ class Ledger:
             all_late = traits.count(PLAIN) == len(traits)
         if all_late and (cause := same(cause_of)) is not None:
             return cause
-        found: list[Cause | None] = [None] * len(items)
+        by_index: list[Cause | None] = [None] * len(items)
         first_ones = [i for i, (row, n, _) in enumerate(items) if n == 1 and row[1] < due_before_ms]
         fresh: list[int] = []
         in_line: list[int] = []
         for index in first_ones:
             lease = group.flight.get(items[index][0][0])
             (in_line if lease is not None and lease.traits.waited else fresh).append(index)
-        _fill(found, fresh, cause_of)
+        _fill(by_index, fresh, cause_of)
         if group.key_intervals:
             for index in in_line:
-                found[index] = cause_in_line(index)
+                by_index[index] = cause_in_line(index)
         else:
-            _fill(found, in_line, cause_in_line)
-        return found
+            _fill(by_index, in_line, cause_in_line)
+        return by_index
 
 
 def _of_keys(group: Group, task_id: int) -> list[HoldIntervals]:
@@ -338,7 +338,7 @@ def _of_keys(group: Group, task_id: int) -> list[HoldIntervals]:
 
 
 def _fill(
-    found: list[Cause | None], indexes: Sequence[int], cause_of: Callable[[int], Cause]
+    by_index: list[Cause | None], indexes: Sequence[int], cause_of: Callable[[int], Cause]
 ) -> None:
     """Set the cause at each of ``indexes``, calling ``cause_of`` for few of them."""
     if not indexes:
@@ -346,22 +346,25 @@ def _fill(
     first, last = cause_of(indexes[0]), cause_of(indexes[-1])
     if first is last or len(indexes) <= 2:
         for index in indexes:
-            found[index] = first
-        found[indexes[-1]] = last
+            by_index[index] = first
+        by_index[indexes[-1]] = last
         return
     half = len(indexes) // 2
-    _fill(found, indexes[:half], cause_of)
-    _fill(found, indexes[half:], cause_of)
+    _fill(by_index, indexes[:half], cause_of)
+    _fill(by_index, indexes[half:], cause_of)
 
 
 def _without_credit(subscribers: Iterable[Subscriber]) -> Cause:
     """Return the cause if no subscriber has credit. Only a sample is examined, because there can be
     thousands."""
     cause = Cause.LEASE_OVER
-    for one in islice(subscribers, SUBSCRIBERS_LOOKED_AT):
-        if one.presence.doubted:
+    for subscriber in islice(subscribers, SUBSCRIBERS_LOOKED_AT):
+        if subscriber.presence.doubted:
             continue
-        if not one.blocked and one.prefetch - one.outstanding + one.unconfirmed > 0:
+        if (
+            not subscriber.blocked
+            and subscriber.prefetch - subscriber.outstanding + subscriber.unconfirmed > 0
+        ):
             return Cause.STORE  # its settled deliveries are not durable yet
         cause = Cause.NO_CREDIT
     return cause

@@ -115,13 +115,13 @@ class Table:
     def find(self, place: int) -> list[int]:
         """Return the ids of a place, in no order."""
         bucket, wanted = self._bucket(place), _place(place)
-        found: list[int] = []
+        ids: list[int] = []
         at = _index(bucket, wanted)
         while at >= 0:
             end = at + ENTRY_BYTES
-            found.append(int.from_bytes(bucket[at + PLACE_BYTES : end], "little"))
+            ids.append(int.from_bytes(bucket[at + PLACE_BYTES : end], "little"))
             at = _index(bucket, wanted, end)
-        return found
+        return ids
 
     def reserve(self, count: int) -> None:
         """Divide buckets in advance for a total of ``count`` pairs, a bounded number per call."""

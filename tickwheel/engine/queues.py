@@ -252,13 +252,13 @@ class ReadyQueue:
 
     def priorities(self, ids: Sequence[int]) -> dict[int, int]:
         """Return id → priority for the ids taken last."""
-        found = dict.fromkeys(ids, 0)
+        by_id = dict.fromkeys(ids, 0)
         at = 0
         for priority, count in self._runs:
             if priority:
-                found.update(dict.fromkeys(ids[at : at + count], priority))
+                by_id.update(dict.fromkeys(ids[at : at + count], priority))
             at += count
-        return found
+        return by_id
 
     def put_back(self, ids: Sequence[int]) -> None:
         """Put the tail of the ids taken last back to the front of their levels."""
@@ -534,9 +534,9 @@ class Order:
         return self._alone(mark) if queue is None else queue.head
 
     def _alone(self, mark: int) -> int:
-        found = self._few.get(mark)
-        if found is not None:
-            return found
+        head = self._few.get(mark)
+        if head is not None:
+            return head
         return (self._many.find(mark & _MASK) or (0,))[0] if len(self._many) else 0
 
     def claim(self, mark: int, task_id: int) -> bool:
@@ -619,13 +619,13 @@ class Order:
         queue = self.queues.get(mark)
         if queue is None:
             return False
-        found = queue.drop(task_id, due_ms, self.places)
+        was_queued = queue.drop(task_id, due_ms, self.places)
         self.places.pop(task_id, None)
-        if found:
+        if was_queued:
             self.waiting -= 1
             if not queue.waiting:
                 self._shrink(mark, queue)
-        return found
+        return was_queued
 
     def park(self, mark: int, head: int, due_ms: int, place: int) -> None:
         """Put the head back into the queue of its key, which then has no holder."""
@@ -693,9 +693,9 @@ class Order:
 
     def _forget(self, mark: int) -> int:
         """Free a key without a queue, and return its head."""
-        found = self._few.pop(mark, None)
-        if found is not None:
-            return found
+        head = self._few.pop(mark, None)
+        if head is not None:
+            return head
         return (self._many.take(mark & _MASK) or [0])[0] if len(self._many) else 0
 
     def pop_some(self, limit: int) -> list[int]:
@@ -799,10 +799,10 @@ class KeyPartitions(Generic[M]):
             if best is not None and best[1] is member:
                 self._best[partition] = max(
                     (
-                        (hash((partition, number, "partition")), one)
-                        for one, number in self._members.items()
+                        (hash((partition, number, "partition")), other)
+                        for other, number in self._members.items()
                     ),
-                    key=lambda found: found[0],
+                    key=lambda pair: pair[0],
                     default=None,
                 )
 
@@ -816,6 +816,6 @@ class KeyPartitions(Generic[M]):
         members = self._members
         owners = [None if best is None else best[1] for best in self._best]
         return [
-            None if not mark else one if one in members else owners[mark % PARTITIONS]
-            for mark, one in zip(marks, map(known.get, marks), strict=True)
+            None if not mark else member if member in members else owners[mark % PARTITIONS]
+            for mark, member in zip(marks, map(known.get, marks), strict=True)
         ]

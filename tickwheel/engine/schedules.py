@@ -81,26 +81,26 @@ class Schedules:
     def put(self, schedule: Schedule, table: Timetable, now_ms: int) -> str:
         """Create or change a schedule. Return "created", "updated" or "unchanged". A new timing
         begins after ``now_ms``; earlier runs still count."""
-        known = self._schedule_heap.known.get(schedule.name)
-        if known is None:
+        existing = self._schedule_heap.known.get(schedule.name)
+        if existing is None:
             row = ScheduleRow(schedule, next_ms=table.after(now_ms))
             planned = self._schedule_heap.known[schedule.name] = Planned(row, table)
             self._changed(planned, row, PUT)
             return "created"
-        before = known.row
+        before = existing.row
         if before.schedule == schedule:
             return "unchanged"
         next_ms = before.next_ms
         if _timing(before.schedule) != _timing(schedule):
             next_ms = table.after(now_ms)
-        known.table = table
+        existing.table = table
         if schedule.runs_max is not None and before.runs >= schedule.runs_max:
             next_ms = None
         elif next_ms is None:
             next_ms = table.after(now_ms)
         queued_ms = before.queued_ms if schedule.overlap == "queue_one" else None
         row = before._replace(schedule=schedule, next_ms=next_ms, queued_ms=queued_ms)
-        self._changed(known, row, PUT, same_body=schedule.body == before.schedule.body)
+        self._changed(existing, row, PUT, same_body=schedule.body == before.schedule.body)
         return "updated"
 
     def pause(self, planned: Planned, *, paused: bool) -> None:

@@ -155,22 +155,22 @@ class Session:
     def changes(self) -> dict[SessionKey, SessionRow | None]:
         """Return the changed rows for the batch that is being sealed: new answers with the floor,
         and None for rows whose answers the client has all received."""
-        found: dict[SessionKey, SessionRow | None] = {}
+        changes: dict[SessionKey, SessionRow | None] = {}
         answers, rows = self.answers, self._rows
         fresh = sorted(dict.fromkeys(request for request in self._fresh if request in answers))
         self._fresh = []
         while fresh and rows and rows[0][0] < self.floor:
-            found[self.key, heappop(rows)[1]] = None
+            changes[self.key, heappop(rows)[1]] = None
         late = bisect(fresh, self._written)
         for request in fresh[:late]:
-            found[self.key, request] = self._row((request,))
+            changes[self.key, request] = self._row((request,))
             heappush(rows, (request, request))
         if late < len(fresh):
             fresh = fresh[late:]
-            found[self.key, fresh[0]] = self._row(fresh)
+            changes[self.key, fresh[0]] = self._row(fresh)
             heappush(rows, (fresh[-1], fresh[0]))
             self._written = fresh[-1]
-        return found
+        return changes
 
     def _row(self, requests: Iterable[int]) -> SessionRow:
         answers = tuple(map(self.answers.__getitem__, requests))
@@ -187,7 +187,7 @@ class Session:
             if first < self.floor:
                 heappush(self._rows, (first, first))
             return first < self.floor
-        self._rows = [one for one in self._rows if one[1] != first]
+        self._rows = [span for span in self._rows if span[1] != first]
         heapify(self._rows)
         self._written = max((last for last, _ in self._rows), default=0)
         self._fresh += [answer[0] for answer in row.answers]
@@ -291,8 +291,8 @@ class Sessions:
                 return None
             self._looked_ms = now_ms
             idle = ((s.seen_ms, s.key) for s in self._all.values() if not s.connections)
-            found = nsmallest(UNUSED_KEPT, (one for one in idle if one[0] < limit))
-            self._found_many = len(found) == UNUSED_KEPT
-            self._unused = [(key, seen_ms) for seen_ms, key in reversed(found)]
-            if not found:
+            unused = nsmallest(UNUSED_KEPT, (entry for entry in idle if entry[0] < limit))
+            self._found_many = len(unused) == UNUSED_KEPT
+            self._unused = [(key, seen_ms) for seen_ms, key in reversed(unused)]
+            if not unused:
                 return None

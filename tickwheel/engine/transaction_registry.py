@@ -246,8 +246,12 @@ class TransactionRegistry:
 
     def durable(self, name: str) -> Transaction | None:
         """Return the transaction in its durable state, or None."""
-        found = self.known.get(name)
-        return found if found is None or found.staged is None else found.staged.transactions[name]
+        transaction = self.known.get(name)
+        return (
+            transaction
+            if transaction is None or transaction.staged is None
+            else transaction.staged.transactions[name]
+        )
 
     def listed(self, after: str, state: TransactionState | None) -> Iterator[str]:
         """Yield the names after ``after``, in order, of durable transactions in ``state``, or of
@@ -269,27 +273,27 @@ class TransactionRegistry:
         rollbacks)."""
         committed = rolled_back = 0
         for name, before in batch.transactions.items():
-            found = self.known.get(name)
+            transaction = self.known.get(name)
             if before is not None:
                 self._listed[before.row.state].discard(name)
-            if found is None or found.staged is not batch:
+            if transaction is None or transaction.staged is not batch:
                 continue  # it was forgotten, and its name can be in use again
-            self._listed[found.row.state].add(name)
-            found.staged = None
-            self.arm(found)
-            if found.is_returned:
-                found.is_returned = False
+            self._listed[transaction.row.state].add(name)
+            transaction.staged = None
+            self.arm(transaction)
+            if transaction.is_returned:
+                transaction.is_returned = False
                 self.returning[name] = None
             if before is None or not before.row.state.is_decided:
-                committed += found.row.state is TransactionState.COMMITTED
-                rolled_back += found.row.state is TransactionState.ROLLED_BACK
+                committed += transaction.row.state is TransactionState.COMMITTED
+                rolled_back += transaction.row.state is TransactionState.ROLLED_BACK
         return committed, rolled_back
 
     def undo(self, batch: Changes) -> None:
         """Restore the former states of the transactions that a refused batch changed."""
         for name, before in batch.transactions.items():
-            found = self.known.get(name)
-            if found is None or found.staged is batch:
+            transaction = self.known.get(name)
+            if transaction is None or transaction.staged is batch:
                 self.put(name, before)
 
     # --- times -----------------------------------------------------------------------------
@@ -325,10 +329,10 @@ class TransactionRegistry:
         while self.returning:
             name = next(iter(self.returning))
             del self.returning[name]
-            found = self.known.get(name)
-            if found is None or not found.row.waits_for_members:
+            transaction = self.known.get(name)
+            if transaction is None or not transaction.row.waits_for_members:
                 continue
-            if found.staged is None:
-                return found
-            found.is_returned = True  # it is asked about when the batch is durable
+            if transaction.staged is None:
+                return transaction
+            transaction.is_returned = True  # it is asked about when the batch is durable
         return None

@@ -87,15 +87,15 @@ class Transactions:
     ) -> None:
         """Store half tasks. ``address`` gets an answer without ids when they are durable. A known
         part is not stored again. ``owner`` is the owner of a transaction that begins now."""
-        found = self._registry.known.get(name)
-        if found is None or part not in found.parts:
+        transaction = self._registry.known.get(name)
+        if transaction is None or part not in transaction.parts:
             prepared = Halves(name, part, now_ms, halves)
-            self._prepare(found, group, prepared, address, now_ms, mono_ms, owner)
+            self._prepare(transaction, group, prepared, address, now_ms, mono_ms, owner)
         self._core.open.staged.append((address, None, (request, 0, 0, now_ms)))
 
     def _prepare(
         self,
-        found: Transaction | None,
+        transaction: Transaction | None,
         group: str,
         halves: Halves,
         address: ReplySink,
@@ -106,17 +106,17 @@ class Transactions:
         name, check_ms = halves.transaction, mono_ms + self._core.config.transaction_check_ms
         size_bytes = sum(half.size_bytes for half in halves.halves)
         self._intake.stage_bytes(size_bytes + len(halves.halves) * ROW_OVERHEAD_BYTES)
-        if found is None:
+        if transaction is None:
             row = TransactionRow(name, group, _OPEN, now_ms, now_ms, owner=owner)
-            found = Transaction(row, {}, check_ms)
+            transaction = Transaction(row, {}, check_ms)
             self._core.open.transactions.setdefault(name, None)
-            found.staged = self._core.open
-            self._registry.put(name, found)
+            transaction.staged = self._core.open
+            self._registry.put(name, transaction)
         else:
-            self._stage(found)
-        self._registry.add_part(found, halves)
-        found.check_ms = check_ms
-        row = found.row
+            self._stage(transaction)
+        self._registry.add_part(transaction, halves)
+        transaction.check_ms = check_ms
+        row = transaction.row
         row = row._replace(
             state=_OPEN,
             touched_ms=now_ms,
@@ -129,7 +129,7 @@ class Transactions:
             reached=Reach.NOBODY,
         )
         self._core.open.effects.put(TRANSACTION, halves)
-        self._write(found, row)
+        self._write(transaction, row)
         self._note(address, row, PREPARED, now_ms, halves)
 
     def commit(
@@ -188,33 +188,33 @@ class Transactions:
         """Ask about up to ``limit`` transactions whose time has come or for which a member has
         connected. Return whether to call again at once."""
         for _ in range(limit):
-            found = self._registry.pop_returning()
-            if found is not None:
-                self._ask_again(found, now_ms, mono_ms, ask)
+            transaction = self._registry.pop_returning()
+            if transaction is not None:
+                self._ask_again(transaction, now_ms, mono_ms, ask)
                 continue
-            found = self._registry.pop(mono_ms)
-            if found is None:
+            transaction = self._registry.pop(mono_ms)
+            if transaction is None:
                 return False
-            self._ask_in_time(found, now_ms, mono_ms, ask)
+            self._ask_in_time(transaction, now_ms, mono_ms, ask)
         return True
 
-    def _ask_in_time(self, found: Transaction, now_ms: int, mono_ms: int, ask: Ask) -> None:
-        row = found.row
+    def _ask_in_time(self, transaction: Transaction, now_ms: int, mono_ms: int, ask: Ask) -> None:
+        row = transaction.row
         if row.checks >= self._core.config.transaction_checks_max:
-            self._stage(found)
-            self._write(found, row._replace(state=_PARKED))
+            self._stage(transaction)
+            self._write(transaction, row._replace(state=_PARKED))
             self._core.totals.transactions_parked += 1
-            self._note(None, found.row, PARKED, now_ms)
+            self._note(None, transaction.row, PARKED, now_ms)
             return
         reached = ask(row, Reach.NOBODY)
         asked = row.asked + (reached > Reach.NOBODY)
         row = row._replace(checks=row.checks + 1, asked=asked, reached=reached)
-        self._checked(found, row, now_ms, mono_ms)
+        self._checked(transaction, row, now_ms, mono_ms)
 
-    def _ask_again(self, found: Transaction, now_ms: int, mono_ms: int, ask: Ask) -> None:
+    def _ask_again(self, transaction: Transaction, now_ms: int, mono_ms: int, ask: Ask) -> None:
         """Ask a member that has connected about a transaction whose last check did not reach its
         owner. Nothing changes if the member is not closer."""
-        row = found.row
+        row = transaction.row
         reached = ask(row._replace(checks=row.checks - 1), row.reached)  # the row of the last check
         if reached <= row.reached:
             return
@@ -223,14 +223,16 @@ class Transactions:
         else:
             asked = row.asked + (row.reached is Reach.NOBODY)
             row = row._replace(asked=asked, reached=reached)
-        self._checked(found, row, now_ms, mono_ms)
+        self._checked(transaction, row, now_ms, mono_ms)
 
-    def _checked(self, found: Transaction, row: TransactionRow, now_ms: int, mono_ms: int) -> None:
-        self._stage(found)
+    def _checked(
+        self, transaction: Transaction, row: TransactionRow, now_ms: int, mono_ms: int
+    ) -> None:
+        self._stage(transaction)
         self._core.totals.transactions_checked += row.reached > Reach.NOBODY
-        found.check_ms = mono_ms + self._core.config.transaction_check_every_ms
+        transaction.check_ms = mono_ms + self._core.config.transaction_check_every_ms
         row = row._replace(checked_ms=now_ms)
-        self._write(found, row)
+        self._write(transaction, row)
         self._note(None, row, CHECKED, now_ms)
 
     def came(self, group: str) -> None:
@@ -244,13 +246,13 @@ class Transactions:
         """Forget decided transactions after their time. To be called from time to time."""
         self._forget(mono_ms - self._core.config.transactions_remembered_ms, FORGET_MAX)
 
-    def _forget(self, until_ms: int, most: int) -> None:
+    def _forget(self, until_ms: int, limit: int) -> None:
         registry, gone = self._registry, list[str]()
         for name in registry.decided:
-            found = registry.known[name]
-            if len(gone) >= most or found.decided_ms > until_ms:
+            transaction = registry.known[name]
+            if len(gone) >= limit or transaction.decided_ms > until_ms:
                 break
-            if found.staged is None:
+            if transaction.staged is None:
                 gone.append(name)
         for name in gone:
             self._stage(registry.known[name])
@@ -275,8 +277,8 @@ class Transactions:
             left_ms = (
                 config.transaction_check_every_ms if row.checks else config.transaction_check_ms
             )
-            found = Transaction(head, parts.get(head.id, {}), mono_ms + left_ms, mono_ms)
-            self._registry.restore(found)
+            transaction = Transaction(head, parts.get(head.id, {}), mono_ms + left_ms, mono_ms)
+            self._registry.restore(transaction)
 
     # --- common steps ------------------------------------------------------------------------
 
