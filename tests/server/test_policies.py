@@ -219,8 +219,8 @@ def test_the_settings_define_policies_by_name() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("rocketmq", {"kind": "none"}, "defined already"),
-        ("default", {"kind": "none"}, "defined already"),
+        ("rocketmq", {"kind": "none"}, "is built in; choose another name"),
+        ("default", {"kind": "none"}, "is built in; choose another name"),
         ("a b", {"kind": "none"}, "a policy's name must be"),
         ("x", {"kind": "often"}, "retry_policies.x.kind must be one of"),
         ("x", "none", "retry_policies"),

@@ -513,8 +513,8 @@ class Settlement:
         return len(over)
 
     def _judge_death(self, lease: Lease, now_ms: int) -> Verdict:
-        """Return the verdict on the death of a consumer, which is no failure of the task until it
-        happens too often."""
+        """Return the verdict on the death of a consumer. A death counts as a failure of the task
+        only if it happens too often."""
         config, deaths = self._core.config, lease.past.deaths + 1
         reason = f"{CONSUMER_DIED}: {lease.subscriber.death}"
         failure = self._core.failure(lease, reason, now_ms)

@@ -1,4 +1,4 @@
-"""The transactions of an engine, and when their producer groups are asked about them.
+"""The transactions of an engine, and when to ask their producer groups about them.
 
 This module has the state and shared steps; ``transactions`` has the rules. Invariants:
 
@@ -334,5 +334,5 @@ class TransactionRegistry:
                 continue
             if transaction.staged is None:
                 return transaction
-            transaction.is_returned = True  # it is asked about when the batch is durable
+            transaction.is_returned = True  # the question is sent when the batch is durable
         return None

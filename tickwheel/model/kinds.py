@@ -195,7 +195,7 @@ class TransactionRow(NamedTuple):
 
     id: str
     group: str
-    """The producer group whose members are asked about the transaction."""
+    """The producer group whose members decide about the transaction."""
     state: TransactionState
     began_ms: int
     touched_ms: int
