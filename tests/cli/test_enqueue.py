@@ -134,7 +134,7 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
         (_line(body="x", ttl="x"), "field ttl: 'x' is not a duration"),
         (_line(body="x", delay_level=0), "field delay_level: 1 to 2147483647 is allowed, not 0"),
         (_line(body="x", delay_level=1, delay=1), "field delay_level: give it, delay or at"),
-        (_line(body="x", retry=5), "field retry: a SPEC or an object is needed, not 5"),
+        (_line(body="x", retry=5), "field retry: a retry policy must be a SPEC or an object"),
         (_line(body="x", retry="fixed:x=1"), "field retry: 'x=1' in fixed: write delay="),
     ],
 )

@@ -136,7 +136,7 @@ def test_subscribe_says_that_it_makes_a_durable_group_and_once_only(daemon: Daem
     first = said(daemon, "subscribe", "typo", "--group", "biling", "--max", "1")
     assert first.returncode == 0
     (line,) = first.stderr.splitlines()
-    assert "makes the group biling of topic typo" in line
+    assert "creates the group biling of topic typo" in line
     assert "tickwheel groups delete typo biling" in line
     assert "takes over 2 tasks" in line
     again = said(daemon, "subscribe", "typo", "--group", "biling", "--max", "1")

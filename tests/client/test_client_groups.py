@@ -145,7 +145,7 @@ async def test_what_is_said_of_them_is_of_the_right_type() -> None:
 async def test_a_held_key_is_named_by_its_task_or_itself() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         for task_id, key in ((None, None), (5, "a")):
-            with pytest.raises(errors.BadRequest, match="one of ids and key must be given"):
+            with pytest.raises(errors.BadRequest, match="exactly one of ids and key must be given"):
                 await client.release_key("t", "g", task_id, key=key)
 
 

@@ -83,7 +83,7 @@ async def test_who_makes_a_group_is_told_what_waits(
 
         running = asyncio.ensure_future(worker.run())
         await soon(worker.started.wait())
-        [said] = [it for it in caplog.records if "makes the group shop" in it.getMessage()]
+        [said] = [it for it in caplog.records if "creates the group shop" in it.getMessage()]
         assert said.levelno == logging.WARNING
         assert f"the group look of this topic holds {count} task" in said.getMessage()
         assert "`tickwheel groups reset t shop --to first --wait`" in said.getMessage()
@@ -95,7 +95,7 @@ async def test_who_makes_a_group_is_told_what_waits(
             assert beside.new_group is None
         assert await client.pull("pulled", group="g") == []
         assert await client.pull("pulled", group="g") == []
-        [logged] = [it for it in caplog.records if "makes the group g" in it.getMessage()]
+        [logged] = [it for it in caplog.records if "creates the group g" in it.getMessage()]
         assert logged.levelno == logging.INFO
         worker.stop()
         await soon(running)
@@ -175,7 +175,7 @@ async def test_a_task_says_its_shard_whatever_its_keys_are() -> None:
             found = await client.lookup(topic="t", key=key)
             assert sorted(shards_of(found)) == list(range(COUNT))
             assert {one.shard_by for one in found} == set(names)
-        with pytest.raises(errors.BadRequest, match="shard_by and another order_key"):
+        with pytest.raises(errors.BadRequest, match="different values of shard_by and order_key"):
             await client.enqueue("t", b"", order_key="a", shard_by="b")
         same = await client.enqueue("t", b"", order_key=names[1], shard_by=names[1], delay=HOUR)
         assert shards_of([same]) == [1]

@@ -366,7 +366,7 @@ def test_a_task_says_what_keeps_it_and_what_mends_that(
     expect(comes).not_to_contain_text("subscriber")
     expect(comes.locator("code")).to_have_text(f"tickwheel resume {topic}")
     assert ask(shop, "PATCH", f"/v1/topics/{topic}", {"paused": False})[0] == 200
-    expect(comes).to_contain_text(f"Nobody subscribes to group g of topic {topic}")
+    expect(comes).to_contain_text(f"Group g of topic {topic} has no subscriber")
 
 
 def test_keys_are_paused_and_resumed(console: Console, shop: Daemon, topic: str) -> None:

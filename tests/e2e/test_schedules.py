@@ -140,7 +140,7 @@ def test_what_is_wrong_is_one_line_and_nothing_is_stored(daemon: Daemon, tmp_pat
         ("--cron", "@daily", "--timezone", "Mars/Base"): "timezone 'Mars/Base' is not known",
         ("--cron", "0 0 31 2 *"): "cron '0 0 31 2 *' never runs: there is no such day",
         ("--cron", "61 * * * *"): "cron '61 * * * *' cannot be read: minute 61 is not",
-        ("--cron", "@every 1h"): "give it as every instead (--every 1h",
+        ("--cron", "@every 1h"): "use every instead of cron (--every 1h",
         ("--cron", "*/90 * * * *"): "minute */90 has the step 90; the limit is 59",
         ("--cron", "@daily", "--timezone", "Factory"): "timezone 'Factory' is not known",
         ("--every", "500ms"): "every_ms is 500; the minimum is 1000 (schedule_interval_min_s)",

@@ -81,7 +81,7 @@ def test_tags_are_texts_and_may_have_spaces_and_single_bars() -> None:
         ("eu ||", 5, "a tag is expected"),
         ("eu || || us", 6, "a tag is expected"),
         ("|| us", 0, "a tag is expected"),
-        ("eu || *", 6, "* stands for any tag, and alone"),
+        ("eu || *", 6, "* means any tag and must be alone"),
     ],
 )
 def test_wrong_tags_name_the_place(tags: str, position: int, said: str) -> None:
@@ -267,10 +267,10 @@ def test_a_filter_shows_its_text() -> None:
         ("a = -b", 5, "a number is expected, found b"),
         ("a = b = c", 6, "AND, OR or the end is expected, found ="),
         ("a LIKE 'x' ESCAPE 'ab'", 18, "ESCAPE takes one character, not 2"),
-        ("a LIKE 'x!' ESCAPE '!'", 7, "the pattern ends with !, which stands before another"),
-        ("a LIKE '!x' ESCAPE '!'", 7, "! in the pattern stands before %, _ or itself"),
-        (f"a = {2**64}", 4, f"whole numbers go from {-(2**63)} to {2**64 - 1}"),
-        (f"a > -{2**63 + 1}", 4, f"whole numbers go from {-(2**63)} to {2**64 - 1}"),
+        ("a LIKE 'x!' ESCAPE '!'", 7, "the pattern must not end with its escape character !"),
+        ("a LIKE '!x' ESCAPE '!'", 7, "! in the pattern must precede %, _ or itself"),
+        (f"a = {2**64}", 4, f"an integer must be between {-(2**63)} and {2**64 - 1}"),
+        (f"a > -{2**63 + 1}", 4, f"an integer must be between {-(2**63)} and {2**64 - 1}"),
         ("a = 1e999", 4, "the number is too large"),
     ],
 )
@@ -553,7 +553,7 @@ def test_a_tag_is_accepted_only_if_a_filter_can_name_it(tag: str) -> None:
         assert TAG.check(tag, "tag", Limits()) == TAG.of_task(tag, "tag", Limits()) == tag
         return
     for check in (TAG.check, TAG.of_task):
-        with pytest.raises(BadRequest, match="tag must be a tag that a filter can name"):
+        with pytest.raises(BadRequest, match="tag must be a tag"):
             check(tag, "tag", Limits())
 
 
@@ -563,8 +563,8 @@ def test_a_tag_is_accepted_only_if_a_filter_can_name_it(tag: str) -> None:
 @pytest.mark.parametrize(
     ("filtered", "row", "why"),
     [
-        ({"tags": "eu || uk"}, task("us"), "it wants the tags eu || uk, and its tag is 'us'"),
-        ({"tags": "eu || uk"}, task(), "it wants the tags eu || uk, and it has none"),
+        ({"tags": "eu || uk"}, task("us"), "the filter's tags are eu || uk, and its tag is 'us'"),
+        ({"tags": "eu || uk"}, task(), "the filter's tags are eu || uk, and it has no tag"),
         ({"where": "n > 10"}, task(n=5), "n > 10 is FALSE (n is 5)"),
         ({"where": "n > 10"}, task(), "n > 10 is UNKNOWN (the task has no property n)"),
         ({"where": "n > 10"}, task(n="11"), "n > 10 is UNKNOWN (n is '11')"),

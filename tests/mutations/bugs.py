@@ -218,7 +218,7 @@ DELIVERED = (
     Bug(
         "retry-time-forgotten",
         "a nack's delay is over with the process",
-        {"Recovery._standing": (condition("WAITING", "False"),)},
+        {"Recovery._restore_progress": (condition("WAITING", "False"),)},
         (PROMISES + "a_task_that_was_nacked_keeps_its_time_over_a_kill",),
     ),
     Bug(
@@ -374,7 +374,7 @@ OWED = (
     Bug(
         "a-restart-forgets-key-holders",
         "what waits for a retry is not the holder of its key",
-        {"Recovery._standing": (dropped("claim"),)},
+        {"Recovery._restore_progress": (dropped("claim"),)},
         (ORDERING + "a_held_key_waits_for_an_operator[release-crash]",),
     ),
     Bug(
@@ -415,7 +415,7 @@ OWED = (
     Bug(
         "a-replay-is-no-owner",
         "what a replay has not reached ends with the last group that had it",
-        {"Ownership._goes_on": (condition("heirs", "True"),)},
+        {"Ownership._goes_on": (condition("claiming", "True"),)},
         (
             OWNERSHIP + "what_a_replay_has_not_reached_outlives_its_other_groups",
             "tests/engine/test_ownership_model.py::TestOwnershipAtLength",
@@ -464,7 +464,7 @@ OWED = (
         "a task that is with the store counts as nothing: two of a key become pending",
         {
             "Coalescer.wanted": (without("_is_landing"),),
-            "Coalescer._one": (dropped("_is_landing"),),
+            "Coalescer._plan_task": (dropped("_is_landing"),),
         },
         (COALESCING_MODEL,),
         usual=True,

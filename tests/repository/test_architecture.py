@@ -202,9 +202,9 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 BUDGETS = {
     "": 4_500, "api": 5_300, "cli": 8_350, "client": 13_050, "contrib": 1_200, "demo": 1_050,
-    "engine": 12_300, "history": 6_150, "model": 3_800, "outbound": 2_300, "persistence": 11_350,
+    "engine": 12_350, "history": 6_150, "model": 3_800, "outbound": 2_300, "persistence": 11_350,
     "reports": 4_100, "server": 7_750, "server/http": 5_500, "server/metrics": 1_350,
-    "server/shard": 12_250, "server/tcp": 1_700, "testing": 750, "wheel": 1_300,
+    "server/shard": 12_250, "server/tcp": 1_700, "testing": 750, "wheel": 1_350,
 }  # fmt: skip
 """Folder of the package → lines that its modules may have, docstrings included. A commit that
 raises one says why; one that shrinks a folder lowers it."""

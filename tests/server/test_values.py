@@ -191,7 +191,7 @@ def is_about_several(detail: str) -> bool:
     """It is not about one field: which of them go together, or that JSON has a field too many."""
     together = (
         "must have", "unknown field", "goes with", "give one", "never runs", "Number out of range",
-        "nothing is planned", "no occurrence", "which needs", "ids", "say nothing where",
+        "nothing is planned", "no occurrence", "which needs", "ids", "need replaces both or due",
         "more than", "many", "order_retry", "is planned", "needs a key", "rule for a pending key",
         "is due in", "not both", "with all its fields", "to_ms must be",
     )  # fmt: skip

@@ -23,5 +23,5 @@ WRONG_TEXTS = (
     "json;v=\N{ARABIC-INDIC DIGIT SEVEN}",
 )
 WRONG = (*WRONG_TEXTS, "", ENCODING.encode(), 7, True)
-MUST_BE = "encoding must be 1 to 255 characters: what the body is"
+MUST_BE = "encoding must be 1 to 255 characters: the body's type"
 """How the error of each of them goes on behind the name of the task."""

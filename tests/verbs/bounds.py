@@ -58,7 +58,7 @@ def _of(table: Iterable[tuple[type[FieldKind], T]], kind: FieldKind) -> T | None
 
 
 def _text(kind: Text, limits: Limits) -> Iterator[Bound]:
-    most, _ = kind._most(limits)
+    most, _ = kind._length_max(limits)
     yield Bound("x" * (most + 1), (f"{most + 1} characters", f"the limit is {most}"))
     yield Bound(5, ())
 
@@ -134,7 +134,7 @@ _BEYOND: tuple[tuple[type[FieldKind], Callable[[Any, Limits], Iterator[Bound]]],
 
 
 def _at_text(field: Field, kind: Text, limits: Limits) -> Iterator[Bound]:
-    most, _ = kind._most(limits)
+    most, _ = kind._length_max(limits)
     yield Bound("x" * most, (f"the limit is {most}",))
 
 

@@ -387,9 +387,9 @@ def test_a_dense_rotation_is_spread_over_ticks_and_stays_exact() -> None:
 @pytest.mark.parametrize(("task_id", "due_ms"), [(-1, NOW_MS), (1, 2**62), (1, -(2**62))])
 def test_what_is_no_handle_is_refused_whole(task_id: int, due_ms: int) -> None:
     wheel = TimingWheel(NOW_MS)
-    with pytest.raises(ValueError, match="no handle"):
+    with pytest.raises(ValueError, match="not a valid handle"):
         wheel.add(task_id, due_ms)
-    with pytest.raises(ValueError, match="no handles"):
+    with pytest.raises(ValueError, match="not valid handles"):
         wheel.add_many([1, task_id], [NOW_MS, due_ms])
     with pytest.raises(ValueError, match="2 ids with 1 due"):
         wheel.add_many([1, 2], [NOW_MS])

@@ -1,1 +1,1 @@
-"""What the daemon can be asked, said once: values, requests, answers and the table of verbs."""
+"""Every request and answer of the daemon, declared once, and the table of verbs."""

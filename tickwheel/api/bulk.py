@@ -1,4 +1,4 @@
-"""Bulk operations: what is done to everything of a topic that matches, in the background."""
+"""Bulk operations, which change all matching tasks of a topic in the background."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ EXAMPLES_MAX: Final = 10
 TIME_MS_MAX: Final = 2**53 - 1
 RATE_OF_CHANGES: Final = Number("changes a second", 0.001, 1_000_000.0)
 SAME: Final = (
-    "Yours: the same request again is the same bulk operation, and another one with it is a"
-    " Conflict; by default a random one."
+    "Your id for the bulk operation. Repeating the same request with it has no further effect;"
+    " another request with it is a Conflict. By default a random id."
 )
 
 
 class SelectionFields(Request):
-    """A selection means everything of a topic of which each part that is named is true."""
+    """A selection means all tasks of a topic that satisfy every named field."""
 
-    tags: Annotated[str | None, Text(2_048), 'Only those with one of these tags: "eu || uk".'] = (
+    tags: Annotated[str | None, Text(2_048), 'Only tasks with one of these tags: "eu || uk".'] = (
         None
     )
     where: Annotated[
         str | None,
         Text(2_048),
-        'Only those of which this is true: "amount > 10 AND region IS NOT NULL".',
+        'Only tasks for which this condition is true: "amount > 10 AND region IS NOT NULL".',
     ] = None
-    key_prefix: Annotated[str | None, Text(), "Only those whose key begins with this."] = None
+    key_prefix: Annotated[str | None, Text(), "Only tasks whose key begins with this text."] = None
     due_from_ms: Annotated[
-        int | None, Moment(0, TIME_MS_MAX), "Only those that are due at this moment or later."
+        int | None, Moment(0, TIME_MS_MAX), "Only tasks that are due at this moment or later."
     ] = None
     due_to_ms: Annotated[
-        int | None, Moment(0, TIME_MS_MAX), "Only those that are due before this moment."
+        int | None, Moment(0, TIME_MS_MAX), "Only tasks that are due before this moment."
     ] = None
 
 
 class TaskSelectionFields(SelectionFields):
-    """A selection of tasks may also name a state."""
+    """A selection of tasks can also name a state."""
 
     state: Annotated[str | None, STATES, "Only tasks in this state."] = None
 
 
 class DeadSelectionFields(SelectionFields):
-    """A selection of dead letters may also name a group and a reason."""
+    """A selection of dead letters can also name a group and a reason."""
 
     group: Annotated[str | None, NAME, "Only dead letters of this group."] = None
     reason: Annotated[
@@ -67,7 +67,7 @@ class DeadSelectionFields(SelectionFields):
 
 
 class AnySelectionFields(TaskSelectionFields, DeadSelectionFields):
-    """A selection of tasks or of dead letters, as the kind of the bulk operation has it."""
+    """A selection of tasks or of dead letters, depending on the kind of the bulk operation."""
 
 
 SELECTED: Final[Mapping[str, tuple[type[Request], ...]]] = {
@@ -79,39 +79,40 @@ SELECTED: Final[Mapping[str, tuple[type[Request], ...]]] = {
     for verb in verbs
     if verb.bulk
 }
-"""Kind of a bulk operation → the blocks of options that it has."""
+"""Kind of a bulk operation → its blocks of options."""
 KINDS: Final = Choice("str", *SELECTED)
 
 
 def options_of(kind: str) -> tuple[str, ...]:
-    """The options that a bulk operation of this kind may have."""
+    """Return the names of the options of this kind of bulk operation."""
     blocks = (field.name for block in SELECTED[kind] for field in block.fields())
     return (*blocks, "rate", "id")
 
 
 class BulkFields(AnySelectionFields, AnyMoveFields):
-    """A bulk operation says what is done, and to which tasks or dead letters of a topic."""
+    """The action of a bulk operation and its selection of tasks or dead letters of a topic."""
 
     topic: Annotated[str, NAME, "The topic."]
-    kind: Annotated[str, KINDS, "What to do with them."]
+    kind: Annotated[str, KINDS, "The action."]
     rate: Annotated[
-        float | None, RATE_OF_CHANGES, "The most changes a second; without it there is no limit."
+        float | None, RATE_OF_CHANGES, "Maximum changes per second; unlimited by default."
     ] = None
 
 
 class NewBulk(BulkFields):
-    """The request makes a bulk operation."""
+    """The request starts a bulk operation."""
 
     id: Annotated[str | None, OWN_NAME, SAME] = None
 
 
 class BulkTrial(NewBulk):
-    """A bulk operation to try: nothing is changed. The last three are those of the part before."""
+    """The request asks for a dry run of a bulk operation. The last three fields continue it with
+    values from earlier answers."""
 
-    after: Annotated[Any, LetterPlace(), "The ``next`` of the part before."] = None
-    until_id: Annotated[int | None, ID, "The same as in the answer to the first part."] = None
+    after: Annotated[Any, LetterPlace(), "``next`` from the previous answer."] = None
+    until_id: Annotated[int | None, ID, "``until_id`` from the first answer."] = None
     until_ms: Annotated[
-        int | None, Moment(0, TIME_MS_MAX), "The same as in the answer to the first part."
+        int | None, Moment(0, TIME_MS_MAX), "``until_ms`` from the first answer."
     ] = None
 
 
@@ -124,88 +125,87 @@ class BulkName(Request):
 class BulkPage(Request):
     """The request asks for a page of bulk operations."""
 
-    topic: Annotated[str | None, NAME, "Only those on this topic."] = None
+    topic: Annotated[str | None, NAME, "Only bulk operations on this topic."] = None
     state: Annotated[
         str | None,
         Choice("BulkState", "running", "done", "cancelled", "failed"),
-        "Only those in this state.",
+        "Only bulk operations in this state.",
     ] = None
-    after: Annotated[str | None, NAME, "The ``next`` of the page before."] = None
-    limit: Annotated[int, PAGE, "The most items of the answer."] = 100
+    after: Annotated[str | None, NAME, "``next`` from the previous page."] = None
+    limit: Annotated[int, PAGE, "Maximum number of items in the answer."] = 100
 
 
 class BulkInfo(Answer):
-    """A bulk operation on everything of a topic that matches, and how far it is."""
+    """A bulk operation and its progress."""
 
     id: Annotated[str, NAME, "The id of the bulk operation."]
     kind: Annotated[str, f"{', '.join(SELECTED)}; reset."]
     topic: Annotated[str, NAME, "The topic whose tasks or dead letters it changes."]
-    selection: Annotated[Mapping[str, Any], "What must be true of a task."] = {}
+    selection: Annotated[Mapping[str, Any], "The conditions that a task must satisfy."] = {}
     arguments: Annotated[
         Mapping[str, Any], "The new due time of a reschedule, or the new time to live of a requeue."
     ] = {}
-    rate: Annotated[float | None, "The most changes a second; without it there is no limit."]
+    rate: Annotated[float | None, "Maximum changes per second; None means unlimited."]
     state: Annotated[str, "The state: running, done, cancelled or failed."]
-    looked_at: Annotated[int, "How many tasks or dead letters it has looked at."]
-    matched: Annotated[int, "How many of these matched the selection."]
-    changed: Annotated[int, "How many of these it has changed."]
+    looked_at: Annotated[int, "How many tasks or dead letters it has examined."]
+    matched: Annotated[int, "How many of them matched the selection."]
+    changed: Annotated[int, "How many of them it has changed."]
     refused: Annotated[
         Mapping[str, int],
-        "How many matched and were not changed, by the reason.",
+        "How many matched and were not changed, by reason.",
     ]
-    made_ms: Annotated[int, Moment(), "When it was made, in milliseconds since 1970."] = 0
-    by: Annotated[str, "Who asked for it."] = ""
+    made_ms: Annotated[int, Moment(), "When it was created, in milliseconds since 1970."] = 0
+    by: Annotated[str, "Who created it."] = ""
     ended_ms: Annotated[
-        int | None, Moment(), "When it was over, in milliseconds since 1970; None: it still runs."
+        int | None, Moment(), "When it ended, in milliseconds since 1970; None while it runs."
     ] = None
     note: Annotated[str, "Why it failed."]
 
     @property
     def is_over(self) -> bool:
-        """Whether it changes nothing more."""
+        """Whether it has ended."""
         return self.state != "running"
 
-    made = when("made_ms", "When it was made.")
-    ended = maybe_when("ended_ms", "When it was over.")
+    made = when("made_ms", "When it was created.")
+    ended = maybe_when("ended_ms", "When it ended; None while it runs.")
 
 
 class BulkList(Answer):
     """A page of bulk operations, the newest first."""
 
     bulk: Annotated[list[BulkInfo], "The bulk operations of this page."]
-    next: Annotated[str | None, NAME, "The ``after`` of the next page; None: this is the last one."]
+    next: Annotated[str | None, NAME, "``after`` for the next page; None on the last page."]
 
 
 class BulkPreview(Answer):
-    """A dry run says what a bulk operation would do; with ``next`` this is a part of it."""
+    """The result of a dry run of a bulk operation; with ``next``, one part of the result."""
 
-    looked_at: Annotated[int, "How many tasks or dead letters were looked at."]
-    matched: Annotated[int, "How many of these match the selection."]
+    looked_at: Annotated[int, "How many tasks or dead letters were examined."]
+    matched: Annotated[int, "How many of them match the selection."]
     refused: Annotated[
         Mapping[str, int],
-        "How many match and would not be changed, by the reason.",
+        "How many match and would not be changed, by reason.",
     ]
     examples: Annotated[tuple[int, ...], IDS, "The ids of the first tasks that would be changed."]
     until_id: Annotated[
-        int, ID, "``until_id`` of the next part: the last id that the dry run looks at."
+        int, ID, "The last id that the dry run examines; pass it as ``until_id``."
     ] = 0
     until_ms: Annotated[
         int,
         Moment(),
-        "``until_ms`` of the next part: the moment for which the dry run holds, in milliseconds"
-        " since 1970.",
+        "The moment of the dry run, in milliseconds since 1970; pass it as ``until_ms``.",
     ] = 0
-    next: Annotated[
-        Any, LetterPlace(), "The ``after`` of the next part; None: this is the last one."
-    ] = None
+    next: Annotated[Any, LetterPlace(), "``after`` for the next part; None in the last part."] = (
+        None
+    )
 
     @property
     def would_change(self) -> int:
-        """How many would be changed."""
+        """How many tasks or dead letters would be changed."""
         return self.matched - sum(self.refused.values())
 
     def and_then(self, more: BulkPreview) -> BulkPreview:
-        """This dry run together with its next part."""
+        """Add the next part of the dry run."""
         return BulkPreview(
             looked_at=self.looked_at + more.looked_at,
             matched=self.matched + more.matched,
@@ -219,34 +219,34 @@ _TAG, _PATH, _UNKNOWN = "bulk", "/v1/bulk/{bulk}", ("not_found",)
 
 VERBS: Final = (
     Verb("make_bulk", NewBulk, BulkInfo, Need(Right.OPERATE, Of.NAMED),
-         "Do something to everything of a topic that matches", "", FrameType.BULK_MAKE,
+         "Change all matching tasks of a topic", "", FrameType.BULK_MAKE,
          path="POST /v1/bulk", tag=_TAG, status=201,
          errors=(*_UNKNOWN, "conflict", "due_too_far"), audit=Audit.ALWAYS, changes=True,
          over=Over.TURN, unique=Unique("id", Home.FIRST)),
     Verb("preview_bulk", BulkTrial, BulkPreview, Need(Right.READ, Of.NAMED),
-         "What a bulk operation would do; changes nothing", "", FrameType.BULK_PREVIEW,
+         "Preview a bulk operation", "", FrameType.BULK_PREVIEW,
          path="POST /v1/bulk-previews", tag=_TAG, errors=(*_UNKNOWN, "due_too_far"),
          prompt=False, over=Over.EACH),
     Verb(
         "list_bulk", BulkPage, BulkList, Need(Right.READ, Of.FOUND),
-        "List bulk operations, the newest first", "Bulk operations, the newest first.",
+        "List bulk operations, the newest first", "Return bulk operations, the newest first.",
         FrameType.BULK_LIST, path="GET /v1/bulk", tag=_TAG, errors=_UNKNOWN, prompt=False,
         pages="bulk", methods=(Method("list_bulk"),),
         over=Over.PAGES,
     ),
     Verb(
         "show_bulk", BulkName, BulkInfo, Need(Right.READ, Of.FOUND),
-        "One bulk operation, and how far it is",
-        "One bulk operation, and how far it is. Raises NotFound.",
+        "Show a bulk operation and its progress",
+        "Return one bulk operation and its progress. Raise NotFound if there is none.",
         FrameType.BULK, "show", path=f"GET {_PATH}", tag=_TAG, errors=_UNKNOWN,
         methods=(Method("show_bulk"),), command="bulk show BULK",
         over=Over.ALL,
     ),
     Verb(
         "cancel_bulk", BulkName, BulkInfo, Need(Right.OPERATE, Of.FOUND),
-        "Cancel a bulk operation: it changes nothing more",
-        "Cancel a bulk operation: it changes nothing more; what it has changed stays. Once more is"
-        " harmless. Raises NotFound.",
+        "Cancel a bulk operation",
+        "Cancel a bulk operation; changes that it has already made stay. Cancelling it again has no"
+        " effect. Raise NotFound if there is none.",
         FrameType.BULK, "cancel", path=f"DELETE {_PATH}", tag=_TAG, errors=_UNKNOWN,
         audit=Audit.ALWAYS, changes=True, methods=(Method("cancel_bulk"),),
         command="bulk cancel BULK",

@@ -1,8 +1,8 @@
-"""CloudEvents 1.0: the attributes that an event may have, and how HTTP headers write them.
+"""Attributes of CloudEvents 1.0 and their encoding in HTTP headers.
 
-Rules: CloudEvents 1.0.2, sections 3 (context attributes) and 4 (types); HTTP protocol binding
-1.0.2, section 3.1.3.2 (header values). Knows no task and no transport: the HTTP port reads events
-by these rules, and the push target writes events that keep to them.
+Sources: CloudEvents 1.0.2, sections 3 (context attributes) and 4 (types); HTTP protocol binding
+1.0.2, section 3.1.3.2 (header values). The HTTP port reads events by these rules, and the push
+target writes events by them. This module knows no task and no transport.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TIME = re.compile(
 
 
 def is_time(text: str) -> bool:
-    """Whether the text is a timestamp of RFC 3339, which allows a 60th second."""
+    """Return whether the text is a timestamp of RFC 3339, which allows second 60."""
     match = _TIME.fullmatch(text)
     if match is None or match[3] > "60":
         return False
@@ -63,19 +63,19 @@ _FORMS: Final[Mapping[str, tuple[Callable[[str], object], str]]] = {
     "dataschema": (_URI.fullmatch, "a URI with its scheme"),
     "time": (is_time, "a time of RFC 3339"),
 }
-"""The attributes that the specification defines: (test of a text, the form in words)."""
+"""Attribute of the specification → (check of its text, its form in words)."""
 
 
 def wrong_with(name: str, value: object) -> str | None:
-    """Return why an attribute is not a valid one, or None when it is."""
+    """Return why an attribute is not valid, or None if it is."""
     if not _NAME.fullmatch(name):
-        return f"the event's attribute {shown(name)} must have a name of a-z and 0-9"
+        return f"the name of the event's attribute {shown(name)} must consist of a-z and 0-9"
     if name in ("data", "data_base64"):
-        return f"the event's attribute {name} is the name of its data"
+        return f"the event's attribute {name} must be named otherwise: {name} is the event's data"
     form = _FORMS.get(name)
     if isinstance(value, str):
         if _NOT_TEXT.search(value):
-            return f"the event's {name} has a control or other invalid character: {shown(value)}"
+            return f"the event's {name} contains a control or invalid character: {shown(value)}"
         if form is None or form[0](value):
             return None
     elif form is None:
@@ -96,7 +96,7 @@ def check(attributes: Mapping[str, object]) -> None:
     """Raise BadRequest unless these are the attributes of a valid event."""
     for name in REQUIRED:
         if name not in attributes:
-            raise BadRequest(f"the event must have {name}")
+            raise BadRequest(f"the event's {name} is missing")
     for name, value in attributes.items():
         reason = wrong_with(name, value)
         if reason is not None:
@@ -108,14 +108,14 @@ _LONE_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
 def header_text(name: str, value: bytes) -> str:
-    """Return the attribute that a header ``ce-NAME`` holds: quoted strings without their quotes,
-    then percent-encoding undone once, then UTF-8. Raise BadRequest if one of these fails."""
+    """Return the attribute in a header ``ce-NAME``: remove quotes, undo percent-encoding once, and
+    decode UTF-8. Raise BadRequest if one of these steps fails."""
     unquoted = _QUOTED.sub(lambda match: re.sub(rb"\\(.)", rb"\1", match[1]), value)
     reason = ""
     if b'"' in _QUOTED.sub(b"", value):
         reason = "a quote that is not closed"
     elif _LONE_PERCENT.search(unquoted):
-        reason = "a % without two hex digits behind it"
+        reason = "a % that is not followed by two hex digits"
     try:
         text = unquote_to_bytes(unquoted).decode()
     except UnicodeDecodeError:

@@ -1,11 +1,8 @@
-"""The vocabulary of the wire: numbers of frames, the version, and the words that verbs take and
-answer.
+"""The vocabulary of the wire: frame numbers, the version, the words in requests and answers.
 
-Constants and types. Knows no bytes, no socket and no meaning of a frame: the layout of each one,
-and what each word means, is specified in ``docs/protocol.md`` (tests compare), bytes are
-``protocol.py``'s. Invariant: numbers never change their meaning; new ones may be added. A misspelt
-word is found before the program runs; a daemon that is newer than this client may answer one that
-is not here yet.
+``docs/protocol.md`` specifies the layout of each frame and the meaning of each word (tests
+compare); ``protocol.py`` encodes them. Invariant: a number never changes its meaning. Type checkers
+find misspelt words. A newer daemon can answer words that are not listed here.
 """
 
 from __future__ import annotations
@@ -16,13 +13,13 @@ from typing import Literal
 PROTOCOL_VERSION = 1
 DEFAULT_PORT = 7355
 REQUEST_MAX = 2**53 - 1
-"""Highest request number: every language's number type holds it exactly."""
+"""Highest request number. Numbers of every language represent it exactly."""
 SESSION_BYTES = 16
 
 
 class FrameType(IntEnum):
-    """First element of every frame. Below 64, and from 96 up: client to daemon; from 65 to 95:
-    daemon to client."""
+    """The first element of every frame. Numbers from 65 to 95 go from daemon to client, all others
+    from client to daemon."""
 
     HELLO = 1
     ENQUEUE = 2
@@ -118,7 +115,7 @@ class FrameType(IntEnum):
 
 # --- words --------------------------------------------------------------------------------------
 
-# What became of a task that is not there to be settled or changed.
+# The end of a task that can no longer be settled or changed.
 Ended = Literal["acked", "cancelled", "deleted", "expired", "filtered", "gone", "unknown"]
 
 AckWord = Ended | Literal["done", "dead", "stale"]

@@ -1,4 +1,4 @@
-"""Groups and topics: made, set, deleted, reset; their order keys and fair shares."""
+"""Verbs on groups and topics (create, set, delete, reset), their order keys and fair shares."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tickwheel.model.values import FILTER_LENGTH_MAX
 
 ORDER_ATTEMPTS_MAX: Final = 1_000_000
 FAIR_BY_LENGTH_MAX: Final = 255
-"""Characters of ``fair_by``: as many as the name of a property may have."""
+"""Maximum characters of ``fair_by``, which is also the maximum of a property's name."""
 LIMIT_EACH_MAX: Final = 1_000_000
 RATE_MIN: Final = 1e-6
 RATE_MAX: Final = 1_000_000_000.0
@@ -47,9 +47,9 @@ FAILURES: Final = Choice("OrderFailure", "dead", "hold", "retry")
 DELIVERIES: Final = Number("deliveries a second", RATE_MIN, RATE_MAX)
 FILTER_TEXT: Final = Text(FILTER_LENGTH_MAX, "FILTER_LENGTH_MAX")
 SET_OTHERWISE: Final = " is set otherwise: "
-"""Words in the message of a conflict: a consumer names other settings than its group has."""
+"""Part of the message when a consumer's settings differ from those of its group."""
 TO_CHANGE: Final = "; to change it: "
-"""Before the command that ends a conflict."""
+"""Part of the message in front of the command that resolves the conflict."""
 
 Topic = Annotated[str, NAME, "The topic."]
 Group = Annotated[str, NAME, "The group."]
@@ -58,38 +58,38 @@ Group = Annotated[str, NAME, "The group."]
 
 
 class FilterFields(Request):
-    """A filter says which tasks are meant; what both parts say must hold."""
+    """A filter selects tasks that satisfy both of its parts."""
 
     tags: Annotated[
-        str | None, FILTER_TEXT, 'The group wants only tasks with one of these tags: "eu || uk".'
+        str | None, FILTER_TEXT, 'The group gets only tasks with one of these tags: "eu || uk".'
     ] = None
     where: Annotated[
         str | None,
         FILTER_TEXT,
-        'The group wants only tasks of which this is true: "amount > 10 AND region IS NOT NULL".',
+        "The group gets only tasks for which this condition is true:"
+        ' "amount > 10 AND region IS NOT NULL".',
     ] = None
 
 
 class GroupFields(FilterFields):
-    """Whoever makes a group, or takes from it, may say this of it."""
+    """Settings of a group that its creator and its consumers can name."""
 
     order_retry_ms: Annotated[
         int | None,
         ORDER_RETRY_MS,
-        "How long to wait before a failed task of an order key is tried again; by default 1 s.",
+        "The delay before a failed task of an order key is tried again; by default 1 s.",
     ] = None
     order_attempts: Annotated[
         int | None,
         ORDER_ATTEMPTS,
-        "How many failed attempts of a task of an order key there are before order_failure"
-        " holds; by default 16.",
+        "Failed attempts of a task of an order key until order_failure applies; by default 16.",
     ] = None
     order_failure: Annotated[
         str | None,
         FAILURES,
-        'The action after these attempts. "hold", the default: the key is held until an'
-        ' operator acts. "dead": it goes to the dead letters, and its key goes on.'
-        ' "retry": it is tried until it succeeds, so order_attempts does not go with it.',
+        'The action after order_attempts failures. "hold", the default: the key is held until an'
+        ' operator acts. "dead": the task becomes a dead letter, and its key continues. "retry":'
+        " the task is tried until it succeeds, and order_attempts must not be given.",
     ] = None
     fair_by: Annotated[
         str | None,
@@ -97,43 +97,45 @@ class GroupFields(FilterFields):
         'The field whose values take turns: "key", "tag", or the name of a property.',
     ] = None
     limit_each: Annotated[
-        int | None, LIMIT_EACH, "The most deliveries of each value of fair_by in flight."
+        int | None, LIMIT_EACH, "Maximum deliveries in flight per value of fair_by."
     ] = None
     rate_each: Annotated[
-        float | None, DELIVERIES, "The most deliveries a second of each value of fair_by."
+        float | None, DELIVERIES, "Maximum deliveries per second per value of fair_by."
     ] = None
 
 
 class NewGroupFields(GroupFields):
-    """A group may be made with these settings."""
+    """Settings of a new group."""
 
-    retry: Annotated[Any, POLICY, "The policy for its tasks that have none of their own."] = None
+    retry: Annotated[Any, POLICY, "The policy for tasks without a retry policy."] = None
     rate: Annotated[
-        float | None, DELIVERIES, "The most deliveries a second; without it there is no limit."
+        float | None, DELIVERIES, "Maximum deliveries per second; unlimited by default."
     ] = None
     burst: Annotated[
         int | None,
         Whole(1, BURST_MAX),
-        "The most deliveries at once after a pause; it needs a rate.",
+        "Maximum burst of deliveries after an idle time; it needs a rate.",
     ] = None
     paused: Annotated[
-        bool | None, FLAG, "Whether nothing is delivered until somebody resumes it; enqueues go on."
+        bool | None,
+        FLAG,
+        "Whether deliveries are paused until somebody resumes them; tasks can still be enqueued.",
     ] = None
 
 
 class SettingsFields(NewGroupFields):
-    """The settings of a group or a topic that can be changed. Others stay; None removes one."""
+    """Settings of a group or a topic that can be changed. None removes a setting."""
 
     if_pending: Annotated[
         Any,
         RULE,
-        "For a topic: the rule for a task whose key is pending, unless the task has its own.",
+        "For a topic: the rule for tasks whose key is pending and that bring no rule themselves.",
     ] = None
     broadcast_only: Annotated[
         bool | None,
         FLAG,
         "For a topic without groups: a due task goes to the broadcast subscriptions connected at"
-        " that moment, and ends; it is owed to nobody.",
+        " that moment, and then ends.",
     ] = None
 
 
@@ -153,19 +155,19 @@ class OfGroup(OfTopic):
 
 
 class OfGroupOrDefault(OfTopic):
-    """The request names a group of a topic, or means the default group."""
+    """The request names a group of a topic; without a name it means the default group."""
 
-    group: Annotated[str | None, NAME, "The group; none: the default group."]
+    group: Annotated[str | None, NAME, "The group; by default the default group."]
 
 
 class NewGroup(OfGroup, NewGroupFields):
-    """The request makes a group."""
+    """The request creates a group."""
 
     since: Annotated[
         str | int,
         Since("now", "first"),
-        'It is owed what comes due from "now" on, from the "first" task that is still there, or'
-        " from a moment.",
+        'The group is owed tasks that come due from "now" on, from the "first" stored task on, or'
+        " from a moment on.",
     ] = called("start", default="now")
 
 
@@ -173,38 +175,40 @@ class Settings(OfTopic, SettingsFields):
     """The request changes settings of a group, or of a topic."""
 
     none_is_said = True
-    group: Annotated[str | None, NAME, "The group; none: the topic itself."] = place(default=None)
+    group: Annotated[str | None, NAME, "The group; by default the topic itself."] = place(
+        default=None
+    )
 
 
 class Deletion(OfTopic):
     """The request deletes a topic."""
 
-    force: Annotated[
-        bool, FLAG, "Whether to delete it although it holds tasks or has subscribers."
-    ] = place(default=False)
+    force: Annotated[bool, FLAG, "Delete it even if it holds tasks or has subscribers."] = place(
+        default=False
+    )
 
 
 class GroupDeletion(OfGroup):
     """The request deletes a group."""
 
-    force: Annotated[
-        bool, FLAG, "Whether to delete it although it holds tasks or has subscribers."
-    ] = place(default=False)
-
-
-class ResetTrial(OfGroup):
-    """The request asks what a reset would give; nothing is given."""
-
-    to: Annotated[str | int, Since("first"), 'A moment, or "first": all that is known.'] = called(
-        "to", default=REQUIRED
+    force: Annotated[bool, FLAG, "Delete it even if it holds tasks or has subscribers."] = place(
+        default=False
     )
 
 
+class ResetTrial(OfGroup):
+    """The request asks for a preview of a reset."""
+
+    to: Annotated[
+        str | int, Since("first"), 'A moment, or "first" for the beginning of the history.'
+    ] = called("to", default=REQUIRED)
+
+
 class Reset(ResetTrial):
-    """The request gives a group again what came due since a moment."""
+    """The request gives a group the tasks again that came due since a moment."""
 
     rate: Annotated[
-        float | None, RATE_OF_CHANGES, "The most tasks a second; without it there is no limit."
+        float | None, RATE_OF_CHANGES, "Maximum tasks per second; unlimited by default."
     ] = None
     id: Annotated[str | None, OWN_NAME, SAME] = None
 
@@ -212,11 +216,11 @@ class Reset(ResetTrial):
 class KeysPage(OfGroupOrDefault):
     """The request asks for keys of a group, up to ``limit``."""
 
-    limit: Annotated[int, Whole(1, 1_000), "The most items of the answer."] = 100
+    limit: Annotated[int, Whole(1, 1_000), "Maximum number of items in the answer."] = 100
 
 
 class HeldTasks(OfGroupOrDefault):
-    """The request names held tasks by their ids, or the one of an order key."""
+    """The request names held tasks by their ids, or the held task of an order key."""
 
     one_of = ("ids", "key")
     ids: Annotated[Any, IDS, "The ids of the held tasks."] = place(default=None)
@@ -224,7 +228,7 @@ class HeldTasks(OfGroupOrDefault):
 
 
 class OneKey(OfGroupOrDefault):
-    """The request names one key of a group: an order key, or a value that shares the group."""
+    """The request names one key of a group: an order key, or a value of ``fair_by``."""
 
     one_of = ("key", "value")
     key: Annotated[str | None, KEY, "The order key."] = place(default=None)
@@ -235,62 +239,61 @@ class OneKey(OfGroupOrDefault):
 
 
 class GroupSettings(Answer):
-    """These settings hold for a group, or for a topic (then ``group`` is None)."""
+    """The settings of a group, or of a topic (then ``group`` is None)."""
 
     topic: Annotated[str, NAME, "The topic."]
-    group: Annotated[
-        str | None, NAME, "The group; None: these are the settings of the topic itself."
-    ]
+    group: Annotated[str | None, NAME, "The group; None for settings of the topic itself."]
     paused: Annotated[
-        bool, "Whether nothing is delivered until somebody resumes it; enqueues go on."
+        bool,
+        "Whether deliveries are paused until somebody resumes them; tasks can still be enqueued.",
     ]
-    rate: Annotated[float | None, "The most deliveries a second; None: there is no limit."]
+    rate: Annotated[float | None, "Maximum deliveries per second; None means unlimited."]
     burst: Annotated[
-        int | None, "The most deliveries at once after a pause; None: there is no rate."
+        int | None, "Maximum burst of deliveries after an idle time; None without a rate."
     ]
     retry: Annotated[
-        Retry | None, POLICY, "The retry policy that was set; None: the one above it holds."
+        Retry | None,
+        POLICY,
+        "The retry policy set here; None means that the next higher level decides.",
     ]
-    created: Annotated[bool, "Whether this very call made the group."] = False
-    paused_ms: Annotated[int | None, Moment(), "Since when it is paused; None: it is not."] = None
+    created: Annotated[bool, "Whether this call created the group."] = False
+    paused_ms: Annotated[int | None, Moment(), "When it was paused; None if it is not paused."] = (
+        None
+    )
     if_pending: Annotated[
         IfPending | None,
         RULE,
-        "For a topic: the rule for a task whose key is pending, unless the task has its own.",
+        "For a topic: the rule for tasks whose key is pending and that bring no rule themselves.",
     ] = None
     broadcast_only: Annotated[
-        bool, "For a topic: it has no groups; a due task is broadcast and ends."
+        bool, "For a topic: whether it has no groups, and due tasks are broadcast and end."
     ] = False
-    tags: Annotated[str | None, "For a group: the tags of its filter; None: any tag."] = None
+    tags: Annotated[str | None, "For a group: the tags of its filter; None means any tag."] = None
     where: Annotated[
-        str | None, "For a group: the condition of its filter; None: there is none."
+        str | None, "For a group: the condition of its filter; None without a condition."
     ] = None
     order_retry_ms: Annotated[
         int | None,
         ORDER_RETRY_MS,
-        "For a group, set or by default: the time until a failed task of an order key is tried"
+        "For a group, set or by default: the delay before a failed task of an order key is tried"
         " again, in milliseconds.",
     ] = None
     order_attempts: Annotated[
         int | None,
-        "How many failed attempts of a task of an order key there are before order_failure holds.",
+        "Failed attempts of a task of an order key until order_failure applies.",
     ] = None
     order_failure: Annotated[
         str | None,
-        '"hold": its key is held until an operator acts; "dead": it goes to the dead letters, and'
-        ' its key goes on; "retry": it is tried until it succeeds.',
+        '"hold": the key is held until an operator acts; "dead": the task becomes a dead letter,'
+        ' and its key continues; "retry": the task is tried until it succeeds.',
     ] = None
     fair_by: Annotated[
         str | None, 'The field whose values take turns: "key", "tag", or the name of a property.'
     ] = None
-    limit_each: Annotated[int | None, "The most deliveries of each value of fair_by in flight."] = (
-        None
-    )
-    rate_each: Annotated[float | None, "The most deliveries a second of each value of fair_by."] = (
-        None
-    )
+    limit_each: Annotated[int | None, "Maximum deliveries in flight per value of fair_by."] = None
+    rate_each: Annotated[float | None, "Maximum deliveries per second per value of fair_by."] = None
 
-    paused_since = maybe_when("paused_ms", "Since when it is paused.")
+    paused_since = maybe_when("paused_ms", "When it was paused; None if it is not paused.")
 
     @property
     def order_retry(self) -> float | None:
@@ -299,34 +302,36 @@ class GroupSettings(Answer):
 
 
 class MadeGroup(Answer):
-    """A subscription or a pull has made the group."""
+    """A group that a subscription or a pull has created."""
 
-    adopted: Annotated[int, "Tasks that were due before the topic had any group: its own now."]
+    adopted: Annotated[
+        int, "How many tasks were due before the topic had a group, and now belong to this one."
+    ]
     idle: Annotated[
         Mapping[str, int],
         "Other groups of the topic that have no subscriber and have finished no task since the"
-        " daemon started → how many tasks each holds.",
+        " daemon started, each with the number of tasks that it holds.",
     ]
 
     @classmethod
     def joined(cls, parts: Iterable[MadeGroup | None]) -> MadeGroup | None:
-        """What several shards say of the group as one; None: it was there in all."""
-        made = [part for part in parts if part is not None]
-        idle = sum((Counter(part.idle) for part in made), Counter[str]())
-        adopted = sum(part.adopted for part in made)
-        return cls.of({"adopted": adopted, "idle": dict(idle)}) if made else None
+        """Combine the answers of several shards; None if the group existed in all of them."""
+        created = [part for part in parts if part is not None]
+        idle = sum((Counter(part.idle) for part in created), Counter[str]())
+        adopted = sum(part.adopted for part in created)
+        return cls.of({"adopted": adopted, "idle": dict(idle)}) if created else None
 
     @property
     def is_odd(self) -> bool:
-        """Whether somebody should look: tasks waited before, or wait for nobody."""
+        """Whether an operator should know: tasks waited before, or an idle group holds tasks."""
         return bool(self.adopted or self.idle)
 
     def told(self, topic: str, group: str) -> str:
-        """Return a sentence for people about the new group, with the commands that mend it."""
+        """Return a sentence for people about the new group, with commands for likely mistakes."""
         names = f"{shlex.quote(topic)} {shlex.quote(group)}"
         parts = [
-            f"makes the group {group} of topic {topic}: it keeps what is due until somebody acks"
-            f" it, also when this has ended; `tickwheel groups delete {names}` ends it"
+            f"creates the group {group} of topic {topic}, which keeps due tasks until they are"
+            f" acked, even without a subscriber; `tickwheel groups delete {names}` deletes it"
         ]
         if self.adopted:
             parts.append(
@@ -338,9 +343,9 @@ class MadeGroup(Answer):
             other = f"{shlex.quote(topic)} {shlex.quote(name)}"
             parts.append(
                 f"the group {name} of this topic holds {_tasks(held)}, has no subscriber and has"
-                f" finished none since the daemon started; `tickwheel groups reset {names} --to"
+                f" finished no task since the daemon started; `tickwheel groups reset {names} --to"
                 f" first --wait` gives them to {group}, then `tickwheel groups delete {other}"
-                " --force` ends that group and what it holds"
+                " --force` deletes that group with its tasks"
             )
         return "; ".join(parts)
 
@@ -352,131 +357,129 @@ def _tasks(count: int) -> str:
 class GroupHeld(Answer):
     """The tasks that the deleted group held."""
 
-    ready: Annotated[int, "How many tasks were due and not delivered."]
-    in_flight: Annotated[int, "How many tasks were delivered and not settled."]
-    waiting: Annotated[int, "How many tasks waited for a retry."]
-    dead: Annotated[int, "How many dead letters it had."]
+    ready: Annotated[int, "Number of tasks that were due and not delivered."]
+    in_flight: Annotated[int, "Number of tasks that were delivered and not settled."]
+    waiting: Annotated[int, "Number of tasks that waited for a retry."]
+    dead: Annotated[int, "Number of dead letters that it had."]
 
 
 class TopicHeld(Answer):
     """The tasks that the deleted topic held."""
 
-    scheduled: Annotated[int, "How many tasks were scheduled."]
-    ready: Annotated[int, "How many (task, group) pairs were due and not delivered."]
-    in_flight: Annotated[int, "How many (task, group) pairs were delivered and not settled."]
-    waiting: Annotated[int, "How many (task, group) pairs waited for a retry."]
-    dead: Annotated[int, "How many dead letters its groups had."]
-    groups: Annotated[int, "How many groups it had."]
+    scheduled: Annotated[int, "Number of scheduled tasks."]
+    ready: Annotated[int, "Number of (task, group) pairs that were due and not delivered."]
+    in_flight: Annotated[int, "Number of (task, group) pairs that were delivered and not settled."]
+    waiting: Annotated[int, "Number of (task, group) pairs that waited for a retry."]
+    dead: Annotated[int, "Number of dead letters that its groups had."]
+    groups: Annotated[int, "Number of groups that it had."]
 
 
 class HeldKey(Answer):
     """An order key that a group holds until an operator acts."""
 
-    id: Annotated[int, ID, "The task that failed."]
+    id: Annotated[int, ID, "The failed task."]
     key: Annotated[str | None, "The order key."]
-    since_ms: Annotated[int, Moment(), "When it was held."]
-    attempt: Annotated[int, "How often the task was delivered."]
-    waiting: Annotated[int, "How many tasks of the key wait behind it."]
+    since_ms: Annotated[int, Moment(), "When the key became held."]
+    attempt: Annotated[int, "How many times the task was delivered."]
+    waiting: Annotated[int, "How many tasks of the key wait for this task."]
     reason: Annotated[str, "Why the last attempt failed."]
     subscriber: Annotated[str, "The consumer that had the task."]
 
-    since = when("since_ms", "When it was held.")
+    since = when("since_ms", "When the key became held.")
 
 
 class PausedKey(Answer):
-    """A key of a group that an operator has paused: none of its tasks is handed out."""
+    """A key of a group that an operator has paused; its tasks are not delivered."""
 
     kind: Annotated[str, Choice("str", "order", "fair"), '"order" or "fair".']
-    value: Annotated[Value, "The order key, or the value that shares the group."]
+    value: Annotated[Value, "The order key, or the value of ``fair_by``."]
     since_ms: Annotated[int, Moment(), "When it was paused."]
     by: Annotated[str, "Who paused it."]
-    waiting: Annotated[int, "Due tasks of it that wait."]
+    waiting: Annotated[int, "How many due tasks of the key wait."]
 
     since = when("since_ms", "When it was paused.")
 
 
 class HeldKeys(Answer):
-    """The held keys of a group, and its paused keys, the oldest first."""
+    """The held keys and the paused keys of a group, the oldest first."""
 
-    keys: Annotated[list[HeldKey], "The oldest of those whose tasks have failed for good."]
-    held: Annotated[int, "How many order keys are held in all."]
-    paused: Annotated[list[PausedKey], "The oldest of those that operators have paused."]
+    keys: Annotated[list[HeldKey], "The oldest held keys."]
+    held: Annotated[int, "Total number of held order keys."]
+    paused: Annotated[list[PausedKey], "The oldest paused keys."]
 
 
 class KeyPause(Answer):
-    """Whether a key of a group is paused now."""
+    """Whether a key of a group is paused."""
 
-    paused: Annotated[bool, "None of its tasks is handed out until it is resumed."]
-    changed: Annotated[bool, "Whether it was otherwise before this call."]
+    paused: Annotated[bool, "Whether the key's tasks are not delivered until it is resumed."]
+    changed: Annotated[bool, "Whether this call changed it."]
     since_ms: Annotated[
-        int | None, Moment(), "Since when it is paused, or was; None: it was not."
+        int | None, Moment(), "When the key was last paused; None if it was not paused."
     ] = None
     by: Annotated[str | None, "Who paused it."] = None
 
-    since = maybe_when("since_ms", "Since when it is paused, or was.")
+    since = maybe_when("since_ms", "When the key was last paused; None if it was not paused.")
 
 
 class KeyLine(Answer):
-    """Tasks that wait for their turn: of an order key, or of a value that shares a group."""
+    """Waiting tasks of an order key or of a value of ``fair_by``."""
 
-    id: Annotated[int, ID, "One of its tasks."]
+    id: Annotated[int, ID, "The id of one of the tasks."]
     kind: Annotated[str, Choice("str", "order", "fair"), '"order" or "fair".']
-    value: Annotated[Value | None, "The order key, or the value; None: of tasks that have none."]
+    value: Annotated[Value | None, "The order key or the value; None for tasks that have no value."]
     state: Annotated[
         str,
         'The state of the task whose turn it is: "ready", "in_flight", "retrying", "held"; or the'
-        ' reason that holds the value back: "limited" (limit_each), "throttled" (rate_each).'
-        ' Either may be "paused".',
+        ' reason why the value waits: "limited" (limit_each), "throttled" (rate_each). Both kinds'
+        ' can be "paused".',
     ]
-    in_flight: Annotated[int, "How many of its tasks are delivered and not settled."]
-    waiting: Annotated[int, "How many of its tasks wait for their turn."]
+    in_flight: Annotated[int, "Number of its tasks that are delivered and not settled."]
+    waiting: Annotated[int, "Number of its tasks that wait for their turn."]
 
 
 class KeyLines(Answer):
-    """The keys of a group for whose turn most tasks wait."""
+    """The keys of a group with the most waiting tasks."""
 
-    lines: Annotated[list[KeyLine], "The keys, the one for which most tasks wait first."]
-    waiting: Annotated[int, "How many tasks wait for their turn in all keys of the group."]
+    lines: Annotated[list[KeyLine], "The keys, the one with the most waiting tasks first."]
+    waiting: Annotated[int, "Number of waiting tasks of all keys of the group."]
 
 
 class ResetPreview(Answer):
-    """A reset of a group would give it this."""
+    """The effect that a reset of a group would have."""
 
     tasks: Annotated[int, "How many tasks the group would get."]
     first_ms: Annotated[int | None, Moment(), "When the first of them was due."]
     last_ms: Annotated[int | None, Moment(), "When the last of them was due."]
-    lost: Annotated[int, "How many more tasks there were whose bodies are gone."]
+    lost: Annotated[int, "How many more tasks there were whose bodies no longer exist."]
     incomplete: Annotated[
         int,
-        "Gaps that the history has in that time: more may be left out, and nobody can count it.",
+        "Number of gaps that the history has in that time. An unknown number of tasks is missing.",
     ]
-    from_ms: Annotated[int, Moment(), "The beginning of the time that was looked at."]
-    until_ms: Annotated[int, Moment(), "The end of the time that was looked at."]
+    from_ms: Annotated[int, Moment(), "The start of the time that was searched."]
+    until_ms: Annotated[int, Moment(), "The end of the time that was searched."]
 
     first = maybe_when("first_ms", "When the first of them was due.")
     last = maybe_when("last_ms", "When the last of them was due.")
 
 
 class Replay(Answer):
-    """The tasks from before a group have been looked at so far."""
+    """The progress of the search for earlier tasks that a group is owed."""
 
-    looked_at: Annotated[int, "How many tasks have been looked at."]
-    given: Annotated[int, "How many of these the group was given."]
+    looked_at: Annotated[int, "How many tasks have been examined."]
+    given: Annotated[int, "How many of them the group got."]
     share: Annotated[
-        float | None, "The share that has been looked at, 0 to 1; None: it is not known."
+        float | None, "The share that has been examined, 0 to 1; None if it is unknown."
     ]
 
 
 _GROUP = "/v1/topics/{topic}/groups/{group}"
 _READ, _OPERATE = Need(Right.READ, Of.NAMED), Need(Right.OPERATE, Of.NAMED)
 _TOPICS, _ORDER = "topics", "order and shares"
-_HELD = "Raises NotFound for a group."
-
 VERBS: Final = (
     Verb(
         "create_group", NewGroup, GroupSettings, _OPERATE, "Create a group",
-        "Make a group before its first subscriber comes; one that exists stays as it is"
-        " (``created`` of the answer says which).",
+        "Create a group before its first subscriber connects. An existing group does not change,"
+        " and ``created`` in the answer is false.",
         FrameType.GROUP_CREATE, path=f"PUT {_GROUP}", tag=_TOPICS, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("create_group"),),
@@ -484,29 +487,31 @@ VERBS: Final = (
     ),
     Verb(
         "configure", Settings, GroupSettings, _OPERATE,
-        "Set a group's pause, rate or retry policy",
-        "Change settings of a group, or of the topic itself. Others stay; None removes a setting."
-        " A filter applies to tasks that come due from now on. Durable when it returns."
-        " Raises NotFound for a group, Conflict for ``broadcast_only`` of a topic with groups.",
+        "Change a group's settings, such as its pause, rate or retry policy",
+        "Change settings of a group, or of the topic itself. Settings that are left out do not"
+        " change; None removes a setting. A filter applies to tasks that come due from now on. The"
+        " change is durable when the call returns. Raise NotFound if there is no such group, and"
+        " Conflict for ``broadcast_only`` if the topic has groups.",
         FrameType.CONFIGURE, path=f"PATCH {_GROUP}", tag=_TOPICS, errors=("not_found", "conflict"),
         audit=Audit.ALWAYS, changes=True, methods=(Method("configure"),),
         over=Over.HOME,
     ),
     Verb(
         "delete_group", GroupDeletion, GroupHeld, _OPERATE, "Delete a group",
-        "Delete a group; what it held. Raises Conflict when it holds anything, unless ``force``:"
-        " then that is gone for it.",
+        "Delete a group and return the number of tasks that it held. Raise Conflict if it holds"
+        " tasks, unless ``force``, which drops them for this group.",
         FrameType.GROUP_DELETE, path=f"DELETE {_GROUP}", tag=_TOPICS,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True, repeat=False,
         methods=(Method("delete_group"),),
         over=Over.HOME_LAST,
     ),
     Verb(
-        "delete_topic", Deletion, TopicHeld, _OPERATE, "Delete a topic with all that it holds",
-        "Delete a topic with its groups, settings and dead letters; what it held. Durable when it"
-        " returns; its tasks end as deleted in the background, and until then the topic takes no"
-        " new ones (Refused). Raises Conflict when it holds tasks or has subscribers, unless"
-        " ``force``, and always when a schedule enqueues to it; NotFound.",
+        "delete_topic", Deletion, TopicHeld, _OPERATE, "Delete a topic with its groups and tasks",
+        "Delete a topic with its groups, settings and dead letters, and return the number of tasks"
+        " that it held. The deletion is durable when the call returns. Its tasks are deleted in the"
+        " background, and until then the topic takes no new tasks (Refused). Raise Conflict if the"
+        " topic holds tasks or has subscribers, unless ``force``, and always if a schedule enqueues"
+        " to it. Raise NotFound if there is no such topic.",
         FrameType.TOPIC_DELETE, path="DELETE /v1/topics/{topic}", tag=_TOPICS,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True, repeat=False,
         methods=(Method("delete_topic"),),
@@ -514,12 +519,12 @@ VERBS: Final = (
     ),
     Verb(
         "reset_group", Reset, BulkInfo, _OPERATE,
-        "Give a group again what came due since a moment",
-        "Give the group again what came due since ``to`` and that it has finished, or was never"
-        " owed. A bulk operation: durable when it returns, done in the background (``wait_bulk``)."
-        " Each task comes as one of its own, of which ``Delivery.replay_of`` is the former's id."
-        " Other groups notice nothing. Raises NotFound, Conflict when the group is being reset"
-        " already, Overloaded.",
+        "Deliver the tasks to a group again that came due since a moment",
+        "Deliver those tasks to the group that came due since ``to`` and that it has finished or"
+        " was never owed. Each becomes a new task, whose ``Delivery.replay_of`` is the id of the"
+        " original. Other groups are not affected. The reset is a bulk operation: it is durable"
+        " when the call returns, and runs in the background (``wait_bulk``). Raise NotFound if"
+        " there is no such group, Conflict if the group is already being reset, or Overloaded.",
         FrameType.GROUP_RESET, path=f"POST {_GROUP}/reset", tag=_TOPICS, status=201,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
         methods=(Method("reset_group"),),
@@ -527,39 +532,40 @@ VERBS: Final = (
     ),
     Verb(
         "preview_reset", ResetTrial, ResetPreview, _READ,
-        "What a reset would give; gives nothing",
-        "What a reset to that moment would give now; nothing is given. The whole history is looked"
-        " through. Raises NotFound, Overloaded.",
+        "Preview a reset",
+        "Return how many tasks a reset to that moment would deliver, without resetting. The call"
+        " reads the whole history. Raise NotFound if there is no such group, or Overloaded.",
         FrameType.GROUP_RESET_PREVIEW, path=f"POST {_GROUP}/reset-preview", tag=_TOPICS,
         errors=("not_found",), prompt=False, methods=(Method("preview_reset"),),
         over=Over.ALL,
     ),
     Verb(
-        "held_keys", KeysPage, HeldKeys, _READ, "Keys that wait for an operator",
-        "Order keys that are held until an operator acts, the oldest first. Raises NotFound.",
+        "held_keys", KeysPage, HeldKeys, _READ, "List held and paused keys",
+        "Return order keys that are held until an operator acts, the oldest first. Raise NotFound"
+        " if there is no such group.",
         FrameType.HELD_KEYS, path=f"GET {_GROUP}/held-keys", tag=_ORDER, errors=("not_found",),
         methods=(
             Method("held_keys", gives="keys"),
             Method(
                 "paused_keys", gives="paused",
-                text="Keys that operators have paused, order keys and values of ``fair_by``, the"
-                " oldest first. Raises NotFound.",
+                text="Return the order keys and values of ``fair_by`` that operators have paused,"
+                " the oldest first. Raise NotFound if there is no such group.",
             ),
         ),
         over=Over.ALL,
     ),
     Verb(
-        "key_lines", KeysPage, KeyLines, _READ, "Who waits for whom",
-        "Order keys, and values that share the group, for whose turn most tasks wait. Raises"
-        " NotFound.",
+        "key_lines", KeysPage, KeyLines, _READ, "List keys with waiting tasks",
+        "Return the order keys and values of ``fair_by`` with the most waiting tasks. Raise"
+        " NotFound if there is no such group.",
         FrameType.KEY_LINES, path=f"GET {_GROUP}/lines", tag=_ORDER, errors=("not_found",),
         methods=(Method("key_lines", gives="lines"),),
         over=Over.ALL,
     ),
     Verb(
         "release_key", HeldTasks, list[TaskOutcome], _OPERATE, "Try the task of a held key again",
-        "The task of a held key, by its id or the key, is tried again at once, its failures counted"
-        ' anew: "released", or "not_held". Raises NotFound for a group.',
+        "Try the task of a held key, named by its id or the key, again at once and reset its"
+        ' failures. Return "released" or "not_held". Raise NotFound if there is no such group.',
         FrameType.RELEASE_KEY, path=f"POST {_GROUP}/held-keys/release", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("release_key", word="ReleaseKeyWord"),),
@@ -567,29 +573,30 @@ VERBS: Final = (
     ),
     Verb(
         "skip_key", HeldTasks, list[TaskOutcome], _OPERATE,
-        "Give the task of a held key up: its key goes on",
-        'The task of a held key goes to the dead letters, and its key goes on: "skipped", or'
-        ' "not_held". Raises NotFound for a group.',
+        "Skip the task of a held key",
+        "Move the task of a held key to the dead letters, so that the key's next task can be"
+        ' delivered. Return "skipped" or "not_held". Raise NotFound if there is no such group.',
         FrameType.SKIP_KEY, path=f"POST {_GROUP}/held-keys/skip", tag=_ORDER,
         errors=("not_found",), audit=Audit.ALWAYS, changes=True,
         methods=(Method("skip_key", word="SkipKeyWord"),),
         over=Over.IDS,
     ),
     Verb(
-        "pause_key", OneKey, KeyPause, _OPERATE, "Hand out no task of one key until it is resumed",
-        "Hand out no task of one key of the group, an order key or a value of ``fair_by``, until it"
-        " is resumed. Its tasks become due and wait, other keys go on, what is in flight can be"
-        " acked. Durable when it returns. One that is paused stays as it is. Raises NotFound for a"
-        " group, Conflict for a value of a group without ``fair_by``, LimitExceeded.",
+        "pause_key", OneKey, KeyPause, _OPERATE, "Pause the deliveries of one key",
+        "Pause one key of the group, an order key or a value of ``fair_by``. Its tasks become due"
+        " and wait; tasks in flight can be acked, and other keys are not affected. The pause is"
+        " durable when the call returns. Pausing a paused key changes nothing. Raise NotFound if"
+        " there is no such group, Conflict for a value if the group has no ``fair_by``, or"
+        " LimitExceeded.",
         FrameType.PAUSE_KEY, path=f"POST {_GROUP}/held-keys/pause", tag=_ORDER,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
         methods=(Method("pause_key"),), command="groups pause-key TOPIC GROUP",
         over=Over.TURN,
     ),
     Verb(
-        "resume_key", OneKey, KeyPause, _OPERATE, "Hand out the tasks of a paused key again",
-        "Hand out the tasks of a paused key again. ``changed`` is false if it was not paused."
-        " Raises as ``pause_key``.",
+        "resume_key", OneKey, KeyPause, _OPERATE, "Resume the deliveries of a paused key",
+        "Resume the deliveries of a paused key. ``changed`` is false if it was not paused. Raise"
+        " the same errors as ``pause_key``.",
         FrameType.RESUME_KEY, path=f"POST {_GROUP}/held-keys/resume", tag=_ORDER,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, changes=True,
         methods=(Method("resume_key"),), command="groups resume-key TOPIC GROUP",

@@ -1,8 +1,8 @@
-"""Kinds of values: what a field of a request or an answer may hold.
+"""Kinds of values of the fields of requests and answers.
 
-A kind says in one place how a value is checked, how a caller writes it in Python, how it looks on
-the wire and in JSON, and what the documents say of it. Daemon and client use the same check, so
-there is one message. Knows no verb and no transport.
+A kind defines in one place how a value is checked, how it is written in Python, on the wire and in
+JSON, and how the documents describe it. Daemon and client share the check and its messages. This
+module knows no verb and no transport.
 
 Invariant: a value that has passed ``check`` can be encoded and stored.
 """
@@ -30,7 +30,7 @@ _STEP = "[a-z0-9][a-z0-9.+-]*(;[a-z]+=[A-Za-z0-9._:/+-]+)*"
 ENCODING_PATTERN: Final = f"^{_STEP}(,{_STEP})*$"
 ENCODING_LENGTH_MAX: Final = 255
 STEPS: Final = frozenset(("zlib", "zstd", "aesgcm"))
-"""What clients of ours do to bodies; whatever else an encoding begins with is what the body is."""
+"""Steps that our clients apply to bodies. Another first word of an encoding is the body's type."""
 _ENCODING = re.compile(ENCODING_PATTERN[1:-1])
 
 
@@ -43,7 +43,7 @@ def wrong(field: str, expected: str, value: object) -> NoReturn:
 
 
 def refusal(error: InvalidValue) -> BadRequest:
-    """The error of the wire for a value that cannot be taken."""
+    """Return the wire's error for an invalid value."""
     return (LimitExceeded if error.is_too_long else BadRequest)(error.message(shown))
 
 
@@ -51,15 +51,15 @@ def refusal(error: InvalidValue) -> BadRequest:
 
 
 def integer(value: object, field: str, low: int, high: int) -> int:
-    """A checked whole number from ``low`` to ``high``. Raises BadRequest."""
+    """Return the value if it is an integer from ``low`` to ``high``. Raise BadRequest otherwise."""
     if type(value) is not int or not low <= value <= high:
         raise BadRequest(f"{field} must be an integer of {low} to {high}, not {shown(value)}")
     return value
 
 
 def text(value: object, field: str, length_max: int, limit: str = "") -> str:
-    """Check that a value is a string of ``length_max`` characters or fewer that UTF-8 can encode.
-    ``limit``: the name of that limit, if it has one. Raises BadRequest, LimitExceeded."""
+    """Return the value if it is a string of at most ``length_max`` characters that UTF-8 can
+    encode. ``limit`` is the limit's name for the message. Raise BadRequest or LimitExceeded."""
     if type(value) is str and len(value) <= length_max and value.isascii():
         return value
     try:
@@ -69,14 +69,16 @@ def text(value: object, field: str, length_max: int, limit: str = "") -> str:
 
 
 def name(value: object, field: str) -> str:
-    """A checked name of a topic, a group, a schedule and the like. Raises BadRequest."""
+    """Return the value if it is a valid name of a topic, group or schedule. Raise BadRequest
+    otherwise."""
     if type(value) is not str or not _NAME.fullmatch(value):
         wrong(field, "1 to 255 of A-Z a-z 0-9 . _ : / -", value)
     return value
 
 
 def array(value: object, field: str, length_max: int) -> Sequence[Any]:
-    """A checked array of at most ``length_max`` elements. Raises BadRequest, LimitExceeded."""
+    """Return the value if it is an array of at most ``length_max`` elements. Raise BadRequest or
+    LimitExceeded otherwise."""
     if type(value) is not tuple:
         raise BadRequest(f"{field} must be an array, not {shown(value)}")
     if len(value) > length_max:
@@ -85,66 +87,68 @@ def array(value: object, field: str, length_max: int) -> Sequence[Any]:
 
 
 def task_ids(value: object, field: str, limits: Limits) -> Sequence[int]:
-    """Checked ids of tasks, as many as a frame may have. Raises BadRequest, LimitExceeded."""
+    """Return the value if it is an array of task ids that fits a frame. Raise BadRequest or
+    LimitExceeded otherwise."""
     ids = array(value, field, limits.ids_per_frame_max)
     if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > ID_MAX):
-        odd = next(i for i in ids if type(i) is not int or not 0 <= i <= ID_MAX)
-        raise BadRequest(f"{field} must be integers of 0 to {ID_MAX}, not {shown(odd)}")
+        invalid = next(i for i in ids if type(i) is not int or not 0 <= i <= ID_MAX)
+        raise BadRequest(f"{field} must be integers of 0 to {ID_MAX}, not {shown(invalid)}")
     return ids
 
 
 class FieldKind:
-    """One kind of value. The base takes anything."""
+    """One kind of value. The base class accepts any value."""
 
     word = "any"
-    """The type, as the tables of the documents have it."""
+    """The type in the tables of the documents."""
     python = "Any"
-    """The annotation of a keyword of the Python client."""
+    """The annotation of the keyword of the Python client."""
     unit = ""
-    """The end of the field's name that a Python keyword does not have: it takes a duration or a
-    datetime."""
+    """The suffix of the field's name that the Python keyword drops, because it takes a duration or
+    a datetime."""
     json: Any = object
     """The type in JSON."""
     json_name = ""
-    """What the OpenAPI document calls that type, where several schemas share it."""
+    """The name of that type in the OpenAPI document, if several schemas share it."""
     measure = ""
-    """The sentence that says the unit of a number."""
+    """A sentence with the unit of a number."""
     has_limits = False
-    """Whether ``bounds`` are limits, which the sentence of a field does not name."""
+    """Whether ``bounds`` are limits that the field's sentence does not name."""
     is_logged = True
-    """Whether the log of what operators did may show it."""
+    """Whether the audit log can show the value."""
     none_takes_away = True
-    """Whether None, where it is something to say, takes a setting of this kind away."""
+    """Whether None removes a setting of this kind."""
 
     def check(self, value: Any, field: str, limits: Limits) -> Any:
-        """The checked value, in the form of the wire. Raises BadRequest or LimitExceeded, which
-        name the field, the limit and the value."""
+        """Return the checked value in the form of the wire. Raise BadRequest or LimitExceeded,
+        whose messages name the field, the limit and the value."""
         return value
 
     def logged(self, value: Any) -> Any:
-        """A checked value as the log of what operators did shows it, where it may."""
+        """Return a checked value as the audit log shows it."""
         return value
 
     def of_python(self, value: Any, field: str) -> Any:
-        """The wire's form of what a caller of the Python client gave. Raises BadRequest."""
+        """Convert an argument of the Python client to the form of the wire. Raise BadRequest if
+        that is impossible."""
         return value
 
     def of_task(self, value: Any, field: str, limits: Limits) -> Any:
-        """The checked value, in the form of the wire, of what a caller gave as an option of a task:
-        each is checked before it is sent together with others. Raises as ``check``."""
+        """Convert and check an option of a task. The client checks each option, because tasks of
+        several callers are sent together. Raise the same errors as ``check``."""
         return self.check(self.of_python(value, field), field, limits)
 
     def schema(self) -> dict[str, Any]:
-        """What the JSON schema says beside the type."""
+        """Return the JSON schema without the type."""
         return {}
 
     @property
     def bounds(self) -> str:
-        """The bounds, as the tables of the documents have them."""
+        """The bounds in the tables of the documents."""
         return ""
 
     def described(self, text: str) -> str:
-        """A field's sentence, with the unit and the bounds of this kind behind it."""
+        """Append the unit and the bounds of this kind to a field's sentence."""
         bounds = self.bounds
         if bounds[:1].isdigit():
             bounds = f"from {bounds}"
@@ -154,24 +158,24 @@ class FieldKind:
 
 
 class Text(FieldKind):
-    """A string of at most ``length_max`` characters, all of which UTF-8 can say."""
+    """A string of at most ``length_max`` characters that UTF-8 can encode."""
 
     word, python, json = "str", "str", str
     has_limits = True
 
     def __init__(self, length_max: int | str = 255, limit: str = "") -> None:
-        """``length_max``: a number, or the name of the daemon's limit that has it. ``limit``: what
-        messages call the number."""
+        """``length_max`` is a number, or the name of one of the daemon's limits. ``limit`` is the
+        name of that number in messages."""
         self.length_max = length_max
         self._limit = limit
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
-        return text(value, field, *self._most(limits))
+        return text(value, field, *self._length_max(limits))
 
     of_task = check
 
-    def _most(self, limits: Limits) -> tuple[int, str]:
-        """How many characters there may be, and the name of that limit, if it has one."""
+    def _length_max(self, limits: Limits) -> tuple[int, str]:
+        """Return the maximum length in characters and the name of that limit, or ""."""
         if isinstance(self.length_max, str):
             return getattr(limits, self.length_max), self.length_max
         return self.length_max, self._limit
@@ -182,7 +186,7 @@ class Text(FieldKind):
         return value
 
     def schema(self) -> dict[str, Any]:
-        return {"maxLength": self._most(_DEFAULT_LIMITS)[0]}
+        return {"maxLength": self._length_max(_DEFAULT_LIMITS)[0]}
 
     @property
     def bounds(self) -> str:
@@ -193,11 +197,10 @@ class Tag(Text):
     """A tag that the filter of a group can name."""
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
-        found = super().check(value, field, limits)
-        if not found or found == "*" or "||" in found or found != found.strip():
-            what = "a tag that a filter can name: not empty or *, without || and outer blanks"
-            wrong(field, what, value)
-        return found
+        tag = super().check(value, field, limits)
+        if not tag or tag == "*" or "||" in tag or tag != tag.strip():
+            wrong(field, "a tag: not empty, not *, without ||, without outer blanks", value)
+        return tag
 
     of_task = check
 
@@ -218,16 +221,16 @@ class Name(FieldKind):
 
 
 class Traceparent(FieldKind):
-    """A place in a distributed trace, as W3C Trace Context writes it: version, trace, span, flags.
-    The ids are not all zeros, and there is no version ff."""
+    """A W3C ``traceparent``: version, trace id, span id, flags. Neither id is all zeros, and the
+    version is not ff."""
 
     word, python, json = "str", "str", str
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
         if type(value) is not str or not _TRACE.fullmatch(value):
             expected = (
-                "a W3C traceparent (55 characters: 2, 32, 16 and 2 lower-case hex digits with -"
-                " between; no version ff, no id of zeros)"
+                "a W3C traceparent (55 characters: 2, 32, 16 and 2 lower-case hex digits, separated"
+                " by -; version not ff, ids not all zeros)"
             )
             wrong(field, expected, value)
         return value
@@ -239,23 +242,23 @@ class Traceparent(FieldKind):
 
 
 def steps_in(encoding: str) -> int:
-    """How many things were done to a body: the parts of its encoding, but for what it is."""
+    """Return the number of steps in an encoding, not counting the body's type."""
     first = encoding.partition(",")[0].partition(";")[0]
     return encoding.count(",") + (first in STEPS)
 
 
 class Encoding(FieldKind):
-    """What a body is, and what was done to it in that order: "json;v=2,zlib,aesgcm;key=2026-11".
-    Steps stand between commas, what is said of one behind semicolons."""
+    """A body's type and the steps applied to it, in order: "json;v=2,zlib,aesgcm;key=2026-11".
+    Commas separate steps; semicolons separate a step from its parameters."""
 
     word, python, json = "str", "str", str
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
-        most = ENCODING_LENGTH_MAX
-        if type(value) is not str or len(value) > most or not _ENCODING.fullmatch(value):
+        length_max = ENCODING_LENGTH_MAX
+        if type(value) is not str or len(value) > length_max or not _ENCODING.fullmatch(value):
             expected = (
-                f"1 to {most} characters: what the body is and what was done to it"
-                " in that order, with commas between (like json;v=2,zlib)"
+                f"1 to {length_max} characters: the body's type and the steps applied to it, in"
+                " order, separated by commas (like json;v=2,zlib)"
             )
             wrong(field, expected, value)
         if value.count(",") >= ENCODING_STEPS_MAX and (count := steps_in(value)) > (
@@ -273,12 +276,13 @@ class Encoding(FieldKind):
 
 
 class OwnName(Name):
-    """A name that the client makes when its caller gives none, so that a request that is sent
-    again is the same one."""
+    """A name that the client generates if its caller gives none, so that a resend has the same
+    name."""
 
 
 class Choice(FieldKind):
-    """One of some words. ``python``: the name of the Literal type in ``tickwheel.api.frames``."""
+    """One of several words. ``python`` is the name of the Literal type in
+    ``tickwheel.api.frames``."""
 
     word, json = "str", str
 
@@ -329,7 +333,7 @@ class Whole(FieldKind):
     has_limits = True
 
     def __init__(self, low: int = 0, high: int | str = INTEGER_MAX) -> None:
-        """``high``: a number, or the name of the daemon's limit that has it."""
+        """``high`` is a number, or the name of one of the daemon's limits."""
         self.low = low
         self._limit = high if isinstance(high, str) else ""
         self.high: int = getattr(_DEFAULT_LIMITS, high) if isinstance(high, str) else high
@@ -345,8 +349,8 @@ class Whole(FieldKind):
         return self.check(value, field, _DEFAULT_LIMITS)
 
     def schema(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"minimum": self.low}
-        return found if self.high >= ID_MAX else found | {"maximum": self.high}
+        schema: dict[str, Any] = {"minimum": self.low}
+        return schema if self.high >= ID_MAX else schema | {"maximum": self.high}
 
     @property
     def bounds(self) -> str:
@@ -354,7 +358,7 @@ class Whole(FieldKind):
 
 
 class Moment(Whole):
-    """Milliseconds since 1970; a datetime in Python."""
+    """Milliseconds since 1970; in Python a datetime."""
 
     python, unit = "datetime", "_ms"
     measure, has_limits = "In milliseconds since 1970.", False
@@ -367,7 +371,7 @@ class Moment(Whole):
 
 
 class Span(Whole):
-    """Milliseconds; seconds, a timedelta or text in Python."""
+    """Milliseconds; in Python seconds, a timedelta or text."""
 
     python, unit = "Duration", "_ms"
     measure = "In milliseconds."
@@ -380,7 +384,7 @@ class Span(Whole):
 
 
 class Window(Span):
-    """How much later than asked for a task may be due, in milliseconds; 0 says nothing."""
+    """The length of a due window in milliseconds; 0 means no window."""
 
     def check(self, value: Any, field: str, limits: Limits) -> Any:
         within_ms, limit = super().check(value, field, limits), limits.within_ms_max
@@ -390,7 +394,7 @@ class Window(Span):
 
 
 class Shift(Span):
-    """Milliseconds that may be negative; seconds, a timedelta or text in Python."""
+    """Milliseconds, possibly negative; in Python seconds, a timedelta or text."""
 
     def __init__(self) -> None:
         super().__init__(INTEGER_MIN)
@@ -418,7 +422,7 @@ class Number(FieldKind):
     has_limits = True
 
     def __init__(self, what: str, low: float, high: float) -> None:
-        """``what`` the number counts, for messages."""
+        """``what`` names the counted things in messages."""
         self.what = what
         self.low, self.high = low, high
 
@@ -442,7 +446,7 @@ class Number(FieldKind):
 
 
 class Id(Whole):
-    """The id of a task; text in JSON, whose numbers lose digits."""
+    """The id of a task; text in JSON, because JSON numbers lose digits."""
 
     json = str
     has_limits = False
@@ -463,7 +467,7 @@ class Ids(FieldKind):
         return task_ids(value, field, limits)
 
     def of_python(self, value: Any, field: str) -> list[int]:
-        return [_one_id(one) for one in value]
+        return [_task_id(task_id) for task_id in value]
 
     def schema(self) -> dict[str, Any]:
         return {"minItems": 1, "maxItems": Limits().ids_per_frame_max}
@@ -485,17 +489,17 @@ class Letters(FieldKind):
         return letters
 
     def of_python(self, value: Any, field: str) -> list[tuple[int, str]]:
-        return [self._letter(one) for one in value]
+        return [self._letter(letter) for letter in value]
 
     @staticmethod
     def _letter(value: Any) -> tuple[int, str]:
         if not isinstance(value, (tuple, list)) or len(value) != 2 or not isinstance(value[1], str):
-            raise BadRequest(f"a dead letter is (id, group), not {shown(value)}")
-        return _one_id(value[0]), value[1]
+            raise BadRequest(f"a dead letter must be (id, group), not {shown(value)}")
+        return _task_id(value[0]), value[1]
 
 
 class Body(FieldKind):
-    """The bytes of a task; in JSON text, or base64 where it is not UTF-8."""
+    """The bytes of a task; in JSON text, or base64 if they are not UTF-8."""
 
     word, python, json = "bin", "bytes", bytes
     is_logged = False
@@ -507,8 +511,8 @@ class Body(FieldKind):
 
 
 class Properties(FieldKind):
-    """The producer's own fields of a task: text, numbers and booleans by name. An empty map says
-    nothing."""
+    """The producer's fields of a task: text, numbers and booleans by name. An empty map means
+    no properties."""
 
     word, python = "map of str to str, int, float or bool", "Mapping[str, Value]"
     json = dict[str, str | int | float | bool]
@@ -534,12 +538,12 @@ class Properties(FieldKind):
         return dict(value)
 
     def of_task(self, value: Any, field: str, limits: Limits) -> Any:
-        found = self.check(value, field, limits)
-        return None if found is None else dict(found)
+        properties = self.check(value, field, limits)
+        return None if properties is None else dict(properties)
 
 
 class PropertyValue(FieldKind):
-    """What a property may be: text, a number or a boolean."""
+    """The value of a property: text, a number or a boolean."""
 
     word, python = "str, int, float or bool", "Value"
     json, json_name = str | int | float | bool, "PropertyValue"
@@ -553,7 +557,7 @@ class PropertyValue(FieldKind):
 
 
 class Policy(FieldKind):
-    """A retry policy: a name, a text, or a map; ``Retry`` in Python."""
+    """A retry policy: a name, a text, or a map; in Python ``Retry``."""
 
     word, python, json = "policy", "Retry", str | dict[str, Any]
     json_name = "Retry"
@@ -563,7 +567,7 @@ class Policy(FieldKind):
 
 
 class Rule(FieldKind):
-    """The rule for a task whose key is pending: a word or a map; ``IfPending`` in Python."""
+    """The rule for a task whose key is pending: a word or a map; in Python ``IfPending``."""
 
     word, python, json = "rule", "Action | IfPending", str | dict[str, Any]
     json_name = "IfPending"
@@ -573,7 +577,7 @@ class Rule(FieldKind):
 
 
 class Since(FieldKind):
-    """A moment in milliseconds since 1970, or one of some words; a datetime or a word in Python."""
+    """Milliseconds since 1970, or one of several words; in Python a datetime or a word."""
 
     word, python, json = "int or str", "datetime | str", str | int
 
@@ -584,8 +588,8 @@ class Since(FieldKind):
         if isinstance(value, datetime):
             return moment_ms(value, field)
         if value not in self.words:
-            known = " or ".join(f"'{word}'" for word in self.words)
-            wrong(field, f"{known.replace(' or ', ', ')} or a datetime", value)
+            words = ", ".join(f"'{word}'" for word in self.words)
+            wrong(field, f"{words} or a datetime", value)
         return value
 
     @property
@@ -593,7 +597,7 @@ class Since(FieldKind):
         return ", ".join(f"`{word}`" for word in self.words) + ", or milliseconds since 1970"
 
 
-def _one_id(value: Any) -> int:
+def _task_id(value: Any) -> int:
     return integer(value, "id", 0, ID_MAX)
 
 

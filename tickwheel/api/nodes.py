@@ -1,7 +1,7 @@
-"""Nodes: which there are, which shards each one leads, and where operators want a shard to be.
+"""Verbs on nodes and the placement of shards.
 
-Only a daemon that is one of several shards of a shared store (``?shards=N``) can be asked; any of
-them answers for all.
+Every daemon that serves a shard of a shared store (``?shards=N``) answers them, for all nodes.
+Other daemons refuse them.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tickwheel.limits import SHARDS_MAX
 
 
 class MoveShard(Request):
-    """The request says on which node a shard shall be."""
+    """The request assigns a shard to a node."""
 
     shard: Annotated[int, Whole(0, SHARDS_MAX - 1), "The number of the shard."]
     node: Annotated[
-        str | None, NAME, "The name of the node; without it the shard goes where it belongs."
+        str | None, NAME, "The name of the node; by default the daemons choose the node."
     ] = place(default=None)
 
 
 class DrainNode(Request):
-    """The request says whether a node shall have shards."""
+    """The request starts or ends the draining of a node."""
 
     node: Annotated[str, NAME, "The node's name."]
     draining: Annotated[
-        bool, FLAG, "Whether the node gives its shards away; false: it gets shards again."
+        bool, FLAG, "Whether the node gives its shards to others; false lets it lead shards again."
     ] = place(default=True)
 
 
@@ -40,88 +40,85 @@ class DrainNode(Request):
 
 
 class NodeInfo(Answer):
-    """A node, as it was seen last in the store."""
+    """A node, as last recorded in the store."""
 
     node: Annotated[str, "The name of the node."]
-    address: Annotated[str, "Its front door, as clients find it."]
-    http: Annotated[
-        str | None, "The URL of its HTTP, which is that of all its shards; None: it is off."
-    ]
+    address: Annotated[str, "The address of its front door, for clients."]
+    http: Annotated[str | None, "The URL of the HTTP API of all its shards; None if HTTP is off."]
     version: Annotated[str, "The version of its daemons."]
-    capacity: Annotated[float, "How much it can bear, beside the capacity of the other nodes."]
-    since_ms: Annotated[int, Moment(), "When it began."]
-    seen_ms: Annotated[int, Moment(), "When it was heard of last, by the clock of the store."]
-    draining: Annotated[bool, "Whether the node gives its shards away and gets none."]
+    capacity: Annotated[float, "Its capacity, relative to the other nodes."]
+    since_ms: Annotated[int, Moment(), "When it started."]
+    seen_ms: Annotated[int, Moment(), "When it last reported, by the store's clock."]
+    draining: Annotated[bool, "Whether the node gives its shards to others and gets none."]
     shards: Annotated[list[int], "The shards that it leads."]
     standbys: Annotated[list[int], "The shards for which it stands by."]
 
-    since = when("since_ms", "When it began.")
+    since = when("since_ms", "When it started.")
 
 
 class ShardInfo(Answer):
-    """Where a shard is, and where it shall be."""
+    """The present and the intended node of a shard."""
 
-    shard: Annotated[int, "The number of the shard, from 0 on."]
-    node: Annotated[str | None, "The node that leads it; None: nobody does."]
-    address: Annotated[str | None, "Where clients find it."]
-    epoch: Annotated[int, "The number of the leader's term; it grows with each takeover."]
-    since_ms: Annotated[int | None, Moment(), "Since when that node leads it."]
-    wanted: Annotated[str | None, "The node where it shall be; another one: it moves there."]
-    placed: Annotated[str | None, "The node where an operator wants it; None: anywhere."]
-    waits: Annotated[str | None, "Why it is not led, or does not move, in words."] = None
+    shard: Annotated[int, "The number of the shard, counted from 0."]
+    node: Annotated[str | None, "The node that leads it; None if no node does."]
+    address: Annotated[str | None, "The address for clients."]
+    epoch: Annotated[int, "The number of the leader's tenure; it grows with each takeover."]
+    since_ms: Annotated[int | None, Moment(), "When its present node began to lead it."]
+    wanted: Annotated[str | None, "The intended node; the shard moves there if it differs."]
+    placed: Annotated[str | None, "The node that an operator chose; None if no operator did."]
+    waits: Annotated[str | None, "Why the shard has no leader or does not move, in words."] = None
     http: Annotated[
-        str | None, "The URL of its daemon's HTTP; None: it is off, or nobody leads the shard."
+        str | None, "The URL of its daemon's HTTP API; None if it is off or there is no leader."
     ] = None
 
 
 class Nodes(Answer):
-    """All nodes that live, by name, and all shards."""
+    """All live nodes and all shards."""
 
-    nodes: Annotated[list[NodeInfo], "The nodes that live, by name."]
+    nodes: Annotated[list[NodeInfo], "The live nodes, by name."]
     shards: Annotated[list[ShardInfo], "The shards, by number."]
-    route_version: Annotated[int, "It grows whenever a shard is somewhere else."]
+    route_version: Annotated[int, "A number that grows whenever a shard moves."]
 
 
 class ShardPlaced(Answer):
-    """Where an operator wants a shard to be is noted in the store."""
+    """The placement of a shard that was recorded in the store."""
 
     shard: Annotated[int, "The number of the shard."]
-    node: Annotated[str | None, "The node where the shard shall be; None: anywhere."]
+    node: Annotated[str | None, "The node of the shard; None if the daemons choose it."]
 
 
 class NodeDrained(Answer):
-    """Whether a node shall have shards is noted in the store."""
+    """The draining of a node that was recorded in the store."""
 
     node: Annotated[str, "The name of the node."]
-    draining: Annotated[bool, "Whether the node gives its shards away and gets none."]
+    draining: Annotated[bool, "Whether the node gives its shards to others and gets none."]
 
 
 _ADMIN, _NOT_A_NODE, _TAG = Need(Right.ADMIN, Of.ANY), ("conflict",), "nodes"
 
 VERBS: Final = (
     Verb(
-        "nodes", Nothing, Nodes, None, "Which nodes there are, and who has which shard",
-        "All nodes that serve shards of this store, and who leads which shard since when. Raises"
-        " Conflict for a daemon that is not a node (``?shards=N``).",
+        "nodes", Nothing, Nodes, None, "List nodes and the shards that they lead",
+        "Return all nodes that serve shards of this store, and the leader of each shard. Raise"
+        " Conflict if the daemon is not a node (``?shards=N``).",
         FrameType.NODE_LIST, path="GET /v1/nodes", tag=_TAG, errors=_NOT_A_NODE, standby=True,
         methods=(Method("nodes"),), over=Over.ONE,
     ),
     Verb(
-        "move_shard", MoveShard, ShardPlaced, _ADMIN, "Say on which node a shard shall be",
-        "Say that a shard shall be on a node, or, without ``node``, wherever it belongs. The answer"
-        " comes once that is noted; the shard moves as soon as its new node stands by. While the"
-        " node is not there, or drains, the shard is elsewhere. Raises NotFound for a node that is"
-        " not there, Conflict for a daemon that is not a node.",
+        "move_shard", MoveShard, ShardPlaced, _ADMIN, "Assign a shard to a node",
+        "Assign a shard to a node, or, without ``node``, let the daemons choose. The call returns"
+        " once the assignment is recorded; the shard moves as soon as its new node stands by. While"
+        " that node is away or drains, another node leads the shard. Raise NotFound for an unknown"
+        " node, and Conflict if the daemon is not a node.",
         FrameType.SHARD_MOVE, path="POST /v1/shard-moves", tag=_TAG,
         errors=("not_found", *_NOT_A_NODE), audit=Audit.ALWAYS, changes=True,
         methods=(Method("move_shard"),), over=Over.ONE,
     ),
     Verb(
-        "drain_node", DrainNode, NodeDrained, _ADMIN, "Take the shards of a node elsewhere",
-        "Say that a node shall have no shards, also after it was started again, until it is said"
-        " with ``draining=False`` that it shall. The answer comes once that is noted; its shards"
-        " move one after the other. Raises NotFound for a node that is not there, Conflict for a"
-        " daemon that is not a node.",
+        "drain_node", DrainNode, NodeDrained, _ADMIN, "Move all shards away from a node",
+        "Drain a node: it leads no shards, also after a restart, until ``draining=False``. The call"
+        " returns once that is recorded; the shards then move one by one. Raise NotFound for an"
+        " unknown node, and Conflict if the daemon is not a node.",
         FrameType.NODE_DRAIN, path="POST /v1/nodes/{node}/drain", tag=_TAG,
         errors=("not_found", *_NOT_A_NODE), audit=Audit.ALWAYS, changes=True,
         methods=(Method("drain_node"),), over=Over.ONE,

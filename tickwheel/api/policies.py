@@ -1,9 +1,9 @@
-"""Policies and rules as callers write them: ``Retry``, how often a failed task is delivered again
-and after how long, and ``IfPending``, the rule for a task whose key is pending.
+"""Policies and rules as callers write them: ``Retry``, the number and the delays of retries, and
+``IfPending``, the rule for a task whose key is pending.
 
-Values, checked when they are made; what they mean is the daemon's business. Unlike the daemon's
-``RetryPolicy`` a ``Retry`` may leave numbers to the daemon; the limits are the same. Knows the
-shape of both on the wire. Invariant: a ``Retry`` that exists can be sent.
+Both convert themselves to the form of the wire; only the daemon applies them. Unlike the daemon's
+``RetryPolicy``, a ``Retry`` can leave numbers to the daemon; the limits are the same. Invariant:
+every ``Retry`` can be sent, because its factory has checked it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tickwheel.model.policies import (
 )
 
 TABLES: Mapping[str, tuple[int, ...]] = {"rocketmq": ROCKETMQ_MS}
-"""The tables that every daemon knows by name; beyond one its last delay."""
+"""Name → delays in ms of the tables that every daemon knows. The last delay repeats."""
 
 _NAMED = "named"
 _NUMBERS = ("base_ms", "factor", "cap_ms", "delay_ms", "delays_ms", "retries", "jitter")
@@ -37,12 +37,12 @@ _NUMBERS = ("base_ms", "factor", "cap_ms", "delay_ms", "delays_ms", "retries", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """One policy; made by ``exponential``, ``fixed``, ``table``, ``none`` or ``named``.
+    """A retry policy; create it with ``exponential``, ``fixed``, ``table``, ``none`` or ``named``.
 
-    ``retries``: further attempts after the first; then the task goes to the dead letters.
-    ``jitter``: the largest share by which a delay is shortened or lengthened (0 to 1).
-    A field that is None takes the daemon's default. A task's own policy wins over its group's,
-    that over its topic's, that over the daemon's.
+    ``retries`` is the number of attempts after the first; then the task becomes a dead letter.
+    ``jitter`` is the maximum share, 0 to 1, by which a delay is randomly shortened or lengthened.
+    A field that is None takes the daemon's default. The policy of a task overrides that of its
+    group, which overrides that of its topic, which overrides the daemon's.
     """
 
     kind: str
@@ -64,11 +64,11 @@ class Retry:
         retries: int = 16,
         jitter: float = 0.1,
     ) -> Self:
-        """``base`` seconds before the first retry, each further one ``factor`` times as long, at
-        most ``cap``."""
+        """Wait ``base`` before the first retry, and ``factor`` times as long before each further
+        retry, up to ``cap``."""
         base_ms, cap_ms = _delay(base, "base", 1), _delay(cap, "cap", 1)
         if cap_ms < base_ms:
-            raise BadRequest(f"cap is {cap_ms} ms; it must not be less than base, {base_ms} ms")
+            raise BadRequest(f"cap must be at least base ({base_ms} ms), not {cap_ms} ms")
         return cls(
             kind="exponential",
             base_ms=base_ms,
@@ -80,7 +80,7 @@ class Retry:
 
     @classmethod
     def fixed(cls, delay: Duration, retries: int = 16, jitter: float = 0.0) -> Self:
-        """The same ``delay`` before every retry."""
+        """Wait ``delay`` before every retry."""
         return cls(
             kind="fixed",
             delay_ms=_delay(delay, "delay", 0),
@@ -90,12 +90,13 @@ class Retry:
 
     @classmethod
     def table(cls, table: str | Iterable[Duration], retries: int | None = None) -> Self:
-        """Delay by delay, beyond the table its last one: ``"rocketmq"`` (16 steps from 10 s to
-        2 h), or a list of delays. ``retries`` defaults to the length of the table."""
+        """Wait for the delays of a table in turn, and then for its last delay again. ``table`` is
+        ``"rocketmq"`` (16 steps from 10 s to 2 h) or a list of delays. ``retries`` defaults to the
+        length of the table."""
         if isinstance(table, str):
             if table not in TABLES:
-                known = ", ".join(map(repr, TABLES))
-                raise BadRequest(f"table must be {known} or a list of delays, not {shown(table)}")
+                names = ", ".join(map(repr, TABLES))
+                raise BadRequest(f"table must be {names} or a list of delays, not {shown(table)}")
             if retries is None:
                 return cls.named(table)
             delays_ms = TABLES[table]
@@ -106,38 +107,38 @@ class Retry:
 
     @classmethod
     def none(cls) -> Self:
-        """No retry: the first failure ends in the dead letters."""
+        """Do not retry: a task becomes a dead letter at its first failure."""
         return cls(kind="none")
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """A policy that the daemon knows by name: "default", or one that its settings define."""
+        """Use a policy that the daemon's settings define, or "default"."""
         return cls(kind=_NAMED, name=_checked_name(name))
 
     # --- the wire -------------------------------------------------------------------------------
 
     @classmethod
     def of(cls, raw: str | Mapping[str, Any]) -> Self:
-        """A policy from the wire: a name, or a map (that may leave out what the daemon fills
-        in)."""
+        """Read a policy from the wire: a name, or a map that can leave numbers to the daemon."""
         if isinstance(raw, str):
             return cls.named(raw)
         if not isinstance(raw.get("kind"), str):
-            raise BadRequest(f"a retry policy has a kind of {', '.join(KINDS)}, not {shown(raw)}")
-        found = {name: raw[name] for name in _NUMBERS if raw.get(name) is not None}
-        if "delays_ms" in found:
-            found["delays_ms"] = tuple(found["delays_ms"])
-        return cls(kind=raw["kind"], name=raw.get("name"), **found)
+            kinds = ", ".join(KINDS)
+            raise BadRequest(f"a retry policy must have a kind ({kinds}), not {shown(raw)}")
+        numbers = {name: raw[name] for name in _NUMBERS if raw.get(name) is not None}
+        if "delays_ms" in numbers:
+            numbers["delays_ms"] = tuple(numbers["delays_ms"])
+        return cls(kind=raw["kind"], name=raw.get("name"), **numbers)
 
     def to_wire(self) -> str | dict[str, Any]:
-        """The policy for the wire: the name of a named one, else a map."""
+        """Return the policy in the form of the wire: a name or a map."""
         if self.name is not None:
             return self.name
-        given = {name: getattr(self, name) for name in _NUMBERS}
-        return {"kind": self.kind, **{n: v for n, v in given.items() if v is not None}}
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        return {"kind": self.kind, **{n: v for n, v in numbers.items() if v is not None}}
 
     def spec(self) -> str:
-        """The policy as the command line's SPEC: ``fixed:delay=500ms,retries=3``."""
+        """Return the policy as the command line's SPEC, such as ``fixed:delay=500ms,retries=3``."""
         wire = self.to_wire()
         if isinstance(wire, str):
             return wire
@@ -153,13 +154,13 @@ class Retry:
         return f"{wire['kind']}:{','.join(parts)}" if parts else str(wire["kind"])
 
     def __repr__(self) -> str:
-        given = [f"{name}={getattr(self, name)}" for name in ("name", *_NUMBERS)]
-        known = ", ".join(text for text in given if not text.endswith("=None"))
-        return f"<Retry {self.kind}{': ' if known else ''}{known}>"
+        pairs = [f"{name}={getattr(self, name)}" for name in ("name", *_NUMBERS)]
+        fields = ", ".join(pair for pair in pairs if not pair.endswith("=None"))
+        return f"<Retry {self.kind}{': ' if fields else ''}{fields}>"
 
 
 def policy_wire(value: Any, field: str) -> str | dict[str, Any]:
-    """A ``Retry`` given as an argument, for the wire. Raises BadRequest."""
+    """Return a ``Retry`` in the form of the wire. Raise BadRequest for any other value."""
     if not isinstance(value, Retry):
         raise BadRequest(f"{field} must be a Retry such as Retry.fixed(5), not {shown(value)}")
     return value.to_wire()
@@ -168,7 +169,7 @@ def policy_wire(value: Any, field: str) -> str | dict[str, Any]:
 def _checked_name(value: Any) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise BadRequest(
-            f"name must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter, not {shown(value)}"
+            f"name must begin with a letter and be 1 to 64 of A-Z a-z 0-9 . _ -, not {shown(value)}"
         )
     return value
 
@@ -176,17 +177,19 @@ def _checked_name(value: Any) -> str:
 def _delay(value: Any, field: str, low_ms: int) -> int:
     delay_ms = duration_ms(value, field)
     if not low_ms <= delay_ms <= DELAY_MS_MAX:
-        raise BadRequest(f"{field} is {delay_ms} ms; the limits are {low_ms} and {DELAY_MS_MAX} ms")
+        raise BadRequest(
+            f"{field} must be between {low_ms} and {DELAY_MS_MAX} ms, not {delay_ms} ms"
+        )
     return delay_ms
 
 
 def _delays(values: Any) -> tuple[int, ...]:
     if isinstance(values, (bytes, Mapping)) or not isinstance(values, Iterable):
         raise BadRequest(f"table must be a name or a list of delays, not {shown(values)}")
-    found = tuple(_delay(value, f"table[{i}]", 0) for i, value in enumerate(values))
-    if not 1 <= len(found) <= STEPS_MAX:
-        raise BadRequest(f"table has {len(found)} delays; the limits are 1 and {STEPS_MAX}")
-    return found
+    delays_ms = tuple(_delay(value, f"table[{i}]", 0) for i, value in enumerate(values))
+    if not 1 <= len(delays_ms) <= STEPS_MAX:
+        raise BadRequest(f"table must have between 1 and {STEPS_MAX} delays, not {len(delays_ms)}")
+    return delays_ms
 
 
 def _number(name: str, value: Any) -> Any:
@@ -198,19 +201,19 @@ def _number(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class IfPending:
-    """The rule for a task while another one with its topic and key is pending: scheduled, ready,
-    waiting for a retry, or in flight.
+    """The rule for a new task while another task with the same topic and key is pending: scheduled,
+    ready, waiting for a retry, or in flight.
 
-    ``action``: "keep" (the pending one stays as it is, this one is not stored), "replace" (this one
-    takes its place), "reject" (this one is refused) or "add" (it is stored as well). ``window``,
-    in seconds: how long a task counts as pending after its enqueue; default: until it is
-    finished. ``unique_until``, for "keep" and "reject": "finished", or "started": a task that a
-    consumer has does not count.
+    ``action`` is "keep" (the new task is not stored), "replace" (the new task replaces the pending
+    one), "reject" (the new task is refused) or "add" (both are stored). ``window``, in seconds, is
+    how long a task counts as pending after its enqueue; by default until it is finished.
+    ``unique_until``, for "keep" and "reject", is "finished" or "started"; with "started" a task in
+    flight is not pending.
 
-    For "replace": ``replaces`` the "body" with all options, the "due" time, or "both"; ``due``: the
-    "new" time holds, or the "later" or the "earlier" of the two; ``max_wait``, in seconds: how long
-    after its first enqueue the task is due at the latest. A task in a consumer's hands stays.
-    Raises nothing: it is checked when a task is enqueued with it.
+    For "replace", ``replaces`` is the "body" (with all options), the "due" time, or "both". ``due``
+    selects the "new", the "later" or the "earlier" due time. ``max_wait``, in seconds, limits the
+    due time to that long after the first enqueue. A task in flight is not replaced. The rule is
+    checked when a task is enqueued with it.
     """
 
     action: Action
@@ -223,7 +226,7 @@ class IfPending:
 
     @classmethod
     def of(cls, raw: str | Mapping[str, Any]) -> IfPending:
-        """An ``IfPending`` from its form on the wire."""
+        """Read an ``IfPending`` from its form on the wire."""
         if isinstance(raw, str):
             return cls(cast("Action", raw))
         words = {name: raw.get(name) for name in ("unique_until", "replaces", "due")}
@@ -240,31 +243,33 @@ def _seconds(ms: int | None) -> float | None:
 
 
 def rule_wire(value: Any, field: str) -> str | dict[str, Any]:
-    """An ``IfPending`` or the name of an action, for the wire. Raises BadRequest."""
-    given = IfPending(cast("Action", value)) if isinstance(value, str) else value
-    if not isinstance(given, IfPending):
+    """Return an ``IfPending``, or the name of an action, in the form of the wire. Raise BadRequest
+    for an invalid rule."""
+    if_pending = IfPending(cast("Action", value)) if isinstance(value, str) else value
+    if not isinstance(if_pending, IfPending):
         raise BadRequest(
             f'{field} must be a word such as "keep", or an IfPending, not {shown(value)}'
         )
-    said: dict[str, Any] = {
-        "action": given.action,
-        "unique_until": given.unique_until,
-        "replaces": given.replaces,
-        "due": given.due,
+    fields: dict[str, Any] = {
+        "action": if_pending.action,
+        "unique_until": if_pending.unique_until,
+        "replaces": if_pending.replaces,
+        "due": if_pending.due,
     }
     for name in ("window", "max_wait"):
-        duration = getattr(given, name)
+        duration = getattr(if_pending, name)
         if duration is not None:
-            said[f"{name}_ms"] = duration_ms(duration, f"{field}.{name}")
+            fields[f"{name}_ms"] = duration_ms(duration, f"{field}.{name}")
     try:
-        rule: Coalescing = checked_rule(said, field)
+        rule: Coalescing = checked_rule(fields, field)
     except InvalidPolicy as error:
         raise BadRequest(error.message(shown)) from None
     return rule.to_map()
 
 
 def task_rule_wire(value: Any, key: str | None, field: str) -> str | dict[str, Any]:
-    """A task's rule for the wire; the task must have a key. Raises BadRequest."""
+    """Return a task's rule in the form of the wire. Raise BadRequest for an invalid rule, or if the
+    task has no key."""
     rule = rule_wire(value, field)
     if key is None and rule != ADD:
         action = rule if isinstance(rule, str) else rule["action"]

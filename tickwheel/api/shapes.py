@@ -1,12 +1,13 @@
-"""Requests and answers as classes: each field once, with its kind, its default and one sentence.
+"""Requests and answers as classes, which declare each field with its kind, default and sentence.
 
 A request is ``class HeldKeys(Request)`` with fields ``name: Annotated[type, KIND, "sentence"]``. A
-field without a default has a place of its own in the frame; ``place(default)`` gives it one though
-it may be left out over HTTP or in Python; all others travel by name in the frame's last element, a
-map. An answer is ``class HeldKey(Answer)``, whose fields have the names of the daemon's map.
+field without a default is an element of the frame. ``place(default)`` declares such an element that
+can be left out over HTTP and in Python. All other fields travel by name in a map, which is the
+frame's last element. An answer is ``class HeldKey(Answer)``, whose fields are keys of the daemon's
+map.
 
-The classes are read when they are first used, not when they are made: a program that only enqueues
-does not pay for them. Invariant: a request that exists was checked whole.
+Annotations are read at the first use of a class, so that a program that only enqueues does not pay
+for them. Invariant: every request object has been checked completely.
 """
 
 from __future__ import annotations
@@ -58,13 +59,12 @@ class _Called(NamedTuple):
 
 
 def place(*, default: Any = REQUIRED) -> Any:
-    """The default of a field that has a place of its own in the frame all the same."""
+    """Declare a field that is an element of the frame although it has a default."""
     return _Place(default)
 
 
 def called(python: str, *, default: Any = None) -> Any:
-    """A field with another name as a keyword of the Python client. One whose default is REQUIRED
-    travels by name all the same."""
+    """Declare a field that travels by name and whose keyword in the Python client is ``python``."""
     return _Called(default, python)
 
 
@@ -77,14 +77,14 @@ class Field(NamedTuple):
     """One sentence for the documents."""
     default: Any
     is_place: bool
-    """Whether the field of a request has a place of its own in the frame."""
+    """Whether the field is an element of the frame."""
     may_be_none: bool
     python: str
     """The keyword of the Python client."""
     annotation: Any
-    """The type in Python, without what is beside it."""
+    """The type in Python, without its annotations."""
     mark: Any = None
-    """What else stands beside the type, for those who know it."""
+    """Another annotation of the type, such as ``tasks.Option``."""
 
     @property
     def is_required(self) -> bool:
@@ -92,7 +92,7 @@ class Field(NamedTuple):
 
 
 class Shape:
-    """What requests and answers have in common: fields, read from the annotations once."""
+    """Base of requests and answers; reads the fields from the annotations once."""
 
     _fields: ClassVar[tuple[Field, ...] | None] = None
 
@@ -101,19 +101,19 @@ class Shape:
 
     @classmethod
     def fields(cls) -> tuple[Field, ...]:
-        """All fields, those of the base classes first."""
+        """Return all fields, those of the base classes first."""
         if cls._fields is None:
             cls._fields = tuple(_read_fields(cls))
         return cls._fields
 
     @classmethod
     def field(cls, name: str) -> Field:
-        """The field of this name. Raises KeyError."""
+        """Return the field with this name. Raise StopIteration if there is none."""
         return next(field for field in cls.fields() if field.name == name)
 
     def __repr__(self) -> str:
-        said = ", ".join(f"{name}={value!r}" for name, value in self._values().items())
-        return f"{type(self).__name__}({said})"
+        values = ", ".join(f"{name}={value!r}" for name, value in self._values().items())
+        return f"{type(self).__name__}({values})"
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self._values() == other._values()
@@ -121,7 +121,7 @@ class Shape:
     def _values(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in self.fields()}
 
-    __hash__ = None  # type: ignore[assignment]  # like other values that hold maps
+    __hash__ = None  # type: ignore[assignment]  # maps in the fields are not hashable
 
 
 _OWN: Final = ("raw", "_said", "_fields")
@@ -145,7 +145,7 @@ def _read_fields(cls: type[Shape]) -> Iterable[Field]:
 
 
 def _parts(hint: Any) -> tuple[Any, FieldKind, str, Any]:
-    """Type, kind, sentence and mark of an annotation. An alias of a kind stands inside of it."""
+    """Return type, kind, sentence and mark of an annotation, which aliases can nest."""
     kind, text, other = FieldKind(), "", None
     while get_origin(hint) is Annotated:
         hint, *marks = get_args(hint)
@@ -157,7 +157,7 @@ def _parts(hint: Any) -> tuple[Any, FieldKind, str, Any]:
             elif not isinstance(mark, (FieldKind, str)) and other is None:
                 other = mark
     if type(kind) is FieldKind:
-        kind = next((found for found in map(_inner_kind, get_args(hint)) if found), kind)
+        kind = next((inner for inner in map(_inner_kind, get_args(hint)) if inner), kind)
     return hint, kind, text, other
 
 
@@ -169,13 +169,13 @@ def _inner_kind(hint: Any) -> FieldKind | None:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(place, called))
 class Request(Shape):
-    """What a verb is asked with. Its fields are checked when it is made of a frame, of JSON, or of
-    keywords; the constructor takes checked values."""
+    """Base of the requests of verbs. ``checked`` and ``of_frame`` check the fields; the constructor
+    takes checked values."""
 
     none_is_said: ClassVar[bool] = False
-    """Whether None in Python is something to say: it takes a setting away."""
+    """Whether None in Python is sent, because it removes a setting."""
     one_of: ClassVar[tuple[str, ...]] = ()
-    """Fields of which exactly one has to be said."""
+    """Names of fields of which exactly one must be set."""
 
     _said: frozenset[str]
 
@@ -189,47 +189,47 @@ class Request(Shape):
 
     @classmethod
     def places(cls) -> tuple[Field, ...]:
-        """The fields that have a place of their own in the frame, in its order."""
+        """Return the fields that are elements of the frame, in order."""
         return tuple(field for field in cls.fields() if field.is_place)
 
     @classmethod
     def options(cls) -> tuple[Field, ...]:
-        """The fields that travel by name in the last element of the frame."""
+        """Return the fields that travel by name in the frame's last element."""
         return tuple(field for field in cls.fields() if not field.is_place)
 
     @classmethod
     def checked(cls, values: Mapping[str, Any], limits: Limits) -> Self:
-        """The request with these values, in the form of the wire. None stands for a field that is
-        not said, where it has a default. Raises BadRequest, LimitExceeded."""
-        found: dict[str, Any] = {}
+        """Return the request with these values, which are in the form of the wire. None means the
+        field's default, if it has one. Raise BadRequest or LimitExceeded for invalid values."""
+        fields: dict[str, Any] = {}
         for field in cls.fields():
             name = field.name
             if name not in values:
                 if field.is_required:
                     raise BadRequest(f"{name} is missing")
             elif values[name] is None and field.may_be_none:
-                found[name] = None if field.is_required else field.default
+                fields[name] = None if field.is_required else field.default
             else:
-                found[name] = field.kind.check(values[name], name, limits)
+                fields[name] = field.kind.check(values[name], name, limits)
         if cls.one_of:
-            cls._check_one({name: found.get(name) for name in cls.one_of})
-        request = cls(**found)
+            cls._check_one({name: fields.get(name) for name in cls.one_of})
+        request = cls(**fields)
         request.check_together()
         return request
 
     def check_together(self) -> None:
-        """Check values that have to fit each other. Raises BadRequest."""
+        """Check that fields fit each other. Raise BadRequest if they do not."""
 
     @classmethod
     def _check_one(cls, values: Mapping[str, Any]) -> None:
-        """Raises BadRequest when none of the values is there, or several are."""
+        """Raise BadRequest unless exactly one of the values is set."""
         if sum(value not in (None, ()) for value in values.values()) != 1:
-            raise BadRequest(f"one of {' and '.join(values)} must be given")
+            raise BadRequest(f"exactly one of {' and '.join(values)} must be given")
 
     @classmethod
     def of_frame(cls, elements: tuple[Any, ...], limits: Limits) -> Self:
-        """The request in a frame's elements behind its number, of which the options, the last one,
-        may be left out. Raises BadRequest, LimitExceeded."""
+        """Return the request in the frame's elements after the request number. The options, which
+        are the last element, can be left out. Raise BadRequest or LimitExceeded."""
         places, options = cls.places(), cls.options()
         count = len(places) + bool(options)
         if options and len(elements) == len(places):
@@ -240,35 +240,36 @@ class Request(Shape):
                 f"the frame has {len(elements)} fields, expected {count}:"
                 f" {', '.join(names) or 'none'}"
             )
-        values = {field.name: one for field, one in zip(places, elements, strict=False)}
+        values = {field.name: value for field, value in zip(places, elements, strict=False)}
         if options:
             values |= named(elements[-1], [field.name for field in options])
         return cls.checked(values, limits)
 
     @classmethod
-    def of_keywords(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The form on the wire of keywords of the Python client, by the fields' names. One that is
-        None is left out where it may be, unless ``none_is_said``. Raises BadRequest."""
+    def of_keywords(cls, keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert keywords of the Python client to the form of the wire, by the fields' names. None
+        is left out if the field allows None, unless ``none_is_said``. Raise BadRequest."""
         if cls.one_of:
             names = [cls.field(name).python for name in cls.one_of]
-            cls._check_one({name: given.get(name) for name in names})
-        found: dict[str, Any] = {}
+            cls._check_one({name: keywords.get(name) for name in names})
+        values: dict[str, Any] = {}
         for field in cls.fields():
-            if field.python not in given:
+            if field.python not in keywords:
                 continue
-            value = given[field.python]
+            value = keywords[field.python]
             may_be_none = field.may_be_none
             if cls.none_is_said:
                 may_be_none = may_be_none and field.kind.none_takes_away
             if value is not None or not may_be_none:
-                found[field.name] = field.kind.of_python(value, field.python)
+                values[field.name] = field.kind.of_python(value, field.python)
             elif cls.none_is_said:
-                found[field.name] = None
-        return found
+                values[field.name] = None
+        return values
 
     @classmethod
     def to_frame(cls, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The elements of a frame behind its number, of values in the form of the wire."""
+        """Return the frame's elements after the request number, from values in the form of the
+        wire."""
         places = tuple(
             values.get(f.name, None if f.is_required else f.default) for f in cls.places()
         )
@@ -278,18 +279,19 @@ class Request(Shape):
         return (*places, {f.name: values[f.name] for f in options if f.name in values})
 
     def said(self, block: type[Request] | None = None) -> dict[str, Any]:
-        """The fields that were said, by name: those of ``block``, or all."""
+        """Return the fields that were set, by name: those of ``block``, or all."""
         names = (field.name for field in (block or type(self)).fields())
         return {name: getattr(self, name) for name in names if name in self._said}
 
 
-def named(value: object, known: Iterable[str], field: str = "options") -> dict[str, Any]:
-    """A checked map with no key that is not known; None is an empty one. Raises BadRequest."""
+def named(value: object, names: Iterable[str], field: str = "options") -> dict[str, Any]:
+    """Return the value if it is a map whose keys are all in ``names``; None means an empty map.
+    Raise BadRequest otherwise."""
     if value is None:
         return {}
     if type(value) is not dict:
         raise BadRequest(f"{field} must be a map, not {shown(value)}")
-    allowed = list(known)
+    allowed = list(names)
     for key in value:
         if key not in allowed:
             raise BadRequest(
@@ -308,19 +310,19 @@ class Block(FieldKind):
         self.block = block
 
     def check(self, value: Any, field: str, limits: Limits) -> dict[str, Any]:
-        fields = self.block.fields()
-        given = named(value, (one.name for one in fields), field)
+        options = self.block.fields()
+        values = named(value, (option.name for option in options), field)
         return {
-            one.name: one.kind.check(given[one.name], f"{field}.{one.name}", limits)
-            for one in fields
-            if given.get(one.name) is not None
+            option.name: option.kind.check(values[option.name], f"{field}.{option.name}", limits)
+            for option in options
+            if values.get(option.name) is not None
         }
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(called,))
 class Answer(Shape):
-    """What a verb is answered with: a view of the daemon's map, which ``raw`` keeps whole, so that
-    what a newer daemon adds is there. A field that an older daemon does not say has its default."""
+    """Base of the answers of verbs: a view of the daemon's map. ``raw`` is the whole map, including
+    fields that a newer daemon has added. A field that an older daemon lacks has its default."""
 
     raw: Mapping[str, Any]
 
@@ -334,25 +336,25 @@ class Answer(Shape):
 
     @classmethod
     def of(cls, raw: Any) -> Self:
-        """The answer in a map of the daemon. Raises ProtocolError when it has not its shape."""
+        """Read the answer from the daemon's map. Raise ProtocolError if the map does not fit."""
         try:
-            found = {
+            values = {
                 field.name: _read(field, raw[field.name])
                 for field in cls.fields()
                 if field.is_required or field.name in raw
             }
         except (TypeError, ValueError, LookupError, AttributeError) as problem:
             raise ProtocolError(
-                f"the daemon's answer is no {cls.__name__}:"
+                f"the daemon's answer is not a valid {cls.__name__}:"
                 f" {type(problem).__name__}: {problem!s:.200}"
             ) from None
-        return cls(**found, raw=raw)
+        return cls(**values, raw=raw)
 
 
 if TYPE_CHECKING:
 
     class _When(Generic[M]):
-        """A property that type checkers know to be a datetime, or to be one or None."""
+        """A property of type datetime or ``datetime | None`` for type checkers."""
 
         def __init__(self, read: Callable[[Any], M], *, doc: str) -> None: ...
 
@@ -363,12 +365,12 @@ else:
 
 
 def when(field: str, text: str) -> _When[datetime]:
-    """The property of an answer that has a field of milliseconds as a datetime."""
+    """Return a property of an answer with the field, which is in milliseconds, as a datetime."""
     return _When(lambda answer: moment(getattr(answer, field)), doc=text)
 
 
 def maybe_when(field: str, text: str) -> _When[datetime | None]:
-    """``when`` of a field that may be None."""
+    """Return the same property as ``when`` for a field that can be None."""
 
     def read(answer: object) -> datetime | None:
         ms: int | None = getattr(answer, field)
@@ -387,13 +389,13 @@ _READERS: dict[Any, Callable[[Any], Any]] = {}
 
 
 def reader_of(annotation: Any) -> Callable[[Any], Any]:
-    """What makes a value of this type of the daemon's: answers, in arrays and maps, of maps; plain
-    types of what is one."""
+    """Return a function that converts a value of the daemon to this type. Answers are read from
+    maps, also inside arrays and maps; plain types are checked."""
     try:
         return _READERS[annotation]
     except KeyError:
-        found = _READERS[annotation] = _make_reader(annotation)
-        return found
+        reader = _READERS[annotation] = _make_reader(annotation)
+        return reader
 
 
 def _make_reader(annotation: Any) -> Callable[[Any], Any]:
@@ -401,28 +403,28 @@ def _make_reader(annotation: Any) -> Callable[[Any], Any]:
     if origin is Annotated:
         return reader_of(arguments[0])
     if isinstance(annotation, type) and hasattr(annotation, "of") and origin is None:
-        made: Callable[[Any], Any] = annotation.of
-        return made
+        reader: Callable[[Any], Any] = annotation.of
+        return reader
     if annotation in (int, str, float, bool):
         return _of_type(annotation)
     if origin is tuple and arguments[-1] is not ...:
         each = [reader_of(argument) for argument in arguments]
-        return lambda value: tuple(read(one) for read, one in zip(each, value, strict=True))
+        return lambda value: tuple(read(item) for read, item in zip(each, value, strict=True))
     if origin in (tuple, list) and arguments:
         inner = reader_of(arguments[0])
         kind = origin
-        return lambda value: kind(inner(one) for one in value)
+        return lambda value: kind(inner(item) for item in value)
     if origin in (dict, Mapping) or getattr(origin, "__name__", "") == "Mapping":
         inner = reader_of(arguments[1])
-        return lambda value: {str(name): inner(one) for name, one in value.items()}
-    rest = [one for one in arguments if one is not type(None)]
+        return lambda value: {str(name): inner(item) for name, item in value.items()}
+    rest = [argument for argument in arguments if argument is not type(None)]
     if type(None) in arguments and len(rest) == 1:
         return reader_of(rest[0])
     return lambda value: value
 
 
 def _of_type(kind: Any) -> Callable[[Any], Any]:
-    """Return a reader that accepts any number for a number, but only text for text."""
+    """Return a reader that converts between kinds of numbers, but accepts only text for text."""
 
     def read(value: Any) -> Any:
         if kind is str and not isinstance(value, str):

@@ -1,8 +1,8 @@
 """Targets: groups whose tasks are sent to a URL (push), or to another broker (forward), instead of
 to subscribers.
 
-Secrets are only ever taken: no answer, no log and no message has them. An address with credentials
-is refused where it is checked, so none of these ever sees one either.
+No answer, log or message contains secrets. The check of an address refuses credentials, so they
+cannot reach an answer, log or message either.
 """
 
 from __future__ import annotations
@@ -24,60 +24,58 @@ from tickwheel.limits import Limits
 
 URL_LENGTH_MAX: Final = 2048
 SECRETS_MAX: Final = 8
-"""Secrets of one push: requests are signed with each, so that receivers can change to the next."""
+"""Maximum secrets of a push. Requests are signed with each, so that receivers can rotate them."""
 SECRET_BYTES_MIN: Final = 24
 SECRET_BYTES_MAX: Final = 64
 PASSWORD_LENGTH_MAX: Final = 4096
 BATCH: Final = 512
+"""Default maximum of tasks that a forwarder sends together."""
 BATCH_MAX: Final = 4096
-"""Tasks that a forwarder sends together at most: by default, and at all."""
 CONCURRENCY_MAX: Final = 1024
 TOKEN_LENGTH_MAX: Final = 2048
 LOG_MAX: Final = 200
-"""Requests of one push that are remembered."""
+"""Maximum requests of a push that the daemon remembers."""
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 _HIDDEN: Final = frozenset(("password", "passwd", "secret", "token", "api_key", "access_key"))
 SYMMETRIC, PRIVATE = "whsec_", "whsk_"
-"""What the text of a secret begins with: a key of HMAC-SHA256, or a private key of Ed25519."""
+"""Prefixes of a secret that is an HMAC-SHA256 key, or an Ed25519 private key."""
 
 
 def shown_url(url: str) -> str:
-    """The URL as people may see it: of a push without the values of its query, which may be
-    secrets, of another target without those that are named like one."""
+    """Return the URL without values of its query that can be secrets: all values of a push, and
+    values with names such as ``password`` of other targets."""
     base, mark, query = url.partition("?")
     if not mark:
         return url
     hides_all = url.startswith(("http://", "https://"))
     pairs = parse_qsl(query, keep_blank_values=True)
-    said = (f"{n}={'…' if hides_all or n.lower() in _HIDDEN else v}" for n, v in pairs)
-    return f"{base}?{'&'.join(said)}"
+    shown_pairs = (f"{n}={'…' if hides_all or n.lower() in _HIDDEN else v}" for n, v in pairs)
+    return f"{base}?{'&'.join(shown_pairs)}"
 
 
 class Url(FieldKind):
-    """The address of a target, without credentials; that of a broker may name a user."""
+    """The address of a target, without credentials; a broker's address can name a user."""
 
     word, python, json = "str", "str", str
 
     def __init__(self, *schemes: str) -> None:
-        """``schemes``: which there may be; none: whichever."""
+        """``schemes`` are the allowed schemes; by default all are allowed."""
         self.schemes = schemes
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
         text: str = _URL_TEXT.check(value, field, limits)
         expected = f"a URL ({', '.join(self.schemes) or 'scheme'}://host…)"
         if not text.isprintable() or " " in text or "#" in text:
-            raise BadRequest(f"{field} must be {expected} without spaces and without a fragment")
+            raise BadRequest(f"{field} must be {expected} without spaces or a fragment")
         try:
             parts = urlsplit(text)
             port = parts.port
         except ValueError:
-            raise BadRequest(f"{field} must be {expected}; its host or port cannot be read") from (
-                None
-            )
+            raise BadRequest(f"{field} must be {expected}; its host or port is not valid") from None
         user, at, _ = parts.netloc.rpartition("@")
         if at and (self.schemes or ":" in user):
-            what = "credentials" if self.schemes else "a password"
-            raise BadRequest(f"{field} must not have {what} before its host; that comes by itself")
+            secret = "credentials" if self.schemes else "a password"
+            raise BadRequest(f"{field} must not contain {secret}; pass secrets in their own field")
         is_known = parts.scheme in self.schemes if self.schemes else _SCHEME.fullmatch(parts.scheme)
         if not is_known or not parts.netloc or port == 0:
             wrong(field, expected, shown_url(text))
@@ -110,16 +108,16 @@ class Secrets(FieldKind):
     none_takes_away = False
 
     def check(self, value: Any, field: str, limits: Limits) -> Sequence[str]:
-        many = array(tuple(value) if type(value) is list else value, field, SECRETS_MAX)
-        if not many:
+        secrets = array(tuple(value) if type(value) is list else value, field, SECRETS_MAX)
+        if not secrets:
             raise BadRequest(f"{field} has 0 elements; name at least one")
-        for index, one in enumerate(many):
-            check_secret(one, f"{field}[{index}]")
-        return many
+        for index, secret in enumerate(secrets):
+            check_secret(secret, f"{field}[{index}]")
+        return secrets
 
     def of_python(self, value: Any, field: str) -> Any:
         if isinstance(value, (str, bytes)):
-            raise BadRequest(f"{field} must be several texts, not one")
+            raise BadRequest(f"{field} must be a list of texts, not one text")
         return tuple(value)
 
     @property
@@ -128,22 +126,22 @@ class Secrets(FieldKind):
 
 
 def check_secret(text: object, field: str) -> None:
-    """Raises BadRequest, which does not say the secret, if the text is none."""
+    """Raise BadRequest if the text is not a valid secret. The message does not contain the text."""
     prefix = next((p for p in (SYMMETRIC, PRIVATE) if str(text).startswith(p)), None)
     if type(text) is not str or prefix is None:
         raise BadRequest(f"{field} must begin with {SYMMETRIC} or {PRIVATE}")
     try:
         length = len(base64.b64decode(text.removeprefix(prefix), validate=True))
     except (binascii.Error, ValueError):
-        raise BadRequest(f"{field} must have base64 behind {prefix}") from None
+        raise BadRequest(f"{field} must have base64 after {prefix}") from None
     fits = length in (32, 64) if prefix == PRIVATE else length >= SECRET_BYTES_MIN
     if not fits or length > SECRET_BYTES_MAX:
-        many = "32 or 64" if prefix == PRIVATE else f"{SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}"
-        raise BadRequest(f"{field} must be {many} bytes in base64, not {length}")
+        lengths = "32 or 64" if prefix == PRIVATE else f"{SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}"
+        raise BadRequest(f"{field} must be {lengths} bytes in base64, not {length}")
 
 
 class Password(Text):
-    """What opens the other side; no log has it."""
+    """A password, which is not logged."""
 
     is_logged = False
 
@@ -151,8 +149,8 @@ class Password(Text):
         super().__init__(PASSWORD_LENGTH_MAX, "PASSWORD_LENGTH_MAX")
 
     def check(self, value: Any, field: str, limits: Limits) -> str:
-        if type(value) is not str or any(0xD800 <= ord(one) <= 0xDFFF for one in value):
-            raise BadRequest(f"{field} must be a text that UTF-8 can say")
+        if type(value) is not str or any(0xD800 <= ord(char) <= 0xDFFF for char in value):
+            raise BadRequest(f"{field} must be a text that UTF-8 can encode")
         return super().check(value, field, limits)
 
 
@@ -167,29 +165,31 @@ FORMATS: Final = Choice("PushFormat", "plain", "cloudevents")
 class SetPush(OfGroup):
     """The request makes a URL the consumer of a group."""
 
-    url: Annotated[str, PUSH_URL, "Where each task is sent to, by POST."]
+    url: Annotated[str, PUSH_URL, "The URL to which each task is sent, by POST."]
     secrets: Annotated[
         Any,
         SECRETS,
-        "What requests are signed with; several, while receivers change to the first of them."
-        " Left out: those of the push that is there.",
+        "The secrets that sign requests; use several while receivers switch to the first. By"
+        " default an existing push keeps its secrets.",
     ] = None
     format: Annotated[
-        str, FORMATS, '"plain": the body is the task\'s; "cloudevents": a CloudEvent in JSON.'
+        str, FORMATS, '"plain" sends the task\'s body; "cloudevents" sends a CloudEvent in JSON.'
     ] = "plain"
-    concurrency: Annotated[int, Whole(1, CONCURRENCY_MAX), "The most requests at a time."] = 32
+    concurrency: Annotated[
+        int, Whole(1, CONCURRENCY_MAX), "Maximum number of concurrent requests."
+    ] = 32
     request_timeout_ms: Annotated[
         int | None,
         Span(100, 600_000),
-        "The most time for a whole request with its answer; by default 30 s.",
+        "Timeout of a whole request with its answer; by default 30 s.",
     ] = None
     connect_timeout_ms: Annotated[
-        int | None, Span(100, 60_000), "The most time for a connection to the host; by default 5 s."
+        int | None, Span(100, 60_000), "Timeout of a connection to the host; by default 5 s."
     ] = None
     callback_lease_ms: Annotated[
         int | None,
         Span(1_000, 43_200_000),
-        "How long a task waits for its callback after a 202; without this, a 202 acks.",
+        "How long a task waits for its callback after a 202; by default a 202 acks the task.",
     ] = None
 
 
@@ -199,30 +199,28 @@ class SetForward(OfGroup):
     url: Annotated[
         str,
         FORWARD_URL,
-        "redis://HOST/DB?stream=NAME, amqp://…, kafka://… or what an extension takes.",
+        "redis://HOST/DB?stream=NAME, amqp://…, kafka://… or the URL of an extension.",
     ]
     secret: Annotated[
-        str | None, Password(), "The password for the broker; the user stands in the URL."
+        str | None, Password(), "The password for the broker; the user is part of the URL."
     ] = None
-    batch: Annotated[int, Whole(1, BATCH_MAX), "The most tasks that are sent together."] = BATCH
-    concurrency: Annotated[int, Whole(1, 64), "The most batches at a time."] = 1
+    batch: Annotated[int, Whole(1, BATCH_MAX), "Maximum number of tasks per batch."] = BATCH
+    concurrency: Annotated[int, Whole(1, 64), "Maximum number of concurrent batches."] = 1
 
 
 class OfTargets(Request):
-    """The request asks for targets: those of a topic, or all."""
+    """The request asks for the targets of a topic, or of all topics."""
 
-    topic: Annotated[
-        str | None, NAME, "Only those of this topic; by default those of all topics."
-    ] = None
+    topic: Annotated[str | None, NAME, "Only targets of this topic; by default all targets."] = None
 
 
 class TestPush(Request):
-    """The request asks for one signed request to a URL, of which nothing is kept."""
+    """The request sends one test request to a URL without storing anything."""
 
-    __test__ = False  # no test of pytest's
-    url: Annotated[str, PUSH_URL, "The URL that the request goes to."]
+    __test__ = False  # not a pytest class
+    url: Annotated[str, PUSH_URL, "The URL of the test request."]
     secrets: Annotated[
-        Any, SECRETS, "The secrets that the request is signed with; without them it is not signed."
+        Any, SECRETS, "The secrets that sign the request; without them it is not signed."
     ] = None
     format: Annotated[str, FORMATS, "The format of the body, as in a push."] = "plain"
 
@@ -230,35 +228,35 @@ class TestPush(Request):
 class PushLogPage(OfGroup):
     """The request asks for the last requests of a push."""
 
-    limit: Annotated[int, Whole(1, LOG_MAX), "The most items of the answer."] = 50
+    limit: Annotated[int, Whole(1, LOG_MAX), "Maximum number of items in the answer."] = 50
 
 
 class Resend(OfGroup):
-    """The request sends one of the last requests of a push once more."""
+    """The request sends one of the last requests of a push again."""
 
     number: Annotated[int, Whole(1), "The number of the request in the log."] = place()
 
 
 class SettleCallback(Request):
-    """The request settles the task that an endpoint has answered 202 for."""
+    """The request settles a task for which an endpoint has answered 202."""
 
     token: Annotated[
-        str, Text(TOKEN_LENGTH_MAX), "What the path of the header ``tickwheel-callback`` ends with."
+        str, Text(TOKEN_LENGTH_MAX), "The last segment of the URL in ``tickwheel-callback``."
     ]
     result: Annotated[
         str,
         Choice("str", "ack", "nack", "reject", "extend"),
-        '"ack": done; "nack": failed, try again; "reject": never again; "extend": not yet.',
+        '"ack": finished; "nack": failed, try again; "reject": never again; "extend": not yet.',
     ] = "ack"
     delay_ms: Annotated[
         int | None,
         Span(0, 315_576_000_000),
-        "For nack: the delay until the next attempt; by default the policy's.",
+        "For nack: the delay until the next attempt; by default the retry policy decides.",
     ] = None
     lease_ms: Annotated[
         int | None,
         Span(1_000, 43_200_000),
-        "For extend: how much longer the lease lasts; by default as long as at first.",
+        "For extend: the new length of the lease; by default its first length.",
     ] = None
     reason: Annotated[str | None, Text(1_000), "For nack and reject: the reason."] = None
 
@@ -267,49 +265,47 @@ class SettleCallback(Request):
 
 
 class TargetInfo(Answer):
-    """Where the tasks of a group are sent, and how that goes."""
+    """The target of a group and its state."""
 
     topic: Annotated[str, NAME, "The topic of the group."]
     group: Annotated[str, NAME, "The group whose tasks are sent."]
     kind: Annotated[str, Choice("TargetKind", "push", "forward"), '"push" or "forward".']
-    url: Annotated[str, "The address, without what may be secret in it."]
+    url: Annotated[str, "The address, without secrets."]
     since_ms: Annotated[int, Moment(), "When it was set."]
     by: Annotated[str, "Who set it."]
     state: Annotated[
         str,
         Choice("TargetState", "sending", "failing", "open", "ended", "starting", "stopped"),
-        '"sending"; "failing": the last attempt failed; "open": its host failed so often that'
-        ' nothing is sent for a while; "ended": the endpoint wants nothing any more; "starting";'
-        ' "stopped": no process of this daemon sends.',
+        '"sending"; "failing": the last attempt failed; "open": nothing is sent for a while,'
+        ' because its host failed too often; "ended": the endpoint answered 410; "starting";'
+        ' "stopped": the daemon has no process that sends.',
     ]
-    created: Annotated[bool, "Whether this very call made the target."] = False
-    secrets: Annotated[int, "How many secrets there are; nobody is told which."] = 0
-    format: Annotated[str | None, "The format of a push; None: it is a forwarder."] = None
+    created: Annotated[bool, "Whether this call created the target."] = False
+    secrets: Annotated[int, "The number of secrets; the secrets are never shown."] = 0
+    format: Annotated[str | None, "The format of a push; None for a forwarder."] = None
     batch: Annotated[
-        int | None, "The most tasks that a forwarder sends together; None: it is a push."
+        int | None, "Maximum number of tasks per batch of a forwarder; None for a push."
     ] = None
-    concurrency: Annotated[int, "Requests, or batches, at a time."] = 1
+    concurrency: Annotated[int, "Maximum number of concurrent requests or batches."] = 1
     request_timeout_ms: Annotated[
-        int | None, "For a push: the most time for a whole request, in milliseconds."
+        int | None, "For a push: the timeout of a whole request, in milliseconds."
     ] = None
     connect_timeout_ms: Annotated[
-        int | None, "For a push: the most time for a connection, in milliseconds."
+        int | None, "For a push: the timeout of a connection, in milliseconds."
     ] = None
     callback_lease_ms: Annotated[
-        int | None, "For a push: how long a callback may take, in milliseconds."
+        int | None, "For a push: how long a task waits for its callback, in milliseconds."
     ] = None
-    sent: Annotated[int, "Attempts since the process began."] = 0
-    acked: Annotated[int, "How many of these attempts were acked."] = 0
-    failed: Annotated[int, "How many of these attempts failed."] = 0
-    in_flight: Annotated[int, "Attempts that are under way."] = 0
-    waiting: Annotated[int, "How many tasks wait for a callback."] = 0
+    sent: Annotated[int, "Number of attempts since the sending process started."] = 0
+    acked: Annotated[int, "Number of these attempts that were acked."] = 0
+    failed: Annotated[int, "Number of these attempts that failed."] = 0
+    in_flight: Annotated[int, "Number of unfinished attempts."] = 0
+    waiting: Annotated[int, "Number of tasks that wait for a callback."] = 0
     last_ms: Annotated[int | None, Moment(), "When the last attempt ended."] = None
     last_status: Annotated[int | None, "The HTTP status of the last attempt."] = None
-    last_error: Annotated[str | None, "Why the last attempt that failed did so."] = None
-    ended_ms: Annotated[int | None, Moment(), "When the endpoint said that it wants no more."] = (
-        None
-    )
-    reason: Annotated[str | None, "How the endpoint said that."] = None
+    last_error: Annotated[str | None, "The error of the last failed attempt."] = None
+    ended_ms: Annotated[int | None, Moment(), "When the endpoint answered 410."] = None
+    reason: Annotated[str | None, "The endpoint's answer that ended the push."] = None
 
     since = when("since_ms", "When it was set.")
 
@@ -321,24 +317,24 @@ class Targets(Answer):
 
 
 class PushSent(Answer):
-    """One request of a push, and what came of it."""
+    """One request of a push and its result."""
 
-    number: Annotated[int, "The number by which it can be sent again; 0: it is not kept."]
+    number: Annotated[int, "The number for sending it again; 0 if it is not stored."]
     at_ms: Annotated[int, Moment(), "When it began."]
     duration_ms: Annotated[float, "How long it took, in milliseconds."]
     result: Annotated[
         str,
         Choice("PushResult", "acked", "retry", "rejected", "callback", "ended", "given_back"),
-        '"acked", "retry", "rejected", "callback" (202: it waits for one), "ended" (410),'
-        ' "given_back" (nothing was sent).',
+        '"acked", "retry", "rejected", "callback" (202, the task waits for its callback), "ended"'
+        ' (410), "given_back" (nothing was sent).',
     ]
-    status: Annotated[int | None, "The HTTP status; None: there was no answer."] = None
+    status: Annotated[int | None, "The HTTP status; None without an answer."] = None
     error: Annotated[str | None, "Why it failed."] = None
     body: Annotated[str | None, "The beginning of the answer's body."] = None
-    address: Annotated[str | None, "The IP address that was asked."] = None
-    id: Annotated[int | None, ID, "The task."] = None
-    attempt: Annotated[int | None, "Which delivery of the task it was."] = None
-    again: Annotated[bool, "Whether an operator has sent it again."] = False
+    address: Annotated[str | None, "The IP address of the endpoint."] = None
+    id: Annotated[int | None, ID, "The id of the task."] = None
+    attempt: Annotated[int | None, "The number of the delivery."] = None
+    again: Annotated[bool, "Whether an operator resent it."] = False
 
     at = when("at_ms", "When it began.")
 
@@ -350,34 +346,34 @@ class PushLog(Answer):
 
 
 class CallbackSettled(Answer):
-    """What became of the task of a callback."""
+    """The effect of a callback on its task."""
 
     result: Annotated[
         str,
-        '"acked", "retrying", "dead", "extended"; or what else became of it before: "stale",'
+        '"acked", "retrying", "dead", "extended"; or the state that prevents it: "stale",'
         ' "cancelled", "gone", …',
     ]
 
 
 class TargetRemoved(Answer):
-    """A target was taken away; its group takes subscribers again."""
+    """The removed target; its group accepts subscribers again."""
 
     kind: Annotated[str, '"push" or "forward".']
-    url: Annotated[str, "The address, without what may be secret in it."]
+    url: Annotated[str, "The address, without secrets."]
 
 
 _GROUP = "/v1/topics/{topic}/groups/{group}"
 _ADMIN, _READ = Need(Right.ADMIN, Of.NAMED), Need(Right.READ, Of.NAMED)
 _TAG = "targets"
 ANSWER_S: Final = 60.0
-"""How much longer than other answers that of a request to elsewhere may take, in seconds."""
+"""Seconds that an answer may take in addition to the usual time, if it awaits another host."""
 
 VERBS: Final = (
     Verb(
         "set_push", SetPush, TargetInfo, _ADMIN, "Send the tasks of a group to a URL",
-        "Send the tasks of a group to a URL, signed as Standard Webhooks says. A group that is not"
-        " there is made; a target that is there is replaced. Raises BadRequest for an address that"
-        " may not be asked (push_allow), Conflict while somebody is subscribed.",
+        "Send the tasks of a group to a URL, signed as in Standard Webhooks. Create the group if"
+        " it does not exist, and replace an existing target. Raise BadRequest for an address that"
+        " push_allow does not permit, and Conflict while the group has subscribers.",
         FrameType.PUSH_SET, path=f"PUT {_GROUP}/push", tag=_TAG, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True, methods=(Method("set_push"),),
         command="push set TOPIC GROUP",
@@ -386,33 +382,34 @@ VERBS: Final = (
     Verb(
         "set_forward", SetForward, TargetInfo, _ADMIN,
         "Send the tasks of a group to another broker",
-        "Send the tasks of a group to another broker. A group that is not there is made; a target"
-        " that is there is replaced. Raises as ``set_push``.",
+        "Send the tasks of a group to another broker. Create the group if it does not exist, and"
+        " replace an existing target. Raise the same errors as ``set_push``.",
         FrameType.FORWARD_SET, path=f"PUT {_GROUP}/forward", tag=_TAG, status=201,
         errors=("conflict",), audit=Audit.ALWAYS, changes=True, methods=(Method("set_forward"),),
         command="forward set TOPIC GROUP",
         over=Over.TURN,
     ),
     Verb(
-        "remove_target", OfGroup, TargetRemoved, _ADMIN, "Take the target of a group away",
-        "Send the tasks of a group nowhere any more, and forget the secrets. The group keeps what"
-        " it holds, and takes subscribers again. Raises NotFound.",
+        "remove_target", OfGroup, TargetRemoved, _ADMIN, "Remove the target of a group",
+        "Remove the target of a group with its secrets. The group keeps its tasks and accepts"
+        " subscribers again. Raise NotFound if there is no target.",
         FrameType.TARGET_REMOVE, path=f"DELETE {_GROUP}/target", tag=_TAG, errors=("not_found",),
         audit=Audit.ALWAYS, changes=True, methods=(Method("remove_target"),),
         command="push remove TOPIC GROUP",
         over=Over.TURN,
     ),
     Verb(
-        "targets", OfTargets, Targets, Need(Right.READ, Of.FOUND), "Where groups are sent to",
-        "The targets of all groups, or of those of a topic, and how they go.",
+        "targets", OfTargets, Targets, Need(Right.READ, Of.FOUND), "List targets",
+        "Return the targets of all groups, or of the groups of a topic, with their states.",
         FrameType.TARGET_LIST, path="GET /v1/targets", tag=_TAG,
         methods=(Method("targets", gives="targets"),),
         over=Over.ALL,
     ),
     Verb(
         "test_push", TestPush, PushSent, Need(Right.ADMIN, Of.ANY), "Try a URL",
-        "Send one request to a URL as a push would, and say what came of it. Raises BadRequest for"
-        " an address that may not be asked, Conflict where no process sends.",
+        "Send one request to a URL as a push would, and return the result. Raise BadRequest for an"
+        " address that push_allow does not permit, and Conflict if the daemon has no process that"
+        " sends.",
         FrameType.PUSH_TEST, path="POST /v1/push-test", tag=_TAG, errors=("conflict",),
         audit=Audit.ALWAYS, repeat=False, prompt=False, extra_s=ANSWER_S,
         methods=(Method("test_push"),),
@@ -421,17 +418,19 @@ VERBS: Final = (
     ),
     Verb(
         "push_log", PushLogPage, PushLog, _READ, "The last requests of a push",
-        "The last requests of a group's push, the newest first; the daemon keeps"
-        f" {LOG_MAX} in memory. Raises NotFound, Conflict where no process sends.",
+        "Return the last requests of a group's push, the newest first. The daemon keeps"
+        f" {LOG_MAX} in memory. Raise NotFound if there is no push, and Conflict if the daemon has"
+        " no process that sends.",
         FrameType.PUSH_LOG, path=f"GET {_GROUP}/push/log", tag=_TAG,
         errors=("not_found", "conflict"), methods=(Method("push_log", gives="requests"),),
         command="push log TOPIC GROUP",
         over=Over.ALL,
     ),
     Verb(
-        "resend", Resend, PushSent, Need(Right.OPERATE, Of.NAMED), "Send a request once more",
-        "Send one of the last requests of a push once more; nothing becomes of its task. Raises"
-        " NotFound, Conflict.",
+        "resend", Resend, PushSent, Need(Right.OPERATE, Of.NAMED), "Send a request again",
+        "Send one of the last requests of a push again, without an effect on its task. Raise"
+        " NotFound if the request is not in the log, and Conflict if the daemon has no process that"
+        " sends.",
         FrameType.PUSH_RESEND, path=f"POST {_GROUP}/push/resend", tag=_TAG,
         errors=("not_found", "conflict"), audit=Audit.ALWAYS, repeat=False, prompt=False,
         extra_s=ANSWER_S, methods=(Method("resend"),),

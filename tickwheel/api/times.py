@@ -1,7 +1,7 @@
-"""Python's durations and moments as the wire's milliseconds, and back. Reads no clock.
+"""Convert Python's durations and moments to the wire's milliseconds, and back. Reads no clock.
 
-Invariant: rounding never makes anything earlier than asked; what is below a microsecond is
-taken for the noise of binary fractions.
+Invariant: rounding never makes a time earlier than requested. Fractions of a microsecond are
+treated as noise of binary fractions.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tickwheel.errors import BadRequest, shown
 from tickwheel.model.policies import parse_duration
 
 Duration = float | timedelta | str
-"""Seconds, a timedelta, or text as the command line has it: ``"1h30m"``, ``"500ms"``."""
+"""Seconds, a timedelta, or text as on the command line: ``"1h30m"``, ``"500ms"``."""
 
 EPOCH = datetime.fromtimestamp(0, UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _MS_MAX = 2**53
-"""The longest time, in ms: beyond it floats lose whole milliseconds."""
+"""Maximum duration in ms. Floats of seconds lose whole milliseconds beyond it."""
 
 
 def duration_ms(value: Any, field: str) -> int:
-    """A duration in whole milliseconds, rounded up. Raises BadRequest."""
+    """Return a duration in milliseconds, rounded up. Raise BadRequest for an invalid duration."""
     if isinstance(value, timedelta):
         micros = value // _MICROSECOND
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -37,25 +37,26 @@ def duration_ms(value: Any, field: str) -> int:
         except ValueError as problem:
             raise BadRequest(f"{field}: {problem}") from None
     else:
-        said = 'seconds, a timedelta or text such as "5m"'
-        raise BadRequest(f"{field} must be {said}, not {shown(value)}")
+        expected = 'seconds, a timedelta or text such as "5m"'
+        raise BadRequest(f"{field} must be {expected}, not {shown(value)}")
     if micros < 0:
-        raise BadRequest(f"{field} must not be negative, but is {shown(value)}")
+        raise BadRequest(f"{field} must be at least 0, not {shown(value)}")
     return -(-micros // 1000)
 
 
 def seconds(value: Any, field: str) -> float:
-    """A duration in seconds, which must be above 0. Raises BadRequest."""
-    found_ms = duration_ms(value, field)
-    if found_ms <= 0:
+    """Return a duration in seconds. Raise BadRequest unless it is above 0."""
+    whole_ms = duration_ms(value, field)
+    if whole_ms <= 0:
         raise BadRequest(f"{field} must be more than 0 s, not {shown(value)}")
     if isinstance(value, str):
-        return found_ms / 1000
+        return whole_ms / 1000
     return float(value.total_seconds() if isinstance(value, timedelta) else value)
 
 
 def moment_ms(value: Any, field: str) -> int:
-    """Milliseconds since 1970 of an aware datetime, rounded up. Raises BadRequest."""
+    """Return an aware datetime in milliseconds since 1970, rounded up. Raise BadRequest for any
+    other value."""
     if not isinstance(value, datetime) or value.utcoffset() is None:
         raise BadRequest(f"{field} must be a datetime with a time zone, not {shown(value)}")
     return -(-((value - EPOCH) // _MICROSECOND) // 1000)
@@ -67,18 +68,18 @@ _TIME = re.compile(
     r"(?:Z|[+-][0-9]{2}(?::?[0-5][0-9])?)?)?",
     re.IGNORECASE,
 )
-"""A date, or a date and a time of which only seconds have a fraction."""
+"""A date, or a date and a time in which only seconds can have a fraction."""
 
 
 def parse_time(text: str) -> datetime:
-    """The moment of an ISO-8601 time. Without a zone it is this machine's local time. Raises
-    ValueError."""
+    """Return the moment of an ISO-8601 time, which is local time of this machine unless it has a
+    zone. Raise ValueError for any other text."""
     cleaned = text.strip()
     try:
         if _TIME.fullmatch(cleaned) is None:
             raise ValueError
-        found = datetime.fromisoformat(cleaned.upper())
-        return local_time(found) if found.tzinfo is None else found
+        parsed = datetime.fromisoformat(cleaned.upper())
+        return local_time(parsed) if parsed.tzinfo is None else parsed
     except (ValueError, OverflowError, OSError):
         raise ValueError(
             f"{text!r:.60} is not an ISO-8601 time; write for example 2030-01-31T09:00:00+01:00"
@@ -86,13 +87,14 @@ def parse_time(text: str) -> datetime:
 
 
 def local_time(naive: datetime) -> datetime:
-    """The moment at which this machine's clock shows a time: the first of two; and of a time that
-    the clock skips, the moment by the offset before (RFC 5545, 3.3.5). Raises OverflowError."""
+    """Return the moment of a local time of this machine. A repeated time means its first
+    occurrence. A skipped time is read with the offset from before the gap (RFC 5545, 3.3.5). Raise
+    OverflowError if it is out of range."""
     whole = naive.replace(microsecond=0, fold=0).timestamp()
-    found = datetime.fromtimestamp(whole, UTC).astimezone()
-    return found.replace(microsecond=naive.microsecond)
+    local = datetime.fromtimestamp(whole, UTC).astimezone()
+    return local.replace(microsecond=naive.microsecond)
 
 
 def moment(ms: int) -> datetime:
-    """The aware datetime (UTC) of milliseconds since 1970."""
+    """Return milliseconds since 1970 as an aware datetime in UTC."""
     return EPOCH + timedelta(milliseconds=ms)

@@ -1,9 +1,9 @@
 """The declaration of one verb: number, name, request, answer, right, path, errors.
 
-Everything that is the same for all verbs follows from it: the decoding and the checks of frames,
+Everything that is the same for all verbs follows from it: the decoding and checking of frames,
 rights, the audit log, HTTP routes and the OpenAPI document, the parsing of answers, the methods of
-the clients, the tables of the documents. Knows no verb; the families do (``tasks.py``, …), and
-``verbs.py`` has them all.
+the clients, the tables of the documents. This module knows no verb; ``tasks.py`` and its siblings
+declare them, and ``verbs.py`` collects them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Right(StrEnum):
-    """What a principal may be allowed to do. No right includes another."""
+    """The rights of a principal. No right includes another."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
@@ -28,54 +28,54 @@ class Right(StrEnum):
 
 
 class Of(StrEnum):
-    """For which of its topics a verb needs its right."""
+    """The topics for which a verb needs its right."""
 
-    NAMED = "the topic that is named"
+    NAMED = "the named topic"
     EACH_TASK = "the topic of each new task"
-    FOUND = "the topics of what is found: anything else is as if it were not there"
-    SELECTED = "the topic that is named, or those of what is found by ids"
+    FOUND = "the topics of the results; results of other topics are left out"
+    SELECTED = "the named topic, or the topics of the named ids"
     ANY = "all topics"
 
 
 class Over(StrEnum):
-    """Which shards a client asks a verb, where there are several."""
+    """The shards that a client asks if there are several."""
 
     ONE = "the shard that the client is connected to"
-    IDS = "the shards of the ids that are named; all, where a key is named instead"
+    IDS = "the shards of the named ids; all shards if a key is named"
     TASK = (
-        "the shard of the id that is named; all, where a key is named instead. One that is away is"
-        " part of the answer"
+        "the shard of the named id; all shards if a key is named. The answer names a shard that is"
+        " unreachable"
     )
-    BASIS = "the shard where what is made has its home"
-    NAME = "all: the one that has what is named answers"
-    ALL = "all at once; their answers are made one"
-    TURN = "all, one after the other, up to the first error; their answers are made one"
-    TOGETHER = "all, one after the other; where one refuses, what has begun is cancelled"
-    HOME = "the home of the topic's settings, which decides, then all others that are there"
+    BASIS = "the shard to which the new object belongs"
+    NAME = "all shards; the one that has the named object answers"
+    ALL = "all shards at once; their answers are merged"
+    TURN = "all shards, one after another, until the first error; their answers are merged"
+    TOGETHER = "all shards, one after another; if one refuses, the others are cancelled"
+    HOME = "the home shard of the topic's settings, which decides, then all reachable others"
     HOME_LAST = (
-        "all, one after the other, the home of the topic's settings last; up to the first error"
+        "all shards, one after another, until the first error; the home shard of the topic's"
+        " settings comes last"
     )
-    CLAIM = "the home of the name, then the shard that it is claimed for"
-    PAGES = "all, page by page, in the order of the list"
-    EACH = "each has its own, which the client makes one"
+    CLAIM = "the home shard of the name, then the shard for which it is claimed"
+    PAGES = "all shards, page by page, in the order of the list"
+    EACH = "each shard separately; the client merges them"
 
 
 class Home(StrEnum):
-    """Which shard decides who gets a name that is unique for the daemon, where there are several.
-    It is the same one for everybody, whatever else the request says."""
+    """The shard that grants a unique name. It depends on nothing else in the request."""
 
-    NAME = "shard crc32(name) mod N, which says in which shard the name is in use (CLAIM)"
-    KEY = "shard crc32(key) mod N, which remembers the request before any other has a task of it"
+    NAME = "shard crc32(name) mod N, which knows the shard that uses the name (CLAIM)"
+    KEY = "shard crc32(key) mod N, which remembers the request before another shard gets a task"
     TOPIC = "shard crc32(topic) mod N, which the others follow"
-    FIRST = "shard 0: all are told in turn, and the first refusal ends it"
-    ALL = "all: none has begun when one refuses"
+    FIRST = "shard 0, then the others in turn; the first refusal ends the request"
+    ALL = "all shards; none starts if one refuses"
 
 
 class Unique(NamedTuple):
-    """What of a verb's request is unique for the daemon."""
+    """The field of a verb's request whose value is unique in the daemon."""
 
     name: str
-    """The field that has the name."""
+    """The name of the field."""
     home: Home
 
 
@@ -87,7 +87,7 @@ class Need(NamedTuple):
 
 
 class Audit(StrEnum):
-    """Whether a verb has its line in the log of what operators did."""
+    """Whether a verb is written to the audit log."""
 
     NEVER = "never"
     ALWAYS = "always"
@@ -99,17 +99,17 @@ class Method(NamedTuple):
 
     name: str
     gives: str = ""
-    """The field of the answer that the method returns; "": the whole answer."""
+    """The field of the answer that the method returns; "" returns the whole answer."""
     fixed: tuple[tuple[str, Any], ...] = ()
-    """Fields of the request that have a fixed value here instead of a keyword."""
+    """Fields of the request with a fixed value, which are not keywords of the method."""
     fields: type[Request] | None = None
-    """The fields that the method has; None: all of the request's."""
+    """The fields that are keywords of the method; None means all fields of the request."""
     text: str = ""
-    """What ``help`` says; "": the verb's own text."""
+    """The method's docstring; "" means the verb's text."""
     word: str = ""
-    """The type of the word that the method returns where it names one task: for a verb that takes
-    a selection, when the task is named alone; for another on several tasks, the method takes one,
-    as ``task_id`` instead of ``ids``. "": the whole outcome."""
+    """The type of the word that the method returns for a single task. If the verb takes a
+    selection, the method returns a word when it gets one id. Otherwise the method takes ``task_id``
+    instead of ``ids``. "" means that the method always returns the whole outcome."""
 
 
 _NONE: Final = ("",)
@@ -117,65 +117,65 @@ _NONE: Final = ("",)
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One verb. ``errors`` are the codes beside those that every request may get."""
+    """One verb. ``errors`` are its error codes, without the codes that every request can get."""
 
     name: str
-    """Also the name of the operation, and of the handler over HTTP."""
+    """Also the name of the operation and of the HTTP handler."""
     request: type[Request] | None
-    """None: its frame is read by hand (``server/tcp``), and checked by its operation."""
+    """None if the frame is decoded by hand (``server/tcp``) and checked by the operation."""
     answer: Any
-    """The type of the answer; None: nil."""
+    """The type of the answer; None means nil."""
     need: Need | None
-    """None: whoever may speak at all may say this; it is about the caller itself."""
+    """None if every connected caller may use the verb, because it concerns only the caller."""
     summary: str
     """One line, for tables and the OpenAPI document."""
     text: str = ""
-    """What ``help`` of the client's method says: sentences, with what it raises."""
+    """The docstring of the client's method."""
     frame: FrameType | None = None
-    """None: over HTTP only."""
+    """None for a verb of HTTP only."""
     word: str = ""
-    """Which of the verbs that share ``frame`` it is: the frame's second place."""
+    """The frame's second element, which distinguishes verbs that share ``frame``."""
     path: str = ""
-    """METHOD and path over HTTP; "": over TCP only, or its handler is written by hand."""
+    """METHOD and path over HTTP; "" for a verb of TCP only, or with a handler written by hand."""
     tag: str = ""
-    """The part of the OpenAPI document."""
+    """The section of the OpenAPI document."""
     status: int = 200
     """The HTTP status of success."""
     errors: tuple[str, ...] = ()
     audit: Audit = Audit.NEVER
     changes: bool = False
-    """Whether it changes anything."""
+    """Whether it changes state."""
     standby: bool = False
     """Whether a standby also answers it."""
     public: bool = False
-    """Whether it needs no login over HTTP, because its request proves itself."""
+    """Whether it needs no login over HTTP, because its request contains a proof."""
     repeat: bool = True
-    """Whether a client asks again when the connection broke before the answer."""
+    """Whether a client resends it when the connection breaks before the answer."""
     prompt: bool = True
-    """Whether silence after it means a dead connection."""
+    """Whether a missing answer means a dead connection."""
     extra_s: float = 0.0
-    """How much longer than usual an answer may take."""
+    """Seconds that the answer may take in addition to the usual time."""
     over: Over | None = None
-    """Which shards are asked; None: over HTTP only, where each shard is by itself."""
+    """The shards that are asked; None for a verb of HTTP only, which asks one shard."""
     unique: Unique | None = None
-    """For a verb that creates something with a name: the name, and the shard that grants it."""
+    """For a verb that creates a named object: the name, and the shard that grants it."""
     bulk: str = ""
-    """The kind of bulk operation that does the same to all of a topic that matches; its method
-    takes the one or the other."""
+    """The kind of bulk operation that has the same effect on all matching tasks of a topic. The
+    method then takes tasks or a selection."""
     pages: str = ""
-    """The field of the answer that has the items of a page; its method is an iterator."""
+    """The field of the answer with the items of a page; the method is an iterator."""
     methods: tuple[Method, ...] = ()
     command: str = ""
-    """The command line's command that this verb is by itself: its words, and in capitals the fields
-    that are arguments; all others are options. "": none."""
+    """The command of the command line that is derived from the verb: its words, and in capitals
+    the fields that are arguments. Other fields are options. "" means no derived command."""
     fields: str = ""
-    """The fields of a frame that is read by hand, for the protocol's document."""
+    """The fields of a frame that is decoded by hand, for the protocol's document."""
     result: str = ""
-    """Its answer there; also where a declared answer needs more words than its type."""
+    """The answer in the protocol's document, if its type does not describe it fully."""
 
     @property
     def asked(self) -> type[Request]:
-        """What a verb that is declared whole is asked with."""
+        """The request of a verb that has one."""
         assert self.request is not None, self.name
         return self.request
 

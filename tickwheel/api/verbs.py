@@ -1,5 +1,5 @@
-"""Every verb of the daemon: the one table from which transports, rights, the audit log, clients and
-documents follow."""
+"""The table of all verbs, from which transports, rights, the audit log, clients and documents
+follow."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tickwheel.api.verb import Home, Need, Of, Over, Right, Unique, Verb
 
 _EACH, _CONSUME = Need(Right.PRODUCE, Of.EACH_TASK), Need(Right.CONSUME, Of.NAMED)
 
-# "GROUP FIELDS" stands for the fields of GroupFields, which the document lists there.
+# scripts/generate replaces "GROUP FIELDS" with the fields of GroupFields.
 BY_HAND: Final = (
     Verb("enqueue", None, tuple, _EACH, "Store tasks", frame=FrameType.ENQUEUE, changes=True,
          fields="floor: int, tasks: array of task",
-         result="[accepted_ms: int, ids: array of int, in the order of the tasks], and "
-                "where tasks have due windows or rules for pending keys: a map with more",
+         result="[accepted_ms: int, ids: array of int, in the order of the tasks], and a map "
+                "with details if tasks have due windows or rules for pending keys",
          over=Over.BASIS),
-    Verb("enqueue_once", None, tuple, _EACH, "Store tasks, once for an Idempotency-Key",
+    Verb("enqueue_once", None, tuple, _EACH, "Store tasks once per Idempotency-Key",
          frame=FrameType.ENQUEUE_ONCE, changes=True,
          fields="key: bin, fingerprint: int, tasks: array of task", result="as ENQUEUE",
          over=Over.BASIS, unique=Unique("key", Home.KEY)),
@@ -43,7 +43,7 @@ BY_HAND: Final = (
          frame=FrameType.ONEWAY, changes=True,
          fields="tasks: array of task",
          result="none; request is 0", over=Over.BASIS),
-    Verb("subscribe", None, None, _CONSUME, "Get deliveries as they come due",
+    Verb("subscribe", None, None, _CONSUME, "Receive deliveries of due tasks",
          frame=FrameType.SUBSCRIBE, changes=True,
          fields="sub: int, topic: str, group: str?, prefetch: int, options: map {`lease_ms`: int,"
                 " `retry`: policy, `ack`: str, `broadcast`: bool, GROUP FIELDS}, all optional, or"
@@ -51,47 +51,49 @@ BY_HAND: Final = (
          result="map {`lease_ms`: int, `new_group`: map {`adopted`: int, `idle`: map of str to"
                 " int}?}",
          over=Over.EACH),
-    Verb("set_prefetch", None, None, None, "Another prefetch", frame=FrameType.PREFETCH,
+    Verb("set_prefetch", None, None, None, "Change the prefetch", frame=FrameType.PREFETCH,
          fields="sub: int, prefetch: int, tell: bool (optional)",
          result="nil, or with `tell` a map {`in_flight`: int, `ready`: int}", over=Over.EACH),
-    Verb("unsubscribe", None, None, None, "No more deliveries", frame=FrameType.UNSUBSCRIBE,
+    Verb("unsubscribe", None, None, None, "End a subscription", frame=FrameType.UNSUBSCRIBE,
          fields="sub: int",
          result="nil", over=Over.EACH),
-    Verb("pull", None, tuple, _CONSUME, "Get deliveries, waiting for them if need be",
+    Verb("pull", None, tuple, _CONSUME, "Receive deliveries once, with an optional wait",
          frame=FrameType.PULL, changes=True,
          fields="topic: str, group: str?, max: int, wait_ms: int, options: map {`lease_ms`: int,"
                 " `tell`: bool, GROUP FIELDS}, all optional, or nil",
          result="[epoch: int, delivered_ms: int, array of delivery], and with `tell` `new_group` of"
                 " SUBSCRIBE, or nil", over=Over.EACH),
-    Verb("ack", None, tuple, _CONSUME, "Done", frame=FrameType.ACK, changes=True,
+    Verb("ack", None, tuple, _CONSUME, "Finish deliveries", frame=FrameType.ACK, changes=True,
          fields="topic: str, group: str?, epoch: int, ids: array of int, attempts: array "
                 "of int, may_gather: bool (optional)",
          result="nil, or an array of words", over=Over.IDS),
-    Verb("nack", None, tuple, _CONSUME, "Failed, try again", frame=FrameType.NACK, changes=True,
+    Verb("nack", None, tuple, _CONSUME, "Report failed deliveries, to be tried again",
+         frame=FrameType.NACK, changes=True,
          fields="topic: str, group: str?, array of [id, epoch, attempt, delay_ms?, "
                 "reason?]",
          result="array of words", over=Over.IDS),
-    Verb("reject", None, tuple, _CONSUME, "Never again", frame=FrameType.REJECT, changes=True,
+    Verb("reject", None, tuple, _CONSUME, "Report deliveries that must not be tried again",
+         frame=FrameType.REJECT, changes=True,
          fields="topic: str, group: str?, array of [id, epoch, attempt, reason?]",
          result="array of words", over=Over.IDS),
-    Verb("extend", None, tuple, _CONSUME, "A longer lease", frame=FrameType.EXTEND, changes=True,
+    Verb("extend", None, tuple, _CONSUME, "Extend leases", frame=FrameType.EXTEND, changes=True,
          fields="topic: str, group: str?, epoch: int, ids: array of int, attempts: array "
                 "of int, lease_ms: int",
          result="nil, or an array of words", over=Over.IDS),
-    Verb("snooze", None, tuple, _CONSUME, "Later, and no failure", frame=FrameType.SNOOZE,
-         changes=True,
+    Verb("snooze", None, tuple, _CONSUME, "Postpone deliveries without a failure",
+         frame=FrameType.SNOOZE, changes=True,
          fields="topic: str, group: str?, array of [id, epoch, attempt, delay_ms]",
          result="array of words", over=Over.IDS),
-    Verb("release", None, tuple, _CONSUME, "Give back what was not started",
+    Verb("release", None, tuple, _CONSUME, "Return deliveries that were not started",
          frame=FrameType.RELEASE, changes=True,
          fields="topic: str, group: str?, epoch: int, ids: array of int, attempts: array "
                 "of int",
          result="nil, or an array of words", over=Over.IDS),
-    Verb("leave", None, None, None, "Goodbye", frame=FrameType.BYE,
+    Verb("leave", None, None, None, "End the connection", frame=FrameType.BYE,
          fields="none",
          result="nil", over=Over.EACH),
 )  # fmt: skip
-"""Verbs whose frames are read by hand, for speed, or because they carry tasks or deliveries."""
+"""Verbs whose frames are decoded by hand, for speed or because they carry tasks or deliveries."""
 
 VERBS: Final[Mapping[str, Verb]] = MappingProxyType(
     {

@@ -80,11 +80,11 @@ class GeneratedVerbs(Verbs):
         id: str | None = None,
         timeout: Duration | None = None,
     ) -> CancelWord | list[TaskOutcome] | BulkInfo:
-        """Cancel tasks that are not being worked on: "cancelled", "already_cancelled", or what is
-        too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", … By topic
-        and key: every unfinished task with that key, oldest first, each with its own outcome. When
-        there is none, the one that finished last, as far as the daemon remembers; else one
-        "unknown" without an id.
+        """Cancel tasks that no consumer has. The status of each is "cancelled",
+        "already_cancelled", or the state that prevents it: "in_flight", "acked", "expired", "dead",
+        "gone", "unknown", … By topic and key: every unfinished task with that key, oldest first,
+        each with its own outcome. When there is none, the one that finished last, as far as the
+        daemon remembers; else one "unknown" without an id.
 
         By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
         topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
@@ -149,10 +149,10 @@ class GeneratedVerbs(Verbs):
         shift: Duration | None = None,
         timeout: Duration | None = None,
     ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
-        """Give tasks another due time, by one of ``delay`` (by the daemon's clock), ``at`` and
-        ``shift``. By topic and key: every unfinished task with that key, oldest first, each with
-        its own outcome. When there is none, the one that finished last, as far as the daemon
-        remembers; else one "unknown" without an id.
+        """Give tasks a new due time by exactly one of ``delay`` (from now, by the daemon's clock),
+        ``at`` and ``shift``. By topic and key: every unfinished task with that key, oldest first,
+        each with its own outcome. When there is none, the one that finished last, as far as the
+        daemon remembers; else one "unknown" without an id.
 
         By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
         topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
@@ -160,8 +160,8 @@ class GeneratedVerbs(Verbs):
         most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
         Overloaded when too many bulk operations are running.
 
-        ``delay``: the new delay, from now on. ``at``: the new due time. ``shift``: how much later
-        each task becomes due; negative: earlier."""
+        ``delay``: the new delay, counted from now. ``at``: the new due time. ``shift``: how much
+        later each task becomes due; negative values mean earlier."""
         return await self._selected(
             "reschedule",
             task_id,
@@ -234,11 +234,11 @@ class GeneratedVerbs(Verbs):
         end: datetime | None = None,
         timeout: Duration | None = None,
     ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
-        """Give scheduled tasks a due window: each is moved to one of its emptiest ticks, which
-        replaces its due time. A task that is not scheduled stays; its outcome is its state. By
-        topic and key: every unfinished task with that key, oldest first, each with its own outcome.
-        When there is none, the one that finished last, as far as the daemon remembers; else one
-        "unknown" without an id.
+        """Give scheduled tasks a due window: each task moves to one of its emptiest ticks, which
+        becomes its due time. A task that is not scheduled does not move, and its state is the
+        status. By topic and key: every unfinished task with that key, oldest first, each with its
+        own outcome. When there is none, the one that finished last, as far as the daemon remembers;
+        else one "unknown" without an id.
 
         By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
         topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
@@ -246,8 +246,8 @@ class GeneratedVerbs(Verbs):
         most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
         Overloaded when too many bulk operations are running.
 
-        ``start``: the first moment of the window; by default each task's own due time. ``within``:
-        the length of the window. ``end``: the first moment behind the window."""
+        ``start``: the start of the window; by default each task's own due time. ``within``: the
+        length of the window. ``end``: the first moment after the window."""
         return await self._selected(
             "spread",
             task_id,
@@ -299,9 +299,9 @@ class GeneratedVerbs(Verbs):
         id: str | None = None,
         timeout: Duration | None = None,
     ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
-        """Make tasks due at once. By topic and key: every unfinished task with that key, oldest
-        first, each with its own outcome. When there is none, the one that finished last, as far as
-        the daemon remembers; else one "unknown" without an id.
+        """Make tasks due now. By topic and key: every unfinished task with that key, oldest first,
+        each with its own outcome. When there is none, the one that finished last, as far as the
+        daemon remembers; else one "unknown" without an id.
 
         By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
         topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
@@ -332,15 +332,15 @@ class GeneratedVerbs(Verbs):
         limit: int | None = None,
         timeout: Duration | None = None,
     ) -> AsyncIterator[TaskInfo]:
-        """Stored tasks in the order of their ids (``newest_first``: the other way round). A key
-        without its topic has no index: the tasks are looked through. Read page by page, at most
-        ``limit``; ``timeout`` is for each page.
+        """Return stored tasks in the order of their ids, descending with ``newest_first``.
+        Filtering by a key without its topic uses no index and reads all tasks. Read page by page,
+        at most ``limit``; ``timeout`` is for each page.
 
-        ``topic``: only those of this topic. ``state``: only those in this state. ``key``: only
-        those with this key. ``key_prefix``: only those whose key begins with this. ``tag``: only
-        those with this tag. ``property``: only those with this property: NAME=VALUE. ``not_after``:
-        only those that were enqueued at this moment or earlier. ``newest_first``: whether the
-        newest come first."""
+        ``topic``: only tasks of this topic. ``state``: only tasks in this state. ``key``: only
+        tasks with this key. ``key_prefix``: only tasks whose key begins with this text. ``tag``:
+        only tasks with this tag. ``property``: only tasks with this property: NAME=VALUE.
+        ``not_after``: only tasks that were enqueued at this moment or earlier. ``newest_first``:
+        list the newest tasks first."""
         return self._pages(
             "list_tasks",
             {
@@ -367,13 +367,13 @@ class GeneratedVerbs(Verbs):
         limit: int | None = None,
         timeout: Duration | None = None,
     ) -> AsyncIterator[TaskInfo]:
-        """The tasks that the topic still has to deliver, with their bodies: scheduled, ready, in
-        flight and waiting for a retry, but no dead letters. Looking has no effect: it needs no
-        group, takes no lease and counts no attempt. Read page by page, at most ``limit``;
-        ``timeout`` is for each page.
+        """Return the tasks that the topic still has to deliver, with their bodies: scheduled,
+        ready, in flight and waiting for a retry, but no dead letters. Peeking needs no group, takes
+        no lease and counts no attempt. Read page by page, at most ``limit``; ``timeout`` is for
+        each page.
 
-        ``key``: with this key. ``due``: only tasks that have come due. ``newest_first``: in the
-        order of ids, backwards."""
+        ``key``: only tasks with this key. ``due``: only tasks that are due. ``newest_first``: list
+        tasks in descending order of ids."""
         return self._pages(
             "peek",
             {"topic": topic, "key": key, "due": due, "newest_first": newest_first},
@@ -392,12 +392,13 @@ class GeneratedVerbs(Verbs):
         limit: int | None = None,
         timeout: Duration | None = None,
     ) -> AsyncIterator[DeadLetter]:
-        """Dead letters in the order of their ids. Read page by page, at most ``limit``; ``timeout``
-        is for each page.
+        """Return dead letters in the order of their ids. Read page by page, at most ``limit``;
+        ``timeout`` is for each page.
 
-        ``topic``: only those of this topic. ``group``: only those of this group. ``since``: only
-        those that died at this moment or later. ``until``: only those that died before this moment.
-        ``reason``: only those whose last reason contains this text, in upper or lower case."""
+        ``topic``: only dead letters of this topic. ``group``: only dead letters of this group.
+        ``since``: only tasks that died at this moment or later. ``until``: only tasks that died
+        before this moment. ``reason``: only dead letters whose last reason contains this text,
+        ignoring case."""
         return self._pages(
             "list_dead",
             {"topic": topic, "group": group, "since": since, "until": until, "reason": reason},
@@ -435,8 +436,8 @@ class GeneratedVerbs(Verbs):
         ttl: Duration | None = None,
         timeout: Duration | None = None,
     ) -> list[RequeueWord] | BulkInfo:
-        """Deliver dead letters again, failures counted anew: "requeued", "unknown", or "ttl_over",
-        of one that stays because its time to live is over and ``ttl`` gives it no new one. Of pairs
+        """Deliver dead letters again and reset their failures. Return for each "requeued",
+        "unknown", or "ttl_over" if its time to live has passed and ``ttl`` is not given. Of pairs
         (id, group), each.
 
         By topic and ``filter``, a dict of DeadSelectionKeywords (an empty one means all of the
@@ -445,8 +446,8 @@ class GeneratedVerbs(Verbs):
         most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
         Overloaded when too many bulk operations are running.
 
-        ``ttl``: a new time to live, from the requeue on, in place of the task's own. It is the
-        task's in all of its groups."""
+        ``ttl``: a new time to live, counted from the requeue. It replaces the task's own in all of
+        its groups."""
         return await self._selected(
             "requeue_dead",
             pairs,
@@ -481,7 +482,8 @@ class GeneratedVerbs(Verbs):
         id: str | None = None,
         timeout: Duration | None = None,
     ) -> list[DeleteWord] | BulkInfo:
-        """Delete dead letters for good: "deleted" or "unknown". Of pairs (id, group), each.
+        """Delete dead letters permanently. Return "deleted" or "unknown" for each. Of pairs (id,
+        group), each.
 
         By topic and ``filter``, a dict of DeadSelectionKeywords (an empty one means all of the
         topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
@@ -502,11 +504,11 @@ class GeneratedVerbs(Verbs):
         timeout: Duration | None = None,
         **settings: Unpack[NewGroupKeywords],
     ) -> GroupSettings:
-        """Make a group before its first subscriber comes; one that exists stays as it is
-        (``created`` of the answer says which).
+        """Create a group before its first subscriber connects. An existing group does not change,
+        and ``created`` in the answer is false.
 
-        ``start``: it is owed what comes due from "now" on, from the "first" task that is still
-        there, or from a moment. ``settings`` are those of NewGroupKeywords."""
+        ``start``: the group is owed tasks that come due from "now" on, from the "first" stored task
+        on, or from a moment on. ``settings`` are those of NewGroupKeywords."""
         refuse_unknown(settings, NewGroupKeywords, "Client.create_group")
         return await self._ask(
             "create_group", {"topic": topic, "group": group, "start": start, **settings}, timeout
@@ -521,9 +523,10 @@ class GeneratedVerbs(Verbs):
         timeout: Duration | None = None,
         **settings: Unpack[SettingsKeywords],
     ) -> GroupSettings:
-        """Change settings of a group, or of the topic itself. Others stay; None removes a setting.
-        A filter applies to tasks that come due from now on. Durable when it returns. Raises
-        NotFound for a group, Conflict for ``broadcast_only`` of a topic with groups.
+        """Change settings of a group, or of the topic itself. Settings that are left out do not
+        change; None removes a setting. A filter applies to tasks that come due from now on. The
+        change is durable when the call returns. Raise NotFound if there is no such group, and
+        Conflict for ``broadcast_only`` if the topic has groups.
 
         ``settings`` are those of SettingsKeywords."""
         refuse_unknown(settings, SettingsKeywords, "Client.configure")
@@ -532,10 +535,10 @@ class GeneratedVerbs(Verbs):
     async def delete_group(
         self, topic: str, group: str, *, force: bool = False, timeout: Duration | None = None
     ) -> GroupHeld:
-        """Delete a group; what it held. Raises Conflict when it holds anything, unless ``force``:
-        then that is gone for it.
+        """Delete a group and return the number of tasks that it held. Raise Conflict if it holds
+        tasks, unless ``force``, which drops them for this group.
 
-        ``force``: whether to delete it although it holds tasks or has subscribers."""
+        ``force``: delete it even if it holds tasks or has subscribers."""
         return await self._ask(
             "delete_group", {"topic": topic, "group": group, "force": force}, timeout
         )
@@ -543,12 +546,13 @@ class GeneratedVerbs(Verbs):
     async def delete_topic(
         self, topic: str, *, force: bool = False, timeout: Duration | None = None
     ) -> TopicHeld:
-        """Delete a topic with its groups, settings and dead letters; what it held. Durable when it
-        returns; its tasks end as deleted in the background, and until then the topic takes no new
-        ones (Refused). Raises Conflict when it holds tasks or has subscribers, unless ``force``,
-        and always when a schedule enqueues to it; NotFound.
+        """Delete a topic with its groups, settings and dead letters, and return the number of tasks
+        that it held. The deletion is durable when the call returns. Its tasks are deleted in the
+        background, and until then the topic takes no new tasks (Refused). Raise Conflict if the
+        topic holds tasks or has subscribers, unless ``force``, and always if a schedule enqueues to
+        it. Raise NotFound if there is no such topic.
 
-        ``force``: whether to delete it although it holds tasks or has subscribers."""
+        ``force``: delete it even if it holds tasks or has subscribers."""
         return await self._ask("delete_topic", {"topic": topic, "force": force}, timeout)
 
     async def reset_group(
@@ -561,15 +565,16 @@ class GeneratedVerbs(Verbs):
         id: str | None = None,
         timeout: Duration | None = None,
     ) -> BulkInfo:
-        """Give the group again what came due since ``to`` and that it has finished, or was never
-        owed. A bulk operation: durable when it returns, done in the background (``wait_bulk``).
-        Each task comes as one of its own, of which ``Delivery.replay_of`` is the former's id. Other
-        groups notice nothing. Raises NotFound, Conflict when the group is being reset already,
-        Overloaded.
+        """Deliver those tasks to the group that came due since ``to`` and that it has finished or
+        was never owed. Each becomes a new task, whose ``Delivery.replay_of`` is the id of the
+        original. Other groups are not affected. The reset is a bulk operation: it is durable when
+        the call returns, and runs in the background (``wait_bulk``). Raise NotFound if there is no
+        such group, Conflict if the group is already being reset, or Overloaded.
 
-        ``to``: a moment, or "first": all that is known. ``rate``: the most tasks a second; without
-        it there is no limit. ``id``: yours: the same request again is the same bulk operation, and
-        another one with it is a Conflict; by default a random one."""
+        ``to``: a moment, or "first" for the beginning of the history. ``rate``: maximum tasks per
+        second; unlimited by default. ``id``: your id for the bulk operation. Repeating the same
+        request with it has no further effect; another request with it is a Conflict. By default a
+        random id."""
         return await self._ask(
             "reset_group",
             {
@@ -585,18 +590,19 @@ class GeneratedVerbs(Verbs):
     async def preview_reset(
         self, topic: str, group: str, *, to: datetime | str, timeout: Duration | None = None
     ) -> ResetPreview:
-        """What a reset to that moment would give now; nothing is given. The whole history is looked
-        through. Raises NotFound, Overloaded.
+        """Return how many tasks a reset to that moment would deliver, without resetting. The call
+        reads the whole history. Raise NotFound if there is no such group, or Overloaded.
 
-        ``to``: a moment, or "first": all that is known."""
+        ``to``: a moment, or "first" for the beginning of the history."""
         return await self._ask("preview_reset", {"topic": topic, "group": group, "to": to}, timeout)
 
     async def held_keys(
         self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
     ) -> list[HeldKey]:
-        """Order keys that are held until an operator acts, the oldest first. Raises NotFound.
+        """Return order keys that are held until an operator acts, the oldest first. Raise NotFound
+        if there is no such group.
 
-        ``limit``: the most items of the answer."""
+        ``limit``: maximum number of items in the answer."""
         return await self._ask(
             "held_keys", {"topic": topic, "group": group, "limit": limit}, timeout, "keys"
         )
@@ -604,10 +610,10 @@ class GeneratedVerbs(Verbs):
     async def paused_keys(
         self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
     ) -> list[PausedKey]:
-        """Keys that operators have paused, order keys and values of ``fair_by``, the oldest first.
-        Raises NotFound.
+        """Return the order keys and values of ``fair_by`` that operators have paused, the oldest
+        first. Raise NotFound if there is no such group.
 
-        ``limit``: the most items of the answer."""
+        ``limit``: maximum number of items in the answer."""
         return await self._ask(
             "held_keys", {"topic": topic, "group": group, "limit": limit}, timeout, "paused"
         )
@@ -615,10 +621,10 @@ class GeneratedVerbs(Verbs):
     async def key_lines(
         self, topic: str, group: str | None, *, limit: int = 100, timeout: Duration | None = None
     ) -> list[KeyLine]:
-        """Order keys, and values that share the group, for whose turn most tasks wait. Raises
-        NotFound.
+        """Return the order keys and values of ``fair_by`` with the most waiting tasks. Raise
+        NotFound if there is no such group.
 
-        ``limit``: the most items of the answer."""
+        ``limit``: maximum number of items in the answer."""
         return await self._ask(
             "key_lines", {"topic": topic, "group": group, "limit": limit}, timeout, "lines"
         )
@@ -632,8 +638,8 @@ class GeneratedVerbs(Verbs):
         key: str | None = None,
         timeout: Duration | None = None,
     ) -> ReleaseKeyWord:
-        """The task of a held key, by its id or the key, is tried again at once, its failures
-        counted anew: "released", or "not_held". Raises NotFound for a group.
+        """Try the task of a held key, named by its id or the key, again at once and reset its
+        failures. Return "released" or "not_held". Raise NotFound if there is no such group.
 
         ``key``: the order key whose task is held."""
         return await self._ask_word(
@@ -656,8 +662,8 @@ class GeneratedVerbs(Verbs):
         key: str | None = None,
         timeout: Duration | None = None,
     ) -> SkipKeyWord:
-        """The task of a held key goes to the dead letters, and its key goes on: "skipped", or
-        "not_held". Raises NotFound for a group.
+        """Move the task of a held key to the dead letters, so that the key's next task can be
+        delivered. Return "skipped" or "not_held". Raise NotFound if there is no such group.
 
         ``key``: the order key whose task is held."""
         return await self._ask_word(
@@ -680,10 +686,10 @@ class GeneratedVerbs(Verbs):
         value: Value | None = None,
         timeout: Duration | None = None,
     ) -> KeyPause:
-        """Hand out no task of one key of the group, an order key or a value of ``fair_by``, until
-        it is resumed. Its tasks become due and wait, other keys go on, what is in flight can be
-        acked. Durable when it returns. One that is paused stays as it is. Raises NotFound for a
-        group, Conflict for a value of a group without ``fair_by``, LimitExceeded.
+        """Pause one key of the group, an order key or a value of ``fair_by``. Its tasks become due
+        and wait; tasks in flight can be acked, and other keys are not affected. The pause is
+        durable when the call returns. Pausing a paused key changes nothing. Raise NotFound if there
+        is no such group, Conflict for a value if the group has no ``fair_by``, or LimitExceeded.
 
         ``key``: the order key. ``value``: the value of ``fair_by``."""
         return await self._ask(
@@ -699,8 +705,8 @@ class GeneratedVerbs(Verbs):
         value: Value | None = None,
         timeout: Duration | None = None,
     ) -> KeyPause:
-        """Hand out the tasks of a paused key again. ``changed`` is false if it was not paused.
-        Raises as ``pause_key``.
+        """Resume the deliveries of a paused key. ``changed`` is false if it was not paused. Raise
+        the same errors as ``pause_key``.
 
         ``key``: the order key. ``value``: the value of ``fair_by``."""
         return await self._ask(
@@ -710,28 +716,32 @@ class GeneratedVerbs(Verbs):
     def list_schedules(
         self, *, limit: int | None = None, timeout: Duration | None = None
     ) -> AsyncIterator[ScheduleInfo]:
-        """All schedules, by name. Read page by page, at most ``limit``; ``timeout`` is for each
-        page."""
+        """Return all schedules, ordered by name. Read page by page, at most ``limit``; ``timeout``
+        is for each page."""
         return self._pages("list_schedules", {}, limit, timeout)
 
     async def show_schedule(
         self, name: str, *, planned: int = 5, timeout: Duration | None = None
     ) -> ScheduleInfo:
-        """One schedule, with its next ``planned`` times and its newest runs. Raises NotFound.
+        """Return one schedule with its next ``planned`` times and its newest runs. Raise NotFound
+        if there is no such schedule.
 
-        ``planned``: how many planned times to answer."""
+        ``planned``: how many planned times to return."""
         return await self._ask("show_schedule", {"name": name, "planned": planned}, timeout)
 
     async def pause_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
-        """Nothing of it fires until it is resumed. Raises NotFound."""
+        """Fire no occurrence until the schedule is resumed. Raise NotFound if there is no such
+        schedule."""
         return await self._ask("pause_schedule", {"name": name}, timeout)
 
     async def resume_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
-        """Go on; what was missed meanwhile is for its catch-up. Raises NotFound."""
+        """Resume a paused schedule. Its ``catch_up`` decides about missed occurrences. Raise
+        NotFound if there is no such schedule."""
         return await self._ask("resume_schedule", {"name": name}, timeout)
 
     async def delete_schedule(self, name: str, *, timeout: Duration | None = None) -> ScheduleInfo:
-        """Delete a schedule; its tasks stay. The answer is what it was. Raises NotFound."""
+        """Delete a schedule and return it; its tasks stay. Raise NotFound if there is no such
+        schedule."""
         return await self._ask("delete_schedule", {"name": name}, timeout)
 
     def list_transactions(
@@ -742,16 +752,17 @@ class GeneratedVerbs(Verbs):
         limit: int | None = None,
         timeout: Duration | None = None,
     ) -> AsyncIterator[TransactionInfo]:
-        """Undecided transactions, or those in ``state``, by name. Read page by page, at most
-        ``limit``; ``timeout`` is for each page.
+        """Return undecided transactions, or transactions in ``state``, ordered by name. Read page
+        by page, at most ``limit``; ``timeout`` is for each page.
 
-        ``group``: only those of this producer group. ``state``: only those in this state."""
+        ``group``: only transactions of this producer group. ``state``: only transactions in this
+        state."""
         return self._pages("list_transactions", {"group": group, "state": state}, limit, timeout)
 
     async def show_transaction(
         self, transaction: str, *, timeout: Duration | None = None
     ) -> TransactionInfo:
-        """One transaction, with its half tasks. Raises UnknownTransaction."""
+        """Return one transaction with its half tasks. Raise UnknownTransaction if there is none."""
         return await self._ask("show_transaction", {"transaction": transaction}, timeout)
 
     def list_bulk(
@@ -762,19 +773,20 @@ class GeneratedVerbs(Verbs):
         limit: int | None = None,
         timeout: Duration | None = None,
     ) -> AsyncIterator[BulkInfo]:
-        """Bulk operations, the newest first. Read page by page, at most ``limit``; ``timeout`` is
-        for each page.
+        """Return bulk operations, the newest first. Read page by page, at most ``limit``;
+        ``timeout`` is for each page.
 
-        ``topic``: only those on this topic. ``state``: only those in this state."""
+        ``topic``: only bulk operations on this topic. ``state``: only bulk operations in this
+        state."""
         return self._pages("list_bulk", {"topic": topic, "state": state}, limit, timeout)
 
     async def show_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
-        """One bulk operation, and how far it is. Raises NotFound."""
+        """Return one bulk operation and its progress. Raise NotFound if there is none."""
         return await self._ask("show_bulk", {"bulk": bulk}, timeout)
 
     async def cancel_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
-        """Cancel a bulk operation: it changes nothing more; what it has changed stays. Once more is
-        harmless. Raises NotFound."""
+        """Cancel a bulk operation; changes that it has already made stay. Cancelling it again has
+        no effect. Raise NotFound if there is none."""
         return await self._ask("cancel_bulk", {"bulk": bulk}, timeout)
 
     async def set_push(
@@ -791,17 +803,17 @@ class GeneratedVerbs(Verbs):
         callback_lease: Duration | None = None,
         timeout: Duration | None = None,
     ) -> TargetInfo:
-        """Send the tasks of a group to a URL, signed as Standard Webhooks says. A group that is not
-        there is made; a target that is there is replaced. Raises BadRequest for an address that may
-        not be asked (push_allow), Conflict while somebody is subscribed.
+        """Send the tasks of a group to a URL, signed as in Standard Webhooks. Create the group if
+        it does not exist, and replace an existing target. Raise BadRequest for an address that
+        push_allow does not permit, and Conflict while the group has subscribers.
 
-        ``secrets``: what requests are signed with; several, while receivers change to the first of
-        them. Left out: those of the push that is there. ``format``: "plain": the body is the
-        task's; "cloudevents": a CloudEvent in JSON. ``concurrency``: the most requests at a time.
-        ``request_timeout``: the most time for a whole request with its answer; by default 30 s.
-        ``connect_timeout``: the most time for a connection to the host; by default 5 s.
-        ``callback_lease``: how long a task waits for its callback after a 202; without this, a 202
-        acks."""
+        ``secrets``: the secrets that sign requests; use several while receivers switch to the
+        first. By default an existing push keeps its secrets. ``format``: "plain" sends the task's
+        body; "cloudevents" sends a CloudEvent in JSON. ``concurrency``: maximum number of
+        concurrent requests. ``request_timeout``: timeout of a whole request with its answer; by
+        default 30 s. ``connect_timeout``: timeout of a connection to the host; by default 5 s.
+        ``callback_lease``: how long a task waits for its callback after a 202; by default a 202
+        acks the task."""
         return await self._ask(
             "set_push",
             {
@@ -829,11 +841,11 @@ class GeneratedVerbs(Verbs):
         concurrency: int = 1,
         timeout: Duration | None = None,
     ) -> TargetInfo:
-        """Send the tasks of a group to another broker. A group that is not there is made; a target
-        that is there is replaced. Raises as ``set_push``.
+        """Send the tasks of a group to another broker. Create the group if it does not exist, and
+        replace an existing target. Raise the same errors as ``set_push``.
 
-        ``secret``: the password for the broker; the user stands in the URL. ``batch``: the most
-        tasks that are sent together. ``concurrency``: the most batches at a time."""
+        ``secret``: the password for the broker; the user is part of the URL. ``batch``: maximum
+        number of tasks per batch. ``concurrency``: maximum number of concurrent batches."""
         return await self._ask(
             "set_forward",
             {
@@ -850,16 +862,16 @@ class GeneratedVerbs(Verbs):
     async def remove_target(
         self, topic: str, group: str, *, timeout: Duration | None = None
     ) -> TargetRemoved:
-        """Send the tasks of a group nowhere any more, and forget the secrets. The group keeps what
-        it holds, and takes subscribers again. Raises NotFound."""
+        """Remove the target of a group with its secrets. The group keeps its tasks and accepts
+        subscribers again. Raise NotFound if there is no target."""
         return await self._ask("remove_target", {"topic": topic, "group": group}, timeout)
 
     async def targets(
         self, *, topic: str | None = None, timeout: Duration | None = None
     ) -> list[TargetInfo]:
-        """The targets of all groups, or of those of a topic, and how they go.
+        """Return the targets of all groups, or of the groups of a topic, with their states.
 
-        ``topic``: only those of this topic; by default those of all topics."""
+        ``topic``: only targets of this topic; by default all targets."""
         return await self._ask("targets", {"topic": topic}, timeout, "targets")
 
     async def test_push(
@@ -870,11 +882,12 @@ class GeneratedVerbs(Verbs):
         format: PushFormat = "plain",
         timeout: Duration | None = None,
     ) -> PushSent:
-        """Send one request to a URL as a push would, and say what came of it. Raises BadRequest for
-        an address that may not be asked, Conflict where no process sends.
+        """Send one request to a URL as a push would, and return the result. Raise BadRequest for an
+        address that push_allow does not permit, and Conflict if the daemon has no process that
+        sends.
 
-        ``secrets``: the secrets that the request is signed with; without them it is not signed.
-        ``format``: the format of the body, as in a push."""
+        ``secrets``: the secrets that sign the request; without them it is not signed. ``format``:
+        the format of the body, as in a push."""
         return await self._ask(
             "test_push", {"url": url, "secrets": secrets, "format": format}, timeout
         )
@@ -882,10 +895,11 @@ class GeneratedVerbs(Verbs):
     async def push_log(
         self, topic: str, group: str, *, limit: int = 50, timeout: Duration | None = None
     ) -> list[PushSent]:
-        """The last requests of a group's push, the newest first; the daemon keeps 200 in memory.
-        Raises NotFound, Conflict where no process sends.
+        """Return the last requests of a group's push, the newest first. The daemon keeps 200 in
+        memory. Raise NotFound if there is no push, and Conflict if the daemon has no process that
+        sends.
 
-        ``limit``: the most items of the answer."""
+        ``limit``: maximum number of items in the answer."""
         return await self._ask(
             "push_log", {"topic": topic, "group": group, "limit": limit}, timeout, "requests"
         )
@@ -893,44 +907,45 @@ class GeneratedVerbs(Verbs):
     async def resend(
         self, topic: str, group: str, number: int, *, timeout: Duration | None = None
     ) -> PushSent:
-        """Send one of the last requests of a push once more; nothing becomes of its task. Raises
-        NotFound, Conflict."""
+        """Send one of the last requests of a push again, without an effect on its task. Raise
+        NotFound if the request is not in the log, and Conflict if the daemon has no process that
+        sends."""
         return await self._ask(
             "resend", {"topic": topic, "group": group, "number": number}, timeout
         )
 
     async def nodes(self, *, timeout: Duration | None = None) -> Nodes:
-        """All nodes that serve shards of this store, and who leads which shard since when. Raises
-        Conflict for a daemon that is not a node (``?shards=N``)."""
+        """Return all nodes that serve shards of this store, and the leader of each shard. Raise
+        Conflict if the daemon is not a node (``?shards=N``)."""
         return await self._ask("nodes", {}, timeout)
 
     async def move_shard(
         self, shard: int, node: str | None = None, *, timeout: Duration | None = None
     ) -> ShardPlaced:
-        """Say that a shard shall be on a node, or, without ``node``, wherever it belongs. The
-        answer comes once that is noted; the shard moves as soon as its new node stands by. While
-        the node is not there, or drains, the shard is elsewhere. Raises NotFound for a node that is
-        not there, Conflict for a daemon that is not a node."""
+        """Assign a shard to a node, or, without ``node``, let the daemons choose. The call returns
+        once the assignment is recorded; the shard moves as soon as its new node stands by. While
+        that node is away or drains, another node leads the shard. Raise NotFound for an unknown
+        node, and Conflict if the daemon is not a node."""
         return await self._ask("move_shard", {"shard": shard, "node": node}, timeout)
 
     async def drain_node(
         self, node: str, *, draining: bool = True, timeout: Duration | None = None
     ) -> NodeDrained:
-        """Say that a node shall have no shards, also after it was started again, until it is said
-        with ``draining=False`` that it shall. The answer comes once that is noted; its shards move
-        one after the other. Raises NotFound for a node that is not there, Conflict for a daemon
-        that is not a node.
+        """Drain a node: it leads no shards, also after a restart, until ``draining=False``. The
+        call returns once that is recorded; the shards then move one by one. Raise NotFound for an
+        unknown node, and Conflict if the daemon is not a node.
 
-        ``draining``: whether the node gives its shards away; false: it gets shards again."""
+        ``draining``: whether the node gives its shards to others; false lets it lead shards
+        again."""
         return await self._ask("drain_node", {"node": node, "draining": draining}, timeout)
 
     async def status(self, *, timeout: Duration | None = None) -> Status:
-        """How the daemon is: its role and state, and since when. For one that is not active see
-        ``status_at``."""
+        """Return the daemon's role and state, and when its role began. For a daemon that is not
+        active, use ``status_at``."""
         return await self._ask("status", {}, timeout)
 
     async def stats(self, *, timeout: Duration | None = None) -> Stats:
-        """The daemon's counts at this moment."""
+        """Return the daemon's present counts."""
         return await self._ask("stats", {}, timeout)
 
     async def load(
@@ -941,11 +956,12 @@ class GeneratedVerbs(Verbs):
         steps: int | None = None,
         timeout: Duration | None = None,
     ) -> Load:
-        """How many tasks the wheel has for each of ``steps`` spans of ``step``, from ``since`` on,
-        which is rounded down to a whole ``step``. Raises BadRequest.
+        """Return how many tasks the wheel has for each of ``steps`` spans of ``step``. The first
+        begins at ``since``, rounded down to a multiple of ``step``. Raise BadRequest if a value is
+        out of range.
 
-        ``since``: the beginning of the first span; by default now. ``step``: the length of a span;
-        by default a minute. ``steps``: how many spans to answer; by default 60."""
+        ``since``: the start of the first span; by default now. ``step``: the length of a span; by
+        default a minute. ``steps``: the number of spans; by default 60."""
         return await self._ask("load", {"since": since, "step": step, "steps": steps}, timeout)
 
     def list_consumers(
@@ -956,22 +972,23 @@ class GeneratedVerbs(Verbs):
         limit: int | None = None,
         timeout: Duration | None = None,
     ) -> AsyncIterator[ConsumerInfo]:
-        """Who is connected and takes tasks: each subscription, and each pull that waits, in the
-        order in which their connections came; of a topic, of a group. Read page by page, at most
-        ``limit``; ``timeout`` is for each page.
+        """Return each subscription and each waiting pull, in the order in which their clients
+        connected, optionally only of a topic or a group. Read page by page, at most ``limit``;
+        ``timeout`` is for each page.
 
-        ``topic``: only those of this topic. ``group``: only those of this group."""
+        ``topic``: only consumers of this topic. ``group``: only consumers of this group."""
         return self._pages("consumers", {"topic": topic, "group": group}, limit, timeout)
 
     async def overview(self, *, timeout: Duration | None = None) -> Overview:
-        """The wheel, counts, and what is wrong right now in words (``troubles``), the worst
+        """Return the wheel, counts, and present problems in words (``troubles``), the worst
         first."""
         return await self._ask("overview", {}, timeout)
 
     async def task_history(self, id: int, *, timeout: Duration | None = None) -> TaskHistory:
-        """The events of a task in their order, as the history has them, a moment late."""
+        """Return the events of a task from the history, in order. The newest events can be missing
+        for a moment."""
         return await self._ask("task_history", {"id": id}, timeout)
 
     async def backup(self, name: str, *, timeout: Duration | None = None) -> Backup:
-        """Copy the store to a new file ``name`` in the daemon's backup folder, while it works."""
+        """Copy the store of the running daemon to a new file ``name`` in its backup folder."""
         return await self._ask("backup", {"name": name}, timeout)

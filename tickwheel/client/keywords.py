@@ -20,145 +20,145 @@ from tickwheel.api.times import Duration
 
 
 class ScheduledTaskKeywords(TypedDict, total=False):
-    """A task may say this, also one that a schedule makes."""
+    """Options of a task, also of one that a schedule makes."""
 
     key: str | None
-    """Your own name for the task, by which it is cancelled, rescheduled and looked up; several
-    tasks may have the same."""
+    """Your name for the task, by which you can cancel, reschedule and look it up; several tasks can
+    share one key."""
 
     tag: str | None
-    """One word for consumers, by which groups filter: not empty or `*`, without `||` and without
-    blanks around it."""
+    """One word by which groups filter: not empty, not `*`, without `||`, and without leading or
+    trailing blanks."""
 
     properties: Mapping[str, Value] | None
-    """For consumers, by name: text, numbers (whole ones of 64 bits, finite ones), booleans."""
+    """Values for consumers, by name: text, 64-bit integers, finite floats, booleans."""
 
     priority: int
-    """Among tasks that are due, the one with the higher priority goes first; by default 0."""
+    """Due tasks with a higher priority are delivered first; by default 0."""
 
     ttl: Duration | None
-    """How long after its due time an undelivered task expires."""
+    """Time to live: how long after its due time an undelivered task expires."""
 
     within: Duration | None
-    """The task may come due up to this much later; the daemon chooses the emptiest moment, and the
-    receipt's ``due`` is that moment."""
+    """The due window: the daemon chooses the emptiest moment within this time after the requested
+    due time. The receipt's ``due`` is that moment."""
 
     order_key: str | None
-    """Each group gets the tasks of one order key one at a time, by when they are due, then in the
-    order in which they were enqueued. The group's ``order_retry`` says when one that has failed is
-    tried again, so ``retry`` does not go with it."""
+    """Each group gets the tasks of one order key one at a time, by due time, then in the order in
+    which they were enqueued. The group's ``order_retry`` decides when a failed task is tried again,
+    so ``retry`` cannot be combined with an order key."""
 
     trace: str | None
-    """The W3C ``traceparent`` of whoever makes the task; its consumers have it with each delivery,
-    so that their spans belong to the same trace."""
+    """The producer's W3C ``traceparent``. It is part of each delivery, so that the consumers' spans
+    belong to the same trace."""
 
     encoding: str | None
-    """What the body is, and what was done to it in that order, such as ``json;v=2,zlib``; None:
-    plain bytes. The daemon keeps it, and does not look into the body."""
+    """The body's type and the steps applied to it, in order, such as ``json;v=2,zlib``; None means
+    plain bytes. The daemon stores it without reading the body."""
 
     shard_by: str | None
-    """Where there are several shards: tasks that say the same are in one shard, whatever their keys
-    are. Beside an ``order_key`` it must be the same."""
+    """With several shards: tasks with the same ``shard_by`` are in one shard, independent of their
+    keys. If there is an ``order_key``, both must be equal."""
 
     retry: Retry | None
-    """Its own policy, which wins over its group's and its topic's."""
+    """The task's retry policy, which overrides its group's and its topic's."""
 
 
 class TaskKeywords(ScheduledTaskKeywords, total=False):
-    """A task that is enqueued may say this."""
+    """Options of an enqueued task."""
 
     delay_level: int | None
-    """Instead of ``delay`` or ``at``: a number from 1 on of the daemon's table of delays; over the
-    highest it is the highest."""
+    """Instead of ``delay`` or ``at``: a level of the daemon's delay table, counted from 1. Levels
+    above the table's last mean the last."""
 
     if_pending: Action | IfPending | None
-    """The rule while another task with its ``key`` is pending: "keep", "replace", "reject", "add",
-    or an IfPending; the receipt's ``outcome`` says what it was."""
+    """The rule that applies while another task with the same ``key`` is pending: "keep", "replace",
+    "reject", "add", or an IfPending. The receipt has the ``outcome``."""
 
 
 class FilterKeywords(TypedDict, total=False):
-    """A filter says which tasks are meant; what both parts say must hold."""
+    """A filter selects tasks that satisfy both of its parts."""
 
     tags: str | None
-    """The group wants only tasks with one of these tags: "eu || uk"."""
+    """The group gets only tasks with one of these tags: "eu || uk"."""
 
     where: str | None
-    """The group wants only tasks of which this is true: "amount > 10 AND region IS NOT NULL"."""
+    """The group gets only tasks for which this condition is true: "amount > 10 AND region IS NOT
+    NULL"."""
 
 
 class GroupKeywords(FilterKeywords, total=False):
-    """Whoever makes a group, or takes from it, may say this of it."""
+    """Settings of a group that its creator and its consumers can name."""
 
     order_retry: Duration | None
-    """How long to wait before a failed task of an order key is tried again; by default 1 s."""
+    """The delay before a failed task of an order key is tried again; by default 1 s."""
 
     order_attempts: int | None
-    """How many failed attempts of a task of an order key there are before order_failure holds; by
-    default 16."""
+    """Failed attempts of a task of an order key until order_failure applies; by default 16."""
 
     order_failure: OrderFailure | None
-    """The action after these attempts. "hold", the default: the key is held until an operator acts.
-    "dead": it goes to the dead letters, and its key goes on. "retry": it is tried until it
-    succeeds, so order_attempts does not go with it."""
+    """The action after order_attempts failures. "hold", the default: the key is held until an
+    operator acts. "dead": the task becomes a dead letter, and its key continues. "retry": the task
+    is tried until it succeeds, and order_attempts must not be given."""
 
     fair_by: str | None
     """The field whose values take turns: "key", "tag", or the name of a property."""
 
     limit_each: int | None
-    """The most deliveries of each value of fair_by in flight."""
+    """Maximum deliveries in flight per value of fair_by."""
 
     rate_each: float | None
-    """The most deliveries a second of each value of fair_by."""
+    """Maximum deliveries per second per value of fair_by."""
 
 
 class NewGroupKeywords(GroupKeywords, total=False):
-    """A group may be made with these settings."""
+    """Settings of a new group."""
 
     retry: Retry | None
-    """The policy for its tasks that have none of their own."""
+    """The policy for tasks without a retry policy."""
 
     rate: float | None
-    """The most deliveries a second; without it there is no limit."""
+    """Maximum deliveries per second; unlimited by default."""
 
     burst: int | None
-    """The most deliveries at once after a pause; it needs a rate."""
+    """Maximum burst of deliveries after an idle time; it needs a rate."""
 
     paused: bool
-    """Whether nothing is delivered until somebody resumes it; enqueues go on."""
+    """Whether deliveries are paused until somebody resumes them; tasks can still be enqueued."""
 
 
 class SettingsKeywords(NewGroupKeywords, total=False):
-    """The settings of a group or a topic that can be changed. Others stay; None removes one."""
+    """Settings of a group or a topic that can be changed. None removes a setting."""
 
     if_pending: Action | IfPending | None
-    """For a topic: the rule for a task whose key is pending, unless the task has its own."""
+    """For a topic: the rule for tasks whose key is pending and that bring no rule themselves."""
 
     broadcast_only: bool
     """For a topic without groups: a due task goes to the broadcast subscriptions connected at that
-    moment, and ends; it is owed to nobody."""
+    moment, and then ends."""
 
 
 class SelectionKeywords(TypedDict, total=False):
-    """A selection means everything of a topic of which each part that is named is true."""
+    """A selection means all tasks of a topic that satisfy every named field."""
 
     tags: str | None
-    """Only those with one of these tags: "eu || uk"."""
+    """Only tasks with one of these tags: "eu || uk"."""
 
     where: str | None
-    """Only those of which this is true: "amount > 10 AND region IS NOT NULL"."""
+    """Only tasks for which this condition is true: "amount > 10 AND region IS NOT NULL"."""
 
     key_prefix: str | None
-    """Only those whose key begins with this."""
+    """Only tasks whose key begins with this text."""
 
     due_from: datetime | None
-    """Only those that are due at this moment or later."""
+    """Only tasks that are due at this moment or later."""
 
     due_to: datetime | None
-    """Only those that are due before this moment."""
+    """Only tasks that are due before this moment."""
 
 
 class DeadSelectionKeywords(SelectionKeywords, total=False):
-    """A selection of dead letters may also name a group and a reason."""
+    """A selection of dead letters can also name a group and a reason."""
 
     group: str | None
     """Only dead letters of this group."""
@@ -168,53 +168,53 @@ class DeadSelectionKeywords(SelectionKeywords, total=False):
 
 
 class TaskSelectionKeywords(SelectionKeywords, total=False):
-    """A selection of tasks may also name a state."""
+    """A selection of tasks can also name a state."""
 
     state: TaskState | None
     """Only tasks in this state."""
 
 
 class AnySelectionKeywords(TaskSelectionKeywords, DeadSelectionKeywords, total=False):
-    """A selection of tasks or of dead letters, as the kind of the bulk operation has it."""
+    """A selection of tasks or of dead letters, depending on the kind of the bulk operation."""
 
 
 class MovingKeywords(TypedDict, total=False):
-    """A command that moves tasks says where to, and one that gives them a new life how long."""
+    """Base of the blocks that change due times or times to live."""
 
 
 class MoveKeywords(MovingKeywords, total=False):
-    """A reschedule says by one of these where tasks are moved to."""
+    """A reschedule has exactly one of these fields."""
 
     delay: Duration | None
-    """The new delay, from now on."""
+    """The new delay, counted from now."""
 
     at: datetime | None
     """The new due time."""
 
     shift: Duration | None
-    """How much later each task becomes due; negative: earlier."""
+    """How much later each task becomes due; negative values mean earlier."""
 
 
 class SpreadKeywords(MovingKeywords, total=False):
-    """A spread says the due window in whose emptiest ticks tasks are put."""
+    """A spread moves tasks to the emptiest ticks of this due window."""
 
     start: datetime | None
-    """The first moment of the window; by default each task's own due time."""
+    """The start of the window; by default each task's own due time."""
 
     within: Duration | None
     """The length of the window."""
 
     end: datetime | None
-    """The first moment behind the window."""
+    """The first moment after the window."""
 
 
 class RequeueKeywords(MovingKeywords, total=False):
-    """A requeue may give tasks a new time to live."""
+    """A requeue can give tasks a new time to live."""
 
     ttl: Duration | None
-    """A new time to live, from the requeue on, in place of the task's own. It is the task's in all
-    of its groups."""
+    """A new time to live, counted from the requeue. It replaces the task's own in all of its
+    groups."""
 
 
 class AnyMoveKeywords(RequeueKeywords, SpreadKeywords, MoveKeywords, total=False):
-    """A command on tasks says what they get, by the block that it has."""
+    """The fields of all blocks in ``MOVES``."""

@@ -125,48 +125,48 @@ class DeliveredOptions:
 
     @property
     def key(self) -> str | None:
-        """Your own name for the task, by which it is cancelled, rescheduled and looked up; several
-        tasks may have the same."""
+        """Your name for the task, by which you can cancel, reschedule and look it up; several tasks
+        can share one key."""
         found: str | None = self._options.get("key", None)
         return found
 
     @property
     def tag(self) -> str | None:
-        """One word for consumers, by which groups filter: not empty or `*`, without `||` and
-        without blanks around it."""
+        """One word by which groups filter: not empty, not `*`, without `||`, and without leading or
+        trailing blanks."""
         found: str | None = self._options.get("tag", None)
         return found
 
     @property
     def properties(self) -> Mapping[str, Value]:
-        """For consumers, by name: text, numbers (whole ones of 64 bits, finite ones), booleans."""
+        """Values for consumers, by name: text, 64-bit integers, finite floats, booleans."""
         found: Mapping[str, Value] = self._options.get("properties", _NOTHING)
         return found
 
     @property
     def priority(self) -> int:
-        """Among tasks that are due, the one with the higher priority goes first; by default 0."""
+        """Due tasks with a higher priority are delivered first; by default 0."""
         found: int = self._options.get("priority", 0)
         return found
 
     @property
     def order_key(self) -> str | None:
-        """Each group gets the tasks of one order key one at a time, by when they are due, then in
-        the order in which they were enqueued. The group's ``order_retry`` says when one that has
-        failed is tried again, so ``retry`` does not go with it."""
+        """Each group gets the tasks of one order key one at a time, by due time, then in the order
+        in which they were enqueued. The group's ``order_retry`` decides when a failed task is tried
+        again, so ``retry`` cannot be combined with an order key."""
         found: str | None = self._options.get("order_key", None)
         return found
 
     @property
     def trace(self) -> str | None:
-        """The W3C ``traceparent`` of whoever makes the task; its consumers have it with each
-        delivery, so that their spans belong to the same trace."""
+        """The producer's W3C ``traceparent``. It is part of each delivery, so that the consumers'
+        spans belong to the same trace."""
         found: str | None = self._options.get("trace", None)
         return found
 
     @property
     def encoding(self) -> str | None:
-        """What the body is, and what was done to it in that order, such as ``json;v=2,zlib``; None:
-        plain bytes. The daemon keeps it, and does not look into the body."""
+        """The body's type and the steps applied to it, in order, such as ``json;v=2,zlib``; None
+        means plain bytes. The daemon stores it without reading the body."""
         found: str | None = self._options.get("encoding", None)
         return found

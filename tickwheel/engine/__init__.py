@@ -1,1 +1,1 @@
-"""The engine: a shard in memory. Commands and times go in; outcomes and effects come out."""
+"""The engine: a shard in memory. It takes commands and times, and returns outcomes and effects."""

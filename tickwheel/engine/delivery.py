@@ -1,26 +1,26 @@
-"""The second half, second part: what is ready is leased to subscribers that have credit.
+"""Delivery of ready tasks to subscribers with credit.
 
-* ``Delivery`` gives every group its turn, and within a group every subscriber, as credit, pauses
-  and rates allow.
-* ``Leasing`` hands one frame to one subscriber: task by task, or in one step where nothing has to
-  be decided about the tasks one by one (``LeaseBatch``), to the same end.
-* ``RowReading``: the rows that have to be read before their tasks can be handed out.
-* ``Apart``: tasks that are handed out alone, because one more death of a consumer ends them.
-* ``Subscriptions``: who may get deliveries.
+* ``Delivery`` serves groups in turn, and the subscribers of a group in turn, within credit, pauses
+  and rates.
+* ``Leasing`` leases one frame to one subscriber, task by task, or with the same result in one step
+  if no task needs a decision of its own (``LeaseBatch``).
+* ``RowReading``: rows that must be read before their tasks can be delivered.
+* ``Apart``: tasks that are delivered alone, because one more death of a consumer ends them.
+* ``Subscriptions``: the consumers that can get deliveries.
 
 Invariants:
 
-* A task is handed out only if its due time has come by the ``now_ms`` of the call; nothing of a
-  group that is held, and nothing beyond a rate.
-* What is delivered at most once is finished in the open batch and written when that is durable.
+* A task is delivered only if it is due at the ``now_ms`` of the call. A held group gets no
+  deliveries, and rates are not exceeded.
+* An at-most-once delivery is settled in the open batch, and sent when that batch is durable.
 
-Alone: no task ends because of another one that its consumer had besides. After earlier deaths it is
-not alone: who kills cannot be told from who was there, and thousands may have been. Such a task is
-ready, and lies in ``Group.loading`` until a connection has nothing else. One that has is taken at
-once. Otherwise one is kept free: it is handed nothing more until what it has is settled, for
-``KEEP_MS`` at most, and then none is for as long, so that work that lasts does not cost a
-connection. What was alone is followed by others, if there are some, before the next one is alone on
-that connection.
+Alone: a task must not become a dead letter because another task killed its consumer. After earlier
+deaths it is delivered together with others, because any of thousands of tasks might be the cause.
+Before the last death it waits in ``Group.loading`` for a connection without other deliveries. If
+there is none, one connection is kept free: it gets no deliveries until its present ones are
+settled, for at most ``KEEP_MS``. After that no connection is kept free for the same time, so that
+long work does not block a connection permanently. After a delivery alone, a connection gets other
+deliveries, if there are any, before the next delivery alone.
 """
 
 from __future__ import annotations
@@ -71,17 +71,18 @@ if TYPE_CHECKING:
     from tickwheel.engine.settlement import Settlement
 
 PREFERRED_MAX = 64
-"""How many subscribers are considered when order keys prefer one of them."""
+"""Maximum subscribers that are considered for the preferences of order keys."""
 DISPATCHED_MAX = 1 << 30
 READ_AHEAD_TASKS = 1_000
-"""How many rows of a backlog are read beyond what the group's subscribers can take now."""
+"""Maximum rows of a backlog that are read beyond the credit of the group's subscribers."""
 KEEP_MS = 60_000
+"""Maximum time for which a connection is kept free, and minimum time until the next one."""
 LOOKED_AT_MAX = 64
-"""How many subscribers of a group, and how many tasks that wait to be alone, one look takes in."""
+"""Maximum subscribers, and maximum tasks that wait to be alone, that are examined at once."""
 
 
 class Delivery:
-    """Hands ready tasks to the subscribers of their groups, each group and subscriber in turn."""
+    """Delivers ready tasks to the subscribers of their groups, in turn."""
 
     def __init__(
         self,
@@ -97,20 +98,20 @@ class Delivery:
         self._leasing = leasing = Leasing(core, ownership, settlement, firing, subscriptions)
         self.reading, self._apart = leasing.reading, leasing.apart
 
-    def found_again(self, known: TaskSnapshot, now_ms: int) -> None:
-        """The row of a missing task was found: whatever waited for it goes on."""
-        row, core = known.row, self._core
+    def found_again(self, snapshot: TaskSnapshot, now_ms: int) -> None:
+        """Continue all work that waited for the row of a missing task."""
+        row, core = snapshot.row, self._core
         rows = {row.id: row}
         if row.id in core.firing:
             self._firing.loaded([row.id], rows, now_ms)
         if row.id in core.lifetimes.fired:
-            self._firing.lapsed([row.id], {row.id: known}, now_ms)
+            self._firing.lapsed([row.id], {row.id: snapshot}, now_ms)
         for group in core.topic(row.topic).groups.values():
             if row.id in group.loading:
                 self.reading.loaded_ready(group, [row.id], rows)
 
     def dispatch(self, now_ms: int, mono_ms: int, limit: int) -> tuple[list[Dispatch], bool]:
-        """Deliveries of about ``limit`` tasks, and whether there is more to deliver at once."""
+        """Return (deliveries of about ``limit`` tasks, whether more can be delivered at once)."""
         core, leasing, looked_at = self._core, self._leasing, 0
         leasing.begin(now_ms, mono_ms)
         core.steps_left = STEPS_PER_TICK
@@ -126,10 +127,10 @@ class Delivery:
             if core.steps_left <= 0:
                 break
             group = next(iter(core.runnable))
-            # To the end of the line, so that no group waits for another's backlog.
+            # Move to the end, so that no group waits for another group's backlog.
             del core.runnable[group]
             count = self._dispatch_group(group)
-            looked_at += max(1, count)  # one look in vain counts too: no tick is endless
+            looked_at += max(1, count)  # a group without deliveries counts, which bounds the tick
             if not count or (group.hold_intervals is not None and not len(group.ready)):
                 core.ledger.judge(group, now_ms)
             if count:
@@ -144,7 +145,7 @@ class Delivery:
         return self._core.in_flight < self._core.config.in_flight_max
 
     def _dispatch_group(self, group: Group) -> int:
-        """Lease at most one frame to each subscriber; how many ready entries were used up."""
+        """Lease at most one frame to each subscriber. Return how many ready entries were used."""
         core, able, leasing = self._core, group.able, self._leasing
         waiting = allowed = len(group.ready)
         if not able or not (waiting or group.apart) or group.is_held:
@@ -180,24 +181,24 @@ class Delivery:
             used += len(ids) - back
             allowed -= items
             if back and not items:
-                break  # the next in line has to be read first
+                break  # the next task must be read first
         self.reading.ahead(group)
         return used
 
     def _judged_at_once(self, group: Group) -> int:
-        """How many tasks the group's filter may have to judge in this dispatch."""
+        """Return how many tasks the group's filter can judge in this dispatch."""
         if not group.unjudged_id or group.judge is None:
             return DISPATCHED_MAX
         return max(1, self._core.steps_left // group.judge.steps)
 
     def _dispatch_alone(self, group: Group) -> int:
-        """Lease a task whose consumers have died to a connection of its own; returns how many were
-        tried."""
+        """Lease a task whose consumers have died to a connection without other deliveries. Return
+        how many tasks were tried."""
         mono_ms = self._leasing.mono_ms
-        found = self._apart.next(group, mono_ms)
-        if found is None:
+        pair = self._apart.next(group, mono_ms)
+        if pair is None:
             return 0
-        task_id, subscriber = found
+        task_id, subscriber = pair
         if task_id not in self._core.resident_rows:
             self._apart.keep_free(group, subscriber.presence, mono_ms)
             if not group.apart[task_id]:
@@ -215,17 +216,17 @@ class Delivery:
         return 1
 
     def _dispatch_preferred(self, group: Group, allowed: int) -> int:
-        """``_dispatch_group`` where a key's tasks go to its last subscriber, if that has credit."""
+        """Dispatch to a group in which order keys prefer subscribers with credit."""
         ordering, room = self._core.orderings.of[group], self._room(group)
         ids = group.ready.take(min(allowed, sum(room.values())))
         lease_batch = self._leasing.lease_batch(group, ids)
         if lease_batch is None:
             return self._divide(group, ordering, ids, room)
-        wanted: Sequence[Subscriber | None] = [None] * len(ids)
+        preferred: Sequence[Subscriber | None] = [None] * len(ids)
         had_them = False
         if lease_batch.marks is not None:
-            wanted, had_them = ordering.preferences.preferred(lease_batch.marks)
-        parts, has_others = share_out(wanted, room)
+            preferred, had_them = ordering.preferences.preferred(lease_batch.marks)
+        parts, has_others = share_out(preferred, room)
         self._leasing.take(group, lease_batch)
         for subscriber, places in parts.items():
             part = lease_batch.part(places)
@@ -238,12 +239,12 @@ class Delivery:
     def _divide(
         self, group: Group, ordering: Ordering, ids: list[int], room: dict[Subscriber, int]
     ) -> int:
-        """Lease tasks from the ready queue of which some have to be looked at one by one."""
+        """Lease tasks from the ready queue, some of which need individual decisions."""
         resident, used = self._core.resident_rows, 0
         priorities = group.ready.priorities(ids)
         marks = [0 if (row := resident.get(i)) is None else mark_of(row) for i in ids]
-        wanted, _ = ordering.preferences.preferred(marks)
-        parts, _ = share_out(wanted, room)
+        preferred, _ = ordering.preferences.preferred(marks)
+        parts, _ = share_out(preferred, room)
         for subscriber, places in parts.items():
             group.able.move_to_end(subscriber)
             some = [ids[at] for at in places]
@@ -256,7 +257,7 @@ class Delivery:
         return used
 
     def _room(self, group: Group) -> dict[Subscriber, int]:
-        """How many tasks each of the group's subscribers can take now, in one frame each."""
+        """Return how many tasks each of the group's subscribers can take now in one frame."""
         config = self._core.config
         room: dict[Subscriber, int] = {}
         for subscriber in group.able:
@@ -269,14 +270,15 @@ class Delivery:
         return room
 
     def _unthrottle(self, mono_ms: int) -> None:
-        """Groups whose next token has come may deliver again, longest waiting first."""
+        """Wake groups that have a token again, the longest waiting first."""
         core = self._core
         for group in [g for g, at_ms in core.throttled.items() if at_ms <= mono_ms]:
             del core.throttled[group]
             core.wake(group)
 
     def next_token_mono_ms(self) -> int | None:
-        """When the next token lets a delivery go (steady clock); None: no rate holds one back."""
+        """Return when the next token allows a delivery (steady clock), or None if no rate delays
+        one."""
         times = chain(self._core.throttled.values(), self._core.orderings.paced.values())
         return min(times, default=None)
 
@@ -294,14 +296,14 @@ class Leasing:
     def __post_init__(self) -> None:
         self.reading, self.apart = RowReading(self._core), Apart(self._core)
         self._is_alone = False
-        """Whether the task that is being leased may be one whose consumers have died."""
+        """Whether the task that is being leased can be one that must be alone."""
         self.now_ms = self.mono_ms = self.bytes_left = 0
-        """The times of this dispatch, and how many more bytes it may hand out."""
+        """The times of this dispatch, and the bytes that it can still deliver."""
         self.out: list[Dispatch] = []
         """The frames of this dispatch."""
         self._picked: dict[int, int] | None = None
-        """Id → priority of picked tasks that are being leased; None: those last taken from the
-        ready queue."""
+        """Id → priority of picked tasks that are being leased. None means that the tasks were just
+        taken from the ready queue."""
 
     def begin(self, now_ms: int, mono_ms: int) -> None:
         """Begin a dispatch at these times."""
@@ -317,15 +319,15 @@ class Leasing:
         *,
         is_alone: bool = False,
     ) -> tuple[int, int]:
-        """``hand_out`` tasks that are not those last taken from the ready queue, or are only some
-        of them. ``is_alone``: the one task has the connection alone."""
+        """Call ``hand_out`` for tasks that are not exactly those last taken from the ready queue.
+        ``is_alone`` means that the single task has the connection alone."""
         self._picked, self._is_alone = priorities, is_alone
         items, back = self.hand_out(group, subscriber, ids)
         self._picked, self._is_alone = None, False
         return items, back
 
     def hand_out(self, group: Group, subscriber: Subscriber, ids: list[int]) -> tuple[int, int]:
-        """Lease one frame; how many tasks are in it, and how many of ``ids`` were put back."""
+        """Lease one frame. Return (number of its tasks, number of ``ids`` that were put back)."""
         lease_batch = self.lease_batch(group, ids)
         if lease_batch is None:
             items, back = self._lease_all(group, subscriber, ids)
@@ -339,7 +341,8 @@ class Leasing:
         return len(ids), 0
 
     def lease_batch(self, group: Group, ids: Sequence[int]) -> LeaseBatch | None:
-        """These tasks as a lease batch, if they can be handed out as one and fit into a frame."""
+        """Return these tasks as a lease batch, or None if they need individual decisions or do not
+        fit into a frame."""
         core = self._core
         ordering = core.orderings.of[group] if group.is_ordered else None
         if self._ownership.may_share(group) or (
@@ -364,8 +367,8 @@ class Leasing:
             lease_batch.traits = ordering.hand_out_all(lease_batch.ids, lease_batch.traits)
 
     def lease_as_batch(self, group: Group, subscriber: Subscriber, lease_batch: LeaseBatch) -> None:
-        """Lease the tasks of a batch whose rows ``take`` has released, as one frame. A task takes
-        0.6 µs; by ``_lease_all``, which looks at each, 1.0 µs."""
+        """Lease the tasks of a batch whose rows ``take`` has released, as one frame. This takes
+        0.6 µs per task; ``_lease_all`` takes 1.0 µs."""
         leases = lease_batch.leases(group, subscriber, self._core.epoch, self.mono_ms)
         group.flight |= leases
         subscriber.held |= leases
@@ -373,7 +376,7 @@ class Leasing:
         self._handed(group, subscriber, [(row, 1, NO_PAST) for row in lease_batch.rows])
 
     def _handed(self, group: Group, subscriber: Subscriber, items: list[Item]) -> None:
-        """Make a frame of at least one delivery that was leased to one subscriber."""
+        """Make a frame of leased deliveries, at least one, for one subscriber."""
         core = self._core
         for bucket in _buckets(group):
             bucket.take(len(items))
@@ -390,7 +393,7 @@ class Leasing:
             self._subscriptions.unsubscribe(subscriber)
 
     def _finish_now(self, group: Group, dispatch: Dispatch) -> None:
-        """End at-most-once deliveries; their frame is written once the ends are durable."""
+        """Settle at-most-once deliveries. Their frame is sent when that is durable."""
         core = self._core
         size_bytes = sum(task_bytes(row) + DELIVERY_BYTES for row, _, _ in dispatch.items)
         core.handed_bytes += size_bytes
@@ -398,13 +401,14 @@ class Leasing:
         ids, attempts = [row.id for row, _, _ in dispatch.items], [n for _, n, _ in dispatch.items]
         unresolved = self._settlement.ack(group, core.epoch, ids, attempts)
         if unresolved:
-            raise AssertionError("a delivery of this very call is not in flight")
+            raise AssertionError("a delivery of this call is not in flight")
         core.open.handed.append(dispatch)
 
     def _lease_all(
         self, group: Group, subscriber: Subscriber, ids: list[int]
     ) -> tuple[list[Item], int]:
-        """Lease what can be delivered of ``ids``, and count what is put back for lack of room."""
+        """Lease the tasks of ``ids`` that can be delivered. Return them, and how many tasks were
+        put back for lack of room."""
         core, now_ms, mono_ms = self._core, self.now_ms, self.mono_ms
         resident, flight, unsaved = core.resident_rows, group.flight, core.unsaved
         held = subscriber.held
@@ -445,7 +449,7 @@ class Leasing:
                 mark, is_first = mark_of(row), attempts is None or not attempts.was_had
                 traits = ordering.hand_out(row, mark, subscriber, mono_ms, is_first=is_first)
             if traits is None:
-                continue  # its key is paused, or another one of its order key comes first
+                continue  # its key is paused, or it gave way to an earlier task of its key
             if is_mortal:
                 core.lifetimes.end(row)
             attempt, past = core.next_delivery(group, task_id)
@@ -476,8 +480,8 @@ class Leasing:
     def _looked_at(
         self, group: Group, task_id: int, row: TaskRow | None, index: int
     ) -> TaskRow | None:
-        """The row, if its task can be leased now; None: it has left, is to be read, is unwanted or
-        lone."""
+        """Return the row of a task that can be leased now. Return None if the task has left, must
+        be read, is excluded by the filter, or must be alone."""
         if group.ready.stale and group.ready.is_stale(task_id):
             return None
         if row is None:
@@ -494,7 +498,7 @@ class Leasing:
         return True
 
     def _is_left_out(self, group: Group, row: TaskRow) -> bool:
-        """Whether the group's filter, which sees the task for the first time, leaves it out."""
+        """Judge a task by the group's filter for the first time. Return whether it is excluded."""
         self._core.steps_left -= 0 if group.judge is None else group.judge.steps
         if wants(group, row):
             return False
@@ -514,12 +518,12 @@ class Leasing:
         self._core.expires(group, self.mono_ms + subscriber.lease_ms)
 
     def _withhold(self, group: Group, row: TaskRow) -> None:
-        """Keep back a task that was taken from the ready queue and must not be delivered now."""
+        """Delay or expire a task that was taken from the ready queue and must not be delivered."""
         ordering, must_wait = self._core.orderings.of.get(group), row.due_ms > self.now_ms
         if ordering is not None:
             ordering.taken(row, stays_holder=must_wait)
         if must_wait:
-            # The clock went back below its due time: it waits again, as if for a retry.
+            # The clock went back below its due time, so it waits as if for a retry.
             self._core.wait(group, row.id, row.due_ms)
             if ordering is not None:
                 ordering.waits(row)
@@ -542,21 +546,20 @@ class Leasing:
 
 @dataclass(slots=True, eq=False)
 class LeaseBatch:
-    """Tasks that were just taken from the ready queue of a group, that are due and have their rows
-    in memory, that nobody in the group has had, and whose time to live does not end. It is leased
-    in one step, and is not a batch of the store."""
+    """Tasks that are leased in one step: due tasks just taken from a group's ready queue, with rows
+    in memory, without earlier attempts and without a time to live. Not a batch of the store."""
 
     ids: Sequence[int]
     rows: list[TaskRow]
     size_bytes: int
-    """The bytes of all tasks of the batch, as ``task_bytes`` counts them."""
+    """The sum of ``task_bytes`` of all tasks of the batch."""
     marks: list[int] | None
-    """The marks of the tasks' order keys; None: no task has an order key."""
+    """The marks of the tasks' order keys; None if no task has an order key."""
     traits: list[Traits] | None
-    """The traits of the tasks; None: all are ``PLAIN``."""
+    """The traits of the tasks; None if all are ``PLAIN``."""
 
     def part(self, places: Sequence[int]) -> LeaseBatch:
-        """A batch of the tasks at these places, with the ``size_bytes`` of the whole."""
+        """Return a batch of the tasks at these indexes, with the ``size_bytes`` of the whole."""
         marks, traits = self.marks, self.traits
         return LeaseBatch(
             list(map(self.ids.__getitem__, places)),
@@ -569,7 +572,7 @@ class LeaseBatch:
     def leases(
         self, group: Group, subscriber: Subscriber, epoch: int, mono_ms: int
     ) -> dict[int, Lease]:
-        """New leases of these tasks by id, the first delivery of each, beginning now."""
+        """Return id → new lease for the first delivery of each task, beginning now."""
         leases = map(
             Lease,
             self.ids,
@@ -590,8 +593,8 @@ class LeaseBatch:
 def lease_batch_of(
     resident: Mapping[int, TaskRow], group: Group, ids: Sequence[int], now_ms: int
 ) -> LeaseBatch | None:
-    """These ready tasks of a group as a batch; None: some of them have to be looked at one by one.
-    ``resident``: rows in memory."""
+    """Return these ready tasks of a group as a batch, or None if some need individual decisions.
+    ``resident`` has the rows in memory."""
     if not ids or group.ready.stale or not _all_first(group, ids):
         return None
     if group.unjudged_id and min(ids) <= group.unjudged_id:
@@ -619,7 +622,7 @@ def lease_batch_of(
 
 
 def _all_first(group: Group, ids: Sequence[int]) -> bool:
-    """Whether nobody in the group has had any of these tasks."""
+    """Return whether none of these tasks has had an attempt in the group."""
     attempts, numbers = group.delivery_attempts, group.numbers
     return (not attempts or attempts.keys().isdisjoint(ids)) and (
         not numbers or numbers.keys().isdisjoint(ids)
@@ -627,14 +630,15 @@ def _all_first(group: Group, ids: Sequence[int]) -> bool:
 
 
 def share_out(
-    wanted: Sequence[Subscriber | None], room: Mapping[Subscriber, int]
+    preferred: Sequence[Subscriber | None], room: Mapping[Subscriber, int]
 ) -> tuple[dict[Subscriber, list[int]], bool]:
-    """Who gets which places of ``wanted``: whoever is named there, if there is room, else somebody
-    else; and whether there is such a place. ``room`` is enough for all."""
+    """Distribute the indexes of ``preferred`` among subscribers: to the preferred one if it has
+    room, otherwise to others. Return (subscriber → indexes, whether an index went to others).
+    ``room`` must be enough for all."""
     numbers: dict[Any, int] = {subscriber: number for number, subscriber in enumerate(room)}
-    found: Any = list(map(numbers.get, wanted, repeat(len(room))))
-    places = sorted(range(len(wanted)), key=found.__getitem__)
-    counts, begin = Counter(found), 0
+    choices: Any = list(map(numbers.get, preferred, repeat(len(room))))
+    places = sorted(range(len(preferred)), key=choices.__getitem__)
+    counts, begin = Counter(choices), 0
     parts: dict[Subscriber, list[int]] = {}
     others: list[int] = []
     for subscriber, number in numbers.items():
@@ -645,44 +649,45 @@ def share_out(
     others = sorted(others + places[begin:])
     has_others = bool(others)
     while others:
-        left = {one: count for one in room if (count := room[one] - len(parts[one]))}
+        left = {s: count for s in room if (count := room[s] - len(parts[s]))}
         share = -(-len(others) // len(left))
         for subscriber, count in left.items():
             parts[subscriber] += others[: min(share, count)]
             del others[: min(share, count)]
-    return {one: places for one, places in parts.items() if places}, has_others
+    return {s: places for s, places in parts.items() if places}, has_others
 
 
 class RowReading:
-    """The rows of ready tasks that have to be read before they can be handed out."""
+    """The reading of rows of ready tasks that are not in memory."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._aside_left: int | None = None
-        """How many more tasks of the group at hand may be set aside to be read; None: not counted
-        yet."""
+        """How many more tasks of the current group can be set aside for reading; None until
+        counted."""
         self._allowed = 0
-        """How many deliveries the rates of the group at hand allow now."""
+        """How many deliveries the rates of the current group allow now."""
 
     def begin(self, allowed: int) -> None:
-        """Another group is at hand, of which so many tasks may be delivered now."""
+        """Begin with another group, which can get ``allowed`` deliveries now."""
         self._aside_left, self._allowed = None, allowed
 
     def left_to_set_aside(self, group: Group) -> int:
-        """How many more rows may be read: as many as the group has credit for. Missing rows do not
+        """Return how many more rows can be read, within the group's credit. Missing rows do not
         count."""
         if self._aside_left is None:
             config, reading = self._core.config, self._being_read(group)
-            most = min(self._allowed, config.loading_max, reading + config.delivery_frame_tasks_max)
-            self._aside_left = group.credit_up_to(most) - reading
+            limit = min(
+                self._allowed, config.loading_max, reading + config.delivery_frame_tasks_max
+            )
+            self._aside_left = group.credit_up_to(limit) - reading
         return self._aside_left
 
     def _being_read(self, group: Group) -> int:
         missing, replay = self._core.missing, group.topic.replays.get(group)
         if not missing and replay is None and not group.apart:
             return len(group.loading)
-        # What a replay keeps there until it comes to it is not being read either, nor is what waits
-        # to be alone.
+        # Tasks that a replay has not reached, and tasks that wait to be alone, are not being read.
         return sum(
             task_id not in missing
             and task_id not in group.apart
@@ -691,15 +696,15 @@ class RowReading:
         )
 
     def set_aside(self, group: Group, task_id: int, priority: int) -> None:
-        """Set aside a ready task without a row in memory, to be delivered once that is read."""
+        """Set aside a ready task until its row is read."""
         if self._aside_left is not None:
             self._aside_left -= 1
         group.loading[task_id] = priority
         self._core.wants_ready.setdefault(group, []).append(task_id)
 
     def ahead(self, group: Group) -> None:
-        """If rows of the group at hand have to be read, and there is room, read the next ones of
-        the backlog, before subscribers have credit for them."""
+        """Read further rows of the current group's backlog before subscribers have credit for them,
+        if rows of the group must be read and there is room."""
         if self._aside_left is None or not self._core.reads_ahead:
             return
         ids = group.ready.take(max(0, READ_AHEAD_TASKS - self._being_read(group)))
@@ -711,17 +716,17 @@ class RowReading:
                 return
             self.set_aside(group, task_id, group.ready.priority_at(index))
 
-    def loaded_ready(self, group: Group, asked: Iterable[int], rows: dict[int, TaskRow]) -> None:
-        """Rows of ready tasks whose turn had come without a body in memory.
+    def loaded_ready(self, group: Group, ids: Iterable[int], rows: dict[int, TaskRow]) -> None:
+        """Make tasks that were set aside ready again, with the rows that were read.
 
-        Those that can be delivered at once are kept, whatever the budget: a load is bounded.
-        Others as long as there is room. A task that is still being loaded and has no row is
-        missing: it stays until that is found."""
-        core, asked = self._core, list(asked)
-        wanted, coming = group.credit_up_to(len(asked)), core.orderings.coming(group)
+        Rows of tasks that can be delivered at once stay in memory regardless of the budget, because
+        a load is bounded; other rows stay while there is room. A task without a row is missing and
+        stays set aside until its row is found."""
+        core, ids = self._core, list(ids)
+        credit, coming = group.credit_up_to(len(ids)), core.orderings.coming(group)
         core.make_room()
         back: list[tuple[int, int]] = []
-        for task_id in asked:
+        for task_id in ids:
             row = rows.get(task_id)
             if row is not None and task_id in group.apart:
                 group.apart[task_id] = False
@@ -729,16 +734,16 @@ class RowReading:
                 continue
             if row is None or task_id in coming or group.loading.pop(task_id, None) is None:
                 continue
-            if wanted > 0 or core.has_room:
+            if credit > 0 or core.has_room:
                 core.keep(row)
-                wanted -= 1
+                credit -= 1
             back.append((task_id, priority_of(row)))
         for task_id, priority in reversed(back):
             group.ready.push_front(task_id, priority)
         core.wake(group)
 
     def not_loaded(self, group: Group, ids: Sequence[int]) -> None:
-        """Make tasks that nobody can take now ready again, without their rows in memory."""
+        """Make tasks that no subscriber can take now ready again without reading their rows."""
         coming = self._core.orderings.coming(group)
         for task_id in reversed(ids):
             if task_id in group.apart:
@@ -751,23 +756,25 @@ class RowReading:
 
 
 class Apart:
-    """The lone deliveries of one engine. ``Core.keeps`` has the connections kept free for them."""
+    """Deliveries that must be alone on a connection. ``Core.keeps`` has the connections that are
+    kept free for them."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._deaths_alone = core.config.deaths_alone
 
     def is_last(self, deaths: int) -> bool:
-        """Whether one more death of a consumer makes a task with ``deaths`` a dead letter."""
+        """Return whether one more death of a consumer makes a task with ``deaths`` a dead
+        letter."""
         return deaths >= self._deaths_alone
 
     def set_aside(self, group: Group, task_id: int, priority: int) -> None:
-        """Keep a task, whose turn came among others, until a connection can have it alone."""
+        """Set a task aside until a connection can have it alone."""
         group.loading[task_id] = priority
         group.apart[task_id] = False
 
     def next(self, group: Group, mono_ms: int) -> tuple[int, Subscriber] | None:
-        """The next lone task and a subscriber whose connection is free; None: wait for both."""
+        """Return the next task and a subscriber with a free connection, or None."""
         task_id = self._first(group)
         if task_id is None:
             self._core.let_in(group)
@@ -776,8 +783,7 @@ class Apart:
         return None if subscriber is None else (task_id, subscriber)
 
     def _first(self, group: Group) -> int | None:
-        """The loaded task that has waited longest to be alone. Tasks that have left are dropped on
-        the way."""
+        """Return the task that has waited longest to be alone, and drop tasks that have left."""
         for task_id in list(islice(group.apart, LOOKED_AT_MAX)):
             if task_id not in group.loading:
                 del group.apart[task_id]
@@ -787,38 +793,38 @@ class Apart:
 
     def _free(self, group: Group, mono_ms: int) -> Subscriber | None:
         keep, best = self._core.keeps.get(group), None
-        for one in islice(group.able, LOOKED_AT_MAX):
-            presence = one.presence
+        for subscriber in islice(group.able, LOOKED_AT_MAX):
+            presence = subscriber.presence
             is_kept = keep is not None and keep.presence is presence
-            if one.room <= 0 or (presence.kept_for is not None and not is_kept):
+            if subscriber.room <= 0 or (presence.kept_for is not None and not is_kept):
                 continue
             if presence.was_alone and len(group.ready) and not is_kept:
                 continue
             if not presence.unsettled:
-                return one
+                return subscriber
             if best is None or presence.unsettled < best.presence.unsettled:
-                best = one
+                best = subscriber
         if keep is None and best is not None:
             self.keep_free(group, best.presence, mono_ms)
         return None
 
     def keep_free(self, group: Group, presence: Presence, mono_ms: int) -> None:
-        """Keep a connection free for the group's next lone task, for ``KEEP_MS`` at most, unless
-        another one is kept already: each change would let the group look again."""
+        """Keep a connection free for the group's next task that must be alone, for at most
+        ``KEEP_MS``. The group keeps at most one connection free."""
         keep = self._core.keeps.get(group)
         if presence.kept_for is None and (keep is None or keep.presence is None):
             presence.kept_for = group
             self._core.keeps[group] = Keep(presence, mono_ms + KEEP_MS)
 
     def handed_out(self, group: Group, subscriber: Subscriber) -> None:
-        """The connection has the task alone until the delivery is settled."""
+        """Reserve the connection for the task until its delivery is settled."""
         self._core.let_in(group)
         presence = subscriber.presence
-        if presence.unsettled:  # else it was delivered at most once, and is over
+        if presence.unsettled:  # an at-most-once delivery is already settled
             presence.kept_for = group
 
     def tick(self, mono_ms: int) -> None:
-        """End the keeping free of connections that has lasted too long."""
+        """Stop keeping connections free after ``KEEP_MS``."""
         core = self._core
         for group, keep in [(g, k) for g, k in core.keeps.items() if k.until_mono_ms <= mono_ms]:
             core.let_in(group)
@@ -828,7 +834,7 @@ class Apart:
 
 
 class Subscriptions:
-    """The subscriptions and pulls that may get deliveries, and what their connections show."""
+    """The subscriptions and pulls that can get deliveries, and the state of their connections."""
 
     def __init__(self, core: Core, broadcasts: Broadcasts) -> None:
         self._core = core
@@ -848,7 +854,7 @@ class Subscriptions:
         subscriber.group.was_used = True
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """End a subscription: it gets no more deliveries, and its leases stay."""
+        """End a subscription. It gets no more deliveries; its leases stay."""
         if isinstance(subscriber, Broadcaster):
             self._broadcasts.leave(subscriber)
             return
@@ -863,21 +869,22 @@ class Subscriptions:
             self._core.subscribers -= 1
 
     def end_broadcasts(self, topic: Topic, message: str) -> None:
-        """End the broadcast subscriptions of a topic that is gone."""
-        for one in list(topic.broadcasters):
-            self.unsubscribe(one)
-            self._core.cut.append((one, "not_found", message))
+        """End the broadcast subscriptions of a deleted topic."""
+        for broadcaster in list(topic.broadcasters):
+            self.unsubscribe(broadcaster)
+            self._core.cut.append((broadcaster, "not_found", message))
 
     def heard(self, presence: Presence, subscribers: Iterable[Subscriber]) -> None:
-        """The consumer behind a connection shows life: its subscribers are handed tasks again."""
+        """Note that a connection's consumer has responded, so its subscribers get deliveries
+        again."""
         presence.doubted = False
         for subscriber in subscribers:
             self._core.regained(subscriber)
 
     def disconnected(self, subscriber: Subscriber, mono_ms: int, death: str = "") -> None:
-        """The subscriber's connection broke: its leases end within the grace, unless they are acked
-        from elsewhere. ``death``: what is known of the cause, if nobody meant the connection to
-        end."""
+        """Note that the subscriber's connection broke. Its leases end after the grace time unless
+        they are settled on another connection. ``death`` describes the cause if the connection was
+        not closed deliberately."""
         self.unsubscribe(subscriber)
         subscriber.death = death
         presence = subscriber.presence
@@ -889,17 +896,17 @@ class Subscriptions:
 
 
 def _buckets(group: Group) -> list[Bucket]:
-    """The token buckets of the group and of its topic."""
+    """Return the token buckets of the group and of its topic."""
     return [bucket for bucket in (group.bucket, group.topic.bucket) if bucket is not None]
 
 
 def _next_able(group: Group) -> Subscriber | None:
-    """The next subscriber in line, if it has credit; None otherwise."""
+    """Return the next subscriber if it has credit, otherwise None."""
     subscriber, _ = group.able.popitem(last=False)
     if subscriber.room <= 0:
-        return None  # until it has regained some
+        return None  # until it regains credit
     group.able[subscriber] = None
-    return subscriber if subscriber.credit > 0 else None  # only what is to be alone
+    return subscriber if subscriber.credit > 0 else None  # it is kept free for a task alone
 
 
 def _put_back(group: Group, ids: Sequence[int], priorities: Mapping[int, int]) -> None:

@@ -1,9 +1,9 @@
-"""The engine: one object that owns a shard's memory, made of its parts; and how that memory comes
-back from stored rows, before anything is served (``Recovery``).
+"""The engine, which owns a shard's memory, and ``Recovery``, which rebuilds that memory from stored
+rows at the start.
 
-Commands and times go in; outcomes, deliveries and effects come out. It reads no clock, opens
-nothing, awaits nothing and logs nothing. The shard seals the open batch, commits it, and says
-``landed`` or ``refused``; meanwhile commands fill the next batch.
+Commands and times are the input; outcomes, deliveries and effects are the output. The engine reads
+no clock, performs no I/O, awaits nothing and logs nothing. The shard seals the open batch, commits
+it, and calls ``landed`` or ``refused``; meanwhile commands fill the next batch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Engine:
         recorder: Recorder | None = None,
         key_seed: bytes = b"",
     ) -> None:
-        """``key_seed``: the seed of key hashes that the store gave when it was opened."""
+        """``key_seed`` is the store's seed of key hashes."""
         self.core = core = Core(config, epoch, id_mark, now_ms, recorder, key_seed)
         self.intake = Intake(core)
         self.ownership = ownership = Ownership(core)
@@ -83,10 +83,10 @@ class Engine:
         self.recovery = Recovery(self)
 
     def seal(self, now_ms: int, mono_ms: int, *, checkpoint_all: bool = False) -> Batch | None:
-        """Close the open batch for the store; None when there is nothing to commit."""
+        """Close the open batch for the store. Return None if there is nothing to commit."""
         core = self.core
         if core.sealed is not None:
-            raise AssertionError("a batch is with the store already")
+            raise AssertionError("the store is already writing a batch")
         self._checkpoint_leases(now_ms, mono_ms, checkpoint_all)
         batch, effects = core.open, core.open.effects
         for key in core.dirty_sessions:
@@ -129,7 +129,7 @@ class Engine:
             )
 
     def next_checkpoint_mono_ms(self) -> int | None:
-        """When the oldest delivery that no batch holds has to be written; None: there is none."""
+        """Return when the oldest unrecorded delivery must be written, or None if there is none."""
         unsaved = self.core.unsaved
         while unsaved and (not unsaved[0].live or unsaved[0].checkpointed):
             unsaved.popleft()
@@ -138,8 +138,8 @@ class Engine:
         return unsaved[0].since_mono_ms + self.core.config.lease_checkpoint_ms
 
     def wake_in_ms(self, now_ms: int, mono_ms: int, *, has_checkpoints: bool = True) -> int | None:
-        """Milliseconds until something beside the wheel is due; None: nothing is.
-        ``has_checkpoints`` False: leave out deliveries that no batch holds."""
+        """Return the milliseconds until the next step that is not the wheel's, or None. Without
+        ``has_checkpoints``, unrecorded deliveries are ignored."""
         core = self.core
         times = [keep.until_mono_ms - mono_ms for keep in core.keeps.values()] if core.keeps else []
         if core.expiry_mono_ms is not None:
@@ -163,8 +163,8 @@ class Engine:
         return min(times, default=None)
 
     def sweep(self, now_ms: int, mono_ms: int) -> None:
-        """Once in a while: forget producer sessions that nobody will resume, and deliveries that
-        need no checkpoint any more."""
+        """Forget expired producer sessions, and deliveries that no longer need a checkpoint. To be
+        called from time to time."""
         core = self.core
         for key in core.sessions.expired(now_ms):
             self.forget_session(key)
@@ -172,7 +172,7 @@ class Engine:
         self.bulks.sweep(now_ms)
         core.orderings.sweep()
         if len(core.unsaved) > 2 * core.in_flight:
-            # While the store is away deliveries end and come again, behind one that lasts.
+            # While the store is unavailable, many deliveries can end after a long one.
             live = (lease for lease in core.unsaved if lease.live and not lease.checkpointed)
             core.unsaved = deque(live)
 
@@ -182,7 +182,7 @@ class Engine:
 
 
 class Recovery:
-    """Rebuilds memory from rows: records, then tasks with a history, then others."""
+    """Rebuilds memory from rows: first records, then tasks with a history, then other tasks."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -190,14 +190,14 @@ class Recovery:
         self._ownership = engine.ownership
         self._dead_letters = engine.dead_letters
         self._arrivals: list[tuple[Group, TaskRow]] = []
-        """Due tasks that get their order by key once all tasks that were in flight are known."""
+        """Due tasks that enter their key's order once all tasks in flight are restored."""
         self.leases_kept = 0
         self.stopped_ms = 0
-        """The wheel's position at the last stop, by the clock that the ends of leases follow."""
+        """The wheel's position at the last stop, by the clock of the leases' ends."""
 
     def records(self, of_kind: Callable[[Kind[Any]], Iterable[Any]], mono_ms: int) -> None:
-        """Restore the records of every kind but schedules, which need timetables. ``of_kind``: the
-        stored rows of a kind."""
+        """Restore the records of every kind except schedules, which need timetables. ``of_kind``
+        returns the stored rows of a kind."""
         engine, self._ownership.stopped_ms = self._engine, self.stopped_ms
         for row in sorted(of_kind(GROUP), key=lambda r: r.since_ms):
             engine.grouping.restore(row)
@@ -215,58 +215,58 @@ class Recovery:
             self._core.outcomes.add(task_id, outcome)
 
     def with_history(
-        self, known: TaskSnapshot, now_ms: int, mono_ms: int, lease_ms_max: int | None
+        self, snapshot: TaskSnapshot, now_ms: int, mono_ms: int, lease_ms_max: int | None
     ) -> None:
-        """Restore a task that some group was handed; leases last ``lease_ms_max`` at most."""
-        core, row = self._core, known.row
+        """Restore a task that a group has had. Its leases last at most ``lease_ms_max``."""
+        core, row = self._core, snapshot.row
         topic = core.topic(row.topic)
-        self._dead_letters.restore(known)
+        self._dead_letters.restore(snapshot)
         core.tasks += 1
         core.count_unfinished(topic.name, 1)
         core.acted_ms = max(core.acted_ms, row.due_ms)
         key = key_of(row)
         if key is not None:
             core.keys.add({row.id: core.keys.hash(row.topic, key)})
-        groups = self._ownership.restore(known)
+        groups = self._ownership.restore(snapshot)
         if topic.default_backlog is not None:
-            # Its records name groups that are not there: it waits for the first one.
+            # The groups in its records do not exist, so it waits for the topic's first group.
             self._arrives(topic.default_backlog, row, now_ms)
             core.lifetimes.begin(row)
             return
-        if not groups and not self._ownership.keepers(known):
-            # Only groups that were being deleted still owed it, and nothing records which.
+        if not groups and not self._ownership.keepers(snapshot):
+            # It was owed only to groups that were being deleted, which are not recorded.
             core.end_unowed(row)
             return
         if not groups:
             core.count_unfinished(topic.name, -1)
         for group in groups:
-            progress = known.progress.get(group.name)
-            self._standing(group, known, progress, now_ms, mono_ms, lease_ms_max)
+            progress = snapshot.progress.get(group.name)
+            self._restore_progress(group, snapshot, progress, now_ms, mono_ms, lease_ms_max)
 
-    def _standing(
+    def _restore_progress(
         self,
         group: Group,
-        known: TaskSnapshot,
+        snapshot: TaskSnapshot,
         progress: ProgressRow | None,
         now_ms: int,
         mono_ms: int,
         lease_ms_max: int | None,
     ) -> None:
-        core, task_id, priority = self._core, known.row.id, priority_of(known.row)
+        core, task_id, priority = self._core, snapshot.row.id, priority_of(snapshot.row)
         if progress is None:
-            self._arrives(group, known.row, now_ms)
-            core.lifetimes.begin(known.row)
+            self._arrives(group, snapshot.row, now_ms)
+            core.lifetimes.begin(snapshot.row)
             return
-        ordering = core.ordering_for(group, known.row)
+        ordering = core.ordering_for(group, snapshot.row)
         if progress.state is ProgressState.IN_FLIGHT or progress.replaced_by:
-            # What was replaced in flight, and then restored as released, gives way at once.
-            # A clock that was set back meanwhile makes no lease longer than it was.
+            # A task that was replaced in flight gives way at once if it is released now.
+            # A clock that was set back in the meantime does not extend a lease.
             left_ms = max(0, progress.at_ms - max(now_ms, self.stopped_ms))
             if lease_ms_max is not None:
                 left_ms = min(left_ms, lease_ms_max)
-            mark, traits = 0, traits_of(known.row)
+            mark, traits = 0, traits_of(snapshot.row)
             if ordering is not None:
-                mark, traits = ordering.restored(known.row)
+                mark, traits = ordering.restored(snapshot.row)
             lease = Lease(
                 task_id,
                 group,
@@ -275,7 +275,7 @@ class Recovery:
                 progress.epoch,
                 mono_ms,
                 mono_ms + left_ms,
-                known.row.due_ms,
+                snapshot.row.due_ms,
                 traits,
                 progress.past,
                 mark,
@@ -286,26 +286,26 @@ class Recovery:
             core.expires(group, lease.deadline_mono_ms)
             self.leases_kept += 1
             return
-        core.lifetimes.begin(known.row)
+        core.lifetimes.begin(snapshot.row)
         past = progress.past
         group.delivery_attempts[task_id] = DeliveryAttempts(
             progress.attempt, progress.epoch, priority, past
         )
         if ordering is not None and group.delivery_attempts[task_id].was_had:
-            ordering.claim(known.row)
+            ordering.claim(snapshot.row)
         if progress.state is ProgressState.HELD and ordering is not None:  # not being deleted
             core.hold_key(group, task_id, group.delivery_attempts[task_id], progress.at_ms)
             ordering.held_since(task_id, progress.at_ms)
-            ordering.waits(known.row, is_new=False)
+            ordering.waits(snapshot.row, is_new=False)
             return
         if progress.state is ProgressState.WAITING:
             if ordering is not None:
-                ordering.waits(known.row, is_new=False)
+                ordering.waits(snapshot.row, is_new=False)
             group.waiting[task_id] = progress.at_ms
             core.retrying.setdefault(task_id, []).append(group)
             core.wheel.add(task_id, progress.at_ms)
         else:
-            self._arrives(group, known.row, now_ms)
+            self._arrives(group, snapshot.row, now_ms)
 
     def _arrives(self, group: Group, row: TaskRow, now_ms: int) -> None:
         if self._core.ordering_for(group, row) is None:
@@ -314,9 +314,9 @@ class Recovery:
             self._arrivals.append((group, row._replace(body=NO_BODY)))
 
     def arrived(self, now_ms: int) -> None:
-        """Make due tasks ready, now that all tasks with a history were restored."""
+        """Make due tasks ready after all tasks with a history were restored."""
         arrivals, self._arrivals = self._arrivals, []
-        arrivals.sort(key=lambda one: (one[1].due_ms, order_of(one[1])))
+        arrivals.sort(key=lambda arrival: (arrival[1].due_ms, order_of(arrival[1])))
         for group, row in arrivals:
             self._core.come(group, row, now_ms)
 
@@ -327,7 +327,7 @@ class Recovery:
         topics: Sequence[str],
         special: set[int],
     ) -> None:
-        """Put a chunk of pending tasks onto the wheel, except the ``special`` ones."""
+        """Put a chunk of pending tasks, except the ``special`` ones, onto the wheel."""
         core = self._core
         if special and not special.isdisjoint(ids):
             rows = [r for r in zip(ids, dues_ms, topics, strict=True) if r[0] not in special]
@@ -344,10 +344,10 @@ class Recovery:
     def keys(
         self, ids: Sequence[int], hashes: Sequence[int], special: set[int], expected: int = 0
     ) -> None:
-        """Load the keys of some tasks, of ``expected`` at most (0: not known), except the
-        ``special``."""
+        """Load the keys of tasks that are not ``special``. ``expected`` is the maximum number of
+        keys to come, or 0 if it is unknown."""
         self._core.keys.load(ids, hashes, special, expected)
 
     def has_handles(self, until_ms: int | None) -> None:
-        """All handles due before ``until_ms`` were loaded; None: all there are."""
+        """Note that all handles due before ``until_ms``, or all handles (None), were loaded."""
         self._ownership.unloaded_ms = until_ms

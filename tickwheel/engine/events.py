@@ -1,20 +1,20 @@
-"""What the engine reports: every change of a task's state, when a history is kept, and why a
-delivery is late.
+"""Reports of the engine: every change of a task's state, for the history, and the causes of late
+deliveries.
 
-The engine calls a ``Recorder`` where it makes the change; a recorder only takes notes. Notes belong
-to the open batch: ``seal`` takes them along, and they are kept once that batch is durable. Without
-a history there is a recorder that keeps nothing.
+The engine calls a ``Recorder`` at each change; a recorder only takes notes. Notes belong to the
+open batch. ``seal`` takes them along, and they are written once that batch is durable. Without a
+history, the recorder keeps nothing.
 
-A group that has ready tasks and cannot hand them out is *held back* by one cause at a time. When
-that changes, ``Ledger.judge`` notes when; so each cause has a *hold interval*, from its beginning
-to its end. The daemon has hold intervals of its own: it was down, its store was slow, its loop was
-busy. A late delivery gets the cause whose interval covers most of its wait. Where intervals
-overlap, the order of ``Cause`` decides; what no interval covers is the loop's.
+If a group has ready tasks and cannot deliver them, it is *held back* by one cause at a time.
+``Ledger.judge`` records the changes, so each cause has a *hold interval* with a start and an end.
+The daemon also has hold intervals: it was down, its store was slow, its event loop was busy. A late
+delivery gets the cause whose interval covers most of its wait. If intervals overlap, the order of
+``Cause`` decides; time that no interval covers counts as loop time.
 
-Costs: nothing for a delivery that is in time, two looks at the intervals for a frame of late ones.
+A delivery in time costs nothing; a frame of late deliveries costs two lookups of the intervals.
 
-A cause has one interval, the last one. It goes on through a gap in which the group still had some
-of what it held back, so that a backlog is one interval, however long it takes to be handed out.
+Only the last interval of a cause is kept. It continues across gaps while the group still has some
+of the delayed tasks, so that a backlog is one interval until it is delivered.
 """
 
 from __future__ import annotations
@@ -42,37 +42,38 @@ CHECKED, PARKED = "checked", "parked"
 
 
 class Recorder(Protocol):
-    """Whoever keeps the history. Every call is a change that has just been made."""
+    """The recorder of the history. Every call reports a change that has just been made."""
 
     # --- batches -----------------------------------------------------------------------------
 
     def cut(self) -> object:
-        """The notes of the batch that is being sealed; later notes belong to the next batch."""
+        """Return the notes of the batch that is being sealed. Later notes belong to the next
+        batch."""
 
     def rejoin(self, notes: object, accepted: Container[int]) -> None:
-        """The batch with these notes was refused: its arrivals but those of ``accepted`` tasks are
-        forgotten, the rest comes before what has been noted since."""
+        """Report that the batch with these notes was refused. Forget its arrivals, except those of
+        ``accepted`` tasks, and put the rest before later notes."""
 
     def forget_arrivals(self, accepted: Container[int]) -> None:
-        """The tasks staged in the open batch were withdrawn, runs of schedules among them, but
-        those that are ``accepted``."""
+        """Report that the staged tasks of the open batch, including runs of schedules, were
+        withdrawn, except ``accepted`` tasks."""
 
     # --- tasks -------------------------------------------------------------------------------
 
     def arrived(
         self, source: object, ids: range, new_tasks: Sequence[NewTask], now_ms: int
     ) -> None:
-        """Tasks were staged for ``source``, the shard's producer."""
+        """Report that tasks of ``source`` were staged."""
 
     def replaced(self, source: object, row: TaskRow, now_ms: int) -> None:
-        """A pending task was replaced: it has another body, other options, another due time."""
+        """Report that a pending task got another body, options and due time."""
 
     def merged(self, source: object, topic: str, what: str, task_id: int, now_ms: int) -> None:
-        """A task of ``source`` was not stored, because this one was pending: "kept" or
+        """Report that a task of ``source`` was not stored because this task was pending: "kept" or
         "rejected"."""
 
     def overtaken(self, lease: Lease) -> None:
-        """A newer task with its key has replaced a task that a consumer has."""
+        """Report that a newer task with its key has replaced a task in flight."""
 
     def delivered(
         self,
@@ -82,30 +83,29 @@ class Recorder(Protocol):
         now_ms: int,
         causes: Causes | None = None,
     ) -> None:
-        """Tasks were handed out to a subscriber; a broadcast has a group without a name.
-        ``causes``: why those of them are late that are; None: none is."""
+        """Report deliveries to a subscriber. A broadcast has a group without a name. ``causes`` are
+        the causes of late deliveries, or None if none is late."""
 
     def acked(self, group: Group, leases: Sequence[Lease], kept: AbstractSet[int]) -> None:
-        """Tasks were finished by their consumer. Tasks in ``kept`` other groups still have."""
+        """Report acks. Other groups have not finished the tasks in ``kept``."""
 
     def acked_idle(self, group: Group, task_id: int, attempt: int, *, ended: bool) -> None:
-        """A task was finished by the receipt of an earlier delivery."""
+        """Report an ack with the receipt of an earlier delivery."""
 
     def nacked(self, lease: Lease, reason: str, next_ms: int, now_ms: int) -> None:
-        """An attempt failed; the next one comes at ``next_ms``."""
+        """Report a failed attempt; the next attempt is at ``next_ms``."""
 
     def lease_over(
         self, lease: Lease, reason: str, now_ms: int, until_ms: int | None = None
     ) -> None:
-        """A lease is over without an answer, and its task comes back; ``until_ms``: then, because
-        its consumer died."""
+        """Report a lease that ended without an answer. If its consumer died, the task waits until
+        ``until_ms``; otherwise it is ready."""
 
     def released(self, lease: Lease, until_ms: int | None, now_ms: int) -> None:
-        """A task was given back, and nothing is counted; ``until_ms``: it is postponed until
-        then."""
+        """Report a task that was returned without being counted, or postponed to ``until_ms``."""
 
     def died(self, lease: Lease, reason: str, now_ms: int) -> None:
-        """A task has become a dead letter of its group."""
+        """Report that a task has become a dead letter of its group."""
 
     def ended(
         self,
@@ -117,45 +117,44 @@ class Recorder(Protocol):
         last: bool,
         reason: str | None = None,
     ) -> None:
-        """A task was CANCELLED, EXPIRED, DELETED or FILTERED, in one group or (None) altogether;
-        ``last``: that ended the task."""
+        """Report that a task was CANCELLED, EXPIRED, DELETED or FILTERED in a group, or (None) in
+        all groups. ``last`` means that this ended the task."""
 
     def ended_many(self, topic: str, how: str, ids: Sequence[int]) -> None:
-        """``ended`` for many tasks, each in all of its groups."""
+        """Report the ends of many tasks in all of their groups."""
 
     def rescheduled(self, row: TaskRow, due_ms: int) -> None:
-        """A task was moved: its next delivery is at ``due_ms``."""
+        """Report that a task's next delivery was moved to ``due_ms``."""
 
     def rescheduled_many(self, topic: str, ids: Sequence[int], dues_ms: Sequence[int]) -> None:
-        """``rescheduled`` for many tasks that keep their places in the order."""
+        """Report the new due times of many tasks that keep their places in the order."""
 
     def requeued(self, topic: str, group: str, task_id: int, ttl_ms: int | None = None) -> None:
-        """A task has come back from the dead letters of its group."""
+        """Report that a dead letter was requeued in its group."""
 
     # --- groups ------------------------------------------------------------------------------
 
     def group_created(self, group: Group) -> None:
-        """A group was made."""
+        """Report a new group."""
 
     def group_reset(self, group: Group, bulk: str, from_ms: int, until_ms: int) -> None:
-        """A group is to be given again what came due in that time."""
+        """Report a reset, which gives a group the tasks again that came due in this time."""
 
     def group_closed(self, group: Group) -> None:
-        """A group is being deleted: it is owed nothing more, and what it holds is let go of."""
+        """Report that a group is being deleted."""
 
     def configured(self, topic: Topic, group: Group | None) -> None:
-        """Settings of a group, or of the topic itself, were changed."""
+        """Report changed settings of a group, or of the topic itself."""
 
     # --- schedules ---------------------------------------------------------------------------
 
     def schedule_changed(self, row: ScheduleRow, what: str, *, same_body: bool = False) -> None:
-        """A schedule was PUT, PAUSED, RESUMED or DELETED; ``same_body``: the put did not change the
-        body."""
+        """Report that a schedule was PUT, PAUSED, RESUMED or DELETED. ``same_body`` means that the
+        put did not change the body."""
 
     def occurred(self, row: ScheduleRow, runs: Sequence[Run], now_ms: int, *, staged: bool) -> None:
-        """The fate of a schedule's occurrences was decided; ``row`` is the schedule afterwards.
-        ``staged``: their tasks are in the open batch, and all of it is forgotten if that is
-        refused."""
+        """Report decided occurrences of a schedule, whose new row is ``row``. ``staged`` means that
+        their tasks are in the open batch; if that is refused, the report is forgotten."""
 
     # --- transactions ------------------------------------------------------------------------
 
@@ -167,8 +166,9 @@ class Recorder(Protocol):
         now_ms: int,
         added: Halves | None = None,
     ) -> None:
-        """A transaction was PREPARED (with what was ``added``), COMMITTED, ROLLED_BACK, CHECKED or
-        PARKED, and is as ``row`` says now. The note is forgotten if the open batch is refused."""
+        """Report that a transaction, whose new row is ``row``, was PREPARED (with the ``added``
+        half tasks), COMMITTED, ROLLED_BACK, CHECKED or PARKED. The report is forgotten if the open
+        batch is refused."""
 
 
 class _Unrecorded(Recorder):
@@ -178,53 +178,53 @@ class _Unrecorded(Recorder):
         return None
 
 
-UNRECORDED: Recorder = _Unrecorded()  # type: ignore[abstract]  # methods that do nothing are meant
+UNRECORDED: Recorder = _Unrecorded()  # type: ignore[abstract]  # methods that do nothing are intended
 """The recorder of an engine without a history."""
 
 STARTING_MS = 5_000
-"""How long after a start absent consumers are the daemon's fault, in ms."""
+"""How long after a start missing consumers count as the daemon's downtime."""
 SUBSCRIBERS_LOOKED_AT = 8
 
 
 class Ledger:
-    """Judges what holds groups back, and names the causes of late deliveries."""
+    """Determines the causes that hold groups back, and the causes of late deliveries."""
 
     def __init__(self, throttled: Collection[Group], targets: Container[tuple[str, str]]) -> None:
-        """``throttled``: the groups that a rate holds back; ``targets``: (topic, group) of those
-        that are pushed or forwarded. Both are read anew each time."""
+        """``throttled`` are the groups that a rate delays; ``targets`` has (topic, group) of pushed
+        and forwarded groups. Both are live views."""
         self._throttled = throttled
         self._targets = targets
         self.daemon = HoldIntervals()
-        """The intervals in which the whole daemon was held back. The shard adds to them."""
+        """The intervals in which the whole daemon was held back, which the shard adds."""
         self._back_ms = 0
-        """Until this time consumers may be absent because the daemon was."""
+        """Until this time consumers can be missing because the daemon was down."""
         self.changed: dict[Group, None] = {}
-        """Groups with other settings or other subscribers, to be judged when the time is known."""
+        """Groups with changed settings or subscribers, which are judged at the next dispatch."""
 
     def began(self, stopped_ms: int, now_ms: int) -> None:
-        """The engine was recovered; nothing was delivered since ``stopped_ms``, at least."""
+        """Note that the engine was recovered and has delivered nothing since ``stopped_ms``."""
         stopped_ms = min(stopped_ms, now_ms)
         self.daemon.add(Cause.UNKNOWN, 0, stopped_ms)
         self.daemon.add(Cause.DAEMON_DOWN, stopped_ms, now_ms)
         self._back_ms = now_ms + STARTING_MS
 
-    # --- what holds a group back ---------------------------------------------------------------
+    # --- causes that hold a group back ---------------------------------------------------------
 
     def judge_changed(self, now_ms: int) -> None:
-        """Judge the groups of ``changed`` that hold tasks, or were held back."""
+        """Judge the groups of ``changed`` that have tasks or were held back."""
         changed, self.changed = self.changed, {}
         for group in changed:
             if group.hold_intervals is not None or group.ready_count:
                 self.judge(group, now_ms)
 
     def could_go_on(self, groups: Iterable[Group], now_ms: int) -> None:
-        """Judge groups that nothing holds back any more but the work that the daemon has."""
+        """Judge groups that are held back only by the daemon's other work."""
         for group in groups:
             if group.hold_intervals is not None and group.hold_intervals.current is not None:
                 self.judge(group, now_ms)
 
     def judge(self, group: Group, now_ms: int) -> None:
-        """Note what holds ``group`` back now, after something about it may have changed."""
+        """Record the cause that holds ``group`` back now."""
         hold_intervals, cause = group.hold_intervals, self._holds_back(group)
         if hold_intervals is None:
             if cause is None:
@@ -238,15 +238,16 @@ class Ledger:
                 hold_intervals.cut(Cause.DAEMON_DOWN, now_ms)
 
     def waits_for_connection(self, group: Group, now_ms: int) -> None:
-        """Something came due for the broadcast subscription that ``group`` stands for, and its
-        connection takes nothing now."""
+        """Note that a broadcast subscription has a due task that its connection does not accept.
+        ``group`` is the subscription's placeholder."""
         if group.hold_intervals is None:
             group.hold_intervals = HoldIntervals()
         if group.hold_intervals.current is None:
             group.hold_intervals.turn(Cause.NO_CREDIT, now_ms, now_ms)
 
     def sent(self, group: Group, now_ms: int) -> None:
-        """The broadcast connection that ``group`` stands for has taken all there was."""
+        """Note that a broadcast connection, with ``group`` as its placeholder, has accepted all
+        tasks."""
         if group.hold_intervals is not None:
             group.hold_intervals.turn(None, now_ms, None)
 
@@ -259,7 +260,7 @@ class Ledger:
             return Cause.NO_SUBSCRIBER
         if group in self._throttled:
             return Cause.RATE
-        if any(one.credit > 0 for one in group.able):
+        if any(subscriber.credit > 0 for subscriber in group.able):
             return None
         cause = _without_credit(group.subscribers)
         if cause is Cause.NO_CREDIT and (group.topic.name, group.name) in self._targets:
@@ -271,9 +272,9 @@ class Ledger:
     def causes(
         self, group: Group, items: Sequence[Item], now_ms: int, *, all_late: bool = False
     ) -> Causes | None:
-        """The causes of a frame's late deliveries, of which there is at least one; None: all are in
-        time. What lies between two of one cause has that cause, too. ``all_late``: the caller knows
-        that all are late first deliveries."""
+        """Return the causes of a frame's late deliveries, or None if all are in time. Deliveries
+        between two deliveries with the same cause get that cause. ``all_late`` means that all are
+        late first deliveries."""
         due_before_ms = now_ms - LATE_MS
         if not all_late:
             dues_ms = [row[1] for row, _, _ in items]
@@ -291,7 +292,7 @@ class Ledger:
             return max(by_cause, key=by_cause.__getitem__)
 
         def cause_in_line(index: int) -> Cause:
-            # What else held the group back held it back, too: only the rest was for its turn.
+            # Other causes of the group come first; only the rest counts as waiting for its turn.
             own = _of_keys(group, items[index][0][0]) if group.key_intervals else ()
             return cause_of(index, Cause.KEY_BUSY, own)
 
@@ -301,7 +302,7 @@ class Ledger:
             return cause if is_same else None
 
         if all_late and group.is_ordered:
-            # A delivery that is over already (at most once) cannot say any more that it waited.
+            # A settled at-most-once delivery no longer has the information that it waited.
             leases = [group.flight.get(row[0]) for row, _, _ in items]
             traits = [PLAIN if lease is None else lease.traits for lease in leases]
             are_alike = traits.count(WAITED) == len(traits) and not group.key_intervals
@@ -310,24 +311,24 @@ class Ledger:
             all_late = traits.count(PLAIN) == len(traits)
         if all_late and (cause := same(cause_of)) is not None:
             return cause
-        found: list[Cause | None] = [None] * len(items)
+        by_index: list[Cause | None] = [None] * len(items)
         first_ones = [i for i, (row, n, _) in enumerate(items) if n == 1 and row[1] < due_before_ms]
         fresh: list[int] = []
         in_line: list[int] = []
         for index in first_ones:
             lease = group.flight.get(items[index][0][0])
             (in_line if lease is not None and lease.traits.waited else fresh).append(index)
-        _fill(found, fresh, cause_of)
+        _fill(by_index, fresh, cause_of)
         if group.key_intervals:
             for index in in_line:
-                found[index] = cause_in_line(index)
+                by_index[index] = cause_in_line(index)
         else:
-            _fill(found, in_line, cause_in_line)
-        return found
+            _fill(by_index, in_line, cause_in_line)
+        return by_index
 
 
 def _of_keys(group: Group, task_id: int) -> list[HoldIntervals]:
-    """When the keys of a task that was just handed out were paused."""
+    """Return the intervals in which the keys of a task that was just delivered were paused."""
     lease, intervals = group.flight.get(task_id), group.key_intervals
     if lease is None:
         return []
@@ -337,30 +338,33 @@ def _of_keys(group: Group, task_id: int) -> list[HoldIntervals]:
 
 
 def _fill(
-    found: list[Cause | None], indexes: Sequence[int], cause_of: Callable[[int], Cause]
+    by_index: list[Cause | None], indexes: Sequence[int], cause_of: Callable[[int], Cause]
 ) -> None:
-    """Set the cause at each of ``indexes``, asking ``cause_of`` for few of them."""
+    """Set the cause at each of ``indexes``, calling ``cause_of`` for few of them."""
     if not indexes:
         return
     first, last = cause_of(indexes[0]), cause_of(indexes[-1])
     if first is last or len(indexes) <= 2:
         for index in indexes:
-            found[index] = first
-        found[indexes[-1]] = last
+            by_index[index] = first
+        by_index[indexes[-1]] = last
         return
     half = len(indexes) // 2
-    _fill(found, indexes[:half], cause_of)
-    _fill(found, indexes[half:], cause_of)
+    _fill(by_index, indexes[:half], cause_of)
+    _fill(by_index, indexes[half:], cause_of)
 
 
 def _without_credit(subscribers: Iterable[Subscriber]) -> Cause:
-    """The cause when no subscriber takes more. A few stand for all, because there may be
+    """Return the cause if no subscriber has credit. Only a sample is examined, because there can be
     thousands."""
     cause = Cause.LEASE_OVER
-    for one in islice(subscribers, SUBSCRIBERS_LOOKED_AT):
-        if one.presence.doubted:
+    for subscriber in islice(subscribers, SUBSCRIBERS_LOOKED_AT):
+        if subscriber.presence.doubted:
             continue
-        if not one.blocked and one.prefetch - one.outstanding + one.unconfirmed > 0:
-            return Cause.STORE  # what it is done with is not durable yet
+        if (
+            not subscriber.blocked
+            and subscriber.prefetch - subscriber.outstanding + subscriber.unconfirmed > 0
+        ):
+            return Cause.STORE  # its settled deliveries are not durable yet
         cause = Cause.NO_CREDIT
     return cause

@@ -1,14 +1,14 @@
-"""Why a task is where it is: one cause, a sentence, and the command that mends it.
+"""Why a task is where it is: one cause, a sentence, and the command that resolves it.
 
-``explain`` says it of a task that is stored, ``explain_absent`` of one of which no record is left,
-``explain_half`` of one that a transaction still keeps. They read the engine's memory and change
-nothing; nothing is noted for them while tasks come and go.
+``explain`` covers stored tasks, ``explain_absent`` tasks without a record, and ``explain_half``
+half tasks of a transaction. They read the engine's memory and change nothing. The engine records
+nothing for them.
 
-A task that several groups are owed has a cause in each of them. The answer is about the group
-whose cause stands first in ``Explained``: what a person has to mend comes before what goes on by
-itself, and that before what is over.
+A task that is owed to several groups has a cause in each of them. The answer is about the group
+whose cause comes first in ``Explained``: causes that need an operator, then causes that pass by
+themselves, then ends.
 
-Knows no clock and no history: the shell says the time, and what a history knows.
+This module knows no clock and no history; the caller passes the time.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
     from tickwheel.model.records import TaskRow, TaskSnapshot
 
 NAMED_MAX = 3
-"""How many consumers, tasks or transactions a sentence names."""
+"""Maximum consumers, tasks or transactions that a sentence names."""
 LOOKED_AT_MAX = 64
-"""How many subscribers of a group are looked at."""
+"""Maximum subscribers of a group that are examined."""
 LEASES_LOOKED_AT = 4_096
-"""How many deliveries in flight are looked at for those of one value."""
+"""Maximum deliveries in flight that are searched for a value."""
 TOPICS_LOOKED_AT = 10_000
-"""How many topics are looked at for those that somebody consumes,"""
+"""Maximum topics that are searched for consumers."""
 COMPARED_MAX = 1_000
-"""and how many of these have their names compared."""
+"""Maximum topics whose names are compared."""
 HALVES_LOOKED_AT = 10_000
-"""How many half tasks are looked at for one with a key."""
+"""Maximum half tasks that are searched for a key."""
 SIMILAR = 0.8
-"""How alike two names of topics are, from 0 to 1, so that one may be meant by the other."""
+"""Minimum similarity, 0 to 1, of two topic names for one to be a likely misspelling."""
 SHOWN_MAX = 200
-"""Characters of a reason, or of a text of a user, in a sentence."""
+"""Maximum characters of a reason, or of a user's text, in a sentence."""
 
 
 class Explained(StrEnum):
-    """Why a task is where it is. The order decides which of several groups an answer is about."""
+    """Why a task is where it is, in the order of precedence among groups."""
 
     TOPIC_PAUSED = "topic_paused"
     GROUP_PAUSED = "group_paused"
@@ -88,30 +88,30 @@ RANKS = {cause: rank for rank, cause in enumerate(Explained)}
 
 
 class Reason(NamedTuple):
-    """A cause, what there is to say of it, and what mends it."""
+    """A cause, a sentence, and the command that resolves it."""
 
     cause: Explained
     detail: str
     command: str | None = None
-    """The command that mends it, or shows more; None: nothing has to be done."""
+    """The command that resolves the cause or shows more; None if nothing has to be done."""
     group: str | None = None
     behind: int | None = None
-    """The task that it waits for."""
+    """The task that this one waits for."""
     next_ms: int | None = None
-    """When it goes on by itself (wall ms); None: that is not known."""
+    """When the task proceeds by itself (wall ms); None if that is unknown."""
 
 
 class Around(NamedTuple):
-    """What the shell knows."""
+    """The caller's context."""
 
     now_ms: int
     mono_ms: int
     may_see: Callable[[str], bool]
-    """Whether whoever asks may be told of a topic."""
+    """Returns whether the caller may see a topic."""
     clock_ms: int | None = None
-    """What a wall clock shows that is not believed; None: it is believed."""
+    """The time of a wall clock that is not trusted; None if it is trusted."""
     accept_clock: str | None = None
-    """The command that makes the daemon believe it."""
+    """The command that makes the daemon trust the clock."""
 
     def wall_ms(self, mono_ms: int) -> int:
         return mono_ms + self.now_ms - self.mono_ms
@@ -120,22 +120,22 @@ class Around(NamedTuple):
 # --- a task that is stored -----------------------------------------------------------------------
 
 
-def explain(core: Core, control: Control, known: TaskSnapshot, around: Around) -> list[Reason]:
-    """Why a stored task is where it is: the answer, then what holds in its other groups."""
-    row, state = known.row, control.state(known)
+def explain(core: Core, control: Control, snapshot: TaskSnapshot, around: Around) -> list[Reason]:
+    """Return why a stored task is where it is: the answer, then the reasons in its other groups."""
+    row, state = snapshot.row, control.state(snapshot)
     if state is State.SCHEDULED:
         return [_of_scheduled(core, row, around)]
     topic = core.topic(row.topic)
     backlog = topic.default_backlog
     if backlog is not None and state is State.READY:
         return [_of_ready(core, backlog, row, around)]
-    views = control.view(known, around.now_ms - around.mono_ms)
-    found = [
+    views = control.view(snapshot, around.now_ms - around.mono_ms)
+    reasons = [
         _of_group(core, topic, name, view, row, around)._replace(group=name)
         for name, view in views.items()
     ]
-    found.sort(key=lambda reason: RANKS[reason.cause])
-    return found or [Reason(Explained.QUEUED, "It is due, and about to be given to its groups.")]
+    reasons.sort(key=lambda reason: RANKS[reason.cause])
+    return reasons or [Reason(Explained.QUEUED, "It is due and about to reach its groups.")]
 
 
 def _of_scheduled(core: Core, row: TaskRow, around: Around) -> Reason:
@@ -144,14 +144,14 @@ def _of_scheduled(core: Core, row: TaskRow, around: Around) -> Reason:
         return Reason(
             Explained.CLOCK_HELD,
             f"It is due {shown}. The wall clock shows {shown_time(around.clock_ms)}, which is too"
-            f" far ahead to be believed: the daemon's time is {shown_time(around.now_ms)}.",
+            f" far ahead to be trusted; the daemon's time is {shown_time(around.now_ms)}.",
             around.accept_clock,
         )
     if row.id in core.topic(row.topic).deferred:
         return Reason(
             Explained.DELETING,
             f"It came due while the last group of topic {row.topic} was being deleted, and waits"
-            " for the end of that.",
+            " until the deletion is finished.",
         )
     if due_ms > around.now_ms:
         left = _duration(due_ms - around.now_ms)
@@ -161,25 +161,25 @@ def _of_scheduled(core: Core, row: TaskRow, around: Around) -> Reason:
             f"tickwheel run-now {row.id}",
             next_ms=due_ms,
         )
-    return Reason(Explained.QUEUED, f"It is due since {shown}, and being read from the store.")
+    return Reason(Explained.QUEUED, f"It has been due since {shown} and is being read.")
 
 
 def _held_then(core: Core, row: TaskRow, around: Around) -> str:
-    """The pause or the missing consumer that would keep the task waiting if it were due now, as a
-    sentence that follows another; "" where there is none. Of several groups, the worst counts."""
+    """Return a further sentence about a pause or a missing consumer that would delay the task if it
+    were due now, for the group with the worst cause; "" if there is none."""
     topic = core.topic(row.topic)
     backlog = topic.default_backlog
     groups = topic.live_groups if backlog is None else [backlog]
     reasons = [_pause(group) or _absence(core, group, around) for group in groups]
-    found = [reason for reason in reasons if reason is not None]
-    worst = min(found, key=lambda reason: RANKS[reason.cause], default=None)
+    delays = [reason for reason in reasons if reason is not None]
+    worst = min(delays, key=lambda reason: RANKS[reason.cause], default=None)
     return "" if worst is None else f" If it were due now, it would wait. {worst.detail}"
 
 
 def _of_group(
     core: Core, topic: Topic, name: str, view: GroupView, row: TaskRow, around: Around
 ) -> Reason:
-    """The reason in one group, by its standing there."""
+    """Return the reason in one group, by the task's state there."""
     of = f"group {name} of topic {topic.name}"
     group = topic.groups.get(name)
     if group is not None:
@@ -209,15 +209,15 @@ def _left_out(group: Group, row: TaskRow) -> Reason:
     why = "" if group.judge is None else group.judge.why_not(row)
     return Reason(
         Explained.FILTERED,
-        f"The filter of group {group.name} of topic {group.topic.name} left it out:"
-        f" {why or 'it has changed since'}.",
+        f"The filter of group {group.name} of topic {group.topic.name} excluded it:"
+        f" {why or 'the filter has changed since'}.",
         f"tickwheel groups set {group.topic.name} {group.name} --where CONDITION",
         group.name,
     )
 
 
 def explain_filtered(core: Core, row: TaskRow) -> list[Reason]:
-    """Why each filter of the topic left out a task that has ended so. ``row``: as it was."""
+    """Return why each filter of the topic excluded an ended task, whose last row is ``row``."""
     topic = core.topics.get(row.topic)
     groups = [] if topic is None else topic.live_groups
     return [_left_out(group, row) for group in groups if group.judge is not None]
@@ -225,11 +225,11 @@ def explain_filtered(core: Core, row: TaskRow) -> list[Reason]:
 
 def _of_lease(group: Group, task_id: int, view: GroupView, of: str) -> Reason:
     lease = group.flight[task_id]
-    by = lease.subscriber.label or "a consumer of before the daemon's restart"
+    by = lease.subscriber.label or "a consumer from before the daemon's restart"
     return Reason(
         Explained.LEASED,
-        f"It is with {_cut(by)}, which got it from {of} as attempt {view.attempt}; its lease ends"
-        f" {shown_time(view.at_ms)}, and without an ack it comes again.",
+        f"It is with {_cut(by)}, which got it from {of} as attempt {view.attempt}. Its lease ends"
+        f" {shown_time(view.at_ms)}; without an ack it is then delivered again.",
         f"tickwheel consumers --topic {group.topic.name} --group {group.name}",
         next_ms=view.at_ms,
     )
@@ -239,18 +239,19 @@ def _of_wait(task_id: int, view: GroupView, around: Around, of: str) -> Reason:
     if view.failures:
         last = view.failures[-1]
         has_died = last.reason.startswith(CONSUMER_DIED)
-        what = f"attempt {last.attempt} failed"
+        event = f"attempt {last.attempt} failed"
         if has_died:
-            what = f"the consumer of attempt {last.attempt} died"
-        why = f"{what}: {_line(last.reason)}"
+            event = f"the consumer of attempt {last.attempt} died"
+        why = f"{event}: {_line(last.reason)}"
     elif view.snoozes:
-        why = f"its consumer postponed it, {_many(view.snoozes, 'time', 'times')} by now"
+        why = f"its consumers have postponed it {_many(view.snoozes, 'time', 'times')}"
     else:
-        why = "it was moved there"
+        why = "it was rescheduled"
     left = max(0, view.at_ms - around.now_ms)
     return Reason(
         Explained.RETRY_WAIT,
-        f"It comes to {of} again {shown_time(view.at_ms)}, in {_duration(left)}, because {why}.",
+        f"It is delivered to {of} again {shown_time(view.at_ms)}, in {_duration(left)}, because"
+        f" {why}.",
         f"tickwheel run-now {task_id}",
         next_ms=view.at_ms,
     )
@@ -258,22 +259,22 @@ def _of_wait(task_id: int, view: GroupView, around: Around, of: str) -> Reason:
 
 def _of_held(group: Group, task_id: int, head: int, why: str, of: str) -> Reason:
     topic, is_head = group.topic.name, head == task_id
-    mend = f"tickwheel groups release-key {topic} {group.name} {head}"
+    command = f"tickwheel groups release-key {topic} {group.name} {head}"
     if is_head:
-        text = f"It has failed for good in {of}, and its order key is held with it: {why}."
-        return Reason(Explained.KEY_HELD, text, mend)
-    text = f"It waits in {of} behind task {head}, which has failed for good and holds the order key"
+        text = f"It has failed for good in {of}, and its order key is held: {why}."
+        return Reason(Explained.KEY_HELD, text, command)
+    text = f"It waits in {of} for task {head}, which has failed for good and holds the order key"
     text += f": {why}."
-    return Reason(Explained.KEY_HELD, text, mend, behind=head)
+    return Reason(Explained.KEY_HELD, text, command, behind=head)
 
 
 # --- a task that is ready ------------------------------------------------------------------------
 
 
 def _of_ready(core: Core, group: Group, row: TaskRow, around: Around) -> Reason:
-    """What keeps a ready task from being handed out, the hardest first."""
+    """Return what prevents the delivery of a ready task, by precedence."""
     topic, key = group.topic, _key(core, group, row)
-    # What keeps a head that is ready keeps those behind it as well.
+    # The reason of a ready key holder is also the reason of the tasks that wait for it.
     waits_for_ready = key is not None and _is_ready(group, key.behind)
     for reason in (
         _pause(group),
@@ -290,8 +291,8 @@ def _of_ready(core: Core, group: Group, row: TaskRow, around: Around) -> Reason:
     before = len(group.ready)
     return Reason(
         Explained.QUEUED,
-        f"It is ready in group {group.name} of topic {topic.name}, whose consumers take more;"
-        f" {_many(before, 'task stands', 'tasks stand')} in the queue with it.",
+        f"It is ready in group {group.name} of topic {topic.name}, whose consumers have credit;"
+        f" {_many(before, 'task is', 'tasks are')} in the queue, including it.",
         f"tickwheel consumers --topic {topic.name} --group {group.name}",
     )
 
@@ -301,22 +302,22 @@ def _pause(group: Group) -> Reason | None:
     if topic.settings.paused:
         return Reason(
             Explained.TOPIC_PAUSED,
-            f"Topic {topic.name} is paused: nothing of it is delivered until it is resumed.",
+            f"Topic {topic.name} is paused; its tasks are not delivered until it is resumed.",
             f"tickwheel resume {topic.name}",
         )
     if group.settings.paused:
         return Reason(
             Explained.GROUP_PAUSED,
-            f"{of} is paused: it is delivered nothing until it is resumed.",
+            f"{of} is paused; it gets no deliveries until it is resumed.",
             f"tickwheel resume {topic.name} --group {group.name}",
         )
     if group.is_closed:
-        return Reason(Explained.DELETING, f"{of} is being deleted, and the task leaves it.")
+        return Reason(Explained.DELETING, f"{of} is being deleted, with this task in it.")
     return None
 
 
 def _key(core: Core, group: Group, row: TaskRow) -> Reason | None:
-    """What the order key of the task, or the value that shares its group, waits for."""
+    """Return why the task's order key, or its value of ``fair_by``, delays it."""
     ordering, of = core.orderings.of.get(group), f"group {group.name} of topic {group.topic.name}"
     if ordering is None:
         return None
@@ -326,11 +327,11 @@ def _key(core: Core, group: Group, row: TaskRow) -> Reason | None:
         if paused is None:
             continue
         option = "--key" if paused.fair_by is None else "--value"
-        what = "Order key" if paused.fair_by is None else f"The value of {paused.fair_by},"
+        noun = "Order key" if paused.fair_by is None else f"The {paused.fair_by}"
         text = paused.value if isinstance(paused.value, str) else repr(paused.value)
         return Reason(
             Explained.KEY_PAUSED,
-            f"{what} {_cut(text)} is paused in {of} since {shown_time(paused.since_ms)}.",
+            f"{noun} {_cut(text)} has been paused in {of} since {shown_time(paused.since_ms)}.",
             f"tickwheel groups resume-key {group.topic.name} {group.name} {option}"
             f" {shlex.quote(text)}",
         )
@@ -339,9 +340,9 @@ def _key(core: Core, group: Group, row: TaskRow) -> Reason | None:
     head = ordering.keys.order.head(order)
     if head == NOBODY:
         why = (
-            "earlier tasks may still come to the group"
+            "the group may still get earlier tasks"
             if ordering.keys.gathers
-            else "what became of the task before it is being stored"
+            else "the end of the previous task is being stored"
         )
         return Reason(Explained.KEY_BUSY, f"Its order key waits in {of}: {why}.")
     if head in (0, row.id):
@@ -358,7 +359,7 @@ def _key(core: Core, group: Group, row: TaskRow) -> Reason | None:
         )
     return Reason(
         Explained.KEY_BUSY,
-        f"It waits in {of} behind task {head} of its order key, which {_stand(group, head)}.",
+        f"It waits in {of} for task {head} of its order key, which {_state_of(group, head)}.",
         f"tickwheel explain {head}",
         behind=head,
     )
@@ -368,8 +369,8 @@ def _is_ready(group: Group, head: int | None) -> bool:
     return head is not None and head not in group.flight and head not in group.waiting
 
 
-def _stand(group: Group, task_id: int) -> str:
-    """How the head of an order key stands, in words."""
+def _state_of(group: Group, task_id: int) -> str:
+    """Return the state of the holder of an order key, in words."""
     lease = group.flight.get(task_id)
     if lease is not None:
         return f"is with {_cut(lease.subscriber.label or 'a consumer')}"
@@ -378,7 +379,7 @@ def _stand(group: Group, task_id: int) -> str:
 
 
 def _absence(core: Core, group: Group, around: Around) -> Reason | None:
-    """Nobody is there to take the task."""
+    """Return the reason if there is no consumer for the task."""
     topic = group.topic
     if group.subscribers:
         return None
@@ -386,50 +387,51 @@ def _absence(core: Core, group: Group, around: Around) -> Reason | None:
     if not is_backlog and (topic.name, group.name) in core.targets:
         return Reason(
             Explained.ENDPOINT,
-            f"Group {group.name} of topic {topic.name} is sent to another system, and nothing is"
-            " sent at the moment.",
+            f"The tasks of group {group.name} of topic {topic.name} are sent to another system, but"
+            " no process sends at the moment.",
             f"tickwheel push list --topic {topic.name}",
         )
-    nobody = (
-        f"Topic {topic.name} has no group: what is due waits for the first subscriber"
+    absence = (
+        f"Topic {topic.name} has no group, so due tasks wait for the first subscriber"
         if is_backlog
-        else f"Nobody subscribes to group {group.name} of topic {topic.name}"
+        else f"Group {group.name} of topic {topic.name} has no subscriber"
     )
     similar = similar_topic(core, topic.name, around)
     if similar is not None:
         return Reason(
             Explained.SIMILAR_TOPIC,
-            f"{nobody}; the similar topic {similar} is consumed. Is its name misspelt here, or"
-            " there?",
+            f"{absence}, but the similarly named topic {similar} has consumers. Check both names"
+            " for a typing error.",
             f"tickwheel consumers --topic {similar}",
         )
     if is_backlog:
         command = f"tickwheel groups create {topic.name} {DEFAULT_GROUP}"
-        return Reason(Explained.NO_GROUP, f"{nobody}. Start a worker, or make its group.", command)
-    # No `tickwheel subscribe`: it would ack tasks whose work nobody has done.
+        text = f"{absence}. Start a worker, or create a group."
+        return Reason(Explained.NO_GROUP, text, command)
+    # `tickwheel subscribe` is not suggested, because it would ack tasks without doing their work.
     return Reason(
-        Explained.NO_SUBSCRIBER, f"{nobody}. Start its worker.", f"tickwheel peek {topic.name}"
+        Explained.NO_SUBSCRIBER, f"{absence}. Start its worker.", f"tickwheel peek {topic.name}"
     )
 
 
 def similar_topic(core: Core, name: str, around: Around) -> str | None:
-    """A topic that somebody consumes, and whose name is so similar that it may be meant."""
+    """Return a topic with consumers whose name is so similar that one may be a typing error."""
     consumed = [
         topic.name
         for topic in islice(core.topics.values(), TOPICS_LOOKED_AT)
         if topic.name != name
-        and (topic.broadcasters or any(one.subscribers for one in topic.groups.values()))
+        and (topic.broadcasters or any(group.subscribers for group in topic.groups.values()))
         and around.may_see(topic.name)
     ]
     folded: dict[str, str] = {}
-    for one in consumed[:COMPARED_MAX]:
-        folded.setdefault(_folded(one), one)
-    found = get_close_matches(_folded(name), folded, 1, SIMILAR)
-    return folded[found[0]] if found else None
+    for topic_name in consumed[:COMPARED_MAX]:
+        folded.setdefault(_folded(topic_name), topic_name)
+    matches = get_close_matches(_folded(name), folded, 1, SIMILAR)
+    return folded[matches[0]] if matches else None
 
 
 def _folded(name: str) -> str:
-    """A name without what is easily mistaken: case, and which sign separates its words."""
+    """Return a name without differences in case and in the separators of words."""
     return name.lower().translate(_SIGNS)
 
 
@@ -437,7 +439,7 @@ _SIGNS = str.maketrans("_-:/", "....")
 
 
 def _share(core: Core, group: Group, row: TaskRow) -> Reason | None:
-    """The value that shares the group has no place for the task."""
+    """Return the reason if the limits of the task's value of ``fair_by`` delay it."""
     by, ordering = group.settings.shares.fair_by, core.orderings.of.get(group)
     if by is None or ordering is None:
         return None
@@ -447,7 +449,7 @@ def _share(core: Core, group: Group, row: TaskRow) -> Reason | None:
     if share is None or share.queue is None or is_called:
         return None
     of = f"group {group.name} of topic {group.topic.name}"
-    what, limit = f"{by} {_cut(str(value))}", group.settings.shares.limit_each
+    shown_value, limit = f"{by} {_cut(str(value))}", group.settings.shares.limit_each
     if limit is not None and share.called + share.in_flight >= limit:
         leases = islice(group.flight.values(), LEASES_LOOKED_AT)
         ids = [lease.id for lease in leases if lease.traits.share is share]
@@ -455,16 +457,16 @@ def _share(core: Core, group: Group, row: TaskRow) -> Reason | None:
         count = _many(share.in_flight, "task is", "tasks are")
         return Reason(
             Explained.SHARE_LIMIT,
-            f"{count} in flight in {of} with {what}{f' ({named})' if ids else ''}; its limit_each"
-            f" is {limit}.",
+            f"{count} in flight in {of} with {shown_value}{f' ({named})' if ids else ''}; its"
+            f" limit_each is {limit}.",
             f"tickwheel groups set {group.topic.name} {group.name} --limit-each N",
             behind=ids[0] if ids else None,
         )
     if share.is_paced and share.bucket is not None:
         return Reason(
             Explained.RATE,
-            f"The rate_each of {of} lets {group.settings.shares.rate_each:g} tasks of {what} go a"
-            f" second, and {_many(share.waiting, 'waits', 'wait')}.",
+            f"The rate_each of {of} allows {group.settings.shares.rate_each:g} tasks per second"
+            f" with {shown_value}, and {_many(share.waiting, 'task waits', 'tasks wait')}.",
             f"tickwheel groups set {group.topic.name} {group.name} --rate-each N",
         )
     return None
@@ -481,7 +483,7 @@ def _rate(core: Core, group: Group, around: Around) -> Reason | None:
     option = f" --group {group.name}" if is_own else ""
     return Reason(
         Explained.RATE,
-        f"The rate of {of} is {rate or 0:g} a second, and"
+        f"The rate of {of} is {rate or 0:g} per second, and"
         f" {_many(group.ready_count, 'ready task waits', 'ready tasks wait')} for it.",
         f"tickwheel rate {topic.name} none{option}",
         next_ms=around.wall_ms(at_mono_ms),
@@ -493,53 +495,54 @@ def _alone(group: Group, task_id: int) -> Reason | None:
         return None
     return Reason(
         Explained.ALONE,
-        f"Consumers have died with it, so it is handed out alone: it waits in group {group.name} of"
-        f" topic {group.topic.name} for a connection that has nothing else.",
+        f"Consumers have died with it, so it waits in group {group.name} of topic"
+        f" {group.topic.name} for a connection with no other delivery.",
         f"tickwheel consumers --topic {group.topic.name} --group {group.name}",
     )
 
 
 def _credit(core: Core, group: Group) -> Reason | None:
-    """All consumers have as much as they take."""
-    if any(one.credit > 0 for one in group.able):
+    """Return the reason if no consumer has credit."""
+    if any(subscriber.credit > 0 for subscriber in group.able):
         return None
-    topic, some = group.topic.name, list(islice(group.subscribers, LOOKED_AT_MAX))
+    topic, sample = group.topic.name, list(islice(group.subscribers, LOOKED_AT_MAX))
     if (topic, group.name) in core.targets:
         return Reason(
             Explained.ENDPOINT,
-            f"Group {group.name} of topic {topic} is sent to another system, which is slow or away:"
-            f" {_many(len(group.flight), 'task waits', 'tasks wait')} for its answer.",
+            f"The tasks of group {group.name} of topic {topic} are sent to another system, which is"
+            f" slow or unreachable; {_many(len(group.flight), 'task waits', 'tasks wait')} for its"
+            " answer.",
             f"tickwheel push log {topic} {group.name}",
         )
-    some.sort(key=lambda one: -one.in_flight)
-    named = "; ".join(map(_consumer, some[:NAMED_MAX]))
-    more = len(group.subscribers) - len(some[:NAMED_MAX])
+    sample.sort(key=lambda subscriber: -subscriber.in_flight)
+    named = "; ".join(map(_consumer, sample[:NAMED_MAX]))
+    more = len(group.subscribers) - len(sample[:NAMED_MAX])
     named += f"; and {more} more" if more > 0 else ""
     count = _many(len(group.subscribers), "consumer", "consumers")
-    take = "takes" if len(group.subscribers) == 1 else "take"
+    have = "has" if len(group.subscribers) == 1 else "have"
     return Reason(
         Explained.SLOW_CONSUMERS,
-        f"{count} of group {group.name} of topic {topic} {take} no more: {named}.",
+        f"{count} of group {group.name} of topic {topic} {have} no credit: {named}.",
         f"tickwheel consumers --topic {topic} --group {group.name}",
     )
 
 
-def _consumer(one: Subscriber) -> str:
-    who = _cut(one.label or "a consumer")
-    if one.presence.doubted:
-        return f"{who} let a lease end, and was not heard of since"
-    if one.blocked:
-        return f"{who} does not read what it is sent"
-    if one.presence.kept_for is not None:
-        return f"{who} is kept free for a task that is to be alone"
-    return f"{who} has {one.in_flight} of {one.prefetch}"
+def _consumer(subscriber: Subscriber) -> str:
+    label = _cut(subscriber.label or "a consumer")
+    if subscriber.presence.doubted:
+        return f"{label} let a lease end and has not responded since"
+    if subscriber.blocked:
+        return f"{label} does not read its deliveries"
+    if subscriber.presence.kept_for is not None:
+        return f"{label} is kept free for a task that must be alone"
+    return f"{label} has {subscriber.in_flight} of {subscriber.prefetch}"
 
 
 # --- a task that is not stored -------------------------------------------------------------------
 
 
 def explain_absent(core: Core, control: Control, task_id: int) -> Reason:
-    """What memory says of a task of which no record is left."""
+    """Return the reason from memory for a task without a record."""
     word = control.absent(task_id)
     if word == "unknown":
         return Reason(
@@ -548,12 +551,12 @@ def explain_absent(core: Core, control: Control, task_id: int) -> Reason:
     if word == "gone":
         return Reason(
             Explained.GONE,
-            f"Task {task_id} has ended, so long ago that the daemon does not remember how.",
+            f"Task {task_id} ended so long ago that the daemon does not remember how.",
             f"tickwheel show {task_id} --flow",
         )
     cause = Explained(word)
     if cause is Explained.FILTERED:
-        detail = f"{ENDS[cause]} Which condition failed is known only where a history is kept."
+        detail = f"{ENDS[cause]} Without a history, the failed condition is unknown."
         return Reason(cause, detail)
     return Reason(cause, ENDS[cause], f"tickwheel show {task_id} --flow")
 
@@ -561,21 +564,20 @@ def explain_absent(core: Core, control: Control, task_id: int) -> Reason:
 ENDS = {
     Explained.ACKED: "Every group that was owed it has acked it.",
     Explained.CANCELLED: "It was cancelled.",
-    Explained.EXPIRED: "Its time to live was over before it was delivered.",
-    Explained.DELETED: "It was deleted: from the dead letters, or with its group or topic.",
-    Explained.FILTERED: "The filters of all groups of its topic left it out.",
+    Explained.EXPIRED: "Its time to live passed before it was delivered.",
+    Explained.DELETED: "It was deleted from the dead letters, or with its group or topic.",
+    Explained.FILTERED: "The filters of all groups of its topic excluded it.",
 }
-"""How a task ended, in a sentence."""
+"""End of a task → sentence."""
 
 
 def explain_half(core: Core, topic: str, key: str) -> Reason | None:
-    """The reason for a task with a key that a transaction keeps, as long as nobody has decided
-    it."""
-    for row, name, of in islice(_halves(core), HALVES_LOOKED_AT):
-        if (name, of) == (topic, key):
+    """Return the reason if an undecided transaction has a half task with this key."""
+    for row, half_topic, half_key in islice(_halves(core), HALVES_LOOKED_AT):
+        if (half_topic, half_key) == (topic, key):
             return Reason(
                 Explained.TRANSACTION,
-                f"It is a half task of transaction {row.id}, which is {row.state.name.lower()}:"
+                f"It is a half task of transaction {row.id}, which is {row.state.name.lower()};"
                 f" producer group {row.group} has not decided it.",
                 f"tickwheel transactions show {row.id}",
             )
@@ -594,12 +596,12 @@ def _halves(core: Core) -> Iterator[tuple[TransactionRow, str, str | None]]:
 
 
 def explain_no_key(core: Core, topic: str, key: str, around: Around) -> Reason:
-    """No task of the topic has the key."""
-    text = f"No task of topic {topic} with the key {_cut(key)!r} is stored, nor was one lately"
+    """Return the reason if no task of the topic has the key."""
+    text = f"No present or recent task of topic {topic} has the key {_cut(key)!r}"
     if topic not in core.topics:
         names = [name for name in islice(core.topics, COMPARED_MAX) if around.may_see(name)]
-        found = get_close_matches(topic, names, 1, SIMILAR)
-        text += "; there is no such topic" + (f", but there is {found[0]}" if found else "")
+        matches = get_close_matches(topic, names, 1, SIMILAR)
+        text += "; there is no such topic" + (f", but there is {matches[0]}" if matches else "")
     return Reason(Explained.NOT_FOUND, f"{text}.", f"tickwheel list --key {shlex.quote(key)}")
 
 
@@ -618,8 +620,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
 
 
-def _many(count: int, one: str, several: str) -> str:
-    return f"{count:,} {one if count == 1 else several}"
+def _many(count: int, singular: str, plural: str) -> str:
+    return f"{count:,} {singular if count == 1 else plural}"
 
 
 def _duration(ms: int) -> str:

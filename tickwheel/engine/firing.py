@@ -1,15 +1,13 @@
-"""The second half, first part: what is due becomes ready, or expires; broadcasts get what comes due
-while they are connected.
+"""Due tasks become ready or expire, and are broadcast to connected broadcast subscriptions.
 
-``Firing`` takes due handles from the wheel, a task at a time; tasks of one topic that come due one
-after the other, and about which nothing has to be decided one by one, become ready in one step
-(``DueBatch``), to the same end.
+``Firing`` takes due handles from the wheel, task by task. Successive tasks of one topic that need
+no decisions of their own become ready in one step with the same result (``DueBatch``).
 
-Invariants of broadcasts (``Broadcasts``): a broadcast has no group, no lease, no ack and no retry.
-It owns nothing, so a task ends as if it were not there. What its connection does not take at once
-waits here, up to two limits; a subscription that reaches one is ended, because memory must not grow
-with somebody's slowness. What comes due while the topic is paused is not broadcast. Rates are about
-groups and do not hold for it.
+Invariants of broadcasts (``Broadcasts``): a broadcast has no group, lease, ack or retry. It is owed
+no tasks, so it does not affect how a task ends. Tasks that its connection cannot take at once wait
+in a buffer with two limits. A subscription that reaches a limit is ended, because slow clients must
+not make memory grow. Tasks that come due while the topic is paused are not broadcast. Rates apply
+to groups only.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ class Firing:
         self.broadcasts = Broadcasts(core)
 
     def fire(self, now_ms: int, limit: int) -> bool:
-        """Hand up to ``limit`` due handles to their groups. True: call again at once."""
+        """Give up to ``limit`` due tasks to their groups. Return whether to call again at once."""
         core = self._core
         core.steps_left = STEPS_PER_TICK
         more_behind = bool(core.orderings.behind) and self._catch_up(now_ms)
@@ -82,7 +80,7 @@ class Firing:
                 firing[task_id] = due_ms
                 core.wants.append(task_id)
             elif row[1] == due_ms:
-                # One with an order key may come before another that is due before it.
+                # A task with an order key could precede a task that is due before it.
                 is_early = (firing or is_unloaded) and row[4] is not None and has_order(row)
                 if is_early or core.steps_left <= 0:
                     core.orderings.behind[task_id] = row
@@ -98,7 +96,7 @@ class Firing:
         return more or more_behind or core.steps_left <= 0
 
     def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
-        """Take the rows that ``wants`` asked for. A due task whose row is missing stays until it is
+        """Process the rows of ``Core.wants``. A due task with a missing row waits until the row is
         found."""
         core = self._core
         core.steps_left = STEPS_PER_TICK
@@ -120,7 +118,7 @@ class Firing:
             self._catch_up(now_ms)
 
     def _fall_behind(self, row: TaskRow) -> None:
-        """Let a task with its row come due later. Without room, its body is read again then."""
+        """Delay a fired task that has its row. Without room, its body is read again later."""
         core = self._core
         if core.has_room:
             core.keep(row)
@@ -129,13 +127,13 @@ class Firing:
         core.orderings.behind[row.id] = row
 
     def _catch_up(self, now_ms: int) -> bool:
-        """Tasks that have fired and waited come due, in order. Those with an order key not before
-        all that are due before them have their rows, or those may come behind them. Whether there
-        was too much to judge for this time."""
+        """Process delayed tasks in order. A task with an order key waits until all earlier tasks
+        have their rows, so that it does not overtake them. Return whether filters ran out of
+        steps."""
         core = self._core
         firing, behind, missing = core.firing, core.orderings.behind, core.missing
         for task_id in [i for i, row in behind.items() if firing.get(i) != row.due_ms]:
-            del behind[task_id]  # it has left in another way
+            del behind[task_id]  # the task has left in another way
         reading = (at for i, at in firing.items() if i not in behind and i not in missing)
         until_ms = min(reading, default=ID_MAX)
         if self._ownership.unloaded_ms is not None:
@@ -146,7 +144,7 @@ class Firing:
                 return True
             del behind[row.id]
             if row.body is NO_BODY and core.topic(row.topic).broadcasters:
-                core.wants.append(row.id)  # somebody wants the body since
+                core.wants.append(row.id)  # the body is needed now
                 continue
             del firing[row.id]
             self._due(row, now_ms)
@@ -155,7 +153,7 @@ class Firing:
     def _due(self, row: TaskRow, now_ms: int) -> None:
         core = self._core
         if row.due_ms > now_ms:
-            # The clock went back while the row was read: it fires again when it is due.
+            # The clock went back while the row was read, so the task fires again when it is due.
             core.wheel.add(row.id, row.due_ms)
             return
         topic = core.topic(row.topic)
@@ -174,7 +172,7 @@ class Firing:
             self.broadcasts.offer(topic, row, now_ms)
 
     def make_ready(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
-        """The task is owed to the groups of its topic from now on."""
+        """Give a due task to the groups of its topic that are owed it."""
         core = self._core
         if not core.has_room or row.body is NO_BODY:
             core.drop(row.id)
@@ -202,7 +200,7 @@ class Firing:
             _has_more(core, group, now_ms)
 
     def _wait_for_group(self, default_backlog: Group, row: TaskRow, now_ms: int) -> None:
-        """A task is due whose topic has no group yet: it waits in the topic's default backlog."""
+        """Put a due task into the default backlog of its topic, which has no group."""
         core = self._core
         core.come(default_backlog, row, now_ms)
         if default_backlog.hold_intervals is None:
@@ -211,7 +209,8 @@ class Firing:
             core.full_topics[default_backlog.topic.name] = None
 
     def _retry_due(self, task_id: int, at_ms: int, now_ms: int) -> bool:
-        """A handle fired: the group whose wait it ends, if there is one, gets the task again."""
+        """Make a task ready in groups whose wait ends with this handle. Return whether there was
+        such a group."""
         core = self._core
         for group in core.retrying[task_id]:
             if group.waiting.get(task_id) == at_ms:
@@ -234,46 +233,48 @@ class Firing:
     # --- times to live ---------------------------------------------------------------------
 
     def lapse(self, now_ms: int, limit: int) -> bool:
-        """Ask for the records of up to ``limit`` tasks whose ttl is over while nobody has taken
-        them. True: call again at once."""
+        """Request the records of up to ``limit`` undelivered tasks whose time to live has passed.
+        Return whether to call again at once."""
         core = self._core
         ids, more = core.lifetimes.fire(now_ms, limit, core.config.lapsing_max + core.missing_apart)
         core.wants_lapsed += ids
         return more
 
-    def lapsed(self, asked: Iterable[int], known: Mapping[int, TaskSnapshot], now_ms: int) -> None:
-        """Expire ready and waiting tasks whose records ``wants_lapsed`` asked for."""
+    def lapsed(
+        self, ids: Iterable[int], snapshots: Mapping[int, TaskSnapshot], now_ms: int
+    ) -> None:
+        """Expire ready and waiting tasks, with the records of ``Core.wants_lapsed``."""
         core = self._core
         lifetimes = core.lifetimes
-        for task_id in asked:
-            found = known.get(task_id)
-            if task_id not in lifetimes.fired or found is None:
-                # It has left in another way, or its row is missing: then it stays where it is.
+        for task_id in ids:
+            snapshot = snapshots.get(task_id)
+            if task_id not in lifetimes.fired or snapshot is None:
+                # The task has left in another way, or its row is missing and it stays.
                 continue
-            end_ms = ttl_end_ms(found.row.due_ms, found.row.options)
+            end_ms = ttl_end_ms(snapshot.row.due_ms, snapshot.row.options)
             if end_ms is None or now_ms < end_ms:
-                # The clock went back while it was looked up.
+                # The clock went back while the record was read.
                 for _ in range(lifetimes.fired.pop(task_id)):
-                    lifetimes.begin(found.row)
+                    lifetimes.begin(snapshot.row)
                 continue
-            for group in self._ownership.groups_of(found):
+            for group in self._ownership.groups_of(snapshot):
                 if task_id not in group.flight and task_id in lifetimes.fired:
                     attempts = group.delivery_attempts.get(task_id)
-                    core.leave(group, found.row)
+                    core.leave(group, snapshot.row)
                     if attempts is not None:
                         group.delivery_attempts[task_id] = attempts
-                    self.expire(group, found.row)
+                    self.expire(group, snapshot.row)
 
-    def let_go(self, known: TaskSnapshot) -> None:
-        """End a task that came due before its topic became one for broadcasts alone."""
-        topic = self._core.topic(known.row.topic)
-        if topic.default_backlog is None or self._core.is_scheduled(known.row):
+    def let_go(self, snapshot: TaskSnapshot) -> None:
+        """End a task that came due before its topic became ``broadcast_only``."""
+        topic = self._core.topic(snapshot.row.topic)
+        if topic.default_backlog is None or self._core.is_scheduled(snapshot.row):
             return
-        self._core.leave(topic.default_backlog, known.row)
-        self.expire(topic.default_backlog, known.row)
+        self._core.leave(topic.default_backlog, snapshot.row)
+        self.expire(topic.default_backlog, snapshot.row)
 
     def expire(self, group: Group, row: TaskRow) -> None:
-        """End the share of ``group`` in a task whose time to live is over; it is out already."""
+        """Finish an expired task for ``group``. The task was already taken out."""
         core, task_id = self._core, row.id
         core.totals.expired += 1
         group.expired += 1
@@ -287,8 +288,8 @@ class Firing:
 
 
 class DueBatch:
-    """Due tasks of a topic with one group, which takes all of them, or those that its filter lets
-    pass. It is a step of the tick, and not a batch of the store."""
+    """Due tasks of a topic with a single group, which gets all tasks that its filter selects. It is
+    part of a tick of the shard, and not a batch of the store."""
 
     __slots__ = ("_core", "_group", "_now_ms", "_ownership", "_rows", "_steps", "_topic")
 
@@ -297,15 +298,15 @@ class DueBatch:
         self._ownership = ownership
         self._now_ms = now_ms
         self._steps = 0
-        """The steps that judging one task of the topic takes."""
+        """Steps for judging a task of the topic."""
         self._topic = ""
         self._group: Group | None = None
-        """The only group of that topic; None: each of its tasks has to be looked at."""
+        """The only group of the topic; None if its tasks need individual decisions."""
         self._rows: list[TaskRow] = []
 
     def add(self, row: TaskRow) -> bool:
-        """Take a due task into the batch. False: it has to come due by itself, when those before
-        it have."""
+        """Add a due task to the batch. Return False if it needs an individual decision after the
+        batch is flushed."""
         _, due_ms, name, _, options = row
         if name != self._topic:
             self.flush()
@@ -321,7 +322,7 @@ class DueBatch:
         return True
 
     def flush(self) -> None:
-        """Make all tasks that were added ready, or end those that nobody wants."""
+        """Make the added tasks ready, and end tasks that the filter excludes."""
         rows, group = self._rows, self._group
         if not rows or group is None:
             return
@@ -339,7 +340,7 @@ class DueBatch:
 
 
 def _has_more(core: Core, group: Group, now_ms: int) -> None:
-    """Tasks have become ready in the group: it delivers, or something holds it back."""
+    """Wake a group that has new ready tasks, or judge why it cannot deliver."""
     if group.able:
         core.runnable[group] = None
     elif group.hold_intervals is None or group.hold_intervals.current is None:
@@ -347,8 +348,8 @@ def _has_more(core: Core, group: Group, now_ms: int) -> None:
 
 
 def _only_group(topic: Topic) -> Group | None:
-    """The group that every task of the topic is owed to when it comes due, if that is all there
-    is to decide."""
+    """Return the group that is owed every due task of the topic, if there is no other decision,
+    otherwise None."""
     if topic.default_backlog is not None or topic.closing or topic.broadcasters:
         return None
     groups = topic.live_groups
@@ -356,7 +357,7 @@ def _only_group(topic: Topic) -> Group | None:
 
 
 class Broadcaster(Subscriber):
-    """One broadcast subscription. Its group is a stand-in that holds no task."""
+    """A broadcast subscription. Its group is a placeholder without tasks."""
 
     __slots__ = ("buffer", "filter", "offered_ms", "size_bytes")
 
@@ -370,10 +371,10 @@ class Broadcaster(Subscriber):
     ) -> None:
         super().__init__(sink, Group(topic, "", 0), prefetch, 0, label=label)
         self.filter = wanted
-        """The broadcaster's filter while it is connected; None: every task passes."""
+        """The subscription's filter, or None for all tasks."""
         self.buffer: deque[TaskRow] = deque()
         self.offered_ms = 0
-        """The highest time at which something in the buffer was offered."""
+        """The latest time at which a buffered task was offered."""
         self.size_bytes = 0
 
     @property
@@ -386,19 +387,19 @@ class Broadcaster(Subscriber):
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection takes frames: not behind, nor paused by ``prefetch`` 0."""
+        """Whether the connection accepts frames: its buffer has room, and ``prefetch`` is not 0."""
         return not self.blocked and self.prefetch > 0
 
 
 class Broadcasts:
-    """All broadcast subscriptions of one engine."""
+    """All broadcast subscriptions of broadcaster engine."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._waiting: dict[Broadcaster, None] = {}
-        """The broadcasters with rows in their buffers."""
+        """Broadcasters with rows in their buffers."""
         self.waiting_bytes = 0
-        """The bytes in all buffers; a row in several counts in each, but is in memory once."""
+        """Bytes in all buffers. A row in several buffers counts in each, but is in memory once."""
 
     def join(self, broadcaster: Broadcaster) -> None:
         broadcaster.group.topic.broadcasters[broadcaster] = None
@@ -416,86 +417,102 @@ class Broadcasts:
         broadcaster.size_bytes = 0
 
     def offer(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
-        """Put a task that has come due into the buffer of each broadcaster of its topic."""
+        """Put a due task into the buffer of each broadcaster of its topic."""
         if topic.settings.paused:
             return
         config = self._core.config
         size_bytes = task_bytes(row) + ROW_OVERHEAD_BYTES
-        for one in list(topic.broadcasters):
-            assert isinstance(one, Broadcaster)
-            if not one.is_subscribed:
-                continue  # cut to make room
-            if one.filter is not None:
-                self._core.steps_left -= one.filter_steps
-                if not one.filter.passes(row):
+        for broadcaster in list(topic.broadcasters):
+            assert isinstance(broadcaster, Broadcaster)
+            if not broadcaster.is_subscribed:
+                continue  # it was ended to make room
+            if broadcaster.filter is not None:
+                self._core.steps_left -= broadcaster.filter_steps
+                if not broadcaster.filter.passes(row):
                     continue
-            one.offered_ms = max(one.offered_ms, now_ms) if one.buffer else now_ms
-            one.buffer.append(row)
-            one.size_bytes += size_bytes
+            broadcaster.offered_ms = (
+                max(broadcaster.offered_ms, now_ms) if broadcaster.buffer else now_ms
+            )
+            broadcaster.buffer.append(row)
+            broadcaster.size_bytes += size_bytes
             self.waiting_bytes += size_bytes
-            self._waiting[one] = None
-            if not one.is_open:
-                self._core.ledger.waits_for_connection(one.group, now_ms)
-            if len(one.buffer) > config.broadcast_tasks_max:
-                self._cut(one, f"{len(one.buffer)} tasks wait for it", "broadcast_tasks_max")
-            elif one.size_bytes > config.broadcast_bytes_max and len(one.buffer) > 1:
-                self._cut(one, f"{one.size_bytes} bytes wait for it", "broadcast_bytes_max")
+            self._waiting[broadcaster] = None
+            if not broadcaster.is_open:
+                self._core.ledger.waits_for_connection(broadcaster.group, now_ms)
+            if len(broadcaster.buffer) > config.broadcast_tasks_max:
+                self._cut(
+                    broadcaster,
+                    f"{len(broadcaster.buffer)} tasks wait for it",
+                    "broadcast_tasks_max",
+                )
+            elif (
+                broadcaster.size_bytes > config.broadcast_bytes_max and len(broadcaster.buffer) > 1
+            ):
+                self._cut(
+                    broadcaster,
+                    f"{broadcaster.size_bytes} bytes wait for it",
+                    "broadcast_bytes_max",
+                )
             elif self.waiting_bytes > config.broadcasts_bytes_max:
                 self._cut_largest()
 
     def _cut_largest(self) -> None:
-        """End the broadcast subscription with the largest buffer, to make room for all others."""
-        largest = max(self._waiting, key=lambda one: one.size_bytes)
+        """End the broadcast subscription with the largest buffer, to make room for the others."""
+        largest = max(self._waiting, key=lambda broadcaster: broadcaster.size_bytes)
         if len(largest.buffer) > 1:
-            found = f"{self.waiting_bytes} bytes wait for it and others"
-            self._cut(largest, found, "broadcasts_bytes_max")
+            excess = f"{self.waiting_bytes} bytes wait for it and others"
+            self._cut(largest, excess, "broadcasts_bytes_max")
 
-    def _cut(self, one: Broadcaster, found: str, limit: str) -> None:
-        self.leave(one)
+    def _cut(self, broadcaster: Broadcaster, excess: str, limit: str) -> None:
+        self.leave(broadcaster)
         allowed = getattr(self._core.config, limit)
-        said = f"the broadcast of {one.group.topic.name}: {found}; the limit is {allowed}"
-        self._core.cut.append((one, "limit_exceeded", f"{said} ({limit})"))
+        message = (
+            f"the broadcast of {broadcaster.group.topic.name}: {excess}; the limit is {allowed}"
+        )
+        self._core.cut.append((broadcaster, "limit_exceeded", f"{message} ({limit})"))
 
     def flush(self, out: list[Dispatch], bytes_max: int, now_ms: int) -> int:
-        """Add frames for broadcasters whose connections take them; returns how many bytes."""
+        """Add frames for broadcasters whose connections accept them. Return their bytes."""
         total_bytes = 0
-        for one in [one for one in self._waiting if one.is_open]:
-            while one.buffer and total_bytes < bytes_max:
-                items, size_bytes = self._frame(one)
+        for broadcaster in [broadcaster for broadcaster in self._waiting if broadcaster.is_open]:
+            while broadcaster.buffer and total_bytes < bytes_max:
+                items, size_bytes = self._frame(broadcaster)
                 causes = None
                 if self._core.is_recorded:
-                    causes = self._core.ledger.causes(one.group, items, now_ms)
-                    self._core.recorder.delivered(one.group, one, items, now_ms, causes)
-                out.append(Dispatch(one, items, one.offered_ms, causes))
+                    causes = self._core.ledger.causes(broadcaster.group, items, now_ms)
+                    self._core.recorder.delivered(
+                        broadcaster.group, broadcaster, items, now_ms, causes
+                    )
+                out.append(Dispatch(broadcaster, items, broadcaster.offered_ms, causes))
                 total_bytes += size_bytes
-            if not one.buffer:
-                self._core.ledger.sent(one.group, now_ms)
-            # The others first the next time, if the bytes did not suffice for all.
-            del self._waiting[one]
-            if one.buffer:
-                self._waiting[one] = None
+            if not broadcaster.buffer:
+                self._core.ledger.sent(broadcaster.group, now_ms)
+            # If the bytes did not suffice for all, the others come first next time.
+            del self._waiting[broadcaster]
+            if broadcaster.buffer:
+                self._waiting[broadcaster] = None
         return total_bytes
 
-    def _frame(self, one: Broadcaster) -> tuple[list[Item], int]:
+    def _frame(self, broadcaster: Broadcaster) -> tuple[list[Item], int]:
         config, core = self._core.config, self._core
         items: list[Item] = []
         size_bytes = 0
-        while one.buffer and len(items) < config.delivery_frame_tasks_max:
-            row_bytes = task_bytes(one.buffer[0])
+        while broadcaster.buffer and len(items) < config.delivery_frame_tasks_max:
+            row_bytes = task_bytes(broadcaster.buffer[0])
             framed_bytes = size_bytes + row_bytes + (len(items) + 1) * DELIVERY_BYTES
             if items and framed_bytes > config.delivery_frame_bytes_max:
                 break
-            items.append((one.buffer.popleft(), 1, NO_PAST))
+            items.append((broadcaster.buffer.popleft(), 1, NO_PAST))
             size_bytes += row_bytes
         held_bytes = size_bytes + len(items) * ROW_OVERHEAD_BYTES
-        one.size_bytes -= held_bytes
+        broadcaster.size_bytes -= held_bytes
         self.waiting_bytes -= held_bytes
-        one.group.topic.delivered += len(items)
-        one.group.topic.broadcast += len(items)
+        broadcaster.group.topic.delivered += len(items)
+        broadcaster.group.topic.broadcast += len(items)
         core.totals.delivered += len(items)
         return items, size_bytes
 
     @property
     def can_go_on(self) -> bool:
-        """Whether a buffer holds rows whose connection takes them now."""
-        return any(one.is_open for one in self._waiting)
+        """Whether a buffer has rows that its connection accepts now."""
+        return any(broadcaster.is_open for broadcaster in self._waiting)

@@ -1,38 +1,36 @@
-"""Groups and topics as things of their own: made, set, restored, reset, deleted. Topics are made
-with whatever names them first and forgotten when nothing is left of them.
+"""Creating, setting, restoring, resetting and deleting groups and topics. A topic is created by its
+first use, and forgotten when it is empty.
 
-The first group of a topic gets everything that waits, whatever start it asks for: nothing is
-discarded by making a group. A further one is owed what comes due from its start on; when that
-lies in the past, the shard hands the stored tasks of the topic to ``Ownership.replayed``.
+The first group of a topic gets all waiting tasks, for any requested start, so that creating a group
+discards nothing. A further group is owed tasks that come due from its start on. If the start is in
+the past, the shard passes the stored tasks of the topic to ``Ownership.replayed``.
 
-A deletion takes bounded steps, because a group with a million tasks must not make one batch.
-``Closing.close`` marks the group, durably: from then on it is handed and owed nothing more. The
-shard asks for some of what it still holds (``some``), reads the records, and lets ``drop`` take
-them out: a task that is owed to nobody else ends as deleted, otherwise only this group's share is
-gone. When nothing is left, ``finish`` removes the group. After a crash the marked group comes back
-with what it still held, and the shard goes on.
+A group is deleted in bounded steps, because a million tasks must not be in one batch.
+``Closing.close`` marks the group durably; from then on it gets no deliveries and is owed no new
+tasks. The shard repeatedly takes some of its tasks (``some``), reads their records, and passes them
+to ``drop``: a task that no other group is owed ends as deleted, and others leave only this group.
+``finish`` removes the empty group. After a crash, the marked group and its remaining tasks are
+restored, and the shard continues.
 
-The group stays in its place in ``Topic.groups`` until then, because tasks that are not in
-``Core.owed`` belong to the first one. Tasks that come due meanwhile name their groups in ``owed``
-even when it is only one. On a topic whose last group is being deleted they wait in
-``Topic.deferred`` for the end of that, so that they get to the next first group.
+Until then the group keeps its position in ``Topic.groups``, because tasks that are not in
+``Core.owed`` belong to the first group. Tasks that come due in the meantime name their groups in
+``owed``, even a single group. While the last group of a topic is being deleted, due tasks wait in
+``Topic.deferred`` for the next first group.
 
-The deletion of a topic, with all that it holds, takes bounded steps, too. ``TopicClosing.close``
-marks the topic and all its groups, in one batch: from then on nothing is taken for it and nothing
-of it is handed out. The shard lets its groups go, then gives what is left of its tasks, page by
-page, to ``withdraw``: they end as deleted. ``finish`` takes the mark and every setting away, and
-forgets the topic. After a crash the marked topic comes back with what is left of it, and the shard
-goes on. Schedules are not its business: nobody deletes a topic that a schedule enqueues to.
+A topic is also deleted in bounded steps. ``TopicClosing.close`` marks the topic and all its groups
+in one batch; from then on the topic takes no tasks and delivers none. The shard deletes its groups
+and passes its remaining tasks, page by page, to ``withdraw``, which ends them as deleted.
+``finish`` removes the mark and all settings, and forgets the topic. After a crash the marked topic
+is restored, and the shard continues. A topic that a schedule enqueues to is never deleted.
 
-A reset (``Resets``) gives a group again what it had finished, or missed, since a moment. For each
-such task there is a new one, due at once, with what the former carried and
-``TaskOptions.replayed``, which says what it stands for and whose alone it is (``ownership.py``,
-rule 7). So it has its own attempts, retries, dead letters and end, and nobody else notices it.
+A reset (``Resets``) gives a group the tasks again that it has finished or missed since a moment.
+For each of them it makes a new task, due now, with ``TaskOptions.replayed``, which names the
+original and the only group that is owed it (``ownership.py``, rule 7). The new task has separate
+attempts, retries, dead letters and end, and does not affect other groups.
 
-A reset is a bulk operation (``tasks.py``). Unlike what other bulk operations do, new tasks may be
-refused; then the bulk operation is set back to where it was before, in the same step
-(``Bulks.undo``). So each task is given exactly once, whatever is refused and wherever a crash
-comes.
+A reset is a bulk operation (``tasks.py``). Its new tasks can be refused; then the progress of the
+bulk operation is restored in the same step (``Bulks.undo``). So each task is given exactly once,
+also after refusals and crashes.
 """
 
 from __future__ import annotations
@@ -77,22 +75,22 @@ if TYPE_CHECKING:
 
 
 class Grouping:
-    """The verbs on groups and topics; each change goes into the open batch."""
+    """The verbs on groups and topics. Each change is in the open batch."""
 
     def __init__(self, core: Core, ownership: Ownership) -> None:
         self._core = core
         self._ownership = ownership
 
-    # --- made ------------------------------------------------------------------------------
+    # --- create ----------------------------------------------------------------------------
 
     def group(self, topic: Topic, name: str, now_ms: int) -> Group:
-        """The group, made and recorded on first use. It may be one that ``is_closed``."""
+        """Return the group, which can be closed, and create it if it does not exist."""
         return topic.groups.get(name) or self.create_now(topic, name, now_ms)
 
     def create_now(
         self, topic: Topic, name: str, now_ms: int, settings: GroupSettings = NOTHING_SET
     ) -> Group:
-        """Make a group that is owed what comes due from now on."""
+        """Create a group that is owed tasks that come due from now on."""
         return self.create(topic, name, self._ownership.from_now_ms(now_ms), settings)
 
     def create(
@@ -104,36 +102,36 @@ class Grouping:
         *,
         by_due: bool = False,
     ) -> Group:
-        """A group that is not there, owed what is due from ``since_ms`` on and whatever is
-        enqueued from now on; ``by_due``: the start lies in the future, and only the former. Of
-        ``settings`` it begins with the filter; ``set`` sets the others."""
+        """Create a group that is owed tasks due from ``since_ms`` on and tasks enqueued from now
+        on. ``by_due`` means that the start is in the future, and only due times count. The group
+        gets only the filter of ``settings``; ``set`` sets the rest."""
         core, waits = self._core, 0
         if topic.default_backlog is not None:
-            made, topic.default_backlog = topic.default_backlog, None
+            group, topic.default_backlog = topic.default_backlog, None
             core.full_topics.pop(topic.name, None)
-            made.name = name
+            group.name = name
             waits = core.wheel_id
-            self._ownership.begin_first(made, 0)
+            self._ownership.begin_first(group, 0)
         else:
-            made = Group(topic, name, since_ms)
+            group = Group(topic, name, since_ms)
             if topic.live_groups:
-                self._ownership.begin(made, since_ms, by_due=by_due)
+                self._ownership.begin(group, since_ms, by_due=by_due)
             else:
-                # What came due while the last one was being deleted is this one's.
-                ends_ms = (group.settings.closed_ms or 0 for group in topic.groups.values())
-                self._ownership.begin_first(made, 1 + max(ends_ms))
+                # The group gets the tasks that came due while the last group was being deleted.
+                ends_ms = (other.settings.closed_ms or 0 for other in topic.groups.values())
+                self._ownership.begin_first(group, 1 + max(ends_ms))
                 self.release(topic)
-        topic.groups[name] = made
-        wanted = NOTHING_SET._replace(tags=settings.tags, where=settings.where)
-        self._filter(made, wanted)
-        made.unjudged_id = waits if made.judge is not None else 0
-        made.version = self.changed(topic.name, 0)
+        topic.groups[name] = group
+        filter_only = NOTHING_SET._replace(tags=settings.tags, where=settings.where)
+        self._filter(group, filter_only)
+        group.unjudged_id = waits if group.judge is not None else 0
+        group.version = self.changed(topic.name, 0)
         core.group_count += 1
-        core.open.effects.put(GROUP, made.row())
-        core.recorder.group_created(made)
-        if made.settings != NOTHING_SET:
-            core.recorder.configured(topic, made)
-        return made
+        core.open.effects.put(GROUP, group.row())
+        core.recorder.group_created(group)
+        if group.settings != NOTHING_SET:
+            core.recorder.configured(topic, group)
+        return group
 
     def _filter(self, group: Group, settings: GroupSettings) -> None:
         """Give the group settings with another filter."""
@@ -141,10 +139,10 @@ class Grouping:
         group.settings, group.judge = settings, judge_of(settings)
         topic = group.topic
         topic.known_steps = None
-        topic.filtering = any(one.judge is not None for one in topic.groups.values())
+        topic.filtering = any(each.judge is not None for each in topic.groups.values())
 
     def release(self, topic: Topic) -> None:
-        """Let tasks that waited for the deletion of the topic's last group come due anew."""
+        """Fire the tasks again that waited for the deletion of the topic's last group."""
         core, deferred = self._core, topic.deferred
         core.firing.update(deferred)
         core.wants += deferred
@@ -153,8 +151,8 @@ class Grouping:
     # --- set -------------------------------------------------------------------------------
 
     def changed(self, topic: str, version: int) -> int:
-        """Take note of a change of a group or of a topic's settings; its version, which stays
-        ``version`` unless it is at home here."""
+        """Record a change of a group or of a topic's settings. Return its new version if this shard
+        is its home, otherwise ``version``."""
         core = self._core
         if not core.versions.numbers(topic):
             return version
@@ -162,18 +160,18 @@ class Grouping:
         return core.versions.counter
 
     def count_on(self, number: int) -> None:
-        """Go on counting changes behind this number."""
+        """Set the number of the last change."""
         versions = self._core.versions
         versions.counter = number
         self._core.open.effects.put(COUNTER, SettingsCounter(number, versions.sure))
 
     def followed(self, group: Group, version: int) -> None:
-        """Note that the group has the settings of its home, in this version."""
+        """Note that the group has adopted this version of its home's settings."""
         group.version = version
         self._core.open.effects.put(GROUP, group.row())
 
     def followed_topic(self, topic: Topic, version: int) -> None:
-        """Note that the topic has the settings of its home, in this version."""
+        """Note that the topic has adopted this version of its home's settings."""
         topic.version = version
         self._core.open.effects.change(GROUP, {(topic.name, TOPIC_ITSELF): topic.row()})
 
@@ -185,12 +183,13 @@ class Grouping:
         where: str | None,
         now_ms: int,
     ) -> GroupSettings:
-        """``settings`` with another filter, which judges tasks that come due from now on."""
+        """Return ``settings`` with another filter for tasks that come due from now on."""
         former = self._ownership.former(group, now_ms)
         return settings._replace(tags=tags, where=where, former=former)
 
     def set(self, group: Group, settings: GroupSettings, mono_ms: int) -> None:
-        """Give the group settings, durable with the open batch, in force at the next dispatch."""
+        """Set the group's settings. They are durable with the open batch, and apply from the next
+        dispatch on."""
         core = self._core
         if settings[1:3] != group.settings[1:3]:
             group.bucket = self._bucket(group.bucket, settings, mono_ms)
@@ -208,11 +207,11 @@ class Grouping:
     def _bucket(
         self, old: Bucket | None, settings: GroupSettings, mono_ms: int
     ) -> Bucket | None:  # fmt: skip
-        """This shard's part of the rate and burst, which are of all shards together."""
+        """Return a bucket with this shard's part of the rate and burst, which are totals."""
         return changed(old, settings.rate, settings.burst, mono_ms, self._core.config.shards)
 
     def _share(self, group: Group, former: GroupSettings, mono_ms: int) -> None:
-        """Rearrange the fair shares of the group if the settings of its sharing have changed."""
+        """Rearrange the fair shares of the group if their settings have changed."""
         if _sharing(group.settings) == _sharing(former):
             return
         for paused in self._core.orderings.begin(group).shared_by(former, mono_ms):
@@ -230,7 +229,7 @@ class Grouping:
             core.wake(group)
 
     def note_settings(self, topic: Topic, settings: GroupSettings) -> None:
-        """Set a topic's settings, durably with the open batch."""
+        """Set a topic's settings, durable with the open batch."""
         core = self._core
         self.set_settings(topic, settings)
         version = self.changed(topic.name, topic.version)
@@ -240,7 +239,7 @@ class Grouping:
         core.lost_task(topic)
 
     def set_settings(self, topic: Topic, settings: GroupSettings) -> None:
-        """Set a topic's settings in memory alone, with the sets of topics that enqueues look at."""
+        """Set a topic's settings in memory, and update the sets of topics that enqueues check."""
         core, topic.settings = self._core, settings
         for holds, names in (
             (settings.if_pending is not None, core.ruled_topics),
@@ -254,28 +253,28 @@ class Grouping:
     # --- targets ---------------------------------------------------------------------------
 
     def set_target(self, row: TargetRow) -> None:
-        """Send the tasks of a group to a target, in the place of the one before."""
+        """Set or replace the target of a group."""
         self._core.targets[row.topic, row.group] = row
         self._core.open.effects.put(TARGET, row)
 
     def drop_target(self, topic: str, group: str) -> TargetRow | None:
-        """Take the target of a group away, which is returned; None: it has none."""
+        """Remove and return the target of a group, or return None if it has none."""
         row = self._core.targets.pop((topic, group), None)
         if row is not None:
             self._core.open.effects.drop(TARGET, (topic, group))
         return row
 
-    # --- forgotten -------------------------------------------------------------------------
+    # --- forget ----------------------------------------------------------------------------
 
     def forget_idle(self, limit: int) -> list[str]:
-        """Forget topics of which nothing is left, looking at ``limit`` at most; their names.
+        """Forget idle topics, examining at most ``limit``, and return their names.
 
-        Nobody can hold one of them: whoever does is a group, a broadcaster, or a task. What it
-        counted since the start is in the totals.
+        No object refers to an idle topic, because it has no groups, broadcasters or tasks. Its
+        counts are part of the totals.
         """
         core, forgotten = self._core, list[str]()
         for name in list(islice(core.maybe_idle, limit)):
-            # One that is not idle is put here again when it may have become so.
+            # A topic that is not idle is added again when it might be.
             del core.maybe_idle[name]
             topic = core.topics.get(name)
             if topic is not None and self.is_idle(topic):
@@ -284,18 +283,18 @@ class Grouping:
         return forgotten
 
     def forget(self, topic: Topic) -> None:
-        """Forget a topic that is idle."""
+        """Forget an idle topic."""
         if topic.default_backlog is not None:
             self._core.orderings.forget(topic.default_backlog)
         del self._core.topics[topic.name]
         self._core.full_topics.pop(topic.name, None)
 
     def is_idle(self, topic: Topic) -> bool:
-        """Whether the topic holds nothing, has no settings, and nobody listens to it."""
+        """Return whether the topic has no tasks, groups, broadcasters or settings."""
         return topic.settings == NOTHING_SET and self.is_empty(topic)
 
     def is_empty(self, topic: Topic) -> bool:
-        """Whether the topic holds nothing, and nobody listens to it."""
+        """Return whether the topic has no tasks, groups or broadcasters."""
         core, default_backlog = self._core, topic.default_backlog
         if topic.groups or topic.broadcasters or topic.scheduled or topic.deferred:
             return False
@@ -303,10 +302,10 @@ class Grouping:
             return False
         return not any(topic.name in batch.topics for batch in core.batches)
 
-    # --- restored --------------------------------------------------------------------------
+    # --- restore ---------------------------------------------------------------------------
 
     def restore(self, row: GroupRow) -> None:
-        """Restore a group or topic settings. Rows come oldest first; bursts are full again."""
+        """Restore a group or topic settings. Rows must be passed oldest first. Buckets are full."""
         topic, settings = self._core.topic(row.topic), row.settings or NOTHING_SET
         bucket = self._bucket(None, settings, 0)
         if row.group == TOPIC_ITSELF:
@@ -335,7 +334,7 @@ def _sharing(settings: GroupSettings) -> tuple[object, ...]:
 
 @dataclass(eq=False)
 class Closing:
-    """Deletes groups in bounded steps: the engine's part of GROUP_DELETE."""
+    """The engine's part of GROUP_DELETE, which deletes groups in bounded steps."""
 
     _core: Core
     _ownership: Ownership
@@ -365,8 +364,8 @@ class Closing:
         group.able.clear()
 
     def some(self, group: Group, limit: int) -> list[int]:
-        """Up to ``limit`` tasks that the group holds, without dead letters and tasks whose rows are
-        missing."""
+        """Return up to ``limit`` tasks that the group holds, without dead letters and tasks with
+        missing rows."""
         missing = self._core.missing
         held = chain(group.flight, group.waiting, group.loading)
         ids = list(islice((i for i in held if i not in missing), limit))
@@ -374,31 +373,31 @@ class Closing:
         if group.is_ordered:
             taken += self._core.orderings.of[group].some(limit - len(ids) - len(taken))
         for task_id in taken:
-            # Where cancels and acks find it while its record is read.
+            # Cancels and acks find it here while its record is read.
             group.loading[task_id] = 0
         return ids + taken
 
-    def drop(self, group: Group, asked: Iterable[int], known: Mapping[int, TaskSnapshot]) -> None:
-        """Take these tasks out of the group, as far as it still holds them."""
-        for task_id in asked:
-            found = known.get(task_id)
-            if found is None or not self._take_out(group, found):
+    def drop(self, group: Group, ids: Iterable[int], snapshots: Mapping[int, TaskSnapshot]) -> None:
+        """Take these tasks out of the group if it still holds them."""
+        for task_id in ids:
+            snapshot = snapshots.get(task_id)
+            if snapshot is None or not self._take_out(group, snapshot):
                 continue
-            if is_done(found, group):
-                self._ownership.finish_done(group, found)
+            if is_done(snapshot, group):
+                self._ownership.finish_done(group, snapshot)
             else:
-                self._forget(group, found.row)
+                self._forget(group, snapshot.row)
 
-    def _take_out(self, group: Group, found: TaskSnapshot) -> bool:
-        core, task_id = self._core, found.row.id
-        if found.row.topic != group.topic.name:
+    def _take_out(self, group: Group, snapshot: TaskSnapshot) -> bool:
+        core, task_id = self._core, snapshot.row.id
+        if snapshot.row.topic != group.topic.name:
             return False
         lease = group.flight.get(task_id)
         if lease is not None:
             self._settlement.group_closed(lease)
         elif task_id in group.waiting or task_id in group.loading:
-            core.leave(group, found.row)
-        elif group.name in found.dead:
+            core.leave(group, snapshot.row)
+        elif group.name in snapshot.dead:
             self._dead_letters.drop(group, task_id)
         else:
             return False
@@ -412,17 +411,18 @@ class Closing:
         core.recorder.ended(group.topic.name, group.name, DELETED, row.id, last=last)
 
     def is_drained(self, group: Group) -> bool:
-        """Whether the group is empty. After a restart its tasks may first have to fire anew."""
+        """Return whether the group is empty, and no task from before a restart can still fire for
+        it."""
         return not group.holds_any and self._ownership.is_past(group)
 
     def finish(self, group: Group) -> None:
-        """Forget a group that is drained."""
+        """Forget a drained group."""
         core, topic = self._core, group.topic
         if group.holds_any:
             raise AssertionError(f"group {group.name} of {topic.name} holds tasks")
         del topic.groups[group.name]
         topic.known_steps = None
-        topic.filtering = any(one.judge is not None for one in topic.groups.values())
+        topic.filtering = any(each.judge is not None for each in topic.groups.values())
         core.filters_length -= length_of(group.settings)
         topic.closing -= 1
         core.group_count -= 1
@@ -440,7 +440,7 @@ class Closing:
 
 @dataclass(eq=False)
 class TopicClosing:
-    """Deletes topics in bounded steps: the engine's part of TOPIC_DELETE."""
+    """The engine's part of TOPIC_DELETE, which deletes topics in bounded steps."""
 
     _core: Core
     _grouping: Grouping
@@ -449,13 +449,13 @@ class TopicClosing:
     _subscriptions: Subscriptions
 
     def held(self, topic: Topic) -> dict[str, int]:
-        """What a deletion takes: tasks by state (those not durable count as scheduled), and
-        groups."""
+        """Return the tasks that a deletion removes, by state, and the number of groups. Tasks that
+        are not durable count as scheduled."""
         scheduled = topic.scheduled + self._core.staged_on(topic.name)
         return {"scheduled": scheduled, **topic.held(), "groups": len(topic.live_groups)}
 
     def close(self, topic: Topic, now_ms: int) -> list[Group]:
-        """Mark a topic as being deleted and close its groups, which are returned."""
+        """Mark a topic as being deleted, close its groups, and return them."""
         closed = topic.live_groups
         for group in closed:
             self._closing.close(group)
@@ -464,18 +464,18 @@ class TopicClosing:
         return closed
 
     def withdraw(self, page: Iterable[TaskSnapshot]) -> int:
-        """End these tasks of a topic whose groups are gone; returns how many have ended."""
-        return sum(self._control.delete(known) for known in page)
+        """End these tasks of a topic without groups. Return how many ended."""
+        return sum(self._control.delete(snapshot) for snapshot in page)
 
     def finish(self, topic: Topic) -> None:
-        """End the deletion of a topic whose groups and tasks are gone."""
+        """End the deletion of a topic without groups and tasks."""
         self._set(topic, None)
         topic.bucket = None
         if self._grouping.is_empty(topic):
             self._grouping.forget(topic)
 
     def _set(self, topic: Topic, closed_ms: int | None) -> None:
-        """Mark the topic as being deleted since ``closed_ms``; None: remove all of its settings."""
+        """Mark the topic as being deleted since ``closed_ms``, or (None) remove its settings."""
         settings = NOTHING_SET
         if closed_ms is not None:
             settings = topic.settings._replace(closed_ms=closed_ms)
@@ -483,12 +483,11 @@ class TopicClosing:
 
 
 GIVEN, NO_BODY = "given", "no_body"
-"""Words of a reset's steps: tasks that are the group's again, and those of which nobody has the
-bodies."""
+"""Outcomes of a reset's items: given to the group again, or impossible without a body."""
 
 
 class Original(NamedTuple):
-    """A task as it was before the reset."""
+    """The original of a task that a reset makes."""
 
     id: int
     options: TaskOptions | None
@@ -504,22 +503,24 @@ class Resets:
         self._bulks = bulks
 
     def begin(self, group: Group, bulk: Bulk, from_ms: int) -> BulkRow:
-        """Make the bulk operation of a reset, and mark its moment in the history."""
+        """Create the bulk operation of a reset, and record its moment in the history."""
         self._core.recorder.group_reset(group, bulk.id, from_ms, bulk.made_ms)
         return self._bulks.make(bulk)
 
-    def may_have(self, group: Group, known: TaskSnapshot) -> bool:
-        """Whether a stored task whose due time has come may be given to the group again: the group
-        has acked it or let it go, or was never owed it. What expired in the group may not. After a
-        restart it may not have fired yet; the rules say who gets it then."""
-        row, topic = known.row, group.topic
+    def may_have(self, group: Group, snapshot: TaskSnapshot) -> bool:
+        """Return whether a stored due task can be given to the group again, because the group has
+        finished it (unless it expired) or was never owed it. The rules of ownership also cover
+        tasks that have not fired again after a restart."""
+        row, topic = snapshot.row, group.topic
         if row.id > self._core.wheel_id:
             return False
         if row.options is not None and row.options.replayed is not None:
             return False
-        if is_done(known, group):
-            return known.progress[group.name].state is not ProgressState.EXPIRED
-        return group not in owing(topic.groups, row, known.progress.keys() | known.dead.keys())
+        if is_done(snapshot, group):
+            return snapshot.progress[group.name].state is not ProgressState.EXPIRED
+        return group not in owing(
+            topic.groups, row, snapshot.progress.keys() | snapshot.dead.keys()
+        )
 
     def give(
         self,
@@ -531,11 +532,11 @@ class Resets:
         lost: int,
         now_ms: int,
     ) -> Step:
-        """Stage a task for each of ``originals``; to be called in the same step as its ``BulkRow``.
-        ``lost``: how many of ``looked_at`` had no body."""
+        """Stage a new task for each of ``originals``. Its ``BulkRow`` must be written in the same
+        step. ``lost`` is the number of ``looked_at`` tasks without a body."""
         if originals:
             self._bulks.may_be_refused(bulk.id)
-            new_tasks = [again(one, bulk.topic, group, now_ms) for one in originals]
+            new_tasks = [again(original, bulk.topic, group, now_ms) for original in originals]
             size_bytes = sum(size_of(task[2], task[3]) for task in new_tasks)
             source = Source(f"{RESET} {bulk.id}")
             ids = self._intake.stage(new_tasks, size_bytes, now_ms, source)
@@ -545,7 +546,7 @@ class Resets:
 
 
 def again(original: Original, topic: str, group: str, now_ms: int) -> NewTask:
-    """The replayed task that stands for ``original`` in the group."""
+    """Return the new task that gives ``original`` to the group again."""
     options = original.options or TaskOptions()
     options = options._replace(
         key=None,

@@ -1,19 +1,19 @@
-"""The index of keys: (topic, key) → the ids of the tasks that have it and have not ended.
+"""The index of keys: (topic, key) → ids of unfinished tasks.
 
-What it holds of a task is 16 bytes, a hash and the id, in one of many small buckets. A bucket is a
-bytearray, which C searches and which gives back what it does not need; their number follows that
-of the tasks, a few buckets at a time (linear hashing), so that no growth ever stops the loop. With
-all overhead that is 18 to 28 bytes a task, and nothing for a task without a key.
+The index stores 16 bytes per task, a hash and the id, in one of many small buckets. A bucket is a
+bytearray, which C code searches and which frees memory that it does not need. The number of buckets
+follows the number of tasks in small steps (linear hashing), so that growth never stops the event
+loop. With overhead this takes 18 to 28 bytes per task with a key.
 
-A key that very many tasks have would make its bucket long: such a *crowd* has a table of its own,
-in which the ids are the places.
+A key of very many tasks would make its bucket long. Such a *crowd* has a separate table, in which
+the ids determine the places.
 
-Hashes are 64 bits of a secret function (``model/key_hash.py``). Two keys may have the same one, so
-``find`` may give ids of another key: whoever acts on a task compares the key in its row. Invariant:
-when everything is loaded, ``find`` gives every task that landed with the key and has not ended.
+Hashes are 64 bits of a secret function (``model/key_hash.py``). Two keys can have the same hash, so
+``find`` can return ids of another key; the caller compares the key in the row before it changes a
+task. Invariant: after loading, ``find`` returns every unfinished task that landed with the key.
 
-Of the keys of tasks that ended lately the index knows the newest id, within a bound, so that
-"finished already" and "never heard of" are different answers; a restart forgets these.
+For keys of recently ended tasks, the index remembers the newest id, within a bound, so that
+"finished" and "unknown" are different answers. A restart forgets them.
 """
 
 from __future__ import annotations
@@ -34,48 +34,47 @@ if TYPE_CHECKING:
 ENTRY_BYTES = 16
 PLACE_BYTES = 8
 FILL_MAX = 128
-"""The average entries of a bucket at which division begins. A search reads all of them."""
+"""Average entries per bucket at which buckets are divided. A search reads a whole bucket."""
 FILL_MIN = 8
-"""The average number of entries of a bucket at which uniting begins: a bucket costs 100 bytes
-more."""
+"""Average entries per bucket at which buckets are united. A bucket has 100 bytes of overhead."""
 ADDS_PER_DIVISION = 16
-"""One bucket is divided per so many new entries: all, before there are an eighth more."""
+"""New entries per divided bucket. All buckets are divided before there are an eighth more."""
 RESERVED_AT_ONCE = 512
-"""How many buckets one call of ``reserve`` divides: that takes some milliseconds."""
+"""Maximum buckets that one call of ``reserve`` divides, which takes a few milliseconds."""
 BUCKETS_MIN = 8
 LONG_BYTES = 1 << 14
 """A bucket is searched for a crowd when it reaches a multiple of this size (1,024 entries)."""
 CROWD_MIN = 256
-"""How many tasks one key must have to be given a table of its own."""
+"""Minimum tasks of a key for a separate table."""
 _SPREAD = 0x9E37_79B9_7F4A_7C15
 _MASK = 2**64 - 1
 
-assert array("Q", (1,)).tobytes()[0] == 1, "arrays are cut as they lie in memory"
+assert array("Q", (1,)).tobytes()[0] == 1, "the code assumes little-endian arrays"
 _entry = Struct("<QQ").pack
 _place = Struct("<Q").pack
 _entries = Struct(f"{ENTRY_BYTES}s").iter_unpack
 
 
 class Table:
-    """Pairs (place, id) of 64 bits each; a place may have several ids. Places must be spread
-    evenly in their low bits."""
+    """Pairs (place, id) of 64 bits each. A place can have several ids. The low bits of places must
+    be evenly distributed."""
 
     __slots__ = ("_count", "_directory", "_low", "_next")
 
     def __init__(self) -> None:
         self._low = BUCKETS_MIN
-        """The number of buckets if none were divided: a power of two."""
+        """The number of buckets before division, a power of two."""
         self._next = 0
-        """The index of the bucket that is divided next; each bucket before it is already four."""
+        """The index of the next bucket to divide. Each bucket before it is divided into four."""
         self._directory = [bytearray() for _ in range(BUCKETS_MIN)] * 4
-        """Low bits of a place → its bucket. An undivided bucket stands in it four times."""
+        """Low bits of a place → bucket. An undivided bucket has four entries."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, places: Sequence[int], ids: Sequence[int]) -> list[bytearray]:
-        """Add pairs that are not in the table; returns the buckets that have become long."""
+        """Add new pairs. Return the buckets that have become long."""
         mask = len(self._directory) - 1
         buckets = map(self._directory.__getitem__, [place & mask for place in places])
         grown: list[bytearray] = list(map(iconcat, buckets, map(_entry, places, ids)))
@@ -85,14 +84,14 @@ class Table:
         return _passed_long(grown) if long else []
 
     def put(self, place: int, task_id: int) -> None:
-        """``add`` for one pair, without looking for long buckets."""
+        """Add one pair without checking for long buckets."""
         bucket = self._bucket(place)
         bucket += _entry(place, task_id)
         self._count += 1
         self._grow(1)
 
     def take(self, place: int) -> list[int]:
-        """``find`` the ids of a place, and remove them."""
+        """Remove and return the ids of a place."""
         bucket, taken = self._bucket(place), self.find(place)
         others = [at for at, other in enumerate(_words(bucket)[::2]) if other != place]
         bucket[:] = b"".join([bucket[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES] for at in others])
@@ -100,7 +99,7 @@ class Table:
         return taken
 
     def remove(self, place: int, task_id: int) -> bool:
-        """Remove a pair; whether it was in the table."""
+        """Remove a pair. Return whether it was in the table."""
         bucket = self._bucket(place)
         at = _index(bucket, _entry(place, task_id))
         if at < 0:
@@ -114,31 +113,30 @@ class Table:
         return True
 
     def find(self, place: int) -> list[int]:
-        """The ids at this place, in no order."""
+        """Return the ids of a place, in no order."""
         bucket, wanted = self._bucket(place), _place(place)
-        found: list[int] = []
+        ids: list[int] = []
         at = _index(bucket, wanted)
         while at >= 0:
             end = at + ENTRY_BYTES
-            found.append(int.from_bytes(bucket[at + PLACE_BYTES : end], "little"))
+            ids.append(int.from_bytes(bucket[at + PLACE_BYTES : end], "little"))
             at = _index(bucket, wanted, end)
-        return found
+        return ids
 
     def reserve(self, count: int) -> None:
-        """So many pairs are expected altogether: have buckets for them, or some more of them, so
-        that none is divided when it is full."""
+        """Divide buckets in advance for a total of ``count`` pairs, a bounded number per call."""
         for _ in range(RESERVED_AT_ONCE):
             if self._next == 0 and self._low * FILL_MAX >= count:
                 return
             self._divide()
 
     def ids(self) -> Iterable[int]:
-        """All ids of the table, in no order."""
+        """Return all ids of the table, in no order."""
         for bucket in self.buckets():
             yield from _words(bucket)[1::2]
 
     def buckets(self) -> Iterable[bytearray]:
-        """Each bucket of the table once."""
+        """Return each bucket of the table once."""
         low, directory = self._low, self._directory
         starts = range(low, 4 * low, low)
         return chain(directory[:low], *(directory[at : at + self._next] for at in starts))
@@ -147,7 +145,7 @@ class Table:
         return self._directory[place & len(self._directory) - 1]
 
     def _grow(self, added: int) -> None:
-        """Divide some buckets when buckets are full on average, and go on until all are divided."""
+        """Divide some buckets once the average reaches ``FILL_MAX``, until all are divided."""
         steps = -(-added // ADDS_PER_DIVISION)
         while True:
             full = self._low * FILL_MAX
@@ -159,7 +157,7 @@ class Table:
             steps -= 1
 
     def _divide(self) -> None:
-        """One bucket becomes four."""
+        """Divide a bucket into four."""
         at, low, directory = self._next, self._low, self._directory
         bucket = directory[at]
         parts = [bytearray() for _ in range(4)]
@@ -173,7 +171,7 @@ class Table:
             self._low, self._next = 4 * low, 0
 
     def _unite(self) -> None:
-        """Four buckets become one: the reverse of the last division."""
+        """Undo the last division, and unite four buckets."""
         if self._next == 0:
             if self._low == BUCKETS_MIN:
                 return
@@ -186,8 +184,8 @@ class Table:
 
 
 def _passed_long(grown: Iterable[bytearray]) -> list[bytearray]:
-    """The buckets of ``grown`` that have passed a multiple of ``LONG_BYTES``; ``grown`` has a
-    bucket as often as an entry was added to it."""
+    """Return the buckets of ``grown`` that have passed a multiple of ``LONG_BYTES``. ``grown`` has
+    a bucket once for each entry that was added to it."""
     buckets: dict[int, bytearray] = {}
     added: Counter[int] = Counter()
     for bucket in grown:
@@ -201,7 +199,8 @@ def _passed_long(grown: Iterable[bytearray]) -> list[bytearray]:
 
 
 def _index(bucket: bytearray, wanted: bytes, start: int = 0) -> int:
-    """Where an entry begins with ``wanted``; -1: nowhere. A hit may lie across two entries."""
+    """Return the index of an entry that begins with ``wanted``, or -1. Hits across two entries are
+    skipped."""
     at = bucket.find(wanted, start)
     while at > 0 and at % ENTRY_BYTES:
         at = bucket.find(wanted, at + 1)
@@ -213,12 +212,13 @@ def _words(bucket: bytearray) -> array[int]:
 
 
 def _place_of(task_id: int) -> int:
-    """The place of an id in a crowd's table: ids differ by multiples of a power of two."""
+    """Return the place of an id in a crowd's table. It differs from the id, because ids differ by
+    multiples of a power of two."""
     return (task_id * _SPREAD & _MASK) >> 20
 
 
 class Finished:
-    """Hash → the newest id that ended; remembers between ``bound / 2`` and ``bound`` hashes."""
+    """Hash → newest ended id, for the last ``bound / 2`` to ``bound`` hashes."""
 
     __slots__ = ("_half", "_old", "_young")
 
@@ -236,23 +236,23 @@ class Finished:
 
 
 class KeyIndex:
-    """The index of keys: (topic, key) → the ids of unfinished tasks that have it."""
+    """The index of keys: (topic, key) → ids of unfinished tasks."""
 
     def __init__(self, key_hash: KeyHash, finished_max: int) -> None:
         self.hash = key_hash
         self._table = Table()
         self._crowds: dict[int, Table] = {}
-        """Hash of a key with many tasks → the table of these tasks, as (place of the id, id)."""
+        """Hash of a key with many tasks → table of (place of the id, id)."""
         self._crowded = 0
         self._finished = Finished(finished_max)
         self._ended_early: set[int] | None = None
-        """While a recovery loads: tasks that ended before the index had heard of them."""
+        """During a recovery, ids of tasks that ended before they were loaded."""
 
     def __len__(self) -> int:
         return len(self._table) + self._crowded
 
     def add(self, hashes: Mapping[int, int]) -> None:
-        """Add tasks that landed just now; ``hashes``: id → hash."""
+        """Add landed tasks. ``hashes`` maps id to hash."""
         self._add(list(hashes), list(hashes.values()))
 
     def _add(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
@@ -268,8 +268,8 @@ class KeyIndex:
             self._part_crowd(bucket)
 
     def _part_crowd(self, bucket: bytearray) -> None:
-        """Give the most frequent hash of a long bucket a table of its own, if it is a crowd."""
-        if len(bucket) < LONG_BYTES:  # its crowd has left it already
+        """Move the most frequent hash of a long bucket to a separate table if it is a crowd."""
+        if len(bucket) < LONG_BYTES:  # its crowd was already moved
             return
         ((hashed, count),) = Counter(_words(bucket)[::2]).most_common(1)
         if count < CROWD_MIN or hashed in self._crowds:
@@ -280,11 +280,11 @@ class KeyIndex:
         self._crowded += len(ids)
 
     def ended(self, topic: str, key: str, task_id: int) -> None:
-        """Remove a task that has ended."""
+        """Remove an ended task."""
         self._ended(self.hash(topic, key), task_id)
 
     def ended_many(self, topic: str, keys: Mapping[int, str]) -> None:
-        """Remove tasks of one topic that have ended; ``keys``: id → key."""
+        """Remove ended tasks of a topic. ``keys`` maps id to key."""
         hashes = self.hash.of_many([topic] * len(keys), list(keys.values()))
         for task_id, hashed in zip(keys, hashes, strict=True):
             self._ended(hashed, task_id)
@@ -303,25 +303,25 @@ class KeyIndex:
         self._finished.add(hashed, task_id)
 
     def count(self, topic: str, key: str) -> int:
-        """How many ids ``find`` would give."""
+        """Return the number of ids that ``find`` returns."""
         hashed = self.hash(topic, key)
         crowd = self._crowds.get(hashed)
         return len(self._table.find(hashed)) if crowd is None else len(crowd)
 
     def find(self, topic: str, key: str) -> list[int]:
-        """The ids of tasks that have the key, ascending, and possibly some of another key."""
+        """Return the ids of tasks with the key, ascending, and possibly some of another key."""
         hashed = self.hash(topic, key)
         crowd = self._crowds.get(hashed)
         return sorted(self._table.find(hashed) if crowd is None else crowd.ids())
 
     def finished(self, topic: str, key: str) -> int | None:
-        """The id of the newest task with the key that ended lately; None: none is remembered."""
+        """Return the id of the newest recently ended task with the key, or None."""
         return self._finished.get(self.hash(topic, key))
 
     # --- recovery ----------------------------------------------------------------------------
 
     def begin_loading(self) -> None:
-        """Begin a recovery, in which tasks may end before ``load`` has brought them."""
+        """Begin a recovery, during which tasks can end before they are loaded."""
         self._ended_early = set()
 
     def load(
@@ -331,8 +331,8 @@ class KeyIndex:
         without: AbstractSet[int] = frozenset(),
         expected: int = 0,
     ) -> None:
-        """Add stored tasks, except those ``without`` and those that have ended since. ``expected``:
-        how many will be loaded at most altogether; 0: nobody knows."""
+        """Add stored tasks, except those in ``without`` and those that have ended since.
+        ``expected`` is the maximum total to be loaded, or 0 if it is unknown."""
         self._table.reserve(expected)
         ended = self._ended_early or frozenset[int]()
         if not (without or ended) or (without.isdisjoint(ids) and ended.isdisjoint(ids)):
@@ -343,5 +343,5 @@ class KeyIndex:
         self._add([ids[at] for at in kept], [hashes[at] for at in kept])
 
     def loaded(self) -> None:
-        """End the recovery: all stored tasks have been loaded."""
+        """End the recovery."""
         self._ended_early = None

@@ -1,30 +1,29 @@
-"""Order keys and fair shares of a group: which of its due tasks may be handed out.
+"""Order keys and fair shares of a group, which determine the due tasks that can be delivered.
 
-A task that a group gets passes two stages before it is ready. If it has an order key, it waits
-until every task of that key before it is done (``KeyHolders``). If the group is shared by a
-property, it waits until its value has a place (``FairShares``). ``Ordering`` is both stages of one
-group, and a group that needs neither has none (``Group.is_ordered``). Which subscriber gets the
-tasks of a key is said by ``Preferences``. What operators see and do is in ``tasks.py``.
+A task passes two stages before it is ready. If it has an order key, it waits until every earlier
+task of that key is finished (``KeyHolders``). If the group has ``fair_by``, it waits until its
+value has a place (``FairShares``). ``Ordering`` combines both stages for a group; a group that
+needs neither has no ``Ordering`` (``Group.is_ordered``). ``Preferences`` selects the subscriber for
+the tasks of a key. The operators' commands are in ``tasks.py``.
 
-A key that an operator has *paused* (``KeyPauses``), an order key or a value that shares the group,
-is another thing than one that is *held*: its task has failed for good, and that task waits
-(``Ordering.held``). A key may be both. The tasks of a paused key come due and wait for their turn
-as ever; one that is about to be handed out is *kept back* instead, until its key is resumed. What
-is in flight stays so, and its end counts.
+A *paused* key was paused by an operator (``KeyPauses``); it is an order key or a value of
+``fair_by``. A *held* key is an order key whose task has failed for good and waits
+(``Ordering.held``). A key can be both. The tasks of a paused key come due and wait for their turn;
+instead of being delivered they are *kept back* until the key is resumed. Tasks in flight stay in
+flight and can be settled.
 
 Invariants:
 
-* Of a key one task is the *key holder*: it is ready, in flight, waiting for a retry or held. It
-  stays so until it is done for the group, and the next one follows it when that is durable. So no
-  crash makes an earlier task come again after a later one was handed out.
-* A task that has had an attempt stays key holder, also when somebody moves it; one that nobody has
-  had gives way to a task that came after it and is due before it.
-* A task in a key queue is ready as far as counts go (``Group.in_key_queues``), and in no other
-  queue of the group.
-* With ``limit_each``, what is in flight of a value and what is called are never more together.
+* One task of each order key is the *key holder*. It is ready, in flight, waiting for a retry or
+  held, and stays the holder until the group has finished it. The next task becomes the holder when
+  that is durable. So after a crash no earlier task is delivered again after a later one.
+* A task that has had an attempt stays the holder even if it is rescheduled. A holder without an
+  attempt gives way to a task that arrived after it and is due before it.
+* A task in a key queue counts as ready (``Group.in_key_queues``) and is in no other queue.
+* With ``limit_each``, called tasks and tasks in flight of a value never exceed the limit together.
 * A task that is kept back counts as ready (``Group.in_key_queues``), is in no queue of the group,
-  and has no place of its value. It stays the holder of its order key, if it is. Nothing of this is
-  looked at while no key of the group is paused.
+  and takes no place of its value. It can be the holder of its order key. While no key of the group
+  is paused, this costs nothing.
 """
 
 from __future__ import annotations
@@ -45,22 +44,21 @@ if TYPE_CHECKING:
     from tickwheel.model.records import Columns, GroupSettings, TaskRow
 
 CALLED_MAX, CALLED_IN_ALL = 64, 256
-"""How many tasks of one value, and of all values together, about, are called at a time."""
+"""Maximum called tasks of one value, and the approximate maximum of all values together."""
 HAD_MAX = 65_536
-"""How many keys have their last subscriber remembered."""
+"""Maximum keys whose last subscriber is remembered."""
 AGES_LOOKED_AT = 256
-"""How many queues, and values, are looked at for the oldest task."""
+"""Maximum queues, and maximum values, that are searched for the oldest task."""
 NEVER_MS = 1 << 62
-"""A time that never comes, such as that of the next attempt of a held task."""
+"""A time in the unreachable future, such as the next attempt of a held task."""
 EVERY_KEY = 1 << 64
-"""The mark that stands for all keys of a group; the marks of keys have 64 bits."""
+"""A mark for all keys of a group. Marks of keys have 64 bits."""
 REMEMBERED_MAX = 64
-"""How many keys of a group that were resumed have the time of their pause remembered, which says
-why their tasks are late."""
+"""Maximum resumed keys of a group whose pause is remembered, to explain late tasks."""
 
 
 class Waiting(NamedTuple):
-    """What is remembered of a task that waits for its next attempt."""
+    """The key and the share of a task that waits for its next attempt."""
 
     order: int
     share: int
@@ -69,11 +67,11 @@ class Waiting(NamedTuple):
 
 
 Ended = tuple["KeyHolders", list[int]]
-"""(key holders, marks): keys whose tasks have changed, and that go on when the batch is durable."""
+"""(key holders, marks of changed keys that can advance when the batch is durable)."""
 
 
 def mark_of(row: TaskRow) -> int:
-    """The mark of the order key of a task; 0: it has none."""
+    """Return the mark of a task's order key, or 0 if it has none."""
     options = row.options
     if options is None or options.order_key is None:
         return 0
@@ -81,58 +79,58 @@ def mark_of(row: TaskRow) -> int:
 
 
 def marks_of(columns: Columns) -> list[int] | None:
-    """The marks of the order keys of many tasks; None: no task has one. A 0 among them stands for a
-    task that has to be looked at, and then the marks of the others may be missing."""
+    """Return the marks of the order keys of many tasks, or None if no task has a key. If the result
+    contains a 0, it is incomplete, and the tasks must be examined one by one."""
     if is_absent(columns.order_key):
         return None
     return list(map(hash, columns.order_key)) if all(columns.order_key) else [0]
 
 
 def mark_of_key(fair_by: str | None, value: object) -> int:
-    """The mark of an order key (``fair_by`` None), or of a value that shares a group."""
-    what = value if fair_by is None else (fair_by, type(value) is bool, value)
-    return hash(what) or 1
+    """Return the mark of an order key (``fair_by`` is None) or of a value of ``fair_by``."""
+    hashed = value if fair_by is None else (fair_by, type(value) is bool, value)
+    return hash(hashed) or 1
 
 
 class FairShares:
-    """The fair shares of one group: which of its values have places in the ready queue, and how
-    many. A task without a value, or of a group that is not shared, is ready at once."""
+    """The fair shares of a group: how many places in the ready queue each value of ``fair_by`` has.
+    Without ``fair_by``, a task is ready at once."""
 
     def __init__(self, orderings: Orderings, group: Group) -> None:
         self._orderings = orderings
         self._group = group
         self._paused = group.paused_keys
         self.of: dict[int, Share] = {}
-        """Mark → the share of each value that holds tasks, or has a rate."""
+        """Mark → share of each value that has tasks or a rate."""
         self.called: dict[int, Share] = {}
-        """Id → share, of the tasks in the ready queue that have one."""
+        """Id → share of the tasks in the ready queue that have a share."""
         self.plain_left = 0
-        """Tasks in the ready queue that are of the time before the group was shared as it is, at
-        most: they have no share."""
+        """Upper bound of the tasks in the ready queue that have no share, because they entered it
+        before ``fair_by`` was set."""
         self._heap: list[tuple[int, int]] = []
         """(steady ms, mark) of shares that wait for a token."""
         self.waited: set[int] = set()
-        """Ready tasks that stood in a key queue, or waited for a place of their value, when they
-        would have been late already."""
+        """Ready tasks that became late while they waited in a key queue or for a place."""
         self.now_ms = self._mono_ms = 0
-        """The latest times, by the wall and the steady clock, that the group was told."""
+        """The latest times of the wall clock and of the steady clock passed to this object."""
 
     def mark_of(self, row: TaskRow) -> int:
-        """The mark of the value of a task; 0: the group is not shared."""
+        """Return the mark of a task's value, or 0 without ``fair_by``."""
         by = self._group.settings.shares.fair_by
         return 0 if by is None else mark_of_key(by, shared_value(row, by))
 
     @property
     def are_looked_at(self) -> bool:
-        """Whether some ready task has a share, or may have had one."""
+        """Whether a ready task might have a share."""
         return bool(
             self.called or self.plain_left or self._group.settings.shares.fair_by is not None
         )
 
-    # --- a task comes ------------------------------------------------------------------------
+    # --- a task arrives ----------------------------------------------------------------------
 
     def call(self, task_id: int, mark: int, priority: int, *, front: bool) -> None:
-        """The task has no order key, or is its holder: it is ready, if its value has a place."""
+        """Make a task ready if its value has a place; otherwise it waits for one. The task has no
+        order key or is its holder."""
         group = self._group
         if mark:
             share = self._share(mark)
@@ -150,7 +148,7 @@ class FairShares:
             group.ready.push(task_id, priority, self.now_ms)
 
     def restored(self, mark: int) -> Share | None:
-        """A task of the value was in flight before a restart; its share, if it has a value."""
+        """Count a task that was in flight before a restart. Return its share, if it has a value."""
         share = self._share(mark) if mark else None
         if share is not None:
             share.in_flight += 1
@@ -159,8 +157,8 @@ class FairShares:
     # --- a task leaves -------------------------------------------------------------------------
 
     def leave_ready(self, task_id: int, mono_ms: int) -> Share | None:
-        """A ready task is in flight now; the share of its value, if it has one. Nothing is to be
-        done where no task is ``called`` and none is left of ``plain_left``."""
+        """Move a task from the ready queue to flight. Return its share, if it has one. The call can
+        be skipped while ``called`` is empty and ``plain_left`` is 0."""
         self._mono_ms = max(self._mono_ms, mono_ms)
         share = self.called.pop(task_id, None)
         if share is not None:
@@ -175,7 +173,7 @@ class FairShares:
         return share
 
     def uncall(self, task_id: int) -> bool:
-        """A task is in the ready queue no more; whether it was called."""
+        """Remove a task from the called tasks. Return whether it was called."""
         share = self.called.pop(task_id, None)
         if share is None:
             return False
@@ -184,14 +182,14 @@ class FairShares:
         return True
 
     def taken(self, task_id: int) -> None:
-        """A task was taken from the ready queue and is not handed out."""
+        """Note that a task was taken from the ready queue and is not delivered."""
         self.waited.discard(task_id)
         if not self.uncall(task_id) and self.plain_left:
             self.plain_left -= 1
 
     def withdraw(self, row: TaskRow) -> bool:
-        """A ready task that is not called leaves. Whether it waited for a place of its value, and
-        so is not in the ready queue."""
+        """Remove a ready task that is not called. Return whether it waited for a place of its
+        value, and so is not in the ready queue."""
         share = self.of.get(self.mark_of(row))
         if share is None or share.queue is None or row.id in self._group.loading:
             return False
@@ -204,7 +202,7 @@ class FairShares:
         return True
 
     def returned(self, leases: Collection[Lease]) -> None:
-        """These leases have ended: their values have places again."""
+        """Free the places of ended leases."""
         for lease in leases if self.of else ():
             share = lease.traits.share
             if share is not None:
@@ -212,12 +210,12 @@ class FairShares:
                 self._admit(share)
 
     def some(self, limit: int) -> list[int]:
-        """Up to ``limit`` tasks that wait for a place of their value, taken out, for a group that
-        is being deleted."""
+        """Take out up to ``limit`` tasks that wait for a place, for a group that is being
+        deleted."""
         taken: list[int] = []
         for share in list(self.of.values()):
-            while len(taken) < limit and (found := share.next()) is not None:
-                taken.append(found[0])
+            while len(taken) < limit and (following := share.next()) is not None:
+                taken.append(following[0])
             self._prune(share)
         self._group.in_key_queues -= len(taken)
         return taken
@@ -225,16 +223,16 @@ class FairShares:
     # --- places ------------------------------------------------------------------------------
 
     def _share(self, mark: int) -> Share:
-        found = self.of.get(mark)
-        if found is None:
+        share = self.of.get(mark)
+        if share is None:
             rate, bucket = self._group.settings.shares.rate_each, None
             if rate is not None:
                 bucket = Bucket(rate, None, self._mono_ms)
-            found = self.of[mark] = Share(mark, bucket)
-        return found
+            share = self.of[mark] = Share(mark, bucket)
+        return share
 
     def _has_place(self, share: Share) -> bool:
-        """Whether one more task of a value may be called."""
+        """Return whether one more task of a value can be called."""
         if self._paused and share.mark in self._paused:
             return False
         limit, called = self._group.settings.shares.limit_each, share.called
@@ -252,13 +250,13 @@ class FairShares:
         return False
 
     def _admit(self, share: Share) -> None:
-        """Call those tasks of a value that may be called now."""
+        """Call the tasks of a value that have places now."""
         group = self._group
         while share.queue is not None and self._has_place(share):
-            found = share.next()
-            if found is None:
+            following = share.next()
+            if following is None:
                 break
-            task_id, priority = found
+            task_id, priority = following
             self.waited.add(task_id)
             group.in_key_queues -= 1
             share.called += 1
@@ -267,13 +265,13 @@ class FairShares:
         self._prune(share)
 
     def resumed(self, mark: int) -> None:
-        """A value is not paused any more, if it is one."""
+        """Call the tasks of a resumed value. An order key's mark has no effect."""
         share = self.of.get(mark)
         if share is not None:
             self._admit(share)
 
     def _prune(self, share: Share) -> None:
-        """Forget a value that has nothing to remember."""
+        """Forget a value without state."""
         if not share.is_idle or self.of.get(share.mark) is not share:
             return
         bucket = share.bucket
@@ -281,7 +279,7 @@ class FairShares:
             del self.of[share.mark]
 
     def pace(self, mono_ms: int) -> None:
-        """Let values whose token has come go on."""
+        """Call the tasks of values that have a token again."""
         self._mono_ms = max(self._mono_ms, mono_ms)
         heap = self._heap
         while heap and heap[0][0] <= mono_ms:
@@ -297,12 +295,12 @@ class FairShares:
         self._orderings.wake(self._group)
 
     def sweep(self) -> None:
-        """Forget values that wait for nothing but their tokens; done once in a while."""
+        """Forget values that only wait for tokens. To be called from time to time."""
         for share in list(self.of.values()):
             self._prune(share)
 
     def resettle(self, former: GroupSettings, mono_ms: int) -> None:
-        """The group has other settings than the ``former`` ones, and its shares follow them."""
+        """Adapt the shares to new settings of the group; ``former`` are its former settings."""
         self._mono_ms = max(self._mono_ms, mono_ms)
         settings, group = self._group.settings, self._group
         self._heap.clear()
@@ -316,10 +314,10 @@ class FairShares:
         self._orderings.wake(group)
 
     def _dissolve(self) -> None:
-        """Take its share from every task that has one."""
+        """Remove the shares of all tasks."""
         group = self._group
         for share in self.of.values():
-            share.mark = 0  # of those in flight, too
+            share.mark = 0  # leases of tasks in flight refer to the share
             if share.queue is not None:
                 group.in_key_queues -= share.waiting
                 group.ready.absorb(share.queue, self.now_ms)
@@ -329,77 +327,78 @@ class FairShares:
 
 
 class KeyHolders:
-    """The order keys of one group: which task of each is the key holder, and when the next one is.
+    """The order keys of a group: the holder of each, and when the next task becomes the holder.
 
-    A key *goes on* when a batch is durable. What has to be known of it until then is *noted*: that
-    its head has ended, or that something else of it has changed that a crash would undo.
+    A key *advances* when a batch is durable. Until then a *note* records that its holder has ended,
+    or that another change of the key could be undone by a crash.
     """
 
     def __init__(self, orderings: Orderings, group: Group, shares: FairShares) -> None:
         self._orderings = orderings
         self._group = group
         self._shares = shares
-        """Where a task goes that is key holder."""
+        """The next stage of a key holder."""
         self.order = Order()
         self._odd: dict[int, tuple[int, int]] = {}
-        """Id → (priority, mark of its share), of tasks in key queues that have either."""
+        """Id → (priority, mark of its share) of tasks in key queues that have either."""
         self._again: dict[int, list[tuple[int, Waiting, bool]]] = {}
-        """Mark → (id, what is known of it, whether it goes to the front) of each task that comes
-        again when a batch is durable: see ``come_when_durable``."""
+        """Mark → (id, key and share, whether it goes to the front) of each task that is ready again
+        when a batch is durable; see ``come_when_durable``."""
         self.coming: set[int] = set()
-        """Ids of tasks of ``_again`` that have not left. They lie in ``loading`` unread."""
+        """Ids of tasks of ``_again`` that have not left. They are in ``loading`` without being
+        read."""
         self._ending: dict[int, int] = {}
-        """Mark → the head that has ended or 0, of keys of which something is not durable: the end
-        of the head, or that another one has left its queue."""
+        """Mark → the ended holder, or 0, of keys with a change that is not durable: the end of the
+        holder, or the leaving of another task."""
         self.notes: dict[int, int] = {}
-        """Mark → how many batches have to be durable before the key goes on, of those keys of
-        ``_ending`` of which more is to be said than that the head is done."""
+        """Mark → number of batches that must be durable before the key can advance, for keys of
+        ``_ending`` that have other notes than the end of their holder."""
         self._strange = False
-        """Whether more than one task of some key was in flight before a restart."""
+        """Whether several tasks of a key were in flight before a restart."""
 
-    # --- a task comes ------------------------------------------------------------------------
+    # --- a task arrives ----------------------------------------------------------------------
 
     def arrive(self, row: TaskRow, mark: int, share: int, priority: int) -> None:
-        """The group has got a task of the key, which is ready as soon as it is the key holder."""
+        """Add a task of the key, which is ready as soon as it is the key holder."""
         if share or priority or mark in self._ending or self.gathers:
-            known = Waiting(mark, share, row.due_ms, order_of(row))
-            self.come(row.id, known, priority, front=False)
+            waiting = Waiting(mark, share, row.due_ms, order_of(row))
+            self.come(row.id, waiting, priority, front=False)
         elif self.order.arrive(mark, row.id, row.due_ms, order_of(row)):
             self._group.ready.push(row.id, 0, self._shares.now_ms)
         else:
             self._group.in_key_queues += 1
 
     def arrive_all(self, rows: Sequence[TaskRow], marks: Sequence[int]) -> None:
-        """``arrive`` for tasks that have nothing but their keys: see ``are_noted``."""
+        """Add tasks that have only order keys, none of which ``are_noted``."""
         holders = self.order.arrive_all(marks, [row[0] for row in rows], [row[1] for row in rows])
         self._group.ready.push_all(holders, self._shares.now_ms)
         self._group.in_key_queues += len(rows) - len(holders)
 
     def are_noted(self, marks: Collection[int]) -> bool:
-        """Whether something else than the end of its head is noted of one of these keys."""
+        """Return whether one of these keys has another note than the end of its holder."""
         return not self.notes.keys().isdisjoint(marks)
 
     def come_when_durable(
-        self, task_id: int, known: Waiting, priority: int, *, front: bool
+        self, task_id: int, waiting: Waiting, priority: int, *, front: bool
     ) -> None:
-        """A task gets its next attempt when it is durable that it has had the one before: otherwise
-        a crash could make an answer to that one count for this one. Until then the task lies in
+        """Make a task ready again when its previous attempt is durable. Without that, a crash could
+        make a receipt of the previous attempt valid for the next one. Until then the task is in
         ``loading``."""
         self._group.loading[task_id] = priority
         self.coming.add(task_id)
-        self._again.setdefault(known.order, []).append((task_id, known, front))
+        self._again.setdefault(waiting.order, []).append((task_id, waiting, front))
 
-    def come(self, task_id: int, known: Waiting, priority: int, *, front: bool) -> None:
-        """A task is ready for its next attempt, or for its first one: it is called, if it has no
-        order key or is its holder."""
-        order, share, due_ms, place = known
+    def come(self, task_id: int, waiting: Waiting, priority: int, *, front: bool) -> None:
+        """Add a task that is ready for an attempt. It is called if it has no order key or is its
+        holder; otherwise it enters the key queue."""
+        order, share, due_ms, place = waiting
         if order:
             if self.gathers:
                 self.order.queue(order, task_id, due_ms, place)
                 is_holder = False
             else:
                 if self._ending.get(order) == task_id:
-                    # A head that had ended has come again before its end was durable.
+                    # The ended holder is ready again before its end was durable.
                     self._ending[order] = 0
                 is_holder = self.order.arrive(order, task_id, due_ms, place)
             if not is_holder:
@@ -409,29 +408,29 @@ class KeyHolders:
                 return
         self._shares.call(task_id, share, priority, front=front)
 
-    def come_after_wait(self, task_id: int, known: Waiting, priority: int) -> None:
-        """The wait of a task for its next attempt is over: it comes as soon as what is noted of its
-        key is durable."""
-        if known.order in self._ending:
-            self.come_when_durable(task_id, known, priority, front=False)
+    def come_after_wait(self, task_id: int, waiting: Waiting, priority: int) -> None:
+        """Add a task whose wait for its next attempt is over, as soon as its key's notes are
+        durable."""
+        if waiting.order in self._ending:
+            self.come_when_durable(task_id, waiting, priority, front=False)
         else:
-            self.come(task_id, known, priority, front=False)
+            self.come(task_id, waiting, priority, front=False)
 
     def restored(self, mark: int, task_id: int) -> None:
-        """A task of the key was in flight before a restart."""
+        """Make a task that was in flight before a restart the holder of its key."""
         if not self.order.claim(mark, task_id):
             self._strange = True
 
-    # --- a task is handed out ------------------------------------------------------------------
+    # --- a task is delivered -------------------------------------------------------------------
 
     def are_odd(self, marks: Collection[int]) -> bool:
-        """Whether a task of one of these keys may have to give way when it is handed out."""
-        odd = (self.order.overtaken, self.notes.keys())
-        return not all(some.isdisjoint(marks) for some in odd if some)
+        """Return whether a task of one of these keys might have to give way at its delivery."""
+        odd_marks = (self.order.overtaken, self.notes.keys())
+        return not all(some.isdisjoint(marks) for some in odd_marks if some)
 
     def gives_way(self, row: TaskRow, mark: int) -> bool:
-        """Whether a task gives way to an earlier one of its key, or to one that has left the key
-        and that a crash would bring back."""
+        """Let a task give way to an earlier task of its key, or to a task that has left the key and
+        would be back after a crash. Return whether it gave way."""
         place = order_of(row)
         if mark in self._ending and self.order.head(mark) == row.id:
             self.order.park(mark, row.id, row.due_ms, place)
@@ -455,7 +454,8 @@ class KeyHolders:
     # --- a task leaves -------------------------------------------------------------------------
 
     def done(self, leases: Iterable[Lease]) -> None:
-        """The tasks of these leases are done: their keys go on when that is durable."""
+        """Note that the tasks of these leases are finished. Their keys advance when that is
+        durable."""
         marks = [lease.order for lease in leases]
         ids = [lease.id for lease in leases]
         if all(marks) and not self._strange and self.notes.keys().isdisjoint(marks):
@@ -467,12 +467,12 @@ class KeyHolders:
                 self.end(mark, task_id)
 
     def end(self, mark: int, task_id: int) -> None:
-        """A task of the key has ended for the group, as key holder or not."""
+        """Note that the group has finished a task of the key, which can be its holder."""
         if self.order.head(mark) == task_id:
             self._note(mark, task_id)
 
     def leave(self, row: TaskRow, mark: int, *, stays_holder: bool) -> bool:
-        """A task of the key leaves; whether it stood in the key queue."""
+        """Remove a task of the key. Return whether it was in the key queue."""
         task_id = row.id
         if self.order.head(mark) == task_id:
             if not stays_holder:
@@ -485,7 +485,7 @@ class KeyHolders:
         return False
 
     def some(self, limit: int) -> list[int]:
-        """Up to ``limit`` tasks out of key queues, for a group that is being deleted."""
+        """Take up to ``limit`` tasks out of key queues, for a group that is being deleted."""
         taken = self.order.pop_some(limit)
         for task_id in taken:
             self._odd.pop(task_id, None)
@@ -493,21 +493,21 @@ class KeyHolders:
         return taken
 
     def forget_shares(self) -> None:
-        """The tasks of the group have no shares any more."""
+        """Remove the shares of all tasks."""
         self._odd = {i: (priority, 0) for i, (priority, _) in self._odd.items() if priority}
-        for comes in self._again.values():
-            comes[:] = [(i, known._replace(share=0), front) for i, known, front in comes]
+        for entries in self._again.values():
+            entries[:] = [(i, waiting._replace(share=0), front) for i, waiting, front in entries]
 
-    # --- a key goes on -------------------------------------------------------------------------
+    # --- a key advances ------------------------------------------------------------------------
 
     def keep_from_going_on(self, mark: int) -> None:
-        """Something of the key has changed that a crash would undo: nobody who has had no attempt
-        is handed out before that is durable. 0: there is no key."""
+        """Deliver no task of the key that has had no attempt until the open batch is durable,
+        because a crash would undo a change of the key. Mark 0 means no key."""
         if mark:
             self._note(mark, self._ending.get(mark, 0))
 
     def _note(self, mark: int, head: int) -> None:
-        """Note that a key goes on when the open batch is durable, and not before."""
+        """Note that a key must not advance before the open batch is durable."""
         before = self.notes.get(mark)
         if before is None:
             before = int(mark in self._ending)
@@ -516,20 +516,20 @@ class KeyHolders:
         self._orderings.goes_on((self, [mark]))
 
     def _was_last_note(self, mark: int) -> bool:
-        """One note about a key is durable; whether all of them are."""
+        """Remove a durable note of a key. Return whether it was the last."""
         left = self.notes.pop(mark, 1) - 1
         if left:
             self.notes[mark] = left
         return not left
 
     def durable(self, ended: Sequence[int], now_ms: int) -> None:
-        """The notes of these order keys are durable: the next task of each may be the holder."""
+        """Advance these order keys, whose notes are durable."""
         if now_ms > self._shares.now_ms:
             self._shares.now_ms = now_ms
         if self.notes:
             ended = [mark for mark in ended if self._was_last_note(mark)]
         if self._again:
-            # A head among them takes its end back, which is pending still.
+            # If the holder itself is ready again, its end no longer counts.
             for mark in [mark for mark in ended if mark in self._again]:
                 self._comes_again(mark)
         heads = list(map(self._ending.pop, ended))
@@ -540,22 +540,22 @@ class KeyHolders:
         self._orderings.wake(self._group)
 
     def _may_go_on(self, mark: int, head: int) -> bool:
-        """Whether another task may be the key holder now that the change is durable. ``head``: the
-        holder that has ended, or 0."""
+        """Return whether another task can become the holder now that the change is durable.
+        ``head`` is the ended holder, or 0."""
         if mark == EVERY_KEY:
             self._may_all_go_on()
             return False
         return bool(head) or (self.order.head(mark) == NOBODY and not self.gathers)
 
     def _comes_again(self, mark: int) -> None:
-        """The tasks of a key that wait for it, and have not left, get their next attempts."""
-        for task_id, known, front in self._again.pop(mark):
+        """Make the tasks of ``_again`` with this mark ready, unless they have left."""
+        for task_id, waiting, front in self._again.pop(mark):
             if task_id in self.coming:
                 self.coming.remove(task_id)
-                self.come(task_id, known, self._group.loading.pop(task_id), front=front)
+                self.come(task_id, waiting, self._group.loading.pop(task_id), front=front)
 
     def _follow(self, marks: Sequence[int]) -> None:
-        """Make the next task of each of these order keys its key holder."""
+        """Make the next task of each of these order keys its holder."""
         group, odd = self._group, self._odd
         heads, dues_ms = self.order.follow(marks)
         if not heads:
@@ -576,40 +576,40 @@ class KeyHolders:
 
     @property
     def gathers(self) -> bool:
-        """Whether no task becomes key holder: a replay may still bring earlier tasks of any key,
-        or a crash those that had ended before it and were not among them."""
+        """Whether no task can become a holder, because a replay can still find earlier tasks of any
+        key, or a crash could bring back tasks that ended during the replay."""
         return self._group in self._group.topic.replays or EVERY_KEY in self._ending
 
     def gathered(self) -> None:
-        """The replay of the group is over."""
+        """Note that the replay of the group is over."""
         self.keep_from_going_on(EVERY_KEY)
 
     def _may_all_go_on(self) -> None:
         if self._group not in self._orderings.of:
-            return  # it was deleted in the batch in which its replay ended
+            return  # the group was deleted in the batch in which its replay ended
         queues = self.order.queues.items()
-        self._orderings.gathered[self._group] = [mark for mark, one in queues if one.head == NOBODY]
+        self._orderings.gathered[self._group] = [m for m, queue in queues if queue.head == NOBODY]
 
     def go_on(self, limit: int, now_ms: int) -> None:
-        """Let up to ``limit`` of the keys go on that were held up during a replay."""
+        """Advance up to ``limit`` keys that waited for the end of a replay."""
         self._shares.now_ms = max(self._shares.now_ms, now_ms)
         marks = self._orderings.gathered[self._group]
         if self.gathers or not marks:
             del self._orderings.gathered[self._group]
             return
         ending, head = self._ending, self.order.head
-        self._follow([one for one in marks[-limit:] if one not in ending and head(one) == NOBODY])
+        self._follow([m for m in marks[-limit:] if m not in ending and head(m) == NOBODY])
         del marks[-limit:]
         self._orderings.wake(self._group)
 
 
 class KeptBack(NamedTuple):
-    """A task that would have been handed out, and waits until a key is resumed."""
+    """A task that would have been delivered and waits until its key is resumed."""
 
     mark: int
-    """Of the paused key."""
+    """The mark of the paused key."""
     share: int
-    """The mark of the task's value; 0: it has none."""
+    """The mark of the task's value, or 0 if it has none."""
     priority: int
     due_ms: int
 
@@ -623,24 +623,24 @@ class KeyPauses:
         self._group = group
         self._shares = shares
         self.kept: dict[int, KeptBack] = {}
-        """Id → what is known of a task that is kept back, in the order of their turns."""
+        """Id → task that is kept back, in the order of delivery."""
 
     # --- a key is paused and resumed ----------------------------------------------------------
 
     def pause(self, mark: int, key: PausedKey) -> None:
-        """Keep the tasks of a key back from now on, or since before a restart."""
+        """Pause a key now, or restore its pause after a restart."""
         group = self._group
         group.paused_keys[mark] = key
         intervals = group.key_intervals.setdefault(mark, HoldIntervals())
         intervals.turn(Cause.KEY_PAUSED, key.since_ms, None)
 
     def resume(self, mark: int, now_ms: int) -> None:
-        """Let the tasks of a paused key be handed out again."""
+        """Resume a paused key."""
         group = self._group
         del group.paused_keys[mark]
         intervals = group.key_intervals.pop(mark)
         intervals.turn(None, now_ms, None)
-        group.key_intervals[mark] = intervals  # behind those that ended before
+        group.key_intervals[mark] = intervals  # after earlier pauses
         if len(group.key_intervals) - len(group.paused_keys) > REMEMBERED_MAX:
             oldest = next(m for m in group.key_intervals if m not in group.paused_keys)
             del group.key_intervals[oldest]
@@ -648,15 +648,15 @@ class KeyPauses:
         self._shares.resumed(mark)
 
     def are_odd(self, marks: Collection[int]) -> bool:
-        """Whether one of these order keys is paused."""
+        """Return whether one of these order keys is paused."""
         paused = self._group.paused_keys
         return bool(paused) and not paused.keys().isdisjoint(marks)
 
-    # --- a task comes, and leaves -------------------------------------------------------------
+    # --- a task arrives, and leaves -----------------------------------------------------------
 
     def keeps(self, row: TaskRow, order: int) -> bool:
-        """Whether a task that was taken from the ready queue is kept back. ``order``: the mark of
-        its order key, or 0."""
+        """Keep a task from the ready queue back if its key is paused. Return whether it was kept
+        back. ``order`` is the mark of its order key, or 0."""
         paused, share = self._group.paused_keys, self._shares.mark_of(row)
         mark = order if order in paused else share
         if mark not in paused:
@@ -668,22 +668,22 @@ class KeyPauses:
         return True
 
     def leave(self, task_id: int) -> bool:
-        """A task leaves the group's queues; whether it was kept back."""
+        """Remove a task. Return whether it was kept back."""
         if self.kept.pop(task_id, None) is None:
             return False
         self._group.in_key_queues -= 1
         return True
 
     def some(self, limit: int) -> list[int]:
-        """Up to ``limit`` tasks that were kept back, for a group that is being deleted."""
+        """Take out up to ``limit`` tasks that were kept back, for a group that is being deleted."""
         taken = list(self.kept)[: max(0, limit)]
         for task_id in taken:
             self.leave(task_id)
         return taken
 
     def forget_shares(self) -> list[PausedKey]:
-        """The group is shared by something else, and its tasks have no shares any more: its values
-        go on, and those of them that were paused are returned."""
+        """Remove the shares of all tasks after a change of ``fair_by``. Paused values are resumed
+        and returned."""
         values = {mark: key for mark, key in self._group.paused_keys.items() if key.fair_by}
         for mark in values:
             self.resume(mark, self._shares.now_ms)
@@ -691,7 +691,7 @@ class KeyPauses:
         return list(values.values())
 
     def _let_go(self, ids: list[int]) -> None:
-        """These tasks are ready before all others, and in the order of their turns."""
+        """Make these tasks ready before all others, in order."""
         for task_id in reversed(ids):
             kept = self.kept.pop(task_id)
             self._group.in_key_queues -= 1
@@ -700,48 +700,47 @@ class KeyPauses:
 
 
 class Preferences:
-    """Which subscriber of a group gets the tasks of an order key: the one that had the key last, if
-    it is there, else the one to which the key's partition belongs."""
+    """The preferred subscriber for each order key: the last subscriber of the key if it is still
+    subscribed, otherwise the subscriber of the key's partition."""
 
     __slots__ = ("_had", "_partitions")
 
     def __init__(self, subscribers: Iterable[Subscriber]) -> None:
         self._partitions = KeyPartitions[Subscriber]()
         self._had: dict[int, Subscriber] = {}
-        """Mark → the subscriber that had the key last, of so many keys."""
+        """Mark → last subscriber of the key, for at most ``HAD_MAX`` keys."""
         for subscriber in subscribers:
             self.join(subscriber)
 
     def __len__(self) -> int:
-        """How many subscribers may be preferred."""
+        """Return the number of subscribers that can be preferred."""
         return len(self._partitions)
 
     def join(self, subscriber: Subscriber) -> None:
-        """The subscriber may be preferred. A pull is not: it is gone after one delivery."""
+        """Add a subscriber. A pull is never preferred, because it leaves after one delivery."""
         if not subscriber.once:
             self._partitions.join(subscriber)
 
     def part(self, subscriber: Subscriber) -> None:
-        """The subscriber gets no more deliveries."""
         self._partitions.leave(subscriber)
 
     def preferred(self, marks: Sequence[int]) -> tuple[Sequence[Subscriber | None], bool]:
-        """The subscriber that each key prefers, of mark 0 nobody; and whether all of them had it
-        last."""
+        """Return (preferred subscriber of each key, None for mark 0; whether each was also the last
+        subscriber of its key)."""
         before = list(map(self._had.get, marks))
         if self._partitions.has_all(before):
             return before, True
         return self._partitions.of(marks, self._had), False
 
     def remember(self, marks: Sequence[int], subscriber: Subscriber) -> None:
-        """The subscriber has these keys now, and is preferred for them."""
+        """Remember the subscriber as the last subscriber of these keys."""
         had = self._had
         if subscriber not in self._partitions or len(self._partitions) < 2:
             return
         before = list(map(had.get, marks))
         if before.count(subscriber) == len(before):
             return
-        for mark in compress(marks, [one is not subscriber for one in before]):
+        for mark in compress(marks, [former is not subscriber for former in before]):
             had.pop(mark, None)
             if len(had) >= HAD_MAX:
                 del had[next(iter(had))]
@@ -749,8 +748,8 @@ class Preferences:
 
 
 class Ordering:
-    """The order keys and fair shares of one group: what a task passes on its way to the ready
-    queue, and what its leaving does to the others."""
+    """The order keys and fair shares of one group: the stages on a task's way to the ready queue,
+    and the effects of its leaving on other tasks."""
 
     def __init__(self, orderings: Orderings, group: Group) -> None:
         self._orderings = orderings
@@ -760,18 +759,18 @@ class Ordering:
         self.pauses = KeyPauses(group, self.shares)
         self.preferences = Preferences(group.subscribers)
         self.waiting: dict[int, Waiting] = {}
-        """Id → what is remembered of a task that waits for its next attempt."""
+        """Id → key and share of a task that waits for its next attempt."""
         self.held: dict[int, int] = {}
-        """Id of a held task → since when (wall ms); an operator has to act on it."""
+        """Id of a held task → when it became held (wall ms). An operator has to act on it."""
 
-    def _told(self, now_ms: int) -> None:
+    def _note_time(self, now_ms: int) -> None:
         if now_ms > self.shares.now_ms:
             self.shares.now_ms = now_ms
 
-    # --- a task comes ------------------------------------------------------------------------
+    # --- a task arrives ----------------------------------------------------------------------
 
     def arrive(self, row: TaskRow, now_ms: int) -> None:
-        """The group has got the task: it is ready as soon as it is the key holder."""
+        """Add a task, which is ready as soon as it is the key holder and has a place."""
         options, shares = row.options, self.shares
         if now_ms > shares.now_ms:
             shares.now_ms = now_ms
@@ -783,18 +782,18 @@ class Ordering:
             self.keys.arrive(row, hash(options.order_key) or 1, share, priority)
 
     def arrive_all(self, rows: Sequence[TaskRow], now_ms: int) -> None:
-        """``arrive`` for each of these tasks, at least one."""
+        """Call ``arrive`` for each of these tasks, of which there is at least one."""
         marks = self._marks_of_usual(rows)
         if marks is None:
             for row in rows:
                 self.arrive(row, now_ms)
             return
-        self._told(now_ms)
+        self._note_time(now_ms)
         self.keys.arrive_all(rows, marks)
 
     def _marks_of_usual(self, rows: Sequence[TaskRow]) -> list[int] | None:
-        """The marks of tasks that have an order key and nothing else to decide about; None: some
-        of them are not so."""
+        """Return the marks of tasks that have only an order key, or None if some have more or
+        less."""
         if self._group.settings.shares.fair_by is not None or self.keys.gathers:
             return None
         options = [row[4] for row in rows]
@@ -807,46 +806,45 @@ class Ordering:
         return marks if marks and all(marks) and not self.keys.are_noted(marks) else None
 
     def again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
-        """The task of a lease that has ended is ready again."""
-        self._told(now_ms)
-        known, priority = _of_lease(lease), lease.traits.priority
-        if known.order:
-            self.keys.keep_from_going_on(known.order)
-            self.keys.come_when_durable(lease.id, known, priority, front=front)
+        """Make the task of an ended lease ready again."""
+        self._note_time(now_ms)
+        waiting, priority = _of_lease(lease), lease.traits.priority
+        if waiting.order:
+            self.keys.keep_from_going_on(waiting.order)
+            self.keys.come_when_durable(lease.id, waiting, priority, front=front)
         else:
-            self.keys.come(lease.id, known, priority, front=front)
+            self.keys.come(lease.id, waiting, priority, front=front)
 
     def retry(self, task_id: int, priority: int, now_ms: int) -> None:
-        """The wait of a task for its next attempt is over."""
-        self._told(now_ms)
+        """Make a task ready whose wait for its next attempt is over."""
+        self._note_time(now_ms)
         self._unhold(task_id)
-        known = self.waiting.pop(task_id, None)
-        if known is None:
+        waiting = self.waiting.pop(task_id, None)
+        if waiting is None:
             self.shares.call(task_id, 0, priority, front=False)
         else:
-            self.keys.come_after_wait(task_id, known, priority)
+            self.keys.come_after_wait(task_id, waiting, priority)
 
     def waits(self, of: Lease | TaskRow, *, is_new: bool = True) -> None:
-        """The group waits for the task's next attempt. It stays key holder, if it is. ``is_new``:
-        no batch says so yet."""
+        """Note that the group waits for the task's next attempt. A key holder stays the holder.
+        ``is_new`` means that no batch contains the wait yet."""
         if isinstance(of, Lease):
-            known = _of_lease(of)
+            waiting = _of_lease(of)
         else:
-            known = Waiting(mark_of(of), self.shares.mark_of(of), of.due_ms, order_of(of))
-        if known.order or known.share:
-            self.waiting[of.id] = known
-            if known.order and is_new:
-                self.keys.keep_from_going_on(known.order)
+            waiting = Waiting(mark_of(of), self.shares.mark_of(of), of.due_ms, order_of(of))
+        if waiting.order or waiting.share:
+            self.waiting[of.id] = waiting
+            if waiting.order and is_new:
+                self.keys.keep_from_going_on(waiting.order)
 
-    # --- a task is handed out ------------------------------------------------------------------
+    # --- a task is delivered -------------------------------------------------------------------
 
     def hand_out(
         self, row: TaskRow, mark: int, subscriber: Subscriber, mono_ms: int, *, is_first: bool
     ) -> Traits | None:
-        """The traits of a task that was taken from the ready queue and is being leased. None, if
-        its key is paused, or if nobody has had it (``is_first``) and one of its key has come since
-        that is due before it: that one is ready now, and this one in its key queue. ``mark``: of
-        its order key, or 0."""
+        """Return the traits of a task from the ready queue that is being leased. Return None if its
+        key is paused, or if it has had no attempt (``is_first``) and gives way to a newer task of
+        its key that is due before it. ``mark`` is the mark of its order key, or 0."""
         shares, keys = self.shares, self.keys
         if self._group.paused_keys and self.pauses.keeps(row, mark):
             return None
@@ -865,15 +863,14 @@ class Ordering:
         return traits._replace(share=share, waited=waited) if share or waited else traits
 
     def takes(self, marks: Collection[int] | None) -> bool:
-        """Whether ``hand_out`` can only say of tasks without shares whether they waited. ``marks``:
-        of their order keys; None: they have none."""
+        """Return whether tasks without shares can be leased without ``hand_out`` for each.
+        ``marks`` are the marks of their order keys, or None if they have no keys."""
         if marks is None:
             return True
         return not (self.keys.are_odd(marks) or self.pauses.are_odd(marks))
 
     def hand_out_all(self, ids: Sequence[int], traits: list[Traits] | None) -> list[Traits] | None:
-        """``hand_out`` for each of these tasks, whoever gets it; returns their traits. None: all
-        are ``PLAIN``."""
+        """Replace ``hand_out`` for these tasks. Return their traits; None if all are ``PLAIN``."""
         waited = self.shares.waited.intersection(ids) if self.shares.waited else None
         if not waited:
             return traits
@@ -881,19 +878,20 @@ class Ordering:
         if len(waited) == len(ids) and traits is None:
             return [WAITED] * len(ids)
         return [
-            one if task_id not in waited else WAITED if one is PLAIN else one._replace(waited=True)
-            for task_id, one in zip(ids, traits or repeat(PLAIN), strict=traits is not None)
+            its if task_id not in waited else WAITED if its is PLAIN else its._replace(waited=True)
+            for task_id, its in zip(ids, traits or repeat(PLAIN), strict=traits is not None)
         ]
 
     def restored(self, row: TaskRow) -> tuple[int, Traits]:
-        """A task was in flight before a restart: (mark of its order key or 0, traits)."""
+        """Restore a task that was in flight before a restart. Return (mark of its order key or 0,
+        traits)."""
         mark = mark_of(row)
         if mark:
             self.keys.restored(mark, row.id)
         return mark, traits_of(row)._replace(share=self.shares.restored(self.shares.mark_of(row)))
 
     def claim(self, row: TaskRow) -> None:
-        """A task that waited for a retry before a restart is the holder of its key."""
+        """Make a task that waited for a retry before a restart the holder of its key."""
         mark = mark_of(row)
         if mark:
             self.keys.order.claim(mark, row.id)
@@ -901,20 +899,21 @@ class Ordering:
     # --- a task leaves -------------------------------------------------------------------------
 
     def returned(self, leases: Collection[Lease], *, done: bool) -> None:
-        """These leases have ended; ``done``: their tasks are done for the group."""
+        """Note that these leases have ended. ``done`` means that the group has finished their
+        tasks."""
         self.shares.returned(leases)
         if done:
             self.keys.done(leases)
         self._orderings.wake(self._group)
 
     def died(self, lease: Lease) -> None:
-        """The task of a lease has become a dead letter."""
+        """Note that the task of a lease has become a dead letter."""
         if lease.order:
             self.keys.end(lease.order, lease.id)
 
     def leave(self, row: TaskRow, *, stays_holder: bool = False) -> bool:
-        """A task that is ready or waits leaves the group's queues. Whether it stood in a key
-        queue, and so in no other. ``stays_holder``: it leaves only to wait."""
+        """Remove a ready or waiting task from the group's queues. Return whether it was in a key
+        queue, and so in no other. ``stays_holder`` means that it leaves only to wait."""
         task_id, mark = row.id, mark_of(row)
         self.shares.waited.discard(task_id)
         self.keys.coming.discard(task_id)
@@ -929,14 +928,14 @@ class Ordering:
         return self.shares.withdraw(row)
 
     def taken(self, row: TaskRow, *, stays_holder: bool = False) -> None:
-        """``leave`` for a task that was taken from the ready queue and is not handed out."""
+        """Replace ``leave`` for a task that was taken from the ready queue and is not delivered."""
         mark = mark_of(row)
         if mark and not stays_holder:
             self.keys.end(mark, row.id)
         self.shares.taken(row.id)
 
     def some(self, limit: int) -> list[int]:
-        """Up to ``limit`` tasks out of key queues, for a group that is being deleted."""
+        """Take up to ``limit`` tasks out of the queues, for a group that is being deleted."""
         taken = self.keys.some(limit)
         taken += self.pauses.some(limit - len(taken))
         return taken + self.shares.some(limit - len(taken))
@@ -944,7 +943,7 @@ class Ordering:
     # --- a key is held -------------------------------------------------------------------------
 
     def hold(self, lease: Lease, now_ms: int) -> None:
-        """The task of a lease is held: its key waits for an operator."""
+        """Hold the task of a lease, whose key then waits for an operator."""
         self.held_since(lease.id, now_ms)
         self.waits(lease)
 
@@ -957,20 +956,20 @@ class Ordering:
             self._group.held = len(self.held)
 
     def release(self, task_id: int, priority: int, now_ms: int) -> None:
-        """A held task is tried again."""
-        known = self.waiting.get(task_id)
-        if known is not None:
-            self.keys.keep_from_going_on(known.order)
+        """Try a held task again."""
+        waiting = self.waiting.get(task_id)
+        if waiting is not None:
+            self.keys.keep_from_going_on(waiting.order)
         self.retry(task_id, priority, now_ms)
 
     def let_go(self, task_id: int) -> None:
-        """A held task leaves in another way, and its key goes on without it."""
+        """Remove a held task, so that its key can advance."""
         self._unhold(task_id)
-        known = self.waiting.pop(task_id, None)
-        if known is not None and known.order:
-            self.keys.end(known.order, task_id)
+        waiting = self.waiting.pop(task_id, None)
+        if waiting is not None and waiting.order:
+            self.keys.end(waiting.order, task_id)
 
-    # --- of the whole group --------------------------------------------------------------------
+    # --- the whole group -----------------------------------------------------------------------
 
     @property
     def has_preferences(self) -> bool:
@@ -978,20 +977,20 @@ class Ordering:
         return len(self.keys.order) > 0 and len(self.preferences) > 1
 
     def shared_by(self, former: GroupSettings, mono_ms: int) -> list[PausedKey]:
-        """The group has other settings than the ``former`` ones. Another ``fair_by`` holds for
-        what comes from now on: what is there goes out as it came. Returns the values that were
-        paused and are not any more."""
+        """Adapt to new settings of the group; ``former`` are its former settings. A new ``fair_by``
+        applies to tasks that arrive from now on; present tasks keep their order. Return the values
+        whose pause ends."""
         resumed: list[PausedKey] = []
         if self._group.settings.shares.fair_by != former.shares.fair_by:
             self.keys.forget_shares()
             resumed = self.pauses.forget_shares()
-            self.waiting = {i: known._replace(share=0) for i, known in self.waiting.items()}
+            self.waiting = {i: waiting._replace(share=0) for i, waiting in self.waiting.items()}
         self.shares.resettle(former, mono_ms)
         return resumed
 
     def since_ms(self) -> int:
-        """About since when the task waits that has waited longest of those in key queues: of so
-        many queues, the oldest ones."""
+        """Return about when the longest waiting task in the key queues began to wait. Only the
+        oldest ``AGES_LOOKED_AT`` queues are examined."""
         queues = islice(self.keys.order.queues.values(), AGES_LOOKED_AT)
         times = [queue.first()[0] for queue in queues]
         for share in islice(self.shares.of.values(), AGES_LOOKED_AT):
@@ -1003,57 +1002,56 @@ class Ordering:
 
 
 class Orderings:
-    """The ``Ordering`` of each group that has one, and what the next ticks have to do about it."""
+    """The ``Ordering`` of each ordered group, and their work for the next ticks."""
 
     def __init__(self, wake: Callable[[Group], None], goes_on: Callable[[Ended], None]) -> None:
-        """``wake``: a group may be able to deliver; ``goes_on``: to be told ``durable`` when the
-        open batch is."""
+        """``wake`` is called with a group that might be able to deliver. ``goes_on`` is called with
+        keys for which ``durable`` must be called when the open batch is durable."""
         self.wake = wake
         self.goes_on = goes_on
         self.of: dict[Group, Ordering] = {}
         """The ``Ordering`` of each group that is ``is_ordered``."""
         self.behind: dict[int, TaskRow] = {}
-        """Tasks that have fired and have their rows, and wait: with an order key for others that
-        are due before and are being read, or all until more may be judged by filters. They are in
-        ``Core.firing``, too."""
+        """Fired tasks with rows that wait: tasks with order keys for earlier tasks that are being
+        read, or any tasks until filters can judge more. They are also in ``Core.firing``."""
         self.gathered: dict[Group, list[int]] = {}
-        """Groups whose replay is over → their keys that go on, a few at a time."""
+        """Groups whose replay is over → keys that still have to advance."""
         self.paced: dict[Group, int] = {}
-        """Groups with values held back by ``rate_each`` → when the first may go on."""
+        """Groups with values delayed by ``rate_each`` → when the first has a token."""
 
     def begin(self, group: Group) -> Ordering:
-        """The ``Ordering`` of the group, made on first use."""
-        found = self.of.get(group)
-        if found is None:
-            found = self.of[group] = Ordering(self, group)
-            group.is_ordered, group.key_queues_since_ms = True, found.since_ms
-        return found
+        """Return the ``Ordering`` of the group, and create it if there is none."""
+        ordering = self.of.get(group)
+        if ordering is None:
+            ordering = self.of[group] = Ordering(self, group)
+            group.is_ordered, group.key_queues_since_ms = True, ordering.since_ms
+        return ordering
 
     def coming(self, group: Group) -> Collection[int]:
-        """The tasks of the group that are ready again when a batch is durable."""
-        found = self.of.get(group)
-        return () if found is None else found.keys.coming
+        """Return the tasks of the group that are ready again when a batch is durable."""
+        ordering = self.of.get(group)
+        return () if ordering is None else ordering.keys.coming
 
     def forget(self, group: Group) -> None:
-        """Forget the order keys and shares of a group that is gone."""
+        """Forget the order keys and shares of a deleted group."""
         for names in (self.of, self.gathered, self.paced):
             names.pop(group, None)
 
     def tick(self, limit: int, now_ms: int, mono_ms: int) -> None:
-        """Let keys held up by a replay, and values whose token has come, go on."""
+        """Advance keys that waited for a replay, and values that have tokens again."""
         for group in list(self.gathered):
             self.of[group].keys.go_on(limit, now_ms)
         for group in [group for group, at_ms in self.paced.items() if at_ms <= mono_ms]:
             self.of[group].shares.pace(mono_ms)
 
     def sweep(self) -> None:
-        """``FairShares.sweep`` of each group; done once in a while."""
+        """Call ``FairShares.sweep`` for each group. To be called from time to time."""
         for ordering in self.of.values():
             ordering.shares.sweep()
 
 
 def shared_value(row: TaskRow, by: str) -> object:
-    """The value of a task by which a group is shared; None: it has none."""
+    """Return a task's value of ``fair_by``, or None if it has none."""
     options = row.options
     if options is None:
         return None

@@ -1,43 +1,40 @@
-"""Which groups owe a task an end: every rule about it, in one place.
+"""The rules that determine which groups are owed a task.
 
-Engine, recovery, restore and tests ask here; nobody else compares a group with a task. What
-follows rests on an order that never goes back, and on no clock: ids are assigned in that order
-by this daemon, by the next one, and after a clock was set back.
+Engine, recovery, restore and tests use these functions; no other code compares a group with a
+task. The rules use no clock. They use the order of ids, which never goes back, neither with the
+next daemon nor after a clock was set back.
 
-Rules, for what is durable (a group's row, a task's row):
+Rules for durable rows of groups and tasks:
 
-1. **Place.** A task's place in the order is its id. A task that an operator moved to a time at
-   which a group would wrongly miss it (or a group being deleted would wrongly hold it) gets a
-   new, later place, ``TaskOptions.order_id``; hardly any task has one.
-2. **Start.** A group is owed what stands behind ``since_id``, the newest id when it was made,
-   and of what stands before that, what is due at ``since_ms`` or later. For a group that begins
-   now that is the first due time that the wheel had not fired, wherever the clock was. For a
-   start in the future it is that time alone (``BY_DUE_ALONE``), until a restart after it.
-3. **End.** A group that is being deleted is owed nothing behind ``closed_id``, and nothing that
-   is due after ``closed_ms``: no task that had not fired then, so what is scheduled never ends
-   with a group.
-4. **Nobody.** What no group is owed by 2 and 3 goes to the live groups that begin earliest by
-   due time. Who is earliest stays earliest: when a group is made that begins before it, its
-   own start moves before that one.
-5. **First.** The first group of a topic begins at 0. While a topic has only one group, that
-   group gets everything.
-6. **Filter.** Of what a group is owed by 1 to 5 its filter leaves out what it does not want. Which
-   filter that is, follows from the task's due time and place (``model.filters``); a task that was
-   moved, and that a former filter would wrongly judge, gets a new place. What a group has a record
-   of it was owed. A task that every group's filter leaves out ends.
-7. **Again.** A task that stands for another (``TaskOptions.replayed``) is owed to the group that
-   it names and to nobody else, wherever that group begins. Its filter holds. Without the group
-   the task ends.
+1. **Place.** A task's place in the order is its id. If an operator reschedules a task to a time at
+   which a group would wrongly miss it, or a group that is being deleted would wrongly hold it, the
+   task gets a new, later place, ``TaskOptions.order_id``. This is rare.
+2. **Start.** A group is owed tasks after ``since_id``, the newest id when it was created, and
+   earlier tasks that are due at ``since_ms`` or later. For a group that begins now, ``since_ms`` is
+   the first due time that the wheel had not fired, independent of the clock. A group that begins in
+   the future is owed tasks by due time only (``BY_DUE_ALONE``), until a restart after its start.
+3. **End.** A group that is being deleted is owed no task after ``closed_id``, and no task due after
+   ``closed_ms``. These tasks had not fired, so scheduled tasks never end with a group.
+4. **Unowned.** A task that no group is owed by 2 and 3 goes to the live groups with the earliest
+   start by due time. When a group with an earlier start is created, the former earliest groups
+   move their start before it, so that they stay the earliest.
+5. **First.** The first group of a topic begins at 0. The only group of a topic gets all tasks.
+6. **Filter.** A group's filter excludes tasks that it is owed by 1 to 5. The task's due time and
+   place determine the filter (``model.filters``). A rescheduled task that a former filter would
+   wrongly judge gets a new place. A group with a record of a task was owed it. A task that the
+   filters of all groups exclude ends.
+7. **Again.** A task that a reset has made (``TaskOptions.replayed``) is owed only to the group that
+   it names, for any start of that group. The filter applies. Without the group the task ends.
 
-Rules, for what is in memory:
+Rules for memory:
 
-8. **Firing decides.** When a task fires, the groups that are owed it by the rules get it.
-   ``Core.owed`` names them, unless it is the topic's first group alone. After a crash what has
-   no record fires anew, and what has one is owed to the groups of the rules and of its records.
-9. **Replay.** A group that begins in the past is owed tasks that have fired without it. Every
-   task with an id up to ``Replay.mark`` is looked at in the background. Until it has been, the
-   replay counts as an owner: what another group ends of its tasks goes on as this group's
-   alone. A crash needs no memory of a replay: by 8 the row of the group says the same.
+8. **Firing.** When a task fires, the groups that are owed it by the rules get it. ``Core.owed``
+   names them, unless it is only the topic's first group. After a crash, a task without a record
+   fires again; a task with records is owed to the groups of the rules and of its records.
+9. **Replay.** A group that begins in the past is owed tasks that have fired without it. Every task
+   with an id up to ``Replay.mark`` is examined in the background. Until then the replay is an
+   owner: a task that the last other group ends becomes the replay's group's alone. Replays are not
+   stored, because rule 8 and the row of the group give the same result after a crash.
 """
 
 from __future__ import annotations
@@ -73,7 +70,7 @@ from tickwheel.model.records import (
 
 
 class Member(Protocol):
-    """A group as the rules see it: the engine's group, or its stored row."""
+    """A group in memory or its stored row."""
 
     @property
     def name(self) -> str: ...
@@ -90,16 +87,16 @@ class Member(Protocol):
 
 M = TypeVar("M", bound=Member)
 
-# --- the rules: groups and tasks as they are stored ------------------------------------------
+# --- the rules for stored groups and tasks ---------------------------------------------------
 
 
 def is_closed(member: Member) -> bool:
-    """Whether the group is being deleted."""
+    """Return whether the group is being deleted."""
     return member.settings is not None and member.settings.closed_ms is not None
 
 
 def owes(member: Member, row: TaskRow) -> bool:
-    """Whether the group is owed the task, by its start and its end."""
+    """Return whether the group is owed the task, by its start and its end."""
     order, settings = order_of(row), member.settings
     if settings is not None and settings.closed_ms is not None:
         if row.due_ms > settings.closed_ms or order > settings.closed_id:
@@ -111,34 +108,34 @@ def owes(member: Member, row: TaskRow) -> bool:
 
 
 def named_group(row: TaskRow) -> str | None:
-    """The one group that is owed a replayed task, which stands for another; None: any may be."""
+    """Return the only group that is owed a task made by a reset; None for other tasks."""
     options = row.options
     return None if options is None or options.replayed is None else options.replayed.group
 
 
 def wants(member: Member, row: TaskRow) -> bool:
-    """Whether the group's filter lets the task pass."""
+    """Return whether the group's filter selects the task."""
     judge = member.judge if isinstance(member, Group) else judge_of(member.settings)
     return judge is None or judge.wants(row)
 
 
 def earliest(members: Iterable[M]) -> list[M]:
-    """The groups with the earliest start, of those that are not being deleted."""
+    """Return the groups with the earliest start that are not being deleted."""
     live = [member for member in members if not is_closed(member)]
     since_ms = min((member.since_ms for member in live), default=0)
     return [member for member in live if member.since_ms == since_ms]
 
 
 def moved_before(members: Iterable[M], since_ms: int) -> tuple[list[M], int]:
-    """The earliest groups, if a new one that begins at ``since_ms`` would be earlier, and when
-    they begin then."""
-    found = [member for member in earliest(members) if member.since_ms > since_ms]
-    return found, max(0, since_ms - 1)
+    """Return (the earliest groups if a new group that begins at ``since_ms`` would be earlier,
+    their new start)."""
+    later = [member for member in earliest(members) if member.since_ms > since_ms]
+    return later, max(0, since_ms - 1)
 
 
 def owing(members: Mapping[str, M], row: TaskRow, recorded: Collection[str]) -> list[M]:
-    """The groups that are owed the task or were, finished or not, those that are being deleted
-    included. ``recorded``: names of those that have a record of it."""
+    """Return the groups that are or were owed the task, including groups that have finished it or
+    are being deleted. ``recorded`` are the names of groups with a record of it."""
     owed = list(members.values())
     if named_group(row) is not None:
         owed = [member for member in owed if owes(member, row)]
@@ -149,8 +146,8 @@ def owing(members: Mapping[str, M], row: TaskRow, recorded: Collection[str]) -> 
 
 
 def needs_place(members: Iterable[Member], row: TaskRow) -> bool:
-    """Whether a task that is scheduled anew would miss a group that is there, be held by one that
-    is being deleted, or be judged by a filter that was changed before."""
+    """Return whether a rescheduled task would wrongly miss a group, be held by a group that is
+    being deleted, or be judged by a former filter."""
     named = named_group(row)
     return any(
         owes(member, row)
@@ -163,8 +160,8 @@ def needs_place(members: Iterable[Member], row: TaskRow) -> bool:
 
 
 def keeps_place(members: Iterable[Member], first_id: int) -> bool:
-    """Whether ``needs_place`` is certainly False of tasks without a place of their own whose ids
-    are ``first_id`` and above, whatever their due times."""
+    """Return whether ``needs_place`` is certainly False for all tasks with ids from ``first_id`` on
+    and without an ``order_id``, for any due times."""
     return not any(
         is_closed(member)
         or BY_DUE_ALONE > member.since_id >= first_id
@@ -173,9 +170,9 @@ def keeps_place(members: Iterable[Member], first_id: int) -> bool:
     )
 
 
-def is_done(known: TaskSnapshot, group: Group) -> bool:
-    """Whether the group has finished the task while other groups still owe an end."""
-    progress = known.progress.get(group.name)
+def is_done(snapshot: TaskSnapshot, group: Group) -> bool:
+    """Return whether the group has finished the task, which other groups have not finished."""
+    progress = snapshot.progress.get(group.name)
     return progress is not None and progress.state.is_over
 
 
@@ -183,21 +180,21 @@ def is_done(known: TaskSnapshot, group: Group) -> bool:
 
 
 class Ownership:
-    """Decides where groups start and end, who gets a firing task, and what ending a share means."""
+    """Decides where groups start and end, which groups get a firing task, and when a task ends."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.unloaded_ms: int | None = None
-        """Stored tasks due from this time on may not be on the wheel yet; None: all are."""
+        """Stored tasks due from this time on are not on the wheel yet; None if all are."""
         self.replays: list[Replay] = []
         """Replays that the shard has not begun."""
         self.stopped_ms = 0
-        """The wheel's position, in ms, before this start."""
+        """The wheel's position before this start."""
 
     # --- where groups begin and end ----------------------------------------------------------
 
     def unfired_ms(self) -> int:
-        """No task that has not fired is due before this time."""
+        """Return a time before which every due task has fired."""
         core = self._core
         times = (
             core.wheel.first_ms(),
@@ -208,16 +205,16 @@ class Ownership:
         return min((at_ms for at_ms in times if at_ms is not None), default=ID_MAX)
 
     def from_now_ms(self, now_ms: int) -> int:
-        """The start of a group that is owed what comes due from now on: the first due time that
-        has not fired, or now if the clock is behind that."""
+        """Return the start of a group that is owed tasks that come due from now on: the first due
+        time that has not fired, or now if the clock is behind it."""
         core = self._core
         position_ms, first_ms = core.wheel.position_ms, self.unfired_ms()
         if now_ms < position_ms and core.ids.last > core.wheel_id:
-            first_ms = now_ms  # what is staged has not fired either
+            first_ms = now_ms  # staged tasks have not fired either
         return min(position_ms + 1, max(now_ms, first_ms))
 
     def begin(self, group: Group, since_ms: int, *, by_due: bool) -> None:
-        """A further group of its topic was made; ``by_due``: its start lies in the future."""
+        """Begin a further group of a topic. ``by_due`` means that its start is in the future."""
         core, topic = self._core, group.topic
         group.since_ms = since_ms
         group.since_id = BY_DUE_ALONE if by_due else core.ids.last
@@ -231,13 +228,13 @@ class Ownership:
             self.replays.append(replay)
 
     def begin_first(self, group: Group, since_ms: int) -> None:
-        """Begin the first group of a topic, which owns what has fired while there was none."""
+        """Begin the first group of a topic, which is owed tasks that fired before it existed."""
         group.since_ms, group.since_id = since_ms, self._core.ids.last
         group.topic.made += 1
 
     def begin_again(self, group: Group, since_id: int) -> bool:
-        """Begin a group after a restart. True: its start was in the future and has come just
-        now."""
+        """Begin a group after a restart. Return whether its start was in the future and has now
+        passed."""
         core = self._core
         group.topic.made += 1
         has_come = group.since_ms <= core.wheel.position_ms and not group.is_closed
@@ -256,12 +253,12 @@ class Ownership:
         group.topic.replays.pop(group, None)
 
     def is_past(self, group: Group) -> bool:
-        """Whether no task that the group held before a restart can still fire anew."""
+        """Return whether no task that the group held before a restart can still fire again."""
         closed_ms = group.settings.closed_ms
         return not group.was_restored or closed_ms is None or self.unfired_ms() > closed_ms
 
     def moved(self, row: TaskRow, now_ms: int) -> TaskRow:
-        """The row of a task that has just got another due time, with a new place if needed."""
+        """Return the row of a task with a new due time, with a new place if it needs one."""
         core = self._core
         if not needs_place(core.topic(row.topic).groups.values(), row):
             return row
@@ -269,40 +266,42 @@ class Ownership:
         return row._replace(options=options._replace(order_id=core.ids.take(1, now_ms)))
 
     def forget(self, task_id: int) -> None:
-        """Forget who owes a task that is scheduled anew: that is decided when it fires."""
+        """Forget the groups of a rescheduled task, which are determined again when it fires."""
         self._core.owed.pop(task_id, None)
 
     # --- filters -----------------------------------------------------------------------------
 
     def former(self, group: Group, now_ms: int) -> tuple[FormerFilter, ...]:
-        """The former filters of a group that gets another one; none while nothing is due."""
+        """Return the former filters of a group whose filter changes now, or none if no task needs
+        them."""
         core, topic = self._core, group.topic
         due_ms = max(core.wheel.position_ms, self.stopped_ms, now_ms)
-        # Not ``wheel_id``: a task that was moved has a later place, and is on the wheel as well.
-        found = with_former(group.settings, due_ms, core.ids.last)
-        if self.unfired_ms() > max(one.due_ms for one in found) and not topic.deferred:
-            if not any(one.holds_any for one in topic.groups.values()):
+        # ``wheel_id`` is not enough: a rescheduled task on the wheel can have a later place.
+        former_filters = with_former(group.settings, due_ms, core.ids.last)
+        last_due_ms = max(former.due_ms for former in former_filters)
+        if self.unfired_ms() > last_due_ms and not topic.deferred:
+            if not any(each.holds_any for each in topic.groups.values()):
                 return ()
-        return found
+        return former_filters
 
     def _wanting(self, topic: Topic, groups: list[Group], row: TaskRow) -> list[Group]:
-        """The groups whose filters let the task pass. If none does, the task has ended."""
+        """Return the groups whose filters select the task. If there is none, end the task."""
         self._core.steps_left -= topic.steps()
-        found = [group for group in groups if group.judge is None or group.judge.wants(row)]
-        if len(found) == len(groups):
-            return found
-        others = [group for group in groups if group not in found]
+        wanting = [group for group in groups if group.judge is None or group.judge.wants(row)]
+        if len(wanting) == len(groups):
+            return wanting
+        others = [group for group in groups if group not in wanting]
         for group in others:
-            self._count_left_out(group, row, last=not found and group is others[-1])
-        if not found:
+            self._count_left_out(group, row, last=not wanting and group is others[-1])
+        if not wanting:
             core = self._core
             core.lifetimes.end(row)
             core.end(row.id, Outcome.FILTERED, topic.name, key_of(row))
-        return found
+        return wanting
 
     def divide(self, group: Group, rows: list[TaskRow]) -> list[TaskRow]:
-        """The rows that the group's filter lets pass; the other tasks have ended. For tasks that
-        are its alone, without a time to live, and do not stand for others."""
+        """Return the rows that the group's filter selects, and end the other tasks. The tasks must
+        be the group's alone, without a time to live, and not made by a reset."""
         core, topic = self._core, group.topic.name
         if group.judge is None:
             return rows
@@ -320,7 +319,7 @@ class Ownership:
         return ours
 
     def leave_out(self, group: Group, row: TaskRow) -> None:
-        """End the share of ``group`` in a task that was taken out, and that its filter refuses."""
+        """Finish a task for ``group``, whose filter excludes it. The task was already taken out."""
         self._core.lifetimes.end(row)
         self._count_left_out(group, row, last=self.finish(group, row, Outcome.FILTERED))
 
@@ -333,8 +332,8 @@ class Ownership:
     # --- a task fires ------------------------------------------------------------------------
 
     def assign(self, topic: Topic, live: list[Group], row: TaskRow) -> list[Group]:
-        """The groups of ``live`` that get a task on a topic with several groups, or with a filter.
-        If there is none, the task has ended."""
+        """Return the groups of ``live`` that get a fired task on a topic with several groups or
+        filters. If there is none, end the task."""
         core = self._core
         order, due_ms = row.id if row.options is None else order_of(row), row.due_ms
         groups = live
@@ -354,7 +353,8 @@ class Ownership:
         return groups
 
     def assign_again(self, topic: Topic, row: TaskRow) -> list[Group]:
-        """The group that a replayed task names, if it is there. If not, the task has ended."""
+        """Return the group that a task made by a reset names. If it does not exist, end the
+        task."""
         core = self._core
         group = topic.groups.get(named_group(row) or "")
         if group is None or group.is_closed:
@@ -369,60 +369,60 @@ class Ownership:
         return groups
 
     def was_closed(self, topic: Topic, row: TaskRow) -> bool:
-        """Whether only groups that are being deleted owe a task, which a restart made due again."""
+        """Return whether a task that fired again after a restart is owed only to groups that are
+        being deleted."""
         owed = [group for group in topic.groups.values() if owes(group, row)]
         return bool(owed) and all(group.was_restored for group in owed)
 
-    def restore(self, known: TaskSnapshot) -> list[Group]:
-        """The groups that still owe a task that had fired before a restart."""
-        core, row = self._core, known.row
+    def restore(self, snapshot: TaskSnapshot) -> list[Group]:
+        """Return the groups that have not finished a task that fired before a restart."""
+        core, row = self._core, snapshot.row
         topic = core.topic(row.topic)
-        groups = owing(topic.groups, row, known.progress.keys() | known.dead.keys())
+        groups = owing(topic.groups, row, snapshot.progress.keys() | snapshot.dead.keys())
         is_shared = len(groups) > 1 or groups[:1] != [topic.first_group]
-        left = [g for g in groups if g.name not in known.dead and not is_done(known, g)]
-        letters = self.keepers(known)
+        left = [g for g in groups if g.name not in snapshot.dead and not is_done(snapshot, g)]
+        letters = self.keepers(snapshot)
         if is_shared and topic.default_backlog is None and (left or letters):
             owed = core.owed[row.id] = PendingGroups({group.name for group in left}, topic.made)
             owed.dead_lettered = len(letters)
         return left
 
-    # --- who has it --------------------------------------------------------------------------
+    # --- the groups of a fired task ----------------------------------------------------------
 
-    def groups_of(self, known: TaskSnapshot) -> list[Group]:
-        """The groups that still owe an end for a task that has fired."""
+    def groups_of(self, snapshot: TaskSnapshot) -> list[Group]:
+        """Return the groups that have not finished a fired task."""
         core = self._core
-        topic = core.topic(known.row.topic)
+        topic = core.topic(snapshot.row.topic)
         if topic.default_backlog is not None:
             return [topic.default_backlog]
-        owed = core.owed.get(known.row.id)
+        owed = core.owed.get(snapshot.row.id)
         if owed is not None:
             return [topic.groups[name] for name in owed.remaining]
         first = topic.first_group
-        return [first] if first is not None and first.name not in known.dead else []
+        return [first] if first is not None and first.name not in snapshot.dead else []
 
-    def keepers(self, known: TaskSnapshot) -> list[Group]:
-        """The groups that keep the task as a dead letter. Records of groups that are gone do not
-        count."""
-        groups = self._core.topic(known.row.topic).groups
-        return [groups[name] for name in known.dead if name in groups]
+    def keepers(self, snapshot: TaskSnapshot) -> list[Group]:
+        """Return the existing groups that keep the task as a dead letter."""
+        groups = self._core.topic(snapshot.row.topic).groups
+        return [groups[name] for name in snapshot.dead if name in groups]
 
     def is_owed(self, group: Group, task_id: int) -> bool:
-        """Whether the group owes an end for a task that has fired and is no dead letter."""
+        """Return whether the group has not finished a fired task that is not a dead letter."""
         owed = self._core.owed.get(task_id)
         return group is group.topic.first_group if owed is None else group.name in owed.remaining
 
     def shared(self) -> Container[int]:
-        """The ids of tasks that others than the first group of their topic may be owed."""
+        """Return the ids of tasks that groups other than the topic's first might be owed."""
         return self._core.owed
 
     def may_share(self, group: Group) -> bool:
-        """Whether there may be tasks that the group owes an end and that are not its alone."""
+        """Return whether the group might be owed tasks that other groups are owed as well."""
         return bool(self._core.owed or group.topic.replays)
 
-    # --- the end of a share ------------------------------------------------------------------
+    # --- a group finishes a task -------------------------------------------------------------
 
     def finish(self, group: Group, of: Lease | TaskRow, outcome: Outcome = Outcome.ACKED) -> bool:
-        """``group`` is done with a task. True: that ended the task. False: other groups have it."""
+        """Finish a task for ``group``. Return whether that ended the task."""
         core, task_id, made = self._core, of.id, 0
         owed = core.owed.get(task_id)
         if owed is not None:
@@ -444,8 +444,8 @@ class Ownership:
     def give_way(
         self, group: Group, of: Lease | TaskRow, attempt: int, by: int, after: str = ""
     ) -> None:
-        """End the share of ``group`` in a task that the newer task ``by`` replaces; it is out
-        already. ``after``: how its last delivery ended."""
+        """Finish a task for ``group`` that the newer task ``by`` replaces. The task was already
+        taken out. ``after`` tells how its last delivery ended."""
         core, topic = self._core, group.topic
         last = self.finish(group, of, Outcome.CANCELLED)
         if last:
@@ -457,7 +457,7 @@ class Ownership:
         core.recorder.ended(topic.name, group.name, CANCELLED, of.id, last=last, reason=reason)
 
     def to_dead_letters(self, group: Group, task_id: int) -> None:
-        """The task is a dead letter of the group now, which owes no end for it any more."""
+        """Note that the task is a dead letter of the group, which is no longer owed it."""
         owed = self._core.owed.get(task_id)
         if owed is not None:
             owed.remaining.discard(group.name)
@@ -469,8 +469,8 @@ class Ownership:
             self._core.count_unfinished(group.topic.name, -1)
 
     def from_dead_letters(self, group: Group, task_id: int, *, owes_it: bool) -> None:
-        """The task is no dead letter of the group any more; ``owes_it``: it is the group's again,
-        else the caller ends the group's share of it."""
+        """Note that the task is no longer a dead letter of the group. ``owes_it`` means that the
+        group is owed it again; otherwise the caller finishes it."""
         owed = self._core.owed.get(task_id)
         if owed is None:
             self._core.count_unfinished(group.topic.name, 1)
@@ -484,24 +484,25 @@ class Ownership:
     # --- replays -----------------------------------------------------------------------------
 
     def _goes_on(self, group: Group, of: Lease | TaskRow, made: int) -> bool:
-        """The last share ends before a replay has looked at the task: now it is that group's.
+        """Give a task to replays that have not examined it, when its last group finishes it. Return
+        whether a replay claims it.
 
-        It lies in ``loading``, where acks and cancels find it, until the replay comes to it.
+        The task stays in ``loading``, where acks and cancels find it, until the replay reaches it.
         """
         core, topic, task_id = self._core, group.topic, of.id
         traits = of.traits if isinstance(of, Lease) else traits_of(of)
         if traits.is_again:
             return False
-        heirs = [
+        claiming = [
             replay
             for replay in topic.replays.values()
             if replay.group is not group and replay.claims(task_id, of.due_ms, made)
         ]
-        if not heirs:
+        if not claiming:
             return False
         core.drop(task_id)
-        core.owed[task_id] = PendingGroups({replay.group.name for replay in heirs}, topic.made)
-        for replay in heirs:
+        core.owed[task_id] = PendingGroups({replay.group.name for replay in claiming}, topic.made)
+        for replay in claiming:
             replay.given += 1
             replay.group.loading[task_id] = traits.priority
             if traits.ttl_end_ms is not None:
@@ -511,14 +512,14 @@ class Ownership:
     def replayed(
         self, replay: Replay, page: Sequence[TaskSnapshot], following: int | None, now_ms: int
     ) -> None:
-        """Look at the next tasks, by id, of the topic of a replay; ``following``: the last id of
-        the page, or None when there are no more."""
+        """Examine the next page of tasks, by id, for a replay. ``following`` is the last id of the
+        page, or None for the last page."""
         group, replays = replay.group, replay.group.topic.replays
         if replays.get(group) is not replay:
             return
-        for known in page:
-            if known.row.id <= replay.mark:
-                self._look_at(replay, known, now_ms)
+        for snapshot in page:
+            if snapshot.row.id <= replay.mark:
+                self._look_at(replay, snapshot, now_ms)
         replay.passed(page[0].row.id if page else 0, len(page), following)
         if replay.is_over:
             del replays[group]
@@ -526,40 +527,40 @@ class Ownership:
                 self._core.orderings.of[group].keys.gathered()
         self._core.wake(group)
 
-    def look_ahead(self, known: TaskSnapshot, now_ms: int) -> None:
-        """Let replays look at a task whose next change has to happen in all of its groups."""
-        for replay in self._core.topic(known.row.topic).replays.values():
-            if replay.is_ahead(known.row.id):
-                self._look_at(replay, known, now_ms)
-                replay.seen.add(known.row.id)
+    def look_ahead(self, snapshot: TaskSnapshot, now_ms: int) -> None:
+        """Let replays examine a task before a change that must apply to all of its groups."""
+        for replay in self._core.topic(snapshot.row.topic).replays.values():
+            if replay.is_ahead(snapshot.row.id):
+                self._look_at(replay, snapshot, now_ms)
+                replay.seen.add(snapshot.row.id)
 
-    def _look_at(self, replay: Replay, known: TaskSnapshot, now_ms: int) -> None:
-        """Give a task to a replay's group that is owed it and may have missed it when it fired."""
-        core, row, group = self._core, known.row, replay.group
+    def _look_at(self, replay: Replay, snapshot: TaskSnapshot, now_ms: int) -> None:
+        """Give a task to a replay's group if the group is owed it and missed its firing."""
+        core, row, group = self._core, snapshot.row, replay.group
         owed = core.owed.get(row.id)
         if row.id in replay.seen or (owed is not None and owed.made >= replay.made):
-            # It fired, or came to this group, since the group is there.
+            # It fired, or reached this group, after the group was created.
             if row.id in core.orderings.coming(group):
-                return  # by itself, when what it waits for is durable
+                return  # it becomes ready when its notes are durable
             if group.loading.pop(row.id, None) is not None:
-                self._settle(group, known, now_ms)
+                self._settle(group, snapshot, now_ms)
             return
-        if not owes(group, row) or group.name in known.dead or is_done(known, group):
+        if not owes(group, row) or group.name in snapshot.dead or is_done(snapshot, group):
             return
-        # What is durable and not on the wheel yet fires with the group there, too.
+        # A durable task that is not on the wheel yet will fire for the group.
         if row.id > core.wheel_id or core.is_scheduled(row):
             return
-        owners = self.groups_of(known)
+        owners = self.groups_of(snapshot)
         if group in owners:
             return
         if not wants(group, row):
             self._count_left_out(group, row, last=False)
             return
         if not owners:
-            core.count_unfinished(row.topic, 1)  # it was a dead letter of others only
+            core.count_unfinished(row.topic, 1)  # so far it was only a dead letter of other groups
         if owed is None:
             owed = core.owed[row.id] = PendingGroups({owner.name for owner in owners}, 0)
-            owed.dead_lettered = len(self.keepers(known))
+            owed.dead_lettered = len(self.keepers(snapshot))
             for owner in owners:
                 if owner in group.topic.replays:
                     group.topic.replays[owner].seen.add(row.id)
@@ -568,24 +569,24 @@ class Ownership:
         core.come(group, row, now_ms)
         core.lifetimes.begin(row)
 
-    def _settle(self, group: Group, known: TaskSnapshot, now_ms: int) -> None:
-        """Make a task ready that lay in ``loading`` for the replay after others had ended it."""
-        core, row = self._core, known.row
-        if not is_done(known, group):
+    def _settle(self, group: Group, snapshot: TaskSnapshot, now_ms: int) -> None:
+        """Make a task ready that waited in ``loading`` for the replay."""
+        core, row = self._core, snapshot.row
+        if not is_done(snapshot, group):
             if wants(group, row):
                 core.come(group, row, now_ms)
             else:
                 self.leave_out(group, row)
             return
         core.lifetimes.end(row)
-        self.finish_done(group, known)
+        self.finish_done(group, snapshot)
 
-    def finish_done(self, group: Group, known: TaskSnapshot) -> None:
-        """End the task's share in a group when a former group of the same name was done with it:
-        as acked when any group has acked it, else as it ended there."""
-        task_id, progress = known.row.id, known.progress[group.name]
-        is_acked = any(one.is_acked for one in known.progress.values())
-        last = self.finish(group, known.row, Outcome.ACKED if is_acked else progress.outcome)
+    def finish_done(self, group: Group, snapshot: TaskSnapshot) -> None:
+        """Finish a task for a group if a former group of the same name had finished it: as acked if
+        any group has acked it, otherwise as it ended there."""
+        task_id, progress = snapshot.row.id, snapshot.progress[group.name]
+        is_acked = any(each.is_acked for each in snapshot.progress.values())
+        last = self.finish(group, snapshot.row, Outcome.ACKED if is_acked else progress.outcome)
         recorder = self._core.recorder
         if progress.is_acked:
             recorder.acked_idle(group, task_id, progress.attempt, ended=last)

@@ -1,25 +1,25 @@
-"""The queues of a group, in which its due tasks stand until they are handed out.
+"""The queues in which a group's due tasks wait for their delivery.
 
-* ``ReadyQueue``: the tasks that may be handed out, small handles of eight bytes each. Higher
-  priorities first, but nobody starves: as long as tasks of lower priorities wait, one of every
-  ``FAIR_EVERY`` taken is of a lower one, of that whose turn was longest ago. With n priorities
-  waiting, each gets at least one of every ``FAIR_EVERY * (n - 1)`` taken. Within a priority tasks
-  go in order of arrival.
-* ``Bucket``: how many may be handed out in a second.
-* ``Order``: tasks of one order key go one after the other. Of each key one task is the *key
-  holder*, its *head*; the others stand in its *key queue* behind it, by due time, then by their
-  place in the order of ids. A key without a queue is two numbers, a *mark* (a hash of the key) and
-  its head: in a dictionary while there are few, else in the table of ``keys.py``, at 18 to 28
-  bytes. A task in a key queue takes 16 bytes. Two keys with the same mark share a queue; that costs
-  them time and never their order.
-* ``Share``: a value that takes turns with others. A few of its tasks are *called*: they stand in
-  the ready queue; the others wait here in the order in which they came. So each value has about as
-  many places in the ready queue as any other, however many tasks it has.
-* ``KeyPartitions``: which consumer each key falls to.
-* ``DueNames``: what is to be looked at next, of schedules and transactions.
+* ``ReadyQueue``: tasks that can be delivered, with eight bytes each. Higher priorities come first
+  without starving lower ones: while lower priorities wait, one of every ``FAIR_EVERY`` tasks taken
+  comes from the lower priority that has waited longest for its turn. With n waiting priorities,
+  each gets at least one of every ``FAIR_EVERY * (n - 1)`` tasks. Within a priority, tasks are taken
+  in order of arrival.
+* ``Bucket``: a rate limit.
+* ``Order``: the tasks of an order key are delivered one at a time. One task of each key is the *key
+  holder*, its *head*; the others wait in its *key queue* by due time, then by their place in the
+  order of ids. A key without a queue is two numbers, a *mark* (a hash of the key) and its head:
+  in a dictionary while there are few, otherwise in the table of ``keys.py`` with 18 to 28 bytes. A
+  task in a key queue takes 16 bytes. Two keys with the same mark share a queue, which delays them
+  but keeps their order.
+* ``Share``: a value of ``fair_by``. A few of its tasks are *called*, which means that they are in
+  the ready queue; the others wait here in order of arrival. So each value has about the same number
+  of places in the ready queue, independent of its number of tasks.
+* ``KeyPartitions``: the assignment of keys to consumers.
+* ``DueNames``: the names of schedules or transactions, by the time of their next check.
 
-Pure: knows no group, no task, no store and no time but what it is given. The rules that rest on
-these are in ``ordering.py``.
+Pure: this module knows no groups, tasks or stores and reads no clock. ``ordering.py`` has the rules
+that use these queues.
 """
 
 from __future__ import annotations
@@ -43,16 +43,15 @@ FAIR_EVERY = 16
 MARK_GAP_MS = 100
 MARKS_MAX = 512
 STALE_MIN = 1_024
-"""Below this many stale entries a walk through the queue to drop them is not worth it."""
+"""Minimum stale entries for which the queue is scanned to drop them."""
 
 
 class PriorityLevel(IdQueue):
-    """The ready tasks of one priority: a queue that knows about since when its first entry has
-    waited.
+    """The ready tasks of one priority, with the approximate age of the first entry.
 
-    Instead of a time for each entry it keeps marks (number of an entry, time of its arrival),
-    one every 100 ms, and half as many whenever there are too many: the age it reports is right
-    within 100 ms or a hundredth, and never too low.
+    Instead of a time per entry, the queue keeps marks (number of an entry, time of its arrival),
+    one every 100 ms, and drops every second mark when there are too many. The reported age is
+    accurate within 100 ms or 1%, and never too low.
     """
 
     __slots__ = ("_gap_ms", "_marks", "_next_ms", "_taken")
@@ -71,7 +70,7 @@ class PriorityLevel(IdQueue):
             self._mark(now_ms)
 
     def arrive_all(self, ids: Sequence[int], now_ms: int) -> None:
-        """Append at least one task that has become ready."""
+        """Append tasks, at least one, that have become ready."""
         if now_ms >= self._next_ms:
             self.arrive(ids[0], now_ms)
             ids = ids[1:]
@@ -95,7 +94,7 @@ class PriorityLevel(IdQueue):
         return taken
 
     def _forget_marks(self) -> None:
-        """Forget the marks of entries that have left, except the last of these marks."""
+        """Forget the marks of entries that have left, except the last mark."""
         if not len(self):
             self._next_ms = 0
         marks = self._marks
@@ -119,17 +118,18 @@ class PriorityLevel(IdQueue):
 
     @property
     def since_ms(self) -> int | None:
-        """When the first entry arrived, or shortly before; if empty, the one that left last."""
+        """When the first entry arrived, or shortly before; if the queue is empty, when the entry
+        arrived that left last."""
         return self._marks[0][1] if self._marks else None
 
 
 class ReadyQueue:
-    """The ids of ready tasks; an id may stand in it more than once.
+    """The ids of ready tasks. An id can have several entries.
 
-    A task that leaves some other way than by ``take`` (cancel, reschedule, ack by an earlier
-    receipt) is withdrawn: its entry stays, and is *stale*. Stale entries are dropped before they
-    outnumber the others. A task that left and came back has two entries: the first one to be met
-    counts as the stale one, so that it is handed out once."""
+    A task that leaves other than by ``take`` (cancel, reschedule, ack by an earlier receipt) is
+    withdrawn: its entry stays and is *stale*. Stale entries are dropped before they outnumber the
+    others. A task that has left and returned has two entries. The first counts as the stale one, so
+    that the task is delivered once."""
 
     __slots__ = (
         "_by_priority",
@@ -147,32 +147,32 @@ class ReadyQueue:
         self._plain = PriorityLevel()
         self._by_priority: dict[int, PriorityLevel] = {}
         self._turn = 0
-        """How many were taken from the highest priority since a lower one had its turn."""
+        """Number of tasks taken from the highest priority since the last turn of a lower one."""
         self._picks = 0
         self._served: dict[int, int] = {}
-        """priority → number of the pick at which it had its turn."""
+        """Priority → number of the pick of its last turn."""
         self._runs: list[tuple[int, int]] = []
-        """(priority, how many) of the ids taken last; empty when none had a priority."""
+        """(priority, count) of the ids taken last; empty if none had a priority."""
         self.emptied_since_ms: int | None = None
-        """About since when the last entry of the level that ran empty last had waited."""
+        """When the last entry of the level that was emptied last had arrived, about."""
         self.stale: dict[int, int] = {}
-        """Id → how many of its first entries are stale; ``stale_count`` is their sum."""
+        """Id → number of its first entries that are stale; ``stale_count`` is the sum."""
         self.stale_count = 0
 
     @property
     def count(self) -> int:
-        """How many entries stand for a ready task."""
+        """Number of entries that are not stale."""
         return len(self) - self.stale_count
 
     def withdraw(self, task_id: int) -> None:
-        """Remove a ready task without taking it from the queue."""
+        """Make the first entry of a ready task stale."""
         self.stale[task_id] = self.stale.get(task_id, 0) + 1
         self.stale_count += 1
         if self.stale_count > STALE_MIN and self.stale_count * 2 > len(self):
             self._drop_stale()
 
     def is_stale(self, task_id: int) -> bool:
-        """Whether this entry, just taken, stands for nothing any more."""
+        """Return whether this entry, which was just taken, was stale."""
         left = self.stale.get(task_id)
         if left is None:
             return False
@@ -190,7 +190,7 @@ class ReadyQueue:
             self._plain.arrive(task_id, now_ms)
 
     def push_all(self, ids: Sequence[int], now_ms: int) -> None:
-        """``push`` each of these ids without a priority."""
+        """Call ``push`` for each of these ids without a priority."""
         if ids:
             self._plain.arrive_all(ids, now_ms)
 
@@ -226,11 +226,11 @@ class ReadyQueue:
         return taken
 
     def _emptied(self, level: PriorityLevel) -> None:
-        if level.since_ms is not None:  # one that was only put back has no time of its own
+        if level.since_ms is not None:  # entries that were put back have no time
             self.emptied_since_ms = level.since_ms
 
     def _take_lower(self, highest: int) -> list[int]:
-        """Take one id of the priority below ``highest`` whose turn was longest ago."""
+        """Take an id from the priority below ``highest`` that has waited longest for its turn."""
         self._turn = 0
         lower = [priority for priority in self._by_priority if priority < highest]
         if len(self._plain):
@@ -243,7 +243,7 @@ class ReadyQueue:
         return self._take(priority, 1)
 
     def priority_at(self, index: int) -> int:
-        """The priority of the id at ``index`` among those that were taken last."""
+        """Return the priority of the id at ``index`` among the ids taken last."""
         for priority, count in self._runs:
             if index < count:
                 return priority
@@ -251,17 +251,17 @@ class ReadyQueue:
         return 0
 
     def priorities(self, ids: Sequence[int]) -> dict[int, int]:
-        """Id → priority, of the ids that were taken last."""
-        found = dict.fromkeys(ids, 0)
+        """Return id → priority for the ids taken last."""
+        by_id = dict.fromkeys(ids, 0)
         at = 0
         for priority, count in self._runs:
             if priority:
-                found.update(dict.fromkeys(ids[at : at + count], priority))
+                by_id.update(dict.fromkeys(ids[at : at + count], priority))
             at += count
-        return found
+        return by_id
 
     def put_back(self, ids: Sequence[int]) -> None:
-        """Put the last of the ids taken last back to the front of their levels."""
+        """Put the tail of the ids taken last back to the front of their levels."""
         for priority, count in reversed(self._runs or [(0, len(ids))]):
             keep = max(0, len(ids) - count)
             (self._level(priority) if priority else self._plain).push_front(ids[keep:])
@@ -274,14 +274,14 @@ class ReadyQueue:
         for level in self.levels():
             level.drop(left)
         if left:
-            raise AssertionError(f"{len(left)} ids that are stale are not queued")
+            raise AssertionError(f"{len(left)} stale ids are not queued")
         for priority, level in list(self._by_priority.items()):
             if not len(level):
                 self._emptied(level)
                 del self._by_priority[priority]
 
     def absorb(self, other: ReadyQueue, now_ms: int) -> None:
-        """Append all ids of another queue behind those of this one."""
+        """Append all ids of another queue."""
         for priority, level in (*other._by_priority.items(), (0, other._plain)):
             if len(level):
                 mine = self._level(priority) if priority else self._plain
@@ -293,19 +293,19 @@ class ReadyQueue:
         self.stale_count += other.stale_count
 
     def holds(self, task_id: int) -> bool:
-        """Whether an entry of this id is in the queue; looks through all entries."""
+        """Return whether the queue has an entry of this id. Scans all entries."""
         return any(task_id in level for level in self.levels())
 
     def peek(self) -> int:
-        """One of the ids that come first; 0: the queue is empty."""
+        """Return one of the first ids, or 0 if the queue is empty."""
         for level in self.levels():
             for task_id in level.peek(1):
                 return task_id
         return 0
 
     def levels(self) -> list[PriorityLevel]:
-        """The levels that hold tasks, the one of the highest priority first, and last the one of
-        tasks without a priority."""
+        """Return the levels with tasks, the highest priority first; the level without a priority
+        is last."""
         priorities = sorted(self._by_priority, reverse=True)
         return [*(self._by_priority[priority] for priority in priorities), self._plain]
 
@@ -318,19 +318,19 @@ class ReadyQueue:
         level = self._by_priority.get(priority)
         if level is None:
             level = self._by_priority[priority] = PriorityLevel()
-            # As if it had just had its turn: one that comes and goes must not push in.
+            # A new level counts as just served, so that a level that comes and goes gains nothing.
             self._served[priority] = max(self._served.get(priority, 0), self._picks)
         return level
 
 
 _ROUNDING = 1e-6
-"""By how much a sum of fractions of a token may miss a whole one and count as one."""
+"""Maximum rounding error at which a sum of fractions counts as a whole token."""
 
 
 class Bucket:
-    """``rate`` tokens a second, of which ``burst`` may pile up; full at first.
+    """A token bucket with ``rate`` tokens per second and at most ``burst`` tokens; full at first.
 
-    A delivery takes a token. ``burst`` None: what a second brings, at least one.
+    A delivery takes a token. By default ``burst`` is the tokens of a second, at least 1.
     """
 
     __slots__ = ("_at_mono_ms", "_tokens", "burst", "rate")
@@ -342,7 +342,7 @@ class Bucket:
         self._at_mono_ms = mono_ms
 
     def left(self, mono_ms: int) -> int:
-        """How many whole tokens the bucket holds now."""
+        """Return the number of whole tokens now."""
         passed_ms = mono_ms - self._at_mono_ms
         if passed_ms > 0:
             self._tokens = min(self.burst, self._tokens + passed_ms * self.rate / 1000)
@@ -350,11 +350,11 @@ class Bucket:
         return int(self._tokens + _ROUNDING)
 
     def take(self, count: int) -> None:
-        """Remove tokens: at most as many as ``left`` has just returned."""
+        """Remove tokens, at most the number that ``left`` has just returned."""
         self._tokens -= count
 
     def next_mono_ms(self) -> int:
-        """When the next token comes (steady clock), if there was none at the last look."""
+        """Return when the next token is available (steady clock), if ``left`` has returned 0."""
         lacking = max(0.0, 1.0 - _ROUNDING - self._tokens)
         return self._at_mono_ms + max(1, ceil(lacking * 1000 / self.rate))
 
@@ -362,8 +362,8 @@ class Bucket:
 def changed(
     old: Bucket | None, rate: float | None, burst: int | None, mono_ms: int, shards: int = 1
 ) -> Bucket | None:
-    """A bucket with another rate and burst, no fuller than the old one; None: there is no rate.
-    ``shards``: so many buckets have these together, and this one an equal part."""
+    """Return a bucket with another rate and burst, no fuller than the old one, or None without a
+    rate. The rate and the burst are divided equally among ``shards`` buckets."""
     if rate is None:
         return None
     fresh = Bucket(rate / shards, None if burst is None else burst / shards, mono_ms)
@@ -373,17 +373,17 @@ def changed(
 
 
 class DueNames:
-    """Names by the time at which each is to be looked at, the earliest first."""
+    """Names by the time of their next check, the earliest first."""
 
     __slots__ = ("_heap", "_times_ms")
 
     def __init__(self) -> None:
         self._times_ms: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
-        """Times and names; an entry whose name has another time by now is stale."""
+        """(time, name). An entry is stale if its name has another time now."""
 
     def set(self, name: str, at_ms: int | None) -> None:
-        """Look at the name at this time, and not when was said before; None: not at all."""
+        """Set the time of a name, or remove the name (None)."""
         if at_ms == self._times_ms.get(name):
             return
         if at_ms is None:
@@ -395,14 +395,14 @@ class DueNames:
             self._heap = sorted((at_ms, name) for name, at_ms in self._times_ms.items())
 
     def next_ms(self) -> int | None:
-        """The time of the next name; None: there is none."""
+        """Return the time of the next name, or None."""
         heap = self._heap
         while heap and self._times_ms.get(heap[0][1]) != heap[0][0]:
             heappop(heap)
         return heap[0][0] if heap else None
 
     def pop(self, now_ms: int) -> str | None:
-        """The next name whose time has come, removed; None: there is none."""
+        """Remove and return the next name whose time has come, or None."""
         at_ms = self.next_ms()
         if at_ms is None or at_ms > now_ms:
             return None
@@ -413,17 +413,18 @@ class DueNames:
 
 M = TypeVar("M", bound=Hashable)
 DUE_STALE_MAX = 64
-"""Stale entries that a heap of names may hold beside one for each name."""
+"""Maximum stale entries of a heap of names, in addition to one per name."""
 FEW_MAX = 65_536
-"""Key holders kept in a dictionary, which is quick and takes five times the table's memory."""
+"""Maximum key holders in a dictionary, which is faster than the table but takes five times the
+memory."""
 SPENT_MIN = 128
-"""How many spent entries a key queue's array may have before it is compacted."""
+"""Maximum spent entries of a key queue's array before it is compacted."""
 NOBODY = -1
-"""The head of a key that waits for something other than a task."""
+"""The head of a key without a holder whose queue must wait."""
 PARTITIONS = 64
-"""How many partitions keys are divided into."""
+"""Number of partitions of keys."""
 _MASK = 2**64 - 1
-"""The bits of a key's mark that the table keeps: marks come from ``hash`` and may be negative."""
+"""The bits of a key's mark in the table. Marks come from ``hash`` and can be negative."""
 
 
 if TYPE_CHECKING:
@@ -433,11 +434,11 @@ else:
 
 
 class KeyQueue(_Numbers):
-    """A key with several tasks: its head (or ``NOBODY``), and those behind it: due time and id of
-    each, ascending by due time and place. It is the array itself, because what is found by one look
-    at memory takes half the time of what is found by two.
+    """The tasks of a key: its head (or ``NOBODY``), and due time and id of each queued task,
+    ascending by due time and place. The class is an array itself, because one memory access instead
+    of two halves the time.
 
-    ``Order`` reads and extends the array itself where it works on many keys."""
+    ``Order`` accesses the array directly when it works on many keys."""
 
     __slots__ = ("begin", "head")
 
@@ -447,23 +448,23 @@ class KeyQueue(_Numbers):
     def __init__(self, head: int) -> None:
         self.head = head
         self.begin = 0
-        """The index of the first task behind the head; the entries before it are spent."""
+        """The index of the first queued task. Entries before it are spent."""
 
     @property
     def waiting(self) -> int:
-        """How many tasks are behind the head."""
+        """Number of queued tasks."""
         return (len(self) - self.begin) // 2
 
     def ids(self) -> Sequence[int]:
-        """The ids of the tasks behind the head."""
+        """Return the ids of the queued tasks."""
         return self[self.begin + 1 :: 2]
 
     def first(self) -> tuple[int, int]:
-        """(due_ms, id) of the first task behind the head; there must be one."""
+        """Return (due_ms, id) of the first queued task, which must exist."""
         return self[self.begin], self[self.begin + 1]
 
     def add(self, task_id: int, due_ms: int, places: dict[int, int]) -> None:
-        """Put a task behind the head. ``places``: those of tasks whose place is not their id."""
+        """Queue a task. ``places`` has the places of tasks whose place is not their id."""
         last_ms = self[-2] if len(self) else -1
         if last_ms > due_ms or (last_ms == due_ms and (places or self[-1] > task_id)):
             at = self._where(task_id, due_ms, places)
@@ -472,7 +473,7 @@ class KeyQueue(_Numbers):
             self.extend((due_ms, task_id))
 
     def drop(self, task_id: int, due_ms: int, places: dict[int, int]) -> bool:
-        """Remove a task; whether it stood in the queue."""
+        """Remove a task. Return whether it was queued."""
         at = self._where(task_id, due_ms, places)
         if at == len(self) or self[at + 1] != task_id:
             return False
@@ -480,7 +481,7 @@ class KeyQueue(_Numbers):
         return True
 
     def take(self) -> int:
-        """The first task behind the head, removed; there must be one."""
+        """Remove and return the first queued task, which must exist."""
         task_id = self[self.begin + 1]
         self.begin += 2
         if self.begin > SPENT_MIN:
@@ -494,7 +495,7 @@ class KeyQueue(_Numbers):
             self.begin = 0
 
     def _where(self, task_id: int, due_ms: int, places: dict[int, int]) -> int:
-        """The index of a task in the array, or the index at which it would stand."""
+        """Return the index of a task in the array, or where to insert it."""
 
         def key(at: int) -> tuple[int, int]:
             return self[at], places.get(self[at + 1], self[at + 1])
@@ -505,41 +506,41 @@ class KeyQueue(_Numbers):
 
 
 class Order:
-    """The holder of each key, and the tasks that stand in its queue."""
+    """The holder and the queue of each key."""
 
     __slots__ = ("_few", "_many", "_newest", "overtaken", "places", "queues", "waiting")
 
     def __init__(self) -> None:
         self.queues: dict[int, KeyQueue] = {}
-        """Mark → the queue of a key that has one."""
+        """Mark → queue."""
         self._few: dict[int, int] = {}
         self._many = Table()
         self.places: dict[int, int] = {}
-        """Id → place, of the tasks in key queues whose place is not their id."""
+        """Id → place of tasks in key queues whose place is not their id."""
         self.waiting = 0
-        """How many tasks stand in all key queues."""
+        """Number of tasks in all key queues."""
         self._newest = (0, 0)
-        """The highest (due_ms, place) of all tasks that have come so far."""
+        """The highest (due_ms, place) of all tasks so far."""
         self.overtaken: set[int] = set()
-        """The marks of keys with a task in the queue that may be due before the head."""
+        """Marks of keys with a queued task that might be due before the head."""
 
     def __len__(self) -> int:
-        """How many keys have a holder or a queue."""
+        """Return the number of keys with a holder or a queue."""
         return len(self.queues) + len(self._few) + len(self._many)
 
     def head(self, mark: int) -> int:
-        """The task that holds the key, its head; 0: the key is free."""
+        """Return the holder of the key, or 0 if the key is free."""
         queue = self.queues.get(mark)
         return self._alone(mark) if queue is None else queue.head
 
     def _alone(self, mark: int) -> int:
-        found = self._few.get(mark)
-        if found is not None:
-            return found
+        head = self._few.get(mark)
+        if head is not None:
+            return head
         return (self._many.find(mark & _MASK) or (0,))[0] if len(self._many) else 0
 
     def claim(self, mark: int, task_id: int) -> bool:
-        """Whether this task is the key holder: it is the head already, or the key was free."""
+        """Make a task the holder if the key is free. Return whether the task is the holder."""
         head = self.head(mark)
         if head:
             return head == task_id
@@ -550,19 +551,19 @@ class Order:
         return True
 
     def arrive(self, mark: int, task_id: int, due_ms: int, place: int) -> bool:
-        """``claim`` the key, else ``queue`` the task; whether the task is the key holder."""
+        """Claim the key or queue the task. Return whether the task is the holder."""
         if not self.claim(mark, task_id):
             self.queue(mark, task_id, due_ms, place)
             return False
         self._newest = max(self._newest, (due_ms, place))
-        if mark in self.queues:  # it has come before, and others since
+        if mark in self.queues:  # the task can be the head already
             self.overtaken.add(mark)
         return True
 
     def arrive_all(
         self, marks: Sequence[int], ids: Sequence[int], dues_ms: Sequence[int]
     ) -> list[int]:
-        """``arrive`` for at least one task whose place is its id; returns the ids that are key
+        """Call ``arrive`` for tasks, at least one, whose place is their id. Return the ids of the
         holders."""
         few, holders = self._few, list[int]()
         arrivals = zip(marks, ids, dues_ms, strict=True)
@@ -577,7 +578,7 @@ class Order:
                 if self.arrive(mark, task_id, due_ms, task_id):
                     holders.append(task_id)
             return holders
-        # Each of them is behind all that are here.
+        # Each task comes after all present tasks.
         self._newest = (dues_ms[-1], ids[-1])
         get, alone, waiting = self.queues.get, few.setdefault, 0
         for mark, task_id, due_ms in arrivals:
@@ -600,8 +601,7 @@ class Order:
         return holders
 
     def queue(self, mark: int, task_id: int, due_ms: int, place: int) -> None:
-        """Put a task into the queue of a key that is taken; if it is free, the task waits with
-        no task being the key holder."""
+        """Queue a task. If the key is free, it gets no holder."""
         queue = self.queues.get(mark)
         if queue is None:
             queue = self.queues[mark] = KeyQueue(self._forget(mark) or NOBODY)
@@ -615,26 +615,26 @@ class Order:
         self.waiting += 1
 
     def remove(self, mark: int, task_id: int, due_ms: int) -> bool:
-        """Remove a task; whether it stood in the queue of its key."""
+        """Remove a task. Return whether it was in the queue of its key."""
         queue = self.queues.get(mark)
         if queue is None:
             return False
-        found = queue.drop(task_id, due_ms, self.places)
+        was_queued = queue.drop(task_id, due_ms, self.places)
         self.places.pop(task_id, None)
-        if found:
+        if was_queued:
             self.waiting -= 1
             if not queue.waiting:
                 self._shrink(mark, queue)
-        return found
+        return was_queued
 
     def park(self, mark: int, head: int, due_ms: int, place: int) -> None:
-        """Put the head back into the queue of its key, so that no task is the key holder."""
+        """Put the head back into the queue of its key, which then has no holder."""
         self.queue(mark, head, due_ms, place)
         self.queues[mark].head = NOBODY
 
     def follow(self, marks: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Make the next task the head of each key whose head has ended; their ids and due times. A
-        key without a queue becomes free."""
+        """Make the next task the head of each key whose head has ended. Return the new heads' ids
+        and due times. A key without a queue becomes free."""
         queues, few = self.queues, self._few
         heads: list[int] = []
         dues_ms: list[int] = []
@@ -667,8 +667,8 @@ class Order:
         return heads, dues_ms
 
     def exchange(self, mark: int, head: int, due_ms: int, place: int) -> int:
-        """The right head for a key whose ``head`` nobody has had: an earlier task of the queue
-        takes its place, and ``head`` is queued."""
+        """Return the head of a key whose ``head`` has had no attempt. If an earlier task is queued,
+        it becomes the head, and ``head`` is queued."""
         queue = self.queues.get(mark)
         if queue is None or queue.head != head:
             return head
@@ -686,20 +686,20 @@ class Order:
         return task_id
 
     def _shrink(self, mark: int, queue: KeyQueue) -> None:
-        """Drop the queue of a key: no task is behind the head any more."""
+        """Drop the empty queue of a key."""
         del self.queues[mark]
         if queue.head != NOBODY:
             self.claim(mark, queue.head)
 
     def _forget(self, mark: int) -> int:
-        """The head of a key without a queue, which is free now."""
-        found = self._few.pop(mark, None)
-        if found is not None:
-            return found
+        """Free a key without a queue, and return its head."""
+        head = self._few.pop(mark, None)
+        if head is not None:
+            return head
         return (self._many.take(mark & _MASK) or [0])[0] if len(self._many) else 0
 
     def pop_some(self, limit: int) -> list[int]:
-        """Up to ``limit`` tasks out of key queues, of whatever keys."""
+        """Take up to ``limit`` tasks out of the queues of any keys."""
         taken: list[int] = []
         while self.queues and len(taken) < limit:
             mark, queue = next(iter(self.queues.items()))
@@ -716,15 +716,15 @@ def _ascends(numbers: Sequence[int]) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """One value of a fairly shared group: its waiting tasks, and the number of its other ones."""
+    """A value of ``fair_by``: its waiting tasks and the counts of its other tasks."""
 
     mark: int
     bucket: Bucket | None
     called: int = 0
-    """How many tasks of the value stand in the ready queue."""
+    """Number of tasks of the value in the ready queue."""
     in_flight: int = 0
     queue: ReadyQueue | None = None
-    """The tasks of the value that wait to be called; None: none does."""
+    """The tasks of the value that wait to be called, or None if none waits."""
     is_paced: bool = False
     """Whether the value waits for a token of its rate."""
 
@@ -737,7 +737,7 @@ class Share:
         return not (self.called or self.in_flight or self.queue is not None)
 
     def put(self, task_id: int, priority: int, now_ms: int, *, front: bool) -> None:
-        """Add a task of the value to those that wait to be called."""
+        """Add a task that waits to be called."""
         if self.queue is None:
             self.queue = ReadyQueue()
         if front:
@@ -753,7 +753,7 @@ class Share:
             self.queue = None
 
     def next(self) -> tuple[int, int] | None:
-        """(id, priority) of the task that is called next, removed; None: no task waits."""
+        """Remove and return (id, priority) of the task to call next, or None."""
         while (queue := self.queue) is not None:
             (task_id,) = queue.take(1)
             priority = queue.priority_at(0)
@@ -766,10 +766,10 @@ class Share:
 
 
 class KeyPartitions(Generic[M]):
-    """Which member each key falls to: keys are divided into ``PARTITIONS`` partitions, and each
+    """The assignment of keys to members. Keys are divided into ``PARTITIONS`` partitions. Each
     partition belongs to the member for which a hash of both is highest (rendezvous hashing: Thaler
-    and Ravishankar, 1998). A member that joins takes its partitions from all others, and one that
-    leaves gives its own to all others."""
+    and Ravishankar, 1998). A joining member takes partitions from all others; the partitions of a
+    leaving member go to all others."""
 
     __slots__ = ("_best", "_members", "_number")
 
@@ -799,23 +799,23 @@ class KeyPartitions(Generic[M]):
             if best is not None and best[1] is member:
                 self._best[partition] = max(
                     (
-                        (hash((partition, number, "partition")), one)
-                        for one, number in self._members.items()
+                        (hash((partition, number, "partition")), other)
+                        for other, number in self._members.items()
                     ),
-                    key=lambda found: found[0],
+                    key=lambda pair: pair[0],
                     default=None,
                 )
 
     def has_all(self, some: Iterable[M | None]) -> bool:
-        """Whether all of ``some`` are members."""
+        """Return whether all of ``some`` are members."""
         return self._members.keys() >= set(some)
 
     def of(self, marks: Sequence[int], known: Mapping[int, M]) -> list[M | None]:
-        """The member for each key, by mark: the one ``known`` names if it is there, else the one
-        whose partition the key is in; mark 0 has no member."""
+        """Return the member for each mark: that of ``known`` if it is a member, otherwise that of
+        the key's partition; None for mark 0."""
         members = self._members
         owners = [None if best is None else best[1] for best in self._best]
         return [
-            None if not mark else one if one in members else owners[mark % PARTITIONS]
-            for mark, one in zip(marks, map(known.get, marks), strict=True)
+            None if not mark else member if member in members else owners[mark % PARTITIONS]
+            for mark, member in zip(marks, map(known.get, marks), strict=True)
         ]

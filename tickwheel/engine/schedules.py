@@ -1,16 +1,16 @@
-"""What becomes of the occurrences of schedules: each is one task, or is skipped for a reason.
+"""Decisions about the occurrences of schedules: each makes one task, or is skipped for a reason.
 
-An occurrence and the advance of its schedule are in the same effects, so that a store has both or
-neither: over kills and failovers each becomes one task, and no more. Pure; when occurrences are is
-``timetables``' business, what is remembered ``schedule_heap``'s.
+The task of an occurrence and the advance of its schedule are in the same effects, so that a store
+has both or neither. So each occurrence makes exactly one task, also after kills and failovers.
+Pure; ``timetables`` computes planned times and keeps the state of schedules.
 
-An occurrence is decided of when its time has come. While the daemon is down, or the schedule
-paused, several may have come due: of these the newest is the current one, the others were missed,
-and so was the newest when it is older than ``CURRENT_MS_MAX``:
+An occurrence is decided when it is due. If several have come due while the daemon was down or the
+schedule was paused, the newest is current, and the others were missed. The newest also counts as
+missed if it is older than ``CURRENT_MS_MAX``.
 
 | catch-up | fires |
 |---|---|
-| skip | the newest, unless it was missed too |
+| skip | the newest, unless it was missed |
 | last | the newest, unless it is older than the window |
 | all | all that are not older than the window |
 """
@@ -50,24 +50,25 @@ if TYPE_CHECKING:
     from tickwheel.model.records import NewTask, TaskSnapshot
 
 CURRENT_MS_MAX = 60_000
-"""How long after its time an undecided occurrence counts as missed, in ms."""
+"""Age from which an undecided occurrence counts as missed."""
 AT_ONCE_MAX = 100
-"""How many occurrences of one schedule a batch makes up for."""
+"""Maximum missed occurrences of a schedule that fire in one batch."""
 COUNTED_MAX = 1_000
-"""Missed occurrences are counted up to this; beyond, the count is a lower bound."""
+"""Maximum count of missed occurrences. Above it, the count is a lower bound."""
 FIRE_BYTES_MAX = 8 << 20
-"""Bytes of tasks that one call of ``fire`` makes, and those of a schedule more."""
+"""Maximum bytes of tasks per call of ``fire``, plus those of one schedule."""
 FIRE_STEPS_MAX = 2_048
-"""Steps of one call of ``fire``: of planning, and ``TASK_STEPS`` a task; and a schedule more."""
+"""Maximum steps per call of ``fire``, plus those of one schedule: planning steps, and
+``TASK_STEPS`` per task."""
 TASK_STEPS = 4
-"""Making a task takes about as long as so many steps of planning."""
+"""Cost of making a task, in steps of planning."""
 HELD_MS = 1_000
-"""How long schedules wait when tasks are not accepted, in ms."""
+"""How long schedules wait if tasks are not accepted."""
 _MIX = 0x9E37_79B9_7F4A_7C15
 
 
 class Schedules:
-    """The verbs on schedules. A schedule must not be staged when a verb changes it."""
+    """The verbs on schedules. Verbs must not change a staged schedule."""
 
     def __init__(self, core: Core, intake: Intake, control: Control) -> None:
         self._core = core
@@ -75,54 +76,55 @@ class Schedules:
         self._intake = intake
         self._control = control
 
-    # --- made, changed, deleted ------------------------------------------------------------
+    # --- create, change, delete ------------------------------------------------------------
 
     def put(self, schedule: Schedule, table: Timetable, now_ms: int) -> str:
-        """Make it as it is said: "created", "updated" or "unchanged". A new timing begins after
-        ``now_ms``; what has run counts on."""
-        known = self._schedule_heap.known.get(schedule.name)
-        if known is None:
+        """Create or change a schedule. Return "created", "updated" or "unchanged". A new timing
+        begins after ``now_ms``; earlier runs still count."""
+        existing = self._schedule_heap.known.get(schedule.name)
+        if existing is None:
             row = ScheduleRow(schedule, next_ms=table.after(now_ms))
             planned = self._schedule_heap.known[schedule.name] = Planned(row, table)
             self._changed(planned, row, PUT)
             return "created"
-        before = known.row
+        before = existing.row
         if before.schedule == schedule:
             return "unchanged"
         next_ms = before.next_ms
         if _timing(before.schedule) != _timing(schedule):
             next_ms = table.after(now_ms)
-        known.table = table
+        existing.table = table
         if schedule.runs_max is not None and before.runs >= schedule.runs_max:
             next_ms = None
         elif next_ms is None:
             next_ms = table.after(now_ms)
         queued_ms = before.queued_ms if schedule.overlap == "queue_one" else None
         row = before._replace(schedule=schedule, next_ms=next_ms, queued_ms=queued_ms)
-        self._changed(known, row, PUT, same_body=schedule.body == before.schedule.body)
+        self._changed(existing, row, PUT, same_body=schedule.body == before.schedule.body)
         return "updated"
 
     def pause(self, planned: Planned, *, paused: bool) -> None:
-        """Pause or resume a schedule. While it is paused no occurrence fires; catch-up follows."""
+        """Pause or resume a schedule. A paused schedule does not fire; when it is resumed, its
+        catch-up applies."""
         if planned.row.paused != paused:
             row = planned.row._replace(paused=paused)
             self._changed(planned, row, PAUSED if paused else RESUMED)
 
     def delete(self, planned: Planned) -> None:
-        """Delete a schedule; tasks that it has made stay."""
+        """Delete a schedule. Its tasks stay."""
         self._schedule_heap.forget(planned)
         self._core.open.effects.drop(SCHEDULE, planned.name)
         self._core.recorder.schedule_changed(planned.row, DELETED)
 
     def restore(self, row: ScheduleRow, table: Timetable) -> None:
-        """Restore a schedule. Whether its newest task has ended is looked up: ``found``."""
+        """Restore a schedule. The caller then looks its newest task up and calls ``found``."""
         planned = self._schedule_heap.known[row.schedule.name] = Planned(row, table)
         if row.last_id and row.schedule.overlap != "allow":
             self._schedule_heap.watch(planned)
         self._schedule_heap.arm(planned)
 
     def found(self, asked: Iterable[int], known: dict[int, TaskSnapshot]) -> None:
-        """End the watch of tasks that a restart looked up and that have ended."""
+        """Stop watching tasks that were looked up after a restart and have ended."""
         over = [
             i for i in asked
             if i not in known or (known[i].dead and not self._control.is_wanted(known[i]))
@@ -132,12 +134,13 @@ class Schedules:
     # --- occurrences -----------------------------------------------------------------------
 
     def fire(self, now_ms: int, limit: int, *, accepts: bool) -> bool:
-        """Decide of up to ``limit`` schedules that are due. True: call again at once.
+        """Decide the due occurrences of up to ``limit`` schedules. Return whether to call again at
+        once.
 
-        ``accepts``: tasks can be taken now; else they wait, and nothing is lost but time.
+        ``accepts`` means that tasks are accepted now; otherwise the occurrences wait.
         """
         core, schedule_heap = self._core, self._schedule_heap
-        # A clock that was set back must not make that wait longer.
+        # A clock that was set back must not extend the wait.
         schedule_heap.held_until_ms = min(schedule_heap.held_until_ms, now_ms + HELD_MS)
         bytes_max = self._intake.inflight_bytes + FIRE_BYTES_MAX
         steps_left = FIRE_STEPS_MAX
@@ -160,8 +163,8 @@ class Schedules:
         return True
 
     def _decide(self, planned: Planned, now_ms: int, room: int) -> None:
-        """Decide the due occurrences of a schedule, or as many as there is ``room`` for. Missed
-        ones are counted, and the newest of them found, without a look at each."""
+        """Decide the due occurrences of a schedule, at most ``room``. Missed occurrences are
+        counted without iterating over them."""
         decision = _Decision(planned, now_ms)
         decision.queued()
         row = planned.row
@@ -173,7 +176,7 @@ class Schedules:
                 if decision.is_over:
                     break
                 if not decision.take(planned_ms):
-                    # What it replaces is looked up first; then it is decided of anew.
+                    # The task to replace is looked up first; then the occurrence is decided again.
                     planned.cancelling = True
                     self._schedule_heap.wants_cancel.append(planned)
                     return
@@ -182,7 +185,7 @@ class Schedules:
         self._advance(planned, decision, now_ms)
 
     def _advance(self, planned: Planned, decision: _Decision, now_ms: int) -> None:
-        """Write the schedule's row after a decision, and stage the tasks of what fired."""
+        """Write the schedule's row after a decision, and stage the tasks that fired."""
         totals, fired = self._core.totals, decision.fired
         if decision.is_over:
             decision.row = decision.row._replace(next_ms=None, queued_ms=None)
@@ -215,7 +218,7 @@ class Schedules:
         address: ReplySink | None = None,
         request: int = 0,
     ) -> range:
-        """Stage the tasks of these occurrences in the open batch; returns their ids."""
+        """Stage the tasks of these occurrences in the open batch. Return their ids."""
         tasks = [_task(schedule, planned_ms, now_ms) for planned_ms in times_ms]
         if schedule.options is not None and schedule.options.within_ms is not None:
             tasks = self._intake.place(tasks, now_ms)
@@ -224,12 +227,12 @@ class Schedules:
         first = self._intake.enqueue(address, None, request, tasks, size_bytes, now_ms, source)
         self._core.open.runs.setdefault(planned, Undo(planned.row))
         planned.staged = True
-        self._schedule_heap.arm(planned)  # not to be looked at before that is durable
+        self._schedule_heap.arm(planned)  # not checked before the batch is durable
         return range(first, first + len(tasks) * ID_STEP, ID_STEP)
 
     def replace(self, planned: Planned, task_id: int, known: TaskSnapshot | None) -> None:
-        """Cancel the task of the previous run (``cancel_previous``), as it is stored. One that a
-        consumer has goes on: it is too late."""
+        """Cancel the task of the previous run (``cancel_previous``), with its stored record. A task
+        in flight is not cancelled."""
         planned.cancelling = False
         row = planned.row
         if planned.unfinished and row.last_id == task_id and not row.paused:
@@ -238,11 +241,11 @@ class Schedules:
         if self._schedule_heap.known.get(planned.name) is planned:
             self._schedule_heap.arm(planned)
 
-    # --- at an operator's word -------------------------------------------------------------
+    # --- on demand -------------------------------------------------------------------------
 
     def run(self, planned: Planned, address: ReplySink, request: int, now_ms: int) -> None:
-        """Make one task at once, whatever is planned; ``address`` gets its id when it is there. It
-        neither counts as a run nor overlaps."""
+        """Make a task now, independent of planned times. ``address`` gets its id when it is
+        durable. The task does not count as a run and does not overlap with runs."""
         (task_id,) = self._stage(planned, planned.row.schedule, [now_ms], now_ms, address, request)
         run = Run(now_ms, now_ms, RUN, task_id)
         row = _noted(planned.row, run)
@@ -258,7 +261,7 @@ class Schedules:
         request: int,
         now_ms: int,
     ) -> None:
-        """Make a task, due at once, for each of these occurrences; ``address`` gets the ids."""
+        """Make a task, due now, for each of these occurrences. ``address`` gets the ids."""
         ids = self._stage(planned, planned.row.schedule, times_ms, now_ms, address, request)
         runs = [
             Run(planned_ms, now_ms, BACKFILLED, task_id)
@@ -279,13 +282,13 @@ class Schedules:
 
 
 class _Decision:
-    """What fires of the due occurrences of one schedule, and the schedule's row after it."""
+    """The decision about the due occurrences of a schedule, and its new row."""
 
     def __init__(self, planned: Planned, now_ms: int) -> None:
         self.row = planned.row
         self.fired: list[int] = []
         self.happened: list[Run] = []
-        """All decisions, for the history."""
+        """All outcomes, for the history."""
         self.missed = self.overlapped = 0
         self._unfinished = planned.unfinished
         self._now_ms = now_ms
@@ -304,12 +307,12 @@ class _Decision:
             self.row = self.row._replace(queued_ms=None)
 
     def miss(self, newest_ms: int, count: int) -> None:
-        """Count ``count`` missed occurrences, of which ``newest_ms`` is the newest."""
+        """Count ``count`` missed occurrences, the newest of which is at ``newest_ms``."""
         self.missed += count
         self.note(Run(newest_ms, self._now_ms, MISSED, occurrences=count))
 
     def take(self, planned_ms: int) -> bool:
-        """Decide one occurrence. False: the schedule's last task has to be cancelled first."""
+        """Decide an occurrence. Return False if the last task must be cancelled first."""
         overlap = self.row.schedule.overlap
         overlaps = overlap != "allow" and (self._unfinished or self.fired)
         if not overlaps:
@@ -317,7 +320,7 @@ class _Decision:
         elif overlap == "cancel_previous":
             if self._unfinished:
                 return False
-            # Nobody would see the one before.
+            # No consumer would get the previous task.
             self._skip(self.fired.pop())
             self.fired.append(planned_ms)
         elif overlap == "queue_one" and self.row.queued_ms is None:
@@ -340,8 +343,8 @@ class _Decision:
 def _current(
     row: ScheduleRow, table: Timetable, now_ms: int, most: int
 ) -> tuple[list[int], int, int]:
-    """The occurrences to decide now, at most ``most``; how many before them were missed, and the
-    newest of these."""
+    """Return (at most ``most`` occurrences to decide now, number of missed occurrences before them,
+    the newest missed occurrence)."""
     schedule, first_ms = row.schedule, row.next_ms
     assert first_ms is not None
     window_ms = 0 if schedule.catch_up == "skip" else schedule.catch_up_ms
@@ -382,7 +385,7 @@ def _task(schedule: Schedule, planned_ms: int, now_ms: int) -> NewTask:
 
 
 def jitter_of(schedule: Schedule, planned_ms: int) -> int:
-    """The jitter of an occurrence in ms; it is the same whenever it is asked for."""
+    """Return the jitter of an occurrence in ms, which is always the same."""
     if not schedule.jitter_ms:
         return 0
     mixed = planned_ms

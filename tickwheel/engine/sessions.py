@@ -1,18 +1,17 @@
-"""Producer sessions: what makes the resend of a request harmless.
+"""Producer sessions, which make the resend of a request harmless.
 
-A session remembers the answers to the requests that its client may still repeat: those at or
-above ``floor``, at most ``window_max`` of them, and all sessions together remember so many. The
-memory is part of the same commit as the tasks; a request that was refused leaves nothing. Knows no
+A session remembers the answers to requests that its client can still repeat: requests at or above
+``floor``, at most ``window_max`` of them. The total of all sessions is bounded as well. Answers are
+part of the same commit as their tasks; a refused request leaves no trace. This module knows no
 connection and no clock.
 
-A request that is not decided of when it arrives is *under way*: its number is taken from that
-moment on, and it counts like one that was answered.
+A request that cannot be decided when it arrives is *under way*. Its number is used from then on,
+and it counts like an answered request.
 
-What is stored of a session is a row for each batch in which requests of it were answered. A row is
-never written again: a batch costs as much as it has answered, however much is remembered. It is
-dropped when all of its requests lie below the floor. Rows of many requests do not overlap, so of
-these at most one is partly below the floor; a request that comes behind a higher one has a row of
-its own.
+A store has one row per session and batch in which requests of the session were answered. Rows are
+written only once, so that a batch costs only its own answers. A row is dropped when all of its
+requests are below the floor. Rows of several requests do not overlap, so at most one of them is
+partly below the floor; a request that arrives after a higher one has a separate row.
 """
 
 from __future__ import annotations
@@ -26,53 +25,52 @@ from tickwheel.model.policies import Merged
 from tickwheel.model.records import NOT_ONCE, SessionKey, SessionRow
 
 UNUSED_KEPT = 1_000
-"""How many of the longest unused sessions one look at all of them keeps."""
+"""How many of the longest unused sessions a scan of all sessions returns."""
 LOOK_AGAIN_MS = 500
-"""How soon sessions are looked at again after none was found to forget, in ms."""
+"""Minimum time between two scans if the first has found no session to forget."""
 StoredAnswer = tuple[int, int, int, int]
-"""(request, first id, number of ids, accepted_ms). Of a request that had rules for its tasks, what
-became of them stands in ``Session.merged``; the first id is then the newest of those that it rests
-on and that were not durable when it was decided, 0 if there was none."""
+"""(request, first id, number of ids, accepted_ms). For a request with rules, ``Session.merged`` has
+the outcomes, and the first id is the newest id that the decision depends on and that was not
+durable, or 0."""
 
 
 class ReplySink(Protocol):
-    """Where the answers to one caller's requests go: what a transport gives to the shard. It is
-    called in the step of the event loop in which something is known, and must not block; what
-    cannot be written any more is dropped in silence. What was given to it leaves in one piece with
-    ``flush``. An answer may have to wait for the store before it is given: until then it is in the
-    form that the sink made of it at once, so that what is kept is no larger than it says."""
+    """The destination of the answers to a caller's requests, which a transport provides. Its
+    methods are called synchronously and must not block. If the caller has disconnected, they do
+    nothing. ``flush`` sends all given answers as one piece. ``answer_to`` encodes an answer at
+    once; it can then wait for the store without taking more memory than its ``len``."""
 
     @property
     def label(self) -> str:
-        """Who the caller is, for the history."""
+        """The name of the caller for the history."""
         ...
 
     def accepted(self, answers: Sequence[StoredAnswer]) -> None:
         """Answer enqueue requests whose tasks are durable."""
 
     def answer_to(self, request: int, value: object) -> Sized:
-        """The answer to any other request with a plain value, in a form that can wait: ``len`` of
-        it is about its bytes. A value that cannot be said becomes an ``error``."""
+        """Encode the answer to any other request. ``len`` of the result is about its bytes. A value
+        that cannot be encoded becomes an ``error``."""
         ...
 
     def give(self, answer: Sized) -> None:
-        """Give an answer that ``answer_to`` made, once it may be given."""
+        """Give an answer of ``answer_to`` once it is durable."""
 
     def error(self, request: int, code: str, message: str) -> None:
-        """Answer that the request was refused, or failed, with a code of the error table."""
+        """Answer that the request was refused or failed, with a code of the error table."""
 
     def flush(self) -> None:
-        """Write all answers that were given since the last flush."""
+        """Send all answers that were given since the last flush."""
 
 
 class Source(NamedTuple):
-    """The enqueuer of tasks that nobody waits for, as the history names it."""
+    """The origin of tasks without a waiting caller, for the history."""
 
     label: str
 
 
 class Session:
-    """The memory of one producer session. ``connections`` > 0 keeps it from being forgotten."""
+    """A producer session. It is not forgotten while ``connections`` > 0."""
 
     __slots__ = ("_all", "_fresh", "_rows", "_written", "answers", "connections", "floor", "key",
                  "last", "merged", "once", "seen_ms", "under_way", "weight")  # fmt: skip
@@ -82,32 +80,32 @@ class Session:
         self.key = key
         self.floor = 0
         self.last = 0
-        """The highest request number that was ever seen."""
+        """The highest request number so far."""
         self.answers: dict[int, StoredAnswer] = {}
         self.merged: dict[int, Merged] = {}
-        """What became of each task of those answered requests that had rules."""
+        """Answered request with rules → outcome of each task."""
         self.once = NOT_ONCE
-        """What is known of its only request, if that has an idempotency key."""
+        """The record of its only request, if that has an idempotency key."""
         self.under_way: set[int] = set()
-        """The numbers of requests whose keys are being read."""
+        """Requests whose keys are being read."""
         self.seen_ms = now_ms
         self.connections = 0
         self.weight = 0
-        """How many answers the session counts for."""
+        """The number of answers that the session counts as."""
         self._fresh: list[int] = []
-        """The numbers of requests that were answered since the last batch was sealed."""
+        """Requests that were answered since the last batch was sealed."""
         self._rows: list[tuple[int, int]] = []
-        """A heap of (last request, first request) of the session's rows, stored or on their way."""
+        """A heap of (last request, first request) of the session's stored and sealed rows."""
         self._written = 0
         """The highest request number in one of those rows."""
 
     @property
     def requests(self) -> int:
-        """How many requests count for ``window_max``."""
+        """Number of requests that count against ``window_max``."""
         return len(self.answers) + len(self.under_way)
 
     def knows(self, request: int) -> bool:
-        """Whether the request was answered, or its keys are being read."""
+        """Return whether the request was answered, or its keys are being read."""
         return request in self.answers or request in self.under_way
 
     def remember(self, answers: Mapping[int, StoredAnswer]) -> None:
@@ -121,7 +119,7 @@ class Session:
         self._all.answers += more
 
     def remember_merged(self, answer: StoredAnswer, merged: Merged) -> None:
-        """Remember the answer to a request with rules; each of its tasks counts as an answer."""
+        """Remember the answer to a request with rules. Each of its tasks counts as an answer."""
         self.remember({answer[0]: answer})
         self.merged[answer[0]] = merged
         self._count(len(merged) - 1)
@@ -138,7 +136,7 @@ class Session:
             self._count(1 - len(merged))
 
     def raise_floor(self, floor: int) -> None:
-        """Forget the answers below ``floor``: the client has seen all of them."""
+        """Forget the answers below ``floor``, all of which the client has received."""
         if floor <= self.floor:
             return
         before = len(self.answers)
@@ -152,27 +150,27 @@ class Session:
         for request in [r for r in self.merged if r < floor] if self.merged else ():
             self._drop_merged(request)
 
-    # --- what is stored of it ------------------------------------------------------------------
+    # --- stored rows ---------------------------------------------------------------------------
 
     def changes(self) -> dict[SessionKey, SessionRow | None]:
-        """The rows for the batch that is sealed now: new answers, with the floor, and None for rows
-        of which every answer was seen."""
-        found: dict[SessionKey, SessionRow | None] = {}
+        """Return the changed rows for the batch that is being sealed: new answers with the floor,
+        and None for rows whose answers the client has all received."""
+        changes: dict[SessionKey, SessionRow | None] = {}
         answers, rows = self.answers, self._rows
         fresh = sorted(dict.fromkeys(request for request in self._fresh if request in answers))
         self._fresh = []
         while fresh and rows and rows[0][0] < self.floor:
-            found[self.key, heappop(rows)[1]] = None
+            changes[self.key, heappop(rows)[1]] = None
         late = bisect(fresh, self._written)
         for request in fresh[:late]:
-            found[self.key, request] = self._row((request,))
+            changes[self.key, request] = self._row((request,))
             heappush(rows, (request, request))
         if late < len(fresh):
             fresh = fresh[late:]
-            found[self.key, fresh[0]] = self._row(fresh)
+            changes[self.key, fresh[0]] = self._row(fresh)
             heappush(rows, (fresh[-1], fresh[0]))
             self._written = fresh[-1]
-        return found
+        return changes
 
     def _row(self, requests: Iterable[int]) -> SessionRow:
         answers = tuple(map(self.answers.__getitem__, requests))
@@ -182,21 +180,21 @@ class Session:
         return SessionRow(self.key, self.floor, self.seen_ms, answers, merged, self.once)
 
     def takes_back(self, key: SessionKey, row: SessionRow | None) -> bool:
-        """Take back a row that was not stored, or not dropped: what holds of it is written anew.
-        False: the row is of a session that was forgotten, and has to be dropped all the same."""
+        """Take back a refused change of a row, so that its valid part is written again. Return
+        False for the dropped row of a forgotten session, which must still be dropped."""
         _, first = key
         if row is None:
             if first < self.floor:
                 heappush(self._rows, (first, first))
             return first < self.floor
-        self._rows = [one for one in self._rows if one[1] != first]
+        self._rows = [span for span in self._rows if span[1] != first]
         heapify(self._rows)
         self._written = max((last for last, _ in self._rows), default=0)
         self._fresh += [answer[0] for answer in row.answers]
         return True
 
     def restore(self, row: SessionRow) -> None:
-        """Take over a stored row; ``restored`` follows when all rows were taken over."""
+        """Restore a stored row. ``restored`` must be called after the last row."""
         self.remember({answer[0]: answer for answer in row.answers})
         for request, merged in row.merged:
             self.merged[request] = merged
@@ -214,8 +212,8 @@ class Session:
         self.last = max(self.last, floor)
 
     def forgotten(self) -> list[SessionKey]:
-        """End the session; returns the keys of its rows. A later refusal of one of its requests
-        finds nothing to count."""
+        """End the session and return the keys of its rows. A later refusal of one of its requests
+        has no effect on counts."""
         self._count(-self.weight)
         self.answers, self.merged, self._fresh = {}, {}, []
         return [(self.key, first) for _, first in self._rows]
@@ -226,13 +224,13 @@ class Sessions:
 
     def __init__(self, sessions_max: int, idle_ms_max: int) -> None:
         self.answers = 0
-        """How many answers all sessions remember."""
+        """Number of answers of all sessions."""
         self._all: dict[bytes, Session] = {}
         self._unused: list[tuple[bytes, int]] = []
-        """(key, last use) of the longest unused sessions at the last look, the longest last."""
+        """(key, last use) of the longest unused sessions at the last scan, the longest last."""
         self._looked_ms = -LOOK_AGAIN_MS
         self._found_many = False
-        """Whether there may be more sessions as long unused as those of ``_unused``."""
+        """Whether the last scan has returned the maximum, so that more sessions can follow."""
         self._sessions_max = sessions_max
         self._idle_ms_max = idle_ms_max
 
@@ -246,7 +244,7 @@ class Sessions:
         return self._all.get(key)
 
     def restore(self, rows: Iterable[SessionRow]) -> None:
-        """Take over all session rows of a store, in any order."""
+        """Restore all stored session rows, in any order."""
         floors: dict[Session, int] = {}
         for row in rows:
             session = self._all.get(row.session)
@@ -258,7 +256,8 @@ class Sessions:
             session.restored(floor)
 
     def open(self, key: bytes, now_ms: int) -> Session | None:
-        """The session of ``key``, new if need be; None when there is no room for a new one."""
+        """Return the session of ``key``, and create it if necessary. Return None if there is no
+        room."""
         session = self._all.get(key)
         if session is None:
             if len(self._all) >= self._sessions_max:
@@ -267,23 +266,23 @@ class Sessions:
         return session
 
     def forget(self, key: bytes) -> list[SessionKey]:
-        """Forget a session; returns the keys of its stored rows."""
+        """Forget a session and return the keys of its stored rows."""
         session = self._all.pop(key, None)
         return [] if session is None else session.forgotten()
 
     def expired(self, now_ms: int) -> list[bytes]:
-        """The keys of sessions without a connection whose last use was too long ago."""
+        """Return the keys of sessions without a connection that are unused for too long."""
         limit = now_ms - self._idle_ms_max
         return [s.key for s in self._all.values() if not s.connections and s.seen_ms < limit]
 
     def make_room(self, now_ms: int, idle_ms_min: int) -> bytes | None:
-        """The key of the longest unused session that nobody is likely to resume, if any."""
+        """Return the key of the longest unused session that is unlikely to be resumed, or None."""
         limit = now_ms - idle_ms_min
         while True:
             while self._unused:
                 key, seen_ms = self._unused.pop()
                 session = self._all.get(key)
-                # Those that were used since they were found are among the others again.
+                # Sessions that were used since the scan are skipped.
                 if session is None or session.connections or session.seen_ms != seen_ms:
                     continue
                 if seen_ms < limit:
@@ -292,8 +291,8 @@ class Sessions:
                 return None
             self._looked_ms = now_ms
             idle = ((s.seen_ms, s.key) for s in self._all.values() if not s.connections)
-            found = nsmallest(UNUSED_KEPT, (one for one in idle if one[0] < limit))
-            self._found_many = len(found) == UNUSED_KEPT
-            self._unused = [(key, seen_ms) for seen_ms, key in reversed(found)]
-            if not found:
+            unused = nsmallest(UNUSED_KEPT, (entry for entry in idle if entry[0] < limit))
+            self._found_many = len(unused) == UNUSED_KEPT
+            self._unused = [(key, seen_ms) for seen_ms, key in reversed(unused)]
+            if not unused:
                 return None

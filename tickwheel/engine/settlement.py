@@ -1,30 +1,31 @@
-"""The second half, last part: every way in which a delivery ends, and dead letters.
+"""All ways in which a delivery ends, and dead letters.
 
-| end | the credit is back | what becomes of the task in its group |
+| end | credit returns | state of the task in its group |
 |---|---|---|
-| ack | ahead of the commit | done; it ends with the last group that owes it an end |
-| nack | ahead of the commit | waits for its next attempt; without one, a dead letter |
-| reject, unfit to be written | ahead of the commit | a dead letter |
-| release | ahead of the commit | ready, in front of the others; nothing is counted |
-| snooze | ahead of the commit | waits for the time its consumer said; no failure is counted |
-| lease over | at once, in doubt | ready, behind the others; or a dead letter |
-| consumer died | at once | waits, and is alone with its next one; or a dead letter |
-| group deleted | at once | the group lets go of it: see ``groups`` |
+| ack | ahead of the commit | finished; it ends when the last group has finished it |
+| nack | ahead of the commit | waits for its next attempt, or a dead letter without one |
+| reject, cannot be sent | ahead of the commit | a dead letter |
+| release | ahead of the commit | ready, before other tasks; nothing is counted |
+| snooze | ahead of the commit | waits as long as its consumer wants; no failure is counted |
+| lease over | at once, in doubt | ready, after other tasks; or a dead letter |
+| consumer died | at once | waits, and might be alone at its next attempt; or a dead letter |
+| group deleted | at once | leaves the group; see ``groups`` |
 
-A task that a newer one with its key has replaced meanwhile (``Past.replaced_by``) has no other
-attempt and becomes no dead letter: in every case but the first and the last it is cancelled.
+If a newer task with the same key has replaced the task (``Past.replaced_by``), the task gets no
+further attempt and does not become a dead letter: it is cancelled, except after an ack and when the
+group is deleted.
 
-"Ahead of the commit": for ``acks_ahead_max`` ends of a subscription that are not durable yet, for
-further ones with the commit (``topics.Subscriber``).
+"Ahead of the commit" applies to ``acks_ahead_max`` ends of a subscription that are not durable;
+further credit returns with the commit (``topics.Subscriber``).
 
-``Settlement.end`` is the only way out of ``Group.flight``. Invariants: an ack takes effect in
-memory at once, so a lease cannot end while its ack is being committed; acks are never undone.
+Only ``Settlement.end`` removes leases from ``Group.flight``. Invariants: an ack takes effect in
+memory at once, so a lease cannot end while its ack is being committed. Acks are never undone.
 
-Dead letters (``DeadLetters``) are tasks that a group has given up on, until an operator says what
-becomes of them. The body of a dead letter stays in the task's row, so a task is there as long as
-one group keeps it as a dead letter or owes it an end. What a dead letter consists of is in the
-store; memory has numbers only (``Group.dead``, ``Core.dead``), and every change of them is made
-here. Which groups still owe a task an end is the business of ``ownership``.
+Dead letters (``DeadLetters``) are tasks that a group has given up, until an operator requeues or
+deletes them. The body stays in the task's row, which exists as long as a group keeps the task as a
+dead letter or has not finished it. Memory only has counts of dead letters (``Group.dead``,
+``Core.dead``), which only this module changes. ``ownership`` determines the groups that have not
+finished a task.
 """
 
 from __future__ import annotations
@@ -62,49 +63,49 @@ from tickwheel.model.records import (
 )
 
 EXPIRY_SCAN_GAP_MS_MIN = 20
-"""How much later leases may end, in ms, so that a crowd of deadlines costs few scans."""
+"""Minimum time between scans for ended leases, so that many deadlines cost few scans."""
 EXPIRY_SCAN_LEASES_PER_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeaseEnd:
-    """Why a lease ends, and what follows from that alone: one of those below."""
+    """Why a lease ends, and the direct effects: one of the constants below."""
 
     why: str
     is_confirmed: bool = True
-    """Whether credit waits until the end is durable. False: the consumer did not ask for it."""
+    """Whether credit waits until the end is durable. False if the consumer did not request it."""
     raises_doubt: bool = False
-    """Whether the consumer of the lease may be dead."""
+    """Whether the consumer of the lease might be dead."""
 
 
 ACKED = LeaseEnd("acked")
 NACKED = LeaseEnd("nacked or rejected: the attempt failed")
-RELEASED = LeaseEnd("given back unstarted")
+RELEASED = LeaseEnd("returned unstarted")
 SNOOZED = LeaseEnd("postponed by its consumer")
-UNFIT = LeaseEnd("cannot be written to any subscriber")
+UNFIT = LeaseEnd("cannot be sent to any subscriber")
 LAPSED = LeaseEnd("over by time, or connection lost", is_confirmed=False, raises_doubt=True)
 DIED = LeaseEnd("its consumer died", is_confirmed=False)
 GROUP_CLOSED = LeaseEnd("its group is being deleted", is_confirmed=False)
 
 
 class Verdict(NamedTuple):
-    """What follows from an attempt that failed."""
+    """The consequences of a failed attempt."""
 
     failure: Failure
     wait_ms: int | None
-    """How long until the next attempt; None: there is none, and the task becomes a dead letter."""
+    """Time until the next attempt; None without one, so that the task becomes a dead letter."""
     holds_key: bool = False
-    """Whether the order key waits for an operator, instead of the task becoming a dead letter."""
+    """Whether the order key is held instead of the task becoming a dead letter."""
 
 
 class Snooze(NamedTuple):
-    """What follows from a delivery that was postponed."""
+    """The postponement of a delivery."""
 
     until_ms: int
 
 
 class Settlement:
-    """The verbs that end deliveries, or extend them, and the end of leases by time."""
+    """The verbs that end or extend deliveries, and the timeout of leases."""
 
     def __init__(self, core: Core, ownership: Ownership, dead_letters: DeadLetters) -> None:
         self._core = core
@@ -114,7 +115,7 @@ class Settlement:
     def ack(
         self, group: Group, epoch: int, ids: Sequence[int], attempts: Sequence[int]
     ) -> list[int]:
-        """Ack what is in flight; the indexes of the receipts that need the store's word."""
+        """Ack tasks in flight. Return the indexes of receipts that need the stored records."""
         flight = group.flight
         unresolved: list[int] = []
         leases = _current(flight, epoch, ids, attempts)
@@ -123,7 +124,7 @@ class Settlement:
             return unresolved
         for index, task_id in enumerate(ids):
             lease, attempt = flight.get(task_id), attempts[index]
-            # Both begin at 1: a receipt below that, or above the lease's, was not given out.
+            # Epochs and attempts begin at 1. A receipt out of this range was never issued.
             if (
                 lease is None
                 or not 0 < epoch <= lease.epoch
@@ -140,33 +141,33 @@ class Settlement:
         return unresolved
 
     def ack_idle(
-        self, group: Group, epoch: int, task_id: int, attempt: int, known: TaskSnapshot
+        self, group: Group, epoch: int, task_id: int, attempt: int, snapshot: TaskSnapshot
     ) -> str:
-        """Ack a task that ``ack`` could not finish, and that has not ended.
+        """Ack an unfinished task that ``ack`` could not finish.
 
-        The receipt is an earlier one, or one that a crash made this memory forget.
+        The receipt is an earlier one, or a crash has lost the delivery.
         """
-        core, row = self._core, known.row
+        core, row = self._core, snapshot.row
         if row.topic != group.topic.name or epoch < 1 or not 0 < attempt <= ATTEMPT_MAX:
             return "stale"
         lease = group.flight.get(task_id)
         if lease is not None:
             if epoch >= core.epoch or lease.order:
                 return "stale"
-            # Delivered before a crash that forgot this delivery, not the ones before it.
+            # A crash lost this delivery, but not earlier ones.
             self.ack(group, lease.epoch, [task_id], [lease.attempt])
             return "acked"
-        if is_done(known, group):
+        if is_done(snapshot, group):
             return "done"
         attempts = group.delivery_attempts.get(task_id)
         newest = (core.epoch, group.numbers.get(task_id, 0))
         if attempts is not None:
             newest = attempts.epoch or core.epoch, attempts.attempt
-        # What was delivered before a crash may be forgotten; such a receipt is believed.
+        # A crash can lose deliveries, so receipts of earlier epochs are accepted.
         if epoch >= core.epoch and (epoch, attempt) > newest:
             return "stale"
-        # With an order key it is not: there may have been another one since. Nor does any answer
-        # count to what was given back, or begins anew.
+        # With an order key they are not, because there may have been a later delivery. No receipt
+        # is valid for a task that was returned unstarted or reset.
         is_sure = (
             attempts is not None and attempts.epoch >= core.epoch and (epoch, attempt) == newest
         )
@@ -175,7 +176,7 @@ class Settlement:
         if attempts is None and core.is_scheduled(row):
             if epoch >= core.epoch or len(group.topic.groups) > 1:
                 return "stale"
-            # Delivered before a crash that forgot the delivery; not fired again yet.
+            # A crash lost the delivery, and the task has not fired again yet.
             core.unschedule(row)
         else:
             core.leave(group, row)
@@ -188,14 +189,14 @@ class Settlement:
         return "acked"
 
     def current(self, group: Group, task_id: int, epoch: int, attempt: int) -> Lease | None:
-        """The lease that this receipt belongs to, if it is the current one; else None."""
+        """Return the lease of this receipt if it is current, otherwise None."""
         lease = group.flight.get(task_id)
         if lease is None or lease.attempt != attempt or lease.epoch != epoch:
             return None
         return lease
 
     def is_newest(self, group: Group, task_id: int, epoch: int, attempt: int) -> bool:
-        """Whether nothing is known of a later delivery of the task than this one."""
+        """Return whether no later delivery of the task is known."""
         lease = group.flight.get(task_id)
         if lease is not None:
             return (lease.epoch, lease.attempt) == (epoch, attempt)
@@ -207,8 +208,8 @@ class Settlement:
         )
 
     def nack(self, lease: Lease, delay_ms: int | None, reason: str | None, now_ms: int) -> str:
-        """The attempt failed: wait for the next, or go to the dead letters."""
-        verdict = self._judge(lease, delay_ms, _said(reason, "nack"), now_ms)
+        """Record a failed attempt: the task waits for the next one, or becomes a dead letter."""
+        verdict = self._judge(lease, delay_ms, _reason(reason, "nack"), now_ms)
         self._end_one(NACKED, lease, now_ms, verdict)
         if lease.past.replaced_by:
             return "cancelled"
@@ -217,8 +218,8 @@ class Settlement:
         return "dead" if verdict.wait_ms is None else "retrying"
 
     def _judge(self, lease: Lease, delay_ms: int | None, reason: str, now_ms: int) -> Verdict:
-        """The verdict on a failed attempt. It changes nothing, so that a bad policy fails its task
-        only."""
+        """Return the verdict on a failed attempt without changing anything, so that an invalid
+        policy affects only its task."""
         if lease.order:
             return _judge_ordered(lease, delay_ms, self._core.failure(lease, reason, now_ms))
         try:
@@ -233,8 +234,8 @@ class Settlement:
         return Verdict(self._core.failure(lease, reason, now_ms), delay_ms)
 
     def reject(self, lease: Lease, reason: str | None, now_ms: int) -> str:
-        """Make the task a dead letter at once, or hold its key, as its group says."""
-        failure = self._core.failure(lease, _said(reason, "rejected"), now_ms)
+        """Make the task a dead letter at once, or hold its key, depending on its group."""
+        failure = self._core.failure(lease, _reason(reason, "rejected"), now_ms)
         rules = OrderRules.of(lease.group.settings.order)
         holds_key = bool(lease.order) and rules.failure == ORDER_HOLD
         self._end_one(NACKED, lease, now_ms, Verdict(failure, None, holds_key))
@@ -243,30 +244,30 @@ class Settlement:
         return "held" if holds_key else "dead"
 
     def unfit(self, lease: Lease, error: Exception, now_ms: int, trace: str | None = None) -> None:
-        """Make a task that cannot be written to any subscriber a dead letter, with the error.
-        ``trace``: the task's."""
+        """Make a task that cannot be sent to any subscriber a dead letter with the error. ``trace``
+        is the task's trace context."""
         failure = self._core.fault(lease, "delivery", error, now_ms, trace)
         self._end_one(UNFIT, lease, now_ms, Verdict(failure, None))
 
     def release(self, lease: Lease, now_ms: int) -> str:
-        """Give a task back unstarted: it is ready at once, and nothing is counted."""
+        """Return an unstarted task, which is ready at once. Nothing is counted."""
         self._end_one(RELEASED, lease, now_ms)
         return "cancelled" if lease.past.replaced_by else "released"
 
     def release_all(self, subscribers: Iterable[Subscriber], now_ms: int) -> None:
-        """Release every delivery that these subscribers have in hand."""
+        """Release all deliveries of these subscribers."""
         held: dict[Group, list[Lease]] = {}
         for subscriber in dict.fromkeys(subscribers):
             if subscriber.held:
                 held.setdefault(subscriber.group, []).extend(subscriber.held.values())
         for group, leases in held.items():
             leases.sort(key=attrgetter("since_mono_ms"))
-            # Last first: each goes to the front of the line, so the first is first again.
-            self.end(RELEASED, group, {one.id: one for one in reversed(leases)}, now_ms)
+            # The last is released first, because each goes to the front of the queue.
+            self.end(RELEASED, group, {lease.id: lease for lease in reversed(leases)}, now_ms)
 
     def snooze(self, lease: Lease, delay_ms: int, now_ms: int) -> str:
-        """Postpone a task by ``delay_ms`` without counting a failure. After too many times the
-        delivery stays with its consumer."""
+        """Postpone a task by ``delay_ms`` without counting a failure. Above ``snoozes_max`` the
+        lease does not end."""
         if lease.past.snoozes >= self._core.config.snoozes_max:
             return "too_often"
         lease.past = lease.past._replace(snoozes=lease.past.snoozes + 1)
@@ -274,13 +275,14 @@ class Settlement:
         return "cancelled" if lease.past.replaced_by else "snoozed"
 
     def group_closed(self, lease: Lease) -> None:
-        """End a lease of a group that is being deleted; the group's share ends elsewhere."""
+        """End a lease of a group that is being deleted. The caller finishes the task."""
         self._end_one(GROUP_CLOSED, lease)
 
     def extend(self, lease: Lease, lease_ms: int, mono_ms: int) -> None:
-        """Let the lease end ``lease_ms`` from now; the consumer is taken to be there."""
+        """Set the end of the lease to ``lease_ms`` from now. The consumer is assumed to be
+        alive."""
         lease.deadline_mono_ms = mono_ms + lease_ms
-        if lease.checkpointed:  # else it waits for its checkpoint already
+        if lease.checkpointed:  # otherwise it already waits for its checkpoint
             lease.checkpointed = False
             self._core.unsaved.append(lease)
         if lease.subscriber.gone_mono_ms is not None:
@@ -298,25 +300,24 @@ class Settlement:
         now_ms: int = 0,
         verdict: Verdict | Snooze | None = None,
     ) -> None:
-        """Every lease ends here, and nowhere else.
+        """End leases of ``group``, by task id. No other code ends leases.
 
-        ``leases`` are some of ``group``, by the id of their task. A ``verdict`` says that the
-        attempt failed or was postponed, and what follows.
+        ``verdict`` has the consequences of a failed or postponed attempt.
         """
         core, flight = self._core, group.flight
         is_confirmed = why.is_confirmed
         ended: dict[Subscriber, int] = {}
         for task_id, lease in leases.items():
             del flight[task_id]
-            lease.live = False  # whatever no batch holds of it need not be written any more
+            lease.live = False  # an unrecorded delivery need not be written any more
             subscriber = lease.subscriber
-            subscriber.held.pop(task_id, None)  # one of before a restart is with nobody
+            subscriber.held.pop(task_id, None)  # a lease from before a restart has no subscriber
             if is_confirmed:
                 ended[subscriber] = ended.get(subscriber, 0) + 1
                 continue
             core.settled(subscriber.presence, 1)
             if why.raises_doubt:
-                # Else one that is dead and holds its connection would burn every attempt there is.
+                # Otherwise a dead consumer with an open connection would use up all attempts.
                 subscriber.presence.doubt(lease)
             core.give_back(subscriber, 1)
         if group.is_ordered:
@@ -360,7 +361,7 @@ class Settlement:
             totals.deaths += count
 
     def _finish(self, group: Group, leases: Mapping[int, Lease]) -> None:
-        """The tasks of these leases are done for the group."""
+        """Finish the tasks of these leases for the group."""
         core = self._core
         kept: set[int] = set()
         if self._ownership.may_share(group):
@@ -369,8 +370,8 @@ class Settlement:
                     core.note_done(task_id, group, lease.attempt, lease.epoch)
                     kept.add(task_id)
         else:
-            # The only group that was owed them: nothing else of them is in memory but their keys.
-            keys = {i: one.traits.key for i, one in leases.items() if one.traits.key is not None}
+            # No other group was owed them, so memory only has their keys.
+            keys = {i: key for i, lease in leases.items() if (key := lease.traits.key) is not None}
             core.end_plain(leases, Outcome.ACKED, group.topic.name, keys)
         if core.is_recorded:
             core.recorder.acked(group, list(leases.values()), kept)
@@ -378,7 +379,7 @@ class Settlement:
     def _go_on(
         self, why: LeaseEnd, lease: Lease, now_ms: int, verdict: Verdict | Snooze | None
     ) -> None:
-        """The task of the lease is not done: its group gets it again, or a dead letter more."""
+        """Make the unfinished task of an ended lease ready or waiting again, or a dead letter."""
         recorder = self._core.recorder
         if lease.past.replaced_by:
             self._give_way(why, lease, verdict)
@@ -415,7 +416,7 @@ class Settlement:
         recorder.lease_over(lease, failure.reason, now_ms)
 
     def _give_way(self, why: LeaseEnd, lease: Lease, verdict: Verdict | Snooze | None) -> None:
-        """A newer task has replaced that of the lease: its group is done with it."""
+        """Finish a task that a newer task has replaced."""
         group = lease.group
         if group.is_ordered:
             self._core.orderings.of[group].died(lease)
@@ -429,7 +430,7 @@ class Settlement:
             self._core.orderings.of[lease.group].waits(lease)
 
     def _hold_key(self, lease: Lease, failure: Failure, now_ms: int) -> None:
-        """Keep the task, and let its order key wait for an operator."""
+        """Hold the task's order key until an operator acts."""
         core = self._core
         self._keep_attempts(lease)
         core.hold_key(lease.group, lease.id, lease.group.delivery_attempts[lease.id], now_ms)
@@ -437,7 +438,7 @@ class Settlement:
         core.recorder.nacked(lease, failure.reason, now_ms, now_ms)
 
     def _ready_again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
-        """Make a task ready again; ``front``: it was given back unstarted."""
+        """Make a task ready again. ``front`` means that it was returned unstarted."""
         core, group, task_id = self._core, lease.group, lease.id
         self._keep_attempts(lease, counts=not front)
         if task_id in group.delivery_attempts:
@@ -453,24 +454,24 @@ class Settlement:
         core.wake(group)
 
     def _keep_attempts(self, lease: Lease, *, counts: bool = True) -> None:
-        """Keep what the lease counted of attempts, now that it is over; ``counts``: this delivery
-        does. Where none counts, only the delivery's number is kept."""
+        """Keep the attempts of an ended lease. ``counts`` means that this delivery counts. If none
+        counts, only the delivery's number is kept."""
         core, traits = self._core, lease.traits
         if traits.ttl_end_ms is not None:
             core.lifetimes.add(lease.id, traits.ttl_end_ms)
         if lease.past == NO_PAST:
             core.begins_anew(lease.group, lease.id, lease.attempt)
             return
-        # With an order key no answer to an earlier delivery counts, if this one was given back.
+        # With an order key, no earlier receipt is valid after a delivery was returned unstarted.
         epoch = lease.epoch if counts or not lease.order else 0
         lease.group.delivery_attempts[lease.id] = DeliveryAttempts(
             lease.attempt, epoch, traits.priority, lease.past
         )
 
-    # --- leases that end by time -----------------------------------------------------------
+    # --- leases that time out --------------------------------------------------------------
 
     def expire(self, now_ms: int, mono_ms: int) -> int:
-        """Take back deliveries whose lease is over; returns how many."""
+        """End leases that have timed out. Return how many."""
         core = self._core
         if core.expiry_mono_ms is None or core.expiry_mono_ms > mono_ms:
             return 0
@@ -506,13 +507,14 @@ class Settlement:
                 self._end_one(DIED, lease, now_ms, self._judge_death(lease, now_ms))
                 continue
             gone = lease.subscriber.gone_mono_ms is not None
-            # Ready at once: only whether there is another attempt matters.
+            # The task is ready at once; only the verdict about another attempt matters.
             verdict = self._judge(lease, 0, "connection lost" if gone else "lease over", now_ms)
             self._end_one(LAPSED, lease, now_ms, verdict)
         return len(over)
 
     def _judge_death(self, lease: Lease, now_ms: int) -> Verdict:
-        """The verdict when a consumer died: no failure of the task, unless it happens too often."""
+        """Return the verdict on the death of a consumer. A death counts as a failure of the task
+        only if it happens too often."""
         config, deaths = self._core.config, lease.past.deaths + 1
         reason = f"{CONSUMER_DIED}: {lease.subscriber.death}"
         failure = self._core.failure(lease, reason, now_ms)
@@ -525,9 +527,9 @@ class Settlement:
         return Verdict(failure, wait_ms)
 
 
-def _said(reason: str | None, by_default: str) -> str:
-    """The reason that a consumer gives, or the default. It may not claim that a consumer died: else
-    a task could fail for ever at no cost."""
+def _reason(reason: str | None, by_default: str) -> str:
+    """Return the consumer's reason, or the default. A consumer must not claim that a consumer died,
+    because a task could then fail without limit."""
     if reason is not None and reason.startswith(CONSUMER_DIED):
         return f"{by_default}: {reason}"
     return reason or by_default
@@ -536,17 +538,18 @@ def _said(reason: str | None, by_default: str) -> str:
 def _current(
     flight: Mapping[int, Lease], epoch: int, ids: Sequence[int], attempts: Sequence[int]
 ) -> dict[int, Lease]:
-    """The leases of these receipts, if all are current and of different tasks; else none."""
+    """Return the leases of these receipts if all are current and of different tasks, otherwise
+    an empty map."""
     leases: list[Any] = list(map(flight.get, ids))
     if not all(leases) or [lease.attempt for lease in leases] != list(attempts):
         return {}
-    found = dict(zip(ids, leases, strict=True))
+    by_id = dict(zip(ids, leases, strict=True))
     epochs = {lease.epoch for lease in leases}
-    return found if epochs == {epoch} and len(found) == len(ids) else {}
+    return by_id if epochs == {epoch} and len(by_id) == len(ids) else {}
 
 
 def _judge_ordered(lease: Lease, delay_ms: int | None, failure: Failure) -> Verdict:
-    """The verdict of the group's rules for order keys, which take the place of a retry policy."""
+    """Return the verdict by the group's rules for order keys, which replace a retry policy."""
     rules = OrderRules.of(lease.group.settings.order)
     if rules.attempts is not None and lease.past.failed + 1 >= rules.attempts:
         return Verdict(failure, None, rules.failure == ORDER_HOLD)
@@ -554,7 +557,7 @@ def _judge_ordered(lease: Lease, delay_ms: int | None, failure: Failure) -> Verd
 
 
 TTL_OVER = "ttl_over"
-"""The word for a dead letter that stays, because it would expire at once."""
+"""The outcome for a dead letter that is not requeued because it would expire at once."""
 
 
 class DeadLetters:
@@ -564,11 +567,11 @@ class DeadLetters:
         self._core = core
         self._ownership = ownership
 
-    # --- they come -------------------------------------------------------------------------
+    # --- adding ----------------------------------------------------------------------------
 
     def to_dead_letters(self, lease: Lease, failure: Failure, now_ms: int) -> None:
-        """Make the task of an ended delivery a dead letter. Its past counts ``failure``, without
-        the trace."""
+        """Make the task of an ended delivery a dead letter. Its past already has ``failure``
+        without the trace."""
         core, group, key = self._core, lease.group, (lease.id, lease.group.name)
         core.open.effects.dead[key] = DeadRow(
             lease.id,
@@ -589,45 +592,45 @@ class DeadLetters:
         self._ownership.to_dead_letters(group, lease.id)
         core.recorder.died(lease, failure.reason, now_ms)
 
-    def restore(self, known: TaskSnapshot) -> None:
-        """Count a task's dead letters after a restart, for each group that still exists."""
-        for group in self._ownership.keepers(known):
+    def restore(self, snapshot: TaskSnapshot) -> None:
+        """Count a task's dead letters of existing groups after a restart."""
+        for group in self._ownership.keepers(snapshot):
             self._count(group, 1)
 
-    # --- they go ---------------------------------------------------------------------------
+    # --- removing --------------------------------------------------------------------------
 
-    def is_over(self, known: TaskSnapshot, ttl_ms: int | None, now_ms: int) -> bool:
-        """Whether the task, requeued with a new ``ttl_ms`` or with its own, would expire at
-        once."""
-        end_ms = ttl_end_ms(known.row.due_ms, self._options(known.row))
+    def is_over(self, snapshot: TaskSnapshot, ttl_ms: int | None, now_ms: int) -> bool:
+        """Return whether the task would expire at once if it were requeued with ``ttl_ms``, or with
+        its own time to live."""
+        end_ms = ttl_end_ms(snapshot.row.due_ms, self._options(snapshot.row))
         return ttl_ms is None and end_ms is not None and now_ms >= end_ms
 
-    def requeue(self, known: TaskSnapshot, name: str, now_ms: int, ttl_ms: int | None) -> str:
-        """Make a dead letter ready in its group at once, with failures counted anew, and with a new
-        time to live if there is a ``ttl_ms``. One whose time to live is over stays."""
-        core, row, group = self._core, known.row, self._keeper(known, name)
+    def requeue(self, snapshot: TaskSnapshot, name: str, now_ms: int, ttl_ms: int | None) -> str:
+        """Make a dead letter ready in its group and reset its failures. ``ttl_ms`` is a new time to
+        live. A dead letter that would expire at once stays."""
+        core, row, group = self._core, snapshot.row, self._keeper(snapshot, name)
         if group is None:
             return "unknown"
-        if self.is_over(known, ttl_ms, now_ms):
+        if self.is_over(snapshot, ttl_ms, now_ms):
             return TTL_OVER
         new_ms = None
         if ttl_ms is not None:
-            new_ms = max(0, now_ms - row.due_ms) + ttl_ms  # an option counts from the due time
-            row = self._live_on(known, new_ms)
+            new_ms = max(0, now_ms - row.due_ms) + ttl_ms  # the option counts from the due time
+            row = self._live_on(snapshot, new_ms)
         self._take_out(group, row.id, owes_it=True)
-        core.begins_anew(group, row.id, known.dead[name].attempt)
+        core.begins_anew(group, row.id, snapshot.dead[name].attempt)
         core.come(group, row, now_ms)
         core.lifetimes.begin(row)
         core.wake(group)
         core.recorder.requeued(row.topic, name, row.id, new_ms)
         return "requeued"
 
-    def _live_on(self, known: TaskSnapshot, ttl_ms: int) -> TaskRow:
-        """The row of the task with another time to live, in all groups that have it."""
-        core, former = self._core, known.row._replace(options=self._options(known.row))
+    def _live_on(self, snapshot: TaskSnapshot, ttl_ms: int) -> TaskRow:
+        """Give a task another time to live in all of its groups, and return its new row."""
+        core, former = self._core, snapshot.row._replace(options=self._options(snapshot.row))
         options = (former.options or TaskOptions())._replace(ttl_ms=ttl_ms)
         row, end_ms = former._replace(options=options), ttl_end_ms(former.due_ms, options)
-        for group in self._ownership.groups_of(known):
+        for group in self._ownership.groups_of(snapshot):
             lease = group.flight.get(row.id)
             if lease is None:
                 core.lifetimes.end(former)
@@ -641,37 +644,38 @@ class DeadLetters:
         return row
 
     def _options(self, row: TaskRow) -> TaskOptions | None:
-        """The options of the task; another dead letter of it may just have changed them."""
+        """Return the options of the task. Another dead letter of it can have changed them in the
+        open batch."""
         return self._core.open.effects.updated.get(row.id, row).options
 
-    def delete(self, known: TaskSnapshot, name: str) -> str:
-        """Delete a dead letter; the task ends when no group keeps or owes it."""
-        core, row, group = self._core, known.row, self._keeper(known, name)
+    def delete(self, snapshot: TaskSnapshot, name: str) -> str:
+        """Delete a dead letter. The task ends when no group keeps it or is owed it."""
+        core, row, group = self._core, snapshot.row, self._keeper(snapshot, name)
         if group is None:
             return "unknown"
         self._take_out(group, row.id, owes_it=False)
         last = self._ownership.finish(group, row, Outcome.DELETED)
         if not last:
-            core.note_done(row.id, group, known.dead[name].attempt, 0)
+            core.note_done(row.id, group, snapshot.dead[name].attempt, 0)
         core.recorder.ended(row.topic, name, DELETED, row.id, last=last)
         return "deleted"
 
     def drop(self, group: Group, task_id: int) -> None:
-        """Drop a dead letter of a closing group; the caller ends the group's share of the task."""
+        """Drop a dead letter of a group that is being deleted. The caller finishes the task."""
         self._take_out(group, task_id, owes_it=False)
 
-    def task_ends(self, known: TaskSnapshot) -> None:
-        """The task ends, and all of its dead letters with it."""
-        for group in self._ownership.keepers(known):
+    def task_ends(self, snapshot: TaskSnapshot) -> None:
+        """Note that an ended task's dead letters are gone."""
+        for group in self._ownership.keepers(snapshot):
             self._count(group, -1)
 
-    # --- what these have in common -----------------------------------------------------------
+    # --- common steps ------------------------------------------------------------------------
 
-    def _keeper(self, known: TaskSnapshot, name: str) -> Group | None:
-        """The group of that name, if it keeps the task as a dead letter; else None."""
-        if name not in known.dead:
+    def _keeper(self, snapshot: TaskSnapshot, name: str) -> Group | None:
+        """Return the group of that name if it keeps the task as a dead letter, otherwise None."""
+        if name not in snapshot.dead:
             return None
-        return self._core.topic(known.row.topic).groups.get(name)
+        return self._core.topic(snapshot.row.topic).groups.get(name)
 
     def _take_out(self, group: Group, task_id: int, *, owes_it: bool) -> None:
         self._core.open.effects.dead[task_id, group.name] = None

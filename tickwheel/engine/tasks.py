@@ -1,31 +1,29 @@
-"""Commands on tasks that are there: on single ones, on all that a selection names, and on the tasks
-of order keys that are held.
+"""Commands on existing tasks: on named tasks, on all tasks of a selection, and on the tasks of held
+order keys.
 
-Single tasks (``Control``): cancel, reschedule, run now, look up; dead letters by id. The shard
-reads what the store holds of the ids, lays over it what is not committed yet, and passes the result
-here as ``TaskSnapshot``; engine memory says the rest.
+Named tasks (``Control``): cancel, reschedule, run now, look up; dead letters by id. The shard reads
+the records of the ids from the store, overlays changes that are not committed, and passes the
+result as ``TaskSnapshot``. The rest of a task's state is in the engine's memory.
 
-Bulk operations (``Bulks``): which there are, how far each is, and what one step of those over tasks
-does. The shell (``server/shard/bulk.py``) reads the tasks of a step and says how long it may last;
-here is what a bulk operation's selection says of a task, what its kind does to it, and the row that
-says so in the same batch. Nothing of that is ever undone: like an ack it stays when a batch is
-refused. A kind that makes new tasks, which may be refused, says so before each step
-(``may_be_refused``).
+Bulk operations (``Bulks``): their rows, their progress, and the effect of a step on tasks. The
+caller (``server/shard/bulk.py``) reads the tasks of a step and bounds its time. This module matches
+a selection, applies the kind's effect, and writes the row of the bulk operation in the same batch.
+Like acks, these changes stay even if a batch is refused. Only a kind that makes new tasks can be
+refused; it calls ``may_be_refused`` before each step.
 
-| kind | what it goes through | what it does | what it refuses |
+| kind | items | effect | refused states and reasons |
 |---|---|---|---|
-| cancel | tasks | they end | in_flight, dead |
-| reschedule | tasks | another due time (``_due_ms``) | in_flight, dead, due_too_far |
-| spread | tasks | the emptiest ticks of a due window (``_spread``) | all but scheduled |
-| run_now | tasks | due at once | in_flight, dead |
-| requeue | dead letters | delivered again, failures counted anew | ttl_over |
-| delete | dead letters | gone | |
-| reset | what came due since a moment | it is the group's again (``groups.Resets``) | no_body |
+| cancel | tasks | end | in_flight, dead |
+| reschedule | tasks | another due time (``_dues``) | in_flight, dead, due_too_far |
+| spread | tasks | the emptiest ticks of a due window (``_spread``) | all except scheduled |
+| run_now | tasks | due now | in_flight, dead |
+| requeue | dead letters | delivered again, failures reset | ttl_over |
+| delete | dead letters | deleted | |
+| reset | tasks due since a moment | given to the group again (``groups.Resets``) | no_body |
 
-Held keys (``KeyControl``): an order key is held when its task has failed for good, unless its group
-says something else (``order_failure``): somebody has to look. Everything behind it waits until the
-task is released, skipped, cancelled or moved. The rules of key holders are in ``ordering.py``. A
-key that is paused is an operator's own will, and waits until it is resumed (``ordering.py``).
+Held keys (``KeyControl``): unless the group's ``order_failure`` differs, an order key is held when
+its task has failed for good. Its later tasks wait until an operator releases, skips, cancels or
+reschedules the task. A paused key waits until an operator resumes it. See ``ordering.py``.
 """
 
 from __future__ import annotations
@@ -82,13 +80,13 @@ __all__ = ["Control", "GroupView", "TaskSnapshot"]
 
 
 Done = tuple[str, int | None]
-"""The word for what became of a task, and its new due time when it was moved."""
+"""(outcome word, new due time if the task was moved)"""
 DuesOf = Callable[[Mapping[int, int]], Mapping[int, int]]
-"""When tasks come next, by id → when they come from then on; those that stay are left out."""
+"""Maps id → next due time to id → new due time, without tasks that are not moved."""
 
 
 class GroupView(NamedTuple):
-    """One group's standing with a task, for an answer."""
+    """The state of a task in a group, for an answer."""
 
     state: str
     attempt: int
@@ -100,53 +98,54 @@ class GroupView(NamedTuple):
 
 
 class Control:
-    """The verbs on tasks by id. Every answer is a word of the protocol."""
+    """The verbs on tasks by id. Answers are words of the protocol."""
 
     def __init__(self, core: Core, ownership: Ownership, dead_letters: DeadLetters) -> None:
         self._core = core
         self._ownership = ownership
         self._dead_letters = dead_letters
 
-    # --- where it stands ---------------------------------------------------------------------
+    # --- states ------------------------------------------------------------------------------
 
     def absent(self, task_id: int) -> str:
-        """The state of a task of which no record is left."""
+        """Return the state of a task without a record."""
         outcome = self._core.outcomes.get(task_id)
         if outcome is not None:
             return outcome.name.lower()
         return "gone" if self._core.was_assigned(task_id) else "unknown"
 
-    def state(self, known: TaskSnapshot) -> State:
-        """The state of the whole task in one word: that of its most active group."""
-        core, task_id = self._core, known.row.id
-        groups = self._ownership.groups_of(known)
+    def state(self, snapshot: TaskSnapshot) -> State:
+        """Return the state of a task in its most active group."""
+        core, task_id = self._core, snapshot.row.id
+        groups = self._ownership.groups_of(snapshot)
         if any(task_id in group.flight for group in groups):
             return State.IN_FLIGHT
         if task_id in core.retrying:
             return State.WAITING
-        if not groups and self._ownership.keepers(known):
+        if not groups and self._ownership.keepers(snapshot):
             return State.DEAD
-        if core.is_scheduled(known.row):
+        if core.is_scheduled(snapshot.row):
             return State.SCHEDULED
         return State.READY
 
-    def is_wanted(self, known: TaskSnapshot) -> bool:
-        """Whether a group is still owed the task; not when only dead letters are left."""
-        return bool(self._ownership.groups_of(known))
+    def is_wanted(self, snapshot: TaskSnapshot) -> bool:
+        """Return whether a group is still owed the task. Dead letters do not count."""
+        return bool(self._ownership.groups_of(snapshot))
 
-    def view(self, known: TaskSnapshot, mono_to_wall_ms: int) -> dict[str, GroupView]:
-        """Each group's standing; ``mono_to_wall_ms`` turns lease ends into wall time."""
-        task_id = known.row.id
-        own = known.row.options.retry if known.row.options is not None else None
+    def view(self, snapshot: TaskSnapshot, mono_to_wall_ms: int) -> dict[str, GroupView]:
+        """Return the task's state in each group. ``mono_to_wall_ms`` converts the ends of leases to
+        wall time."""
+        task_id = snapshot.row.id
+        own = snapshot.row.options.retry if snapshot.row.options is not None else None
         views: dict[str, GroupView] = {}
-        for name, dead in known.dead.items():
+        for name, dead in snapshot.dead.items():
             views[name] = GroupView(
                 "dead", dead.attempt, dead.died_ms, dead.failures, 0, deaths=dead.deaths
             )
-        topic = self._core.topic(known.row.topic)
-        if self._core.is_scheduled(known.row):
+        topic = self._core.topic(snapshot.row.topic)
+        if self._core.is_scheduled(snapshot.row):
             return views
-        for group in self._ownership.groups_of(known):
+        for group in self._ownership.groups_of(snapshot):
             if group is topic.default_backlog:
                 continue
             lease, attempts = group.flight.get(task_id), group.delivery_attempts.get(task_id)
@@ -165,117 +164,121 @@ class Control:
             views[group.name] = GroupView(
                 state,
                 attempt,
-                known.row.due_ms if at_ms is None else at_ms,
+                snapshot.row.due_ms if at_ms is None else at_ms,
                 past.failures,
                 self._core.policy(own, group).retries_left(past.failed + (lease is not None)),
                 past.snoozes,
                 past.deaths,
             )
-        for name, progress in known.progress.items():
+        for name, progress in snapshot.progress.items():
             if progress.state.is_over:
                 word = progress.outcome.name.lower()
                 views[name] = GroupView(word, progress.attempt, progress.at_ms, (), 0)
         for group in topic.live_groups if topic.filtering else ():
-            if group.name not in views and owes(group, known.row) and not wants(group, known.row):
-                views[group.name] = GroupView("filtered", 0, known.row.due_ms, (), 0)
+            if (
+                group.name not in views
+                and owes(group, snapshot.row)
+                and not wants(group, snapshot.row)
+            ):
+                views[group.name] = GroupView("filtered", 0, snapshot.row.due_ms, (), 0)
         return views
 
     # --- cancel, reschedule --------------------------------------------------------------
 
     def too_late(self, task_id: int) -> str:
-        """What a command that would change a task says of one of which no record is left."""
+        """Return the answer of a command that cannot change a task because it has no record."""
         state = self.absent(task_id)
         return "already_cancelled" if state == "cancelled" else state
 
-    def cancel(self, task_id: int, known: TaskSnapshot | None) -> str:
-        if known is None:
+    def cancel(self, task_id: int, snapshot: TaskSnapshot | None) -> str:
+        if snapshot is None:
             return self.too_late(task_id)
-        kept = self._end(known, Outcome.CANCELLED, CANCELLED)
+        kept = self._end(snapshot, Outcome.CANCELLED, CANCELLED)
         if kept is not None:
             return kept.value
         self._core.totals.cancelled += 1
-        self._core.topic(known.row.topic).cancelled += 1
+        self._core.topic(snapshot.row.topic).cancelled += 1
         return "cancelled"
 
-    def delete(self, known: TaskSnapshot) -> bool:
-        """End a task of a topic that is being deleted. False: a consumer has it, or it is dead."""
-        return self._end(known, Outcome.DELETED, DELETED) is None
+    def delete(self, snapshot: TaskSnapshot) -> bool:
+        """End a task of a topic that is being deleted. Return False if it is in flight or dead."""
+        return self._end(snapshot, Outcome.DELETED, DELETED) is None
 
-    def _end(self, known: TaskSnapshot, outcome: Outcome, how: str) -> State | None:
-        """End the task, wherever it is; returns the state that it is too late in, or None."""
-        core, topic = self._core, self._core.topic(known.row.topic)
-        state = State.SCHEDULED if self._is_far(known) else self.state(known)
+    def _end(self, snapshot: TaskSnapshot, outcome: Outcome, how: str) -> State | None:
+        """End a task. Return the state that prevents it, or None."""
+        core, topic = self._core, self._core.topic(snapshot.row.topic)
+        state = State.SCHEDULED if self._is_far(snapshot) else self.state(snapshot)
         if state in (State.IN_FLIGHT, State.DEAD):
             return state
         if state is State.SCHEDULED:
-            core.unschedule(known.row)
+            core.unschedule(snapshot.row)
         else:
-            self._take_out_everywhere(known)
-        self._dead_letters.task_ends(known)
-        core.end(known.row.id, outcome, topic.name, key_of(known.row))
+            self._take_out_everywhere(snapshot)
+        self._dead_letters.task_ends(snapshot)
+        core.end(snapshot.row.id, outcome, topic.name, key_of(snapshot.row))
         core.lost_task(topic)
-        core.recorder.ended(topic.name, None, how, known.row.id, last=True)
+        core.recorder.ended(topic.name, None, how, snapshot.row.id, last=True)
         return None
 
     def reschedule(
-        self, task_id: int, due_ms: int, known: TaskSnapshot | None, now_ms: int
+        self, task_id: int, due_ms: int, snapshot: TaskSnapshot | None, now_ms: int
     ) -> tuple[str, int | None]:
-        """Move the next delivery to ``due_ms`` (not in the past: the shard clips it)."""
-        if known is None:
+        """Move the next delivery to ``due_ms``, which is not in the past."""
+        if snapshot is None:
             return self.too_late(task_id), None
         core = self._core
-        if self._is_far(known):
-            self._move(known.row, due_ms, now_ms)
+        if self._is_far(snapshot):
+            self._move(snapshot.row, due_ms, now_ms)
             return "scheduled", due_ms
-        state = self.state(known)
+        state = self.state(snapshot)
         if state in (State.IN_FLIGHT, State.DEAD):
             return state.value, None
-        if state is State.SCHEDULED or not self.has_history(known):
+        if state is State.SCHEDULED or not self.has_history(snapshot):
             is_held = task_id in core.replaced
-            self._take_back(known, state)
-            row = self._ownership.moved(known.row._replace(due_ms=due_ms), now_ms)
-            core.write(row, is_moved=row.options is known.row.options)
+            self._take_back(snapshot, state)
+            row = self._ownership.moved(snapshot.row._replace(due_ms=due_ms), now_ms)
+            core.write(row, is_moved=row.options is snapshot.row.options)
             if is_held:
                 core.hold(row)
             else:
                 core.schedule(row, now_ms)
             core.recorder.rescheduled(row, due_ms)
         else:
-            self._ownership.look_ahead(known, now_ms)
+            self._ownership.look_ahead(snapshot, now_ms)
             if task_id in core.open.effects.ended:
-                # A former group of a replay's name had acked it, and so has everybody else.
+                # Looking ahead found that every group has acked it.
                 return self.absent(task_id), None
-            self._postpone(known, due_ms)
-            core.recorder.rescheduled(known.row, due_ms)
+            self._postpone(snapshot, due_ms)
+            core.recorder.rescheduled(snapshot.row, due_ms)
         return "scheduled", due_ms
 
     def replace(
         self,
-        known: TaskSnapshot,
+        snapshot: TaskSnapshot,
         due_ms: int,
         body: bytes,
         options: TaskOptions | None,
         source: object,
         now_ms: int,
     ) -> None:
-        """Replace the body, options and due time of a task that nobody has had, by the will of
-        ``source``. It is delivered when that is durable, and not before."""
+        """Replace the body, options and due time of a task without an attempt, for ``source``. The
+        task is not delivered before that is durable."""
         core = self._core
-        self._take_back(known, self.state(known))
-        former = known.row.options
+        self._take_back(snapshot, self.state(snapshot))
+        former = snapshot.row.options
         if former is not None and former.order_id is not None:
             options = (options or TaskOptions())._replace(order_id=former.order_id)
-        row = TaskRow(known.row.id, due_ms, known.row.topic, body, options)
+        row = TaskRow(snapshot.row.id, due_ms, snapshot.row.topic, body, options)
         row = self._ownership.moved(row, now_ms)
         core.write(row, is_moved=False)
         core.hold(row)
         core.recorder.replaced(source, row, now_ms)
 
-    def give_way(self, known: TaskSnapshot, by: int) -> None:
-        """The newer task ``by`` replaces one that groups have had. It ends at once in each group
-        where no consumer has it, and in the others when the delivery ends without an ack."""
-        core, row = self._core, known.row
-        for group in self._ownership.groups_of(known):
+    def give_way(self, snapshot: TaskSnapshot, by: int) -> None:
+        """Let the newer task ``by`` replace a task that groups have had. The task ends at once in
+        groups where it is not in flight, and elsewhere when its delivery ends without an ack."""
+        core, row = self._core, snapshot.row
+        for group in self._ownership.groups_of(snapshot):
             lease = group.flight.get(row.id)
             if group.is_closed:
                 continue
@@ -289,38 +292,38 @@ class Control:
             core.leave(group, row)
             self._ownership.give_way(group, row, attempt, by)
 
-    def gives_way(self, known: TaskSnapshot) -> bool:
-        """Whether a newer task has replaced this one already, wherever a group is owed it."""
-        groups = [one for one in self._ownership.groups_of(known) if not one.is_closed]
-        leases = [group.flight.get(known.row.id) for group in groups]
+    def gives_way(self, snapshot: TaskSnapshot) -> bool:
+        """Return whether a newer task has replaced this task in every group that is owed it."""
+        groups = [group for group in self._ownership.groups_of(snapshot) if not group.is_closed]
+        leases = [group.flight.get(snapshot.row.id) for group in groups]
         return all(lease is not None and lease.past.replaced_by for lease in leases)
 
-    def next_ms(self, known: TaskSnapshot) -> int:
-        """When a task that groups have had, and nobody has now, comes next; at least (wall ms)."""
-        task_id = known.row.id
-        waits = (group.waiting.get(task_id) for group in self._ownership.groups_of(known))
+    def next_ms(self, snapshot: TaskSnapshot) -> int:
+        """Return the earliest next attempt (wall ms) of a task that is not in flight."""
+        task_id = snapshot.row.id
+        waits = (group.waiting.get(task_id) for group in self._ownership.groups_of(snapshot))
         times = (at_ms for at_ms in waits if at_ms is not None and at_ms != NEVER_MS)
-        return min(times, default=known.row.due_ms)
+        return min(times, default=snapshot.row.due_ms)
 
-    def _take_back(self, known: TaskSnapshot, state: State) -> None:
-        """Take a task that nobody has had from where it is, to be scheduled anew."""
+    def _take_back(self, snapshot: TaskSnapshot, state: State) -> None:
+        """Remove a task without an attempt from its place, so that it can be scheduled again."""
         if state is State.SCHEDULED:
-            self._core.unschedule(known.row)
+            self._core.unschedule(snapshot.row)
         else:
-            self._take_out_everywhere(known)
-            self._ownership.forget(known.row.id)
-            self._core.drop(known.row.id)
+            self._take_out_everywhere(snapshot)
+            self._ownership.forget(snapshot.row.id)
+            self._core.drop(snapshot.row.id)
 
-    def _is_far(self, known: TaskSnapshot) -> bool:
-        """Whether the task has certainly not fired: it is on the wheel, and nowhere else."""
-        row, core = known.row, self._core
+    def _is_far(self, snapshot: TaskSnapshot) -> bool:
+        """Return whether the task is only on the wheel, and so has certainly not fired."""
+        row, core = snapshot.row, self._core
         return (
             row.due_ms > core.wheel.position_ms
             and row.due_ms > core.acted_ms
             and row.id not in core.retrying
             and row.id not in core.replaced
-            and not known.progress
-            and not known.dead
+            and not snapshot.progress
+            and not snapshot.dead
         )
 
     def _move(self, row: TaskRow, due_ms: int, now_ms: int) -> None:
@@ -340,17 +343,17 @@ class Control:
 
     # --- many at once ------------------------------------------------------------------------
     #
-    # Of tasks of which nothing is recorded but due time, body and key, as columns. Those that may
-    # have fired, and what else is not usual, are left to the verbs above.
+    # For tasks with only a due time, a body and a key. Tasks that might have fired, and other
+    # special tasks, are left to the verbs above.
 
     def cancel_many(
-        self, name: str, found: Mapping[int, int], keys: Mapping[int, str]
+        self, name: str, dues_ms: Mapping[int, int], keys: Mapping[int, str]
     ) -> Collection[int]:
-        """Cancel the tasks of ``found`` (id → due_ms, on the topic ``name``) that certainly wait on
-        the wheel and nowhere else; returns their ids. ``keys``: id → key of all that have one, and
-        maybe of others."""
+        """Cancel those tasks of ``dues_ms`` (id → due_ms, of the topic ``name``) that are certainly
+        only on the wheel. Return their ids. ``keys`` (id → key) has the keys of all of them, and
+        possibly more."""
         core, topic = self._core, self._core.topic(name)
-        far = self._far(found)
+        far = self._far(dues_ms)
         if not far:
             return ()
         core.wheel.cancel_many(list(far), list(far.values()))
@@ -368,12 +371,12 @@ class Control:
         return far
 
     def reschedule_many(
-        self, name: str, found: Mapping[int, int], dues_of: DuesOf
+        self, name: str, dues_ms: Mapping[int, int], dues_of: DuesOf
     ) -> Mapping[int, int]:
-        """Move the tasks of ``found`` that ``cancel_many`` would cancel, and for which ``dues_of``
-        has new times. Returns id → due_ms of those that were moved."""
+        """Move those tasks of ``dues_ms`` that ``cancel_many`` would cancel and for which
+        ``dues_of`` returns new times. Return id → due_ms of the moved tasks."""
         core = self._core
-        far = self._far(found)
+        far = self._far(dues_ms)
         if not far or not keeps_place(core.topic(name).groups.values(), min(far)):
             return {}
         moved = dues_of(far)
@@ -387,41 +390,45 @@ class Control:
         core.recorder.rescheduled_many(name, ids, new_ms)
         return moved
 
-    def _far(self, found: Mapping[int, int]) -> Mapping[int, int]:
-        """The tasks of ``found`` that have certainly not fired, as in ``_is_far``."""
+    def _far(self, dues_ms: Mapping[int, int]) -> Mapping[int, int]:
+        """Return the tasks of ``dues_ms`` that have certainly not fired, as in ``_is_far``."""
         core = self._core
         after_ms = max(core.wheel.position_ms, core.acted_ms)
-        if min(found.values(), default=0) > after_ms and core.retrying.keys().isdisjoint(found):
-            return found
-        return {i: at for i, at in found.items() if at > after_ms and i not in core.retrying}
+        if min(dues_ms.values(), default=0) > after_ms and core.retrying.keys().isdisjoint(dues_ms):
+            return dues_ms
+        return {i: at for i, at in dues_ms.items() if at > after_ms and i not in core.retrying}
 
-    def has_history(self, known: TaskSnapshot) -> bool:
-        """Whether some group has attempts, an ack or a dead letter of the task to remember."""
-        if known.dead or any(p.state.is_over for p in known.progress.values()):
+    def has_history(self, snapshot: TaskSnapshot) -> bool:
+        """Return whether a group has attempts, an ack or a dead letter of the task."""
+        if snapshot.dead or any(p.state.is_over for p in snapshot.progress.values()):
             return True
-        task_id = known.row.id
-        # One that waits without an attempt does so because the clock went back.
-        return any(task_id in group.delivery_attempts for group in self._ownership.groups_of(known))
+        task_id = snapshot.row.id
+        # A task that waits without an attempt waits because the clock went back.
+        return any(
+            task_id in group.delivery_attempts for group in self._ownership.groups_of(snapshot)
+        )
 
-    def _take_out_everywhere(self, known: TaskSnapshot) -> None:
-        for group in self._ownership.groups_of(known):
-            self._core.leave(group, known.row)
+    def _take_out_everywhere(self, snapshot: TaskSnapshot) -> None:
+        for group in self._ownership.groups_of(snapshot):
+            self._core.leave(group, snapshot.row)
 
-    def _postpone(self, known: TaskSnapshot, due_ms: int) -> None:
-        core, task_id = self._core, known.row.id
-        for group in self._ownership.groups_of(known):
+    def _postpone(self, snapshot: TaskSnapshot, due_ms: int) -> None:
+        core, task_id = self._core, snapshot.row.id
+        for group in self._ownership.groups_of(snapshot):
             if task_id in group.flight:
                 continue
             attempts = group.delivery_attempts.get(task_id)
             if attempts is None:
-                attempts = DeliveryAttempts(core.number(group, task_id), 0, priority_of(known.row))
-            # One of which a delivery counts stays the holder of its order key.
-            core.leave(group, known.row, stays_holder=attempts.was_had)
+                attempts = DeliveryAttempts(
+                    core.number(group, task_id), 0, priority_of(snapshot.row)
+                )
+            # A task with an attempt that counts stays the holder of its order key.
+            core.leave(group, snapshot.row, stays_holder=attempts.was_had)
             group.delivery_attempts[task_id] = attempts
-            core.lifetimes.begin(known.row)
+            core.lifetimes.begin(snapshot.row)
             core.wait(group, task_id, due_ms)
             if group.is_ordered:
-                self._core.orderings.of[group].waits(known.row)
+                self._core.orderings.of[group].waits(snapshot.row)
 
     # --- dead letters ------------------------------------------------------------------------
 
@@ -430,23 +437,23 @@ class Control:
         kind: str,
         task_id: int,
         name: str,
-        known: TaskSnapshot | None,
+        snapshot: TaskSnapshot | None,
         now_ms: int,
         ttl_ms: int | None = None,
     ) -> str:
-        """Requeue or delete a dead letter of the group ``name``; returns the word for what became
-        of it. ``ttl_ms``: the new time to live of what is requeued."""
-        if known is None:
+        """Requeue or delete a dead letter of the group ``name``. Return the outcome word.
+        ``ttl_ms`` is the new time to live of a requeued task."""
+        if snapshot is None:
             return self.absent(task_id)
         if kind == "requeue":
-            return self._dead_letters.requeue(known, name, now_ms, ttl_ms)
-        return self._dead_letters.delete(known, name)
+            return self._dead_letters.requeue(snapshot, name, now_ms, ttl_ms)
+        return self._dead_letters.delete(snapshot, name)
 
     def says_no_to_dead(
-        self, kind: str, known: TaskSnapshot, now_ms: int, ttl_ms: int | None
+        self, kind: str, snapshot: TaskSnapshot, now_ms: int, ttl_ms: int | None
     ) -> str | None:
-        """Why ``settle_dead`` would leave a dead letter where it is; None: it would not."""
-        if kind == "requeue" and self._dead_letters.is_over(known, ttl_ms, now_ms):
+        """Return why ``settle_dead`` would not change a dead letter, or None if it would."""
+        if kind == "requeue" and self._dead_letters.is_over(snapshot, ttl_ms, now_ms):
             return TTL_OVER
         return None
 
@@ -456,24 +463,24 @@ OF_DEAD_LETTERS = ("requeue", "delete")
 RESET = "reset"
 KINDS = (*OF_TASKS, *OF_DEAD_LETTERS, RESET)
 _DONE = frozenset(("cancelled", "scheduled", "requeued", "deleted", "given"))
-"""Words for what was changed; every other one is the reason why not."""
+"""Outcome words of changed items. Every other word is the reason for a refusal."""
 TOO_FAR = "due_too_far"
 _CANCELLED: Done = ("cancelled", None)
 _BUSY = frozenset((State.IN_FLIGHT, State.DEAD))
 _NOT_SCHEDULED = frozenset(State) - {State.SCHEDULED}
 FORGET_MAX = 1_000
-"""How many ended bulk operations are forgotten at a time."""
+"""Maximum ended bulk operations that are forgotten at a time."""
 
 
 class Step(NamedTuple):
-    """What one step of a bulk operation has done."""
+    """The result of a step of a bulk operation."""
 
     place: Place
-    """Every task or dead letter up to this place has been looked at."""
+    """Every task or dead letter up to this place has been examined."""
     looked_at: int
     matched: int
     words: Mapping[str, int]
-    """How many of the matching tasks have had each outcome, by the word of the verb."""
+    """Outcome word → number of matching tasks."""
 
 
 class Bulks:
@@ -483,17 +490,17 @@ class Bulks:
         self._core = core
         self._control = control
         self.known: dict[str, BulkRow] = {}
-        """Bulk operations by id, oldest first: running ones, and a limited number of ended ones."""
+        """Running and recently ended bulk operations by id, oldest first."""
 
-    # --- their lives -------------------------------------------------------------------------
+    # --- start and end -----------------------------------------------------------------------
 
     def make(self, bulk: Bulk) -> BulkRow:
-        """Make a bulk operation whose id is new. It may begin when the open batch is durable."""
+        """Create a bulk operation with a new id. It can begin when the open batch is durable."""
         self._core.bulk_running += 1
         return self._write(BulkRow(bulk))
 
     def end(self, name: str, state: BulkState, now_ms: int, note: str = "") -> BulkRow:
-        """End a running bulk operation: it takes no further step."""
+        """End a running bulk operation."""
         self._core.bulk_running -= 1
         row = self._write(self.known[name]._replace(state=state, ended_ms=now_ms, note=note))
         over = len(self.known) - self._core.bulk_running - self._core.config.bulk_remembered_max
@@ -518,12 +525,13 @@ class Bulks:
         )
 
     def may_be_refused(self, name: str) -> None:
-        """Remember a bulk operation whose next step makes tasks, which may be refused."""
+        """Remember the state of a bulk operation whose next step makes tasks, so that ``undo`` can
+        restore it if they are refused."""
         self._core.open.bulks_before.setdefault(name, self.known[name])
 
     def undo(self, batch: Batch) -> None:
-        """The new tasks of that batch are forgotten: the bulk operations that made them stand where
-        they stood before, unless for having been ended meanwhile."""
+        """Restore the progress of bulk operations whose new tasks were refused with the batch. Ends
+        since then stay."""
         before, batch.bulks_before = batch.bulks_before, {}
         for name, old in before.items():
             batch.effects.records.pop((BULK, name), None)
@@ -533,19 +541,19 @@ class Bulks:
             self._write(old._replace(state=row.state, ended_ms=row.ended_ms, note=row.note))
 
     def restore(self, rows: Iterable[BulkRow]) -> None:
-        """Take over the rows of bulk operations that a store had."""
+        """Restore bulk operations from stored rows."""
         for row in sorted(rows, key=lambda row: (row.bulk.made_ms, row.bulk.id)):
             self.known[row.bulk.id] = row
             self._core.bulk_running += not row.state.is_over
 
     def sweep(self, now_ms: int) -> None:
-        """Forget bulk operations that ended too long ago; called once in a while."""
+        """Forget bulk operations that ended too long ago. To be called from time to time."""
         self._forget(now_ms - self._core.config.bulk_remembered_ms, FORGET_MAX)
 
-    def _forget(self, until_ms: int, most: int) -> None:
+    def _forget(self, until_ms: int, limit: int) -> None:
         over = (row for row in self.known.values() if row.state.is_over)
         ended = sorted((row.ended_ms, row.bulk.id) for row in over)
-        for ended_ms, name in ended[:most]:
+        for ended_ms, name in ended[:limit]:
             if ended_ms > until_ms:
                 return
             del self.known[name]
@@ -556,19 +564,19 @@ class Bulks:
         self._core.open.effects.put(BULK, row)
         return row
 
-    # --- what a command does to tasks, at once or as a bulk operation ------------------------
+    # --- effects on tasks, of a command or a bulk operation ----------------------------------
 
     def says_no(
-        self, bulk: Bulk, known: TaskSnapshot, now_ms: int, delay_ms_max: int
+        self, bulk: Bulk, snapshot: TaskSnapshot, now_ms: int, delay_ms_max: int
     ) -> str | None:
-        """Why the bulk operation would not change a task that matches, as things are; None: it
+        """Return why the bulk operation would not change a matching task now, or None if it
         would."""
-        state = self._control.state(known)
+        state = self._control.state(snapshot)
         if state in (_BUSY if bulk.kind != "spread" else _NOT_SCHEDULED):
             return state.value
         if bulk.argument("shift_ms") is None:
             return None
-        times_ms = {known.row.id: self._control.next_ms(known)}
+        times_ms = {snapshot.row.id: self._control.next_ms(snapshot)}
         return None if self._dues(bulk, times_ms, now_ms, delay_ms_max) else TOO_FAR
 
     def act(
@@ -581,15 +589,15 @@ class Bulks:
         now_ms: int,
         delay_ms_max: int,
     ) -> dict[int, Done]:
-        """Do to these tasks what the bulk operation is for; returns what became of each, by its id.
-        ``plain``: id → due_ms of those, all on ``topic``, of which nothing else is recorded but
-        ``keys``; what can be done to many of them at once needs none of their snapshots."""
+        """Apply the bulk operation to tasks. Return id → outcome. ``plain`` (id → due_ms) are tasks
+        of ``topic`` without other records than ``keys``, which can be changed together without
+        their snapshots."""
         done: dict[int, Done] = {}
         if plain:
             done = self._act_plain(bulk, topic, plain, keys, now_ms, delay_ms_max)
-        for known in matched:
-            if known.row.id not in done:
-                done[known.row.id] = self._act_one(bulk, known, now_ms, delay_ms_max)
+        for snapshot in matched:
+            if snapshot.row.id not in done:
+                done[snapshot.row.id] = self._act_one(bulk, snapshot, now_ms, delay_ms_max)
         return done
 
     def _act_plain(
@@ -610,24 +618,24 @@ class Bulks:
         moved = self._control.reschedule_many(topic, plain, dues_of)
         return {task_id: ("scheduled", due_ms) for task_id, due_ms in moved.items()}
 
-    def _act_one(self, bulk: Bulk, known: TaskSnapshot, now_ms: int, delay_ms_max: int) -> Done:
-        task_id = known.row.id
+    def _act_one(self, bulk: Bulk, snapshot: TaskSnapshot, now_ms: int, delay_ms_max: int) -> Done:
+        task_id = snapshot.row.id
         if bulk.kind == "cancel":
-            return self._control.cancel(task_id, known), None
-        no = bulk.kind == "spread" and self.says_no(bulk, known, now_ms, delay_ms_max)
-        if no:
-            return no, None  # before a tick is chosen for it
-        times_ms = {task_id: self._control.next_ms(known)}
+            return self._control.cancel(task_id, snapshot), None
+        reason = bulk.kind == "spread" and self.says_no(bulk, snapshot, now_ms, delay_ms_max)
+        if reason:
+            return reason, None  # before a tick is chosen
+        times_ms = {task_id: self._control.next_ms(snapshot)}
         dues_ms = self._dues(bulk, times_ms, now_ms, delay_ms_max)
         if dues_ms:
-            return self._control.reschedule(task_id, dues_ms[task_id], known, now_ms)
-        return self.says_no(bulk, known, now_ms, delay_ms_max) or TOO_FAR, None
+            return self._control.reschedule(task_id, dues_ms[task_id], snapshot, now_ms)
+        return self.says_no(bulk, snapshot, now_ms, delay_ms_max) or TOO_FAR, None
 
     def _dues(
         self, bulk: Bulk, times_ms: Mapping[int, int], now_ms: int, delay_ms_max: int
     ) -> dict[int, int]:
-        """Where the bulk operation moves tasks that come next at ``times_ms``, by id; those that
-        would be too far away are left out."""
+        """Return id → new due time for tasks whose next attempt is at ``times_ms``, without tasks
+        that would be due too far in the future."""
         if bulk.kind == "spread":
             return self._spread(bulk, times_ms, now_ms)
         shift_ms, delay_ms = bulk.argument("shift_ms"), bulk.argument("delay_ms")
@@ -639,21 +647,21 @@ class Bulks:
         return dict.fromkeys(times_ms, now_ms if due_ms is None else max(now_ms, int(due_ms)))
 
     def _spread(self, bulk: Bulk, times_ms: Mapping[int, int], now_ms: int) -> dict[int, int]:
-        """One of the emptiest ticks of its window for each task: the window of all, or the one that
-        begins at the task's own due time. What is left of a window begins now."""
-        core, found = self._core, dict[int, int]()
+        """Choose one of the emptiest ticks of the window for each task. The window is common, or
+        begins at each task's due time. Its past part is ignored."""
+        core, dues_ms = self._core, dict[int, int]()
         start_ms, within_ms = bulk.argument("start_ms"), int(bulk.argument("within_ms") or 1)
-        alike: dict[int, list[int]] = {}
+        by_begin: dict[int, list[int]] = {}
         for task_id, at_ms in times_ms.items():
-            alike.setdefault(at_ms if start_ms is None else int(start_ms), []).append(task_id)
+            by_begin.setdefault(at_ms if start_ms is None else int(start_ms), []).append(task_id)
         core.windows.begin()
-        for begin_ms, ids in alike.items():
+        for begin_ms, ids in by_begin.items():
             first_ms = max(now_ms, begin_ms)
             last_ms = max(first_ms, begin_ms + within_ms - 1)
             moments_ms = core.windows.choose(first_ms, last_ms, len(ids), now_ms)
-            found.update(zip(ids, moments_ms, strict=True))
-        core.totals.windows += len(found)
-        return found
+            dues_ms.update(zip(ids, moments_ms, strict=True))
+        core.totals.windows += len(dues_ms)
+        return dues_ms
 
 
 def _added(
@@ -666,15 +674,14 @@ def _added(
 
 
 AT_ONCE: Mapping[str, int] = {"spread": 500}
-"""How many tasks one step changes, of kinds whose every task costs a search; of all others as many
-as were read."""
+"""Kind → maximum tasks per step, for kinds that search for each task. Other kinds have no limit."""
 
 
 class Selector:
-    """A selection ready to judge. What it says of a task depends on the task's row and state."""
+    """A parsed selection, which matches tasks by their row and state."""
 
     def __init__(self, selection: Selection) -> None:
-        """Raises FilterError for a filter of the selection that cannot be read."""
+        """Raise FilterError if the selection's filter is not valid."""
         self.state = selection.state
         self.reason = selection.reason.casefold()
         self._prefix = selection.key_prefix
@@ -685,7 +692,7 @@ class Selector:
             self._filter = Filter(selection.tags, selection.where)
 
     def fits(self, row: TaskRow) -> bool:
-        """Whether the task matches all parts of the selection but the state."""
+        """Return whether the task matches the selection, apart from the state."""
         if self._from_ms is not None and row.due_ms < self._from_ms:
             return False
         if self._to_ms is not None and row.due_ms >= self._to_ms:
@@ -698,17 +705,19 @@ class Selector:
 
 
 HELD_SHOWN_MAX = 1_000
-QUEUES_LOOKED_AT, FIRST_LOOKED_AT = 50_000, 256
-"""How many key queues one look takes in to find those with most tasks, and a key that fails."""
+QUEUES_LOOKED_AT = 50_000
+"""Maximum key queues that are searched for those with the most tasks."""
+FIRST_LOOKED_AT = 256
+"""Maximum key queues that are searched for a failing key."""
 
 
 class KeyQueueState(NamedTuple):
-    """How many tasks wait for one order key, or for one value of a fairly shared group."""
+    """The waiting tasks of an order key or of a value of ``fair_by``."""
 
     task_id: int
     """One task of the key or value."""
     state: str
-    """The state of that task, or what holds back the value: "limited", "throttled"."""
+    """The state of that task, or the reason why the value waits: "limited", "throttled"."""
     in_flight: int
     waiting: int
     kind: str
@@ -722,84 +731,88 @@ class HeldKey(NamedTuple):
     since_ms: int
     attempt: int
     waiting: int
-    """How many tasks wait behind the held task."""
+    """Number of tasks that wait for the held task."""
 
 
 class KeyOfPause(NamedTuple):
-    """A key that an operator has paused, and how many of its due tasks wait."""
+    """A paused key and the number of its waiting due tasks."""
 
     key: PausedKey
     waiting: int
 
 
 class FailingKey(NamedTuple):
-    """An order key whose first task fails again and again."""
+    """An order key whose first task fails repeatedly."""
 
     task_id: int
     failures: int
     waiting: int
-    """How many tasks wait behind the failing task."""
+    """Number of tasks that wait for the failing task."""
     reason: str
     """The reason of the last failure."""
 
 
 class KeyControl:
-    """Shows an operator order keys and fair shares of a group; releases and skips held keys, pauses
-    and resumes any."""
+    """The operators' view of a group's order keys and fair shares; releases and skips held keys,
+    pauses and resumes keys."""
 
     def __init__(self, core: Core, dead_letters: DeadLetters) -> None:
         self._core = core
         self._dead_letters = dead_letters
 
     def held(self, group: Group, limit: int = HELD_SHOWN_MAX) -> list[HeldKey]:
-        """Up to ``limit`` order keys that are held, oldest first."""
-        ordering, found = self._core.orderings.of.get(group), list[HeldKey]()
+        """Return up to ``limit`` held order keys, oldest first."""
+        ordering, keys = self._core.orderings.of.get(group), list[HeldKey]()
         if ordering is None:
-            return found
+            return keys
         for task_id, since_ms in islice(ordering.held.items(), limit):
-            attempts, known = group.delivery_attempts.get(task_id), ordering.waiting.get(task_id)
-            queue = ordering.keys.order.queues.get(known.order) if known is not None else None
+            attempts, waiting = group.delivery_attempts.get(task_id), ordering.waiting.get(task_id)
+            queue = ordering.keys.order.queues.get(waiting.order) if waiting is not None else None
             attempt = attempts.attempt if attempts is not None else 0
-            found.append(HeldKey(task_id, since_ms, attempt, 0 if queue is None else queue.waiting))
-        return found
+            keys.append(HeldKey(task_id, since_ms, attempt, 0 if queue is None else queue.waiting))
+        return keys
 
     def queues(self, group: Group, limit: int) -> list[KeyQueueState]:
-        """The order keys and fair-share values for which most tasks wait, of so many as a look may
-        take."""
+        """Return the order keys and values with the most waiting tasks among the first
+        ``QUEUES_LOOKED_AT`` of each."""
         ordering = self._core.orderings.of.get(group)
         if ordering is None:
             return []
         queues = islice(ordering.keys.order.queues.items(), QUEUES_LOOKED_AT)
         shares = islice(ordering.shares.of.values(), QUEUES_LOOKED_AT)
-        found = [
+        states = [
             KeyQueueState(
                 queue.head, _state(group, ordering, mark, queue.head), 0, queue.waiting, "order"
             )
-            for mark, queue in nlargest(limit, queues, key=lambda one: one[1].waiting)
+            for mark, queue in nlargest(limit, queues, key=lambda item: item[1].waiting)
         ]
         for share in nlargest(limit, shares, key=lambda share: share.waiting):
             if share.queue is not None and (head := share.queue.peek()):
                 held_back = _held_back(group, share)
-                found.append(KeyQueueState(head, held_back, share.in_flight, share.waiting, "fair"))
-        found = [one._replace(in_flight=1) if one.state == "in_flight" else one for one in found]
-        return sorted(found, key=lambda one: -one.waiting)[:limit]
+                states.append(
+                    KeyQueueState(head, held_back, share.in_flight, share.waiting, "fair")
+                )
+        states = [
+            state._replace(in_flight=1) if state.state == "in_flight" else state for state in states
+        ]
+        return sorted(states, key=lambda state: -state.waiting)[:limit]
 
-    def release(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
-        """Try the task of a held order key again at once, with failures counted anew."""
-        core, task_id = self._core, known.row.id
+    def release(self, group: Group, snapshot: TaskSnapshot, now_ms: int) -> str:
+        """Try the task of a held order key again at once, and reset its failures."""
+        core, task_id = self._core, snapshot.row.id
         ordering = core.orderings.of.get(group)
         if ordering is None or task_id not in ordering.held:
             return "not_held"
         core.begins_anew(group, task_id, self._take_out(group, task_id).attempt)
         core.open.effects.progress[task_id, group.name] = None
-        ordering.release(task_id, priority_of(known.row), now_ms)
+        ordering.release(task_id, priority_of(snapshot.row), now_ms)
         core.wake(group)
-        core.recorder.requeued(known.row.topic, group.name, task_id)
+        core.recorder.requeued(snapshot.row.topic, group.name, task_id)
         return "released"
 
-    def skip(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
-        """Make the task of a held order key a dead letter, and let the key go on."""
-        core, row = self._core, known.row
+    def skip(self, group: Group, snapshot: TaskSnapshot, now_ms: int) -> str:
+        """Make the task of a held order key a dead letter, so that the key can advance."""
+        core, row = self._core, snapshot.row
         ordering = core.orderings.of.get(group)
         if ordering is None or row.id not in ordering.held:
             return "not_held"
@@ -825,8 +838,8 @@ class KeyControl:
     # --- paused keys -------------------------------------------------------------------------
 
     def pause(self, group: Group, key: PausedKey) -> PausedKey:
-        """Keep the tasks of a key of the group back from now on, durable with the open batch. What
-        holds: ``key``, or what was said when it was paused before."""
+        """Pause a key of the group, durable with the open batch. Return ``key``, or the former
+        pause if the key is already paused."""
         mark = mark_of_key(key.fair_by, key.value)
         if mark not in group.paused_keys:
             self._core.orderings.begin(group).pauses.pause(mark, key)
@@ -836,22 +849,22 @@ class KeyControl:
     def resume(
         self, group: Group, fair_by: str | None, value: object, now_ms: int
     ) -> PausedKey | None:
-        """Let the tasks of a key go on; what was known of its pause, or None: it is not paused."""
+        """Resume a key. Return its former pause, or None if it was not paused."""
         core, mark = self._core, mark_of_key(fair_by, value)
-        found = group.paused_keys.get(mark)
-        if found is not None:
+        paused_key = group.paused_keys.get(mark)
+        if paused_key is not None:
             core.orderings.of[group].pauses.resume(mark, now_ms)
-            core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(found))
+            core.open.effects.drop(PAUSED_KEY, PAUSED_KEY.key(paused_key))
             core.wake(group)
-        return found
+        return paused_key
 
     def paused(self, group: Group) -> list[KeyOfPause]:
-        """The paused keys of the group, oldest first."""
+        """Return the paused keys of the group, oldest first."""
         if not group.paused_keys:
             return []
         ordering = self._core.orderings.of[group]
-        kept = Counter(one.mark for one in ordering.pauses.kept.values())
-        found: list[KeyOfPause] = []
+        kept = Counter(task.mark for task in ordering.pauses.kept.values())
+        keys: list[KeyOfPause] = []
         for mark, key in group.paused_keys.items():
             if key.fair_by is None:
                 queue, head = ordering.keys.order.queues.get(mark), ordering.keys.order.head(mark)
@@ -860,11 +873,11 @@ class KeyControl:
             else:
                 share = ordering.shares.of.get(mark)
                 waiting = kept[mark] + (0 if share is None else share.waiting + share.called)
-            found.append(KeyOfPause(key, waiting))
-        return sorted(found, key=lambda one: one.key.since_ms)
+            keys.append(KeyOfPause(key, waiting))
+        return sorted(keys, key=lambda paused: paused.key.since_ms)
 
     def restore(self, rows: Iterable[PausedKey]) -> None:
-        """Restore the paused keys of groups that are there, and are shared as they were."""
+        """Restore the paused keys of groups that exist and have the same ``fair_by``."""
         for row in sorted(rows, key=lambda row: row.since_ms):
             group = self._core.find_group(row.topic, row.group)
             if (
@@ -903,19 +916,20 @@ def _held_back(group: Group, share: Share) -> str:
 
 
 def failing_key(core: Core, group: Group, failures_min: int) -> FailingKey | None:
-    """Of the keys whose first task has failed so often and is not held, the one behind which
-    most tasks wait. So many keys are looked at, those first that have had a queue for
-    longest: one that is stuck is among them."""
-    ordering, found = core.orderings.of.get(group), None
+    """Return the key with the most waiting tasks among the keys whose first task has at least
+    ``failures_min`` failures and is not held. Only the ``FIRST_LOOKED_AT`` oldest queues are
+    examined, which include a stuck key."""
+    ordering, worst = core.orderings.of.get(group), None
     if ordering is None:
         return None
     for queue in islice(ordering.keys.order.queues.values(), FIRST_LOOKED_AT):
         head = queue.head
-        if head in ordering.held or (found is not None and queue.waiting <= found.waiting):
+        if head in ordering.held or (worst is not None and queue.waiting <= worst.waiting):
             continue
-        of = group.flight.get(head) or group.delivery_attempts.get(head)
-        if of is None or of.past.failed < failures_min:
+        attempts = group.flight.get(head) or group.delivery_attempts.get(head)
+        if attempts is None or attempts.past.failed < failures_min:
             continue
-        reason = of.past.failures[-1].reason if of.past.failures else ""
-        found = FailingKey(head, of.past.failed, queue.waiting, reason)
-    return found
+        past = attempts.past
+        reason = past.failures[-1].reason if past.failures else ""
+        worst = FailingKey(head, past.failed, queue.waiting, reason)
+    return worst

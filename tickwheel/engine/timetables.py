@@ -1,27 +1,26 @@
-"""When the occurrences of a schedule are planned, and which schedule is due next.
+"""Planned times of schedules, and the heap of schedules that are due next.
 
-``Timetable``: cron in a time zone, or an interval. Pure: the time is an argument, and what a time
-zone's data says is a constant. The fields of a cron expression are read by ``cronsim``; which wall
-times they match is found here, by arithmetic on months, days and times of day, so that a rare one
-costs no more than the months it is looked for in. A time zone's clock is looked at from one change
-of its offset to the next:
+``Timetable`` computes planned times, for cron in a time zone or for an interval. It is pure: the
+time is an argument, and the data of time zones is constant. ``cronsim`` parses the fields of a cron
+expression. This module finds matching wall times by arithmetic on months, days and times of day, so
+that a rare match costs one step per month. It follows a time zone's clock from one change of its
+offset to the next:
 
-* A *fixed time* (neither second, minute nor hour begins with ``*``) that the clock jumps over is
-  when the clock has jumped, or never (``gap``). One that comes twice is the first of the two, the
-  second, or both (``fold``).
-* Anything else is "every n" and goes on by elapsed time: it is whenever the wall clock matches.
+* A *fixed time* (no ``*`` at the start of second, minute and hour) that the clock skips is planned
+  at the end of the gap or not at all (``gap``). A repeated fixed time is planned at its first or
+  second occurrence, or at both (``fold``).
+* Any other time means "every n". It is planned whenever the wall clock matches.
 
-A planned time is a whole number of milliseconds; one of cron is a whole second. No question walks
-over planned times one by one; what it costs is counted (``Timetable.steps``).
+A planned time is a whole number of milliseconds, or of seconds with cron. No method iterates over
+planned times, and ``Timetable.steps`` counts the work.
 
-``ScheduleHeap``: the schedules that an engine remembers, which of them is due next, and which wait
-for a task to end. It is state and the few steps that several parts have in common; the rules are
-``schedules``'. Invariants:
+``ScheduleHeap`` has the schedules of an engine, which of them is due next, and which wait for the
+end of a task. It has state and shared steps; ``schedules`` has the rules. Invariants:
 
-* A schedule with a run in a batch that is not durable is *staged*: nothing else happens to it until
-  the batch has landed, or was refused and the run undone. So an undone run leaves no trace: what
-  it changed is as before, what it counted is not counted, and what it left alone is as it is now.
-* A schedule that is due and may be looked at has exactly one entry on the heap that counts.
+* A schedule with a run in a batch that is not durable is *staged*, and does not change until the
+  batch has landed, or was refused and the run was undone. So undoing a run restores the schedule
+  exactly.
+* Every schedule that is due and not staged has exactly one valid entry on the heap.
 """
 
 from __future__ import annotations
@@ -54,25 +53,25 @@ MACROS = {
 _BLANKS = " \t\r\n"
 CRON_LENGTH_MAX = 255
 YEARS_MAX = 50
-"""How many years ahead a time that matches is looked for."""
+"""Maximum years ahead for which a match is searched."""
 _DAY_S = 86_400
 _HALF_YEAR_S = 183 * _DAY_S
 _STRIDE_S = 7 * _DAY_S
-"""No zone changes its offset twice within this time, except a few before 1972."""
+"""Minimum time between two changes of a zone's offset, except in a few zones before 1972."""
 _NEAR_S = 26 * 3_600
-"""No clock change is larger than this."""
+"""Upper bound of a change of a zone's offset."""
 _FAR_S = int(datetime(9900, 1, 1, tzinfo=UTC).timestamp())
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 (a wall clock, of any zone)
 _EPOCH_UTC = _EPOCH.replace(tzinfo=UTC)
 
 
 def shown_time(at_ms: int) -> str:
-    """Write a time in UTC for a sentence, to the millisecond where it has some."""
+    """Return a time in UTC for a sentence, with milliseconds if it has any."""
     try:
-        found = _EPOCH_UTC + timedelta(seconds=at_ms // 1000)
+        moment = _EPOCH_UTC + timedelta(seconds=at_ms // 1000)
     except OverflowError:
         return f"{at_ms} ms"
-    text = found.strftime("%Y-%m-%dT%H:%M:%S")
+    text = moment.strftime("%Y-%m-%dT%H:%M:%S")
     return f"{text}.{at_ms % 1000:03d}Z" if at_ms % 1000 else f"{text}Z"
 
 
@@ -80,7 +79,7 @@ _SOME_DAY = datetime(2024, 1, 1)  # noqa: DTZ001
 
 
 class BadTiming(ValueError):
-    """A cron expression, a zone or an interval that is wrong; ``field`` says which."""
+    """A cron expression, a zone or an interval is not valid. ``field`` names it."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(why)
@@ -91,12 +90,12 @@ class Timetable:
     """The planned times of one schedule, ascending."""
 
     def __init__(self, schedule: Schedule, *, is_new: bool = False) -> None:
-        """Raises BadTiming for a cron expression or zone that is wrong. ``is_new``: also for what
-        a store may hold from before it was refused."""
+        """Raise BadTiming for an invalid cron expression or zone. With ``is_new``, also refuse
+        values that earlier versions accepted and that a store can have."""
         self._start_ms = schedule.start_ms
         self._end_ms = schedule.end_ms
         self._every_ms, self._anchor_ms = schedule.every_ms, schedule.anchor_ms
-        self._asked = 0
+        self._calls = 0
         self._cron: _Cron | None = None
         if schedule.cron is not None:
             zone = zone_of(schedule.timezone, is_new=is_new)
@@ -104,54 +103,54 @@ class Timetable:
 
     @property
     def steps(self) -> int:
-        """How much work all questions so far were: planned times, months and weeks looked at."""
-        return self._asked + (0 if self._cron is None else self._cron.steps)
+        """The work so far: the number of planned times, months and weeks examined."""
+        return self._calls + (0 if self._cron is None else self._cron.steps)
 
     def after(self, at_ms: int) -> int | None:
-        """The first planned time after ``at_ms``; None: there is none any more."""
-        self._asked += 1
+        """Return the first planned time after ``at_ms``, or None if there is none."""
+        self._calls += 1
         if self._start_ms is not None:
             at_ms = max(at_ms, self._start_ms - 1)
         if self._cron is not None:
-            found = self._cron.after(at_ms)
+            planned_ms = self._cron.after(at_ms)
         else:
             assert self._every_ms is not None
             passed = (at_ms - self._anchor_ms) // self._every_ms
-            found = self._anchor_ms + (passed + 1) * self._every_ms
-        if found is None or (self._end_ms is not None and found > self._end_ms):
+            planned_ms = self._anchor_ms + (passed + 1) * self._every_ms
+        if planned_ms is None or (self._end_ms is not None and planned_ms > self._end_ms):
             return None
-        return found
+        return planned_ms
 
     def newest(self, first_ms: int, until_ms: int) -> int:
-        """The last planned time up to ``until_ms``; ``first_ms`` is one, and not later. It is
-        looked for from the end, in steps that double, and then between the last two of them."""
-        found = low_ms = first_ms
+        """Return the last planned time up to ``until_ms``. ``first_ms`` must be a planned time that
+        is not later. The search goes back in doubling steps, and then bisects the last step."""
+        newest_ms = low_ms = first_ms
         high_ms, back_ms = until_ms, 1_000
         while high_ms > first_ms:
             at_ms = max(first_ms, until_ms - back_ms)
             planned_ms = self.after(at_ms)
             if planned_ms is not None and planned_ms <= until_ms:
-                found = low_ms = planned_ms
+                newest_ms = low_ms = planned_ms
                 break
             high_ms, back_ms = at_ms, back_ms * 2
         while low_ms < high_ms:
             middle_ms = (low_ms + high_ms) // 2
             planned_ms = self.after(middle_ms)
             if planned_ms is not None and planned_ms <= until_ms:
-                found = low_ms = planned_ms
+                newest_ms = low_ms = planned_ms
             else:
                 high_ms = middle_ms
-        return found
+        return newest_ms
 
     def count(self, first_ms: int, until_ms: int, most: int) -> int:
-        """How many planned times there are from ``first_ms`` up to ``until_ms``, both included; at
-        most so many are counted, and those of ``YEARS_MAX`` years."""
+        """Return the number of planned times from ``first_ms`` to ``until_ms``, both inclusive, at
+        most ``most``, within ``YEARS_MAX`` years."""
         first_ms = max(first_ms, self._start_ms or 0)
         if self._end_ms is not None:
             until_ms = min(until_ms, self._end_ms)
         if first_ms > until_ms:
             return 0
-        self._asked += 1
+        self._calls += 1
         if self._cron is not None:
             return min(most, self._cron.count(-(-first_ms // 1000), until_ms // 1000, most))
         assert self._every_ms is not None
@@ -159,7 +158,7 @@ class Timetable:
         return min(most, (until_ms - self._anchor_ms) // self._every_ms - before)
 
     def between(self, first_ms: int, until_ms: int) -> Iterator[int]:
-        """Planned times from ``first_ms`` up to ``until_ms``, both included."""
+        """Yield the planned times from ``first_ms`` to ``until_ms``, both inclusive."""
         planned_ms = self.after(first_ms - 1)
         while planned_ms is not None and planned_ms <= until_ms:
             yield planned_ms
@@ -167,27 +166,27 @@ class Timetable:
 
 
 def zone_of(name: str, *, is_new: bool = False) -> ZoneInfo:
-    """The time zone of this name. Raises BadTiming if it is not known; ``is_new``: also if the
-    name is not an IANA name, such as that of another file among those of the zones."""
+    """Return the time zone with this name. Raise BadTiming if it is unknown. With ``is_new``, also
+    refuse other files in the folder of the zones, whose names are not IANA names."""
     try:
         zone = ZoneInfo(name)
     except (KeyError, ValueError, OSError):
         zone = None
     if zone is None or (is_new and name != "UTC" and name not in _iana_names()):
         raise BadTiming(
-            "timezone", "is not known; an IANA name such as Europe/Berlin or UTC is needed"
+            "timezone", "is not known; it must be an IANA name such as Europe/Berlin or UTC"
         )
     return zone
 
 
 @cache
 def _iana_names() -> frozenset[str]:
-    """The names of zones. They are listed once: every file of the zones is opened for that."""
+    """Return the names of zones. The result is cached, because listing opens every zone file."""
     return frozenset(available_timezones() - {"Factory", "localtime"})
 
 
 class _Cron:
-    """One cron expression in one zone. Moments are seconds since 1970."""
+    """A cron expression in a time zone. Moments are in seconds since 1970."""
 
     def __init__(self, fields: list[str], zone: ZoneInfo, schedule: Schedule) -> None:
         _check(fields)
@@ -198,8 +197,7 @@ class _Cron:
         self._fold = schedule.fold if is_fixed else "both"
         self._steps = 0
         self._even = 0, -1, 0
-        """(first, last, offset) of a span of constant offset: the last one looked at, because the
-        next question is mostly about it, too."""
+        """(first, last, offset) of the last examined span of constant offset, as a cache."""
 
     @property
     def steps(self) -> int:
@@ -209,20 +207,20 @@ class _Cron:
         at = at_ms // 1000 + 1
         if at > _FAR_S:
             return None
-        found = self._from(at)
-        return None if found is None else found * 1000
+        planned = self._from(at)
+        return None if planned is None else planned * 1000
 
     def _offset(self, at: int) -> int:
         first, last, offset = self._even
         if first <= at <= last:
             return offset
         moment = _EPOCH_UTC + timedelta(seconds=at)
-        found = moment.astimezone(self._zone).utcoffset()
-        assert found is not None
-        return found.days * _DAY_S + found.seconds
+        offset_delta = moment.astimezone(self._zone).utcoffset()
+        assert offset_delta is not None
+        return offset_delta.days * _DAY_S + offset_delta.seconds
 
     def _from(self, at: int) -> int | None:
-        """The first planned moment that is ``at`` or later."""
+        """Return the first planned moment from ``at`` on, or None."""
         until_year = _wall(at).year + YEARS_MAX
         if self._fires_after_gap and self._jumps_over(at):
             return at
@@ -233,24 +231,24 @@ class _Cron:
             match = self._walls.at_or_after(wall, until_year)
             if match is None:
                 return None
-            found = at + _seconds(match - wall)
-            change = self._change(at, min(found, at + 2 * _NEAR_S))
+            candidate = at + _seconds(match - wall)
+            change = self._change(at, min(candidate, at + 2 * _NEAR_S))
             if change is not None:
-                if self._fires_after_gap and found < change + self._offset(change) - offset:
-                    return change  # the clock jumps over it
+                if self._fires_after_gap and candidate < change + self._offset(change) - offset:
+                    return change  # the clock skips the match
                 at = change
-            elif found - at > 2 * _NEAR_S:
-                # Until then the clock shows nothing but what is later than now, and no match.
-                at = found - _NEAR_S
+            elif candidate - at > 2 * _NEAR_S:
+                # No wall time before the match can match, even if the offset changes once.
+                at = candidate - _NEAR_S
             else:
-                skips_to = self._behind_others(found, match)
+                skips_to = self._end_of_repeat(candidate, match)
                 if skips_to is None:
-                    return found
+                    return candidate
                 at = skips_to
 
-    def _behind_others(self, at: int, wall: datetime) -> int | None:
-        """The end of the time that the clock shows twice, of which ``at`` is in the half that does
-        not count; None: it counts. ``wall`` is what the clock shows."""
+    def _end_of_repeat(self, at: int, wall: datetime) -> int | None:
+        """Return where to continue if ``at`` is in the half of a repeated time that does not count;
+        None if it counts. ``wall`` is the wall time at ``at``."""
         if self._fold == "both" or self._is_even(at - _NEAR_S, at + _NEAR_S):
             return None
         first = int(wall.replace(tzinfo=self._zone, fold=0).timestamp())
@@ -262,7 +260,7 @@ class _Cron:
         return change if at == first else change + second - first
 
     def _change(self, at: int, until: int) -> int | None:
-        """The first moment after ``at``, and not after ``until``, that has another offset."""
+        """Return the first moment after ``at`` and up to ``until`` with another offset, or None."""
         if self._is_even(at, until):
             return None
         offset, low = self._offset(at), at
@@ -282,7 +280,7 @@ class _Cron:
         return first <= at and until <= last
 
     def _bisected(self, low: int, high: int) -> int:
-        """The first second at which the offset is that of ``high``; at ``low`` it is another."""
+        """Return the first second with the offset of ``high``, which differs at ``low``."""
         offset = self._offset(high)
         while high - low > 1:
             middle = (low + high) // 2
@@ -293,8 +291,8 @@ class _Cron:
         return high
 
     def count(self, at: int, until: int, most: int) -> int:
-        """How many planned moments there are from ``at`` up to ``until``: at least ``most``, or
-        all of them, of ``YEARS_MAX`` years."""
+        """Return the number of planned moments from ``at`` to ``until``, within ``YEARS_MAX``
+        years. The count can stop once it reaches ``most``."""
         total, until = 0, min(until, at + YEARS_MAX * 366 * _DAY_S, _FAR_S)
         while at <= until and total < most:
             end = min(until, at + _HALF_YEAR_S)
@@ -304,23 +302,23 @@ class _Cron:
         return total
 
     def _count_even(self, at: int, end: int, most: int) -> int:
-        """How many planned moments there are in a span of constant offset."""
+        """Return the number of planned moments in a span of constant offset."""
         offset = self._offset(at)
         if self._fold == "first":
-            at = self._behind_others(at, _wall(at + offset)) or at
+            at = self._end_of_repeat(at, _wall(at + offset)) or at
         elif self._fold == "second":
-            change = self._behind_others(end, _wall(end + offset))
+            change = self._end_of_repeat(end, _wall(end + offset))
             if change is not None:
                 end = change - 1 - (offset - self._offset(change))
         if at > end:
             return 0
-        found = self._walls.count(_wall(at + offset), _wall(end + offset), most)
+        count = self._walls.count(_wall(at + offset), _wall(end + offset), most)
         if self._fires_after_gap and self._jumps_over(at):
-            found += not self._walls.matches(_wall(at + offset))
-        return found
+            count += not self._walls.matches(_wall(at + offset))
+        return count
 
     def _jumps_over(self, at: int) -> bool:
-        """Whether the clock is put forward at that moment, and skips a match."""
+        """Return whether the clock goes forward at that moment and skips a match."""
         before, offset = self._offset(at - 1), self._offset(at)
         if offset <= before:
             return False
@@ -332,17 +330,18 @@ class _Walls:
     """The wall times that match an expression, ascending."""
 
     def __init__(self, text: str) -> None:
-        found = CronSim(text, _SOME_DAY)
+        parsed = CronSim(text, _SOME_DAY)
         self._text = text
-        self._seconds, self._minutes = _bits(found.seconds), _bits(found.minutes)
-        self._hours, self._months = _bits(found.hours), _bits(found.months)
+        self._seconds, self._minutes = _bits(parsed.seconds), _bits(parsed.minutes)
+        self._hours, self._months = _bits(parsed.hours), _bits(parsed.months)
         self._first = _lowest(self._hours), _lowest(self._minutes), _lowest(self._seconds)
         self._days: dict[tuple[int, int], int] = {}
-        """(weekday of the first day, length of the month) → bits of the days that match."""
+        """(weekday of the first day, length of the month) → bits of matching days."""
         self.steps = 0
 
     def at_or_after(self, wall: datetime, until_year: int) -> datetime | None:
-        """The first wall time that is ``wall`` or later; None: none up to that year."""
+        """Return the first matching wall time from ``wall`` on, or None if there is none up to
+        ``until_year``."""
         year, month, day = wall.year, wall.month, wall.day
         time = self._time(wall.hour, wall.minute, wall.second)
         days = self._days_of(year, month) >> day << day
@@ -363,7 +362,8 @@ class _Walls:
         return self.at_or_after(wall, wall.year) == wall
 
     def count(self, first: datetime, last: datetime, most: int) -> int:
-        """How many wall times match from ``first`` to ``last``: at least ``most``, or all."""
+        """Return the number of matching wall times from ``first`` to ``last``. The count can stop
+        once it reaches ``most``."""
         total = self._before(last + timedelta(seconds=1)) - self._before(first)
         times = self._hours.bit_count() * self._minutes.bit_count() * self._seconds.bit_count()
         year, month, day = first.year, first.month, first.day
@@ -377,7 +377,7 @@ class _Walls:
         return total
 
     def _before(self, wall: datetime) -> int:
-        """How many wall times match on the same day before ``wall``."""
+        """Return the number of matching wall times on the same day before ``wall``."""
         if not self._days_of(wall.year, wall.month) >> wall.day & 1:
             return 0
         minutes, seconds = self._minutes.bit_count(), self._seconds.bit_count()
@@ -389,21 +389,21 @@ class _Walls:
         return total
 
     def _time(self, hour: int, minute: int, second: int) -> tuple[int, int, int] | None:
-        """The first matching time of a day that is this or later; None: there is none."""
+        """Return the first matching time of the day from this time on, or None."""
         _, first_minute, first_second = self._first
         if self._hours >> hour & 1:
             if self._minutes >> minute & 1:
-                found = _next_bit(self._seconds, second)
-                if found >= 0:
-                    return hour, minute, found
-            found = _next_bit(self._minutes, minute + 1)
-            if found >= 0:
-                return hour, found, first_second
-        found = _next_bit(self._hours, hour + 1)
-        return None if found < 0 else (found, first_minute, first_second)
+                next_second = _next_bit(self._seconds, second)
+                if next_second >= 0:
+                    return hour, minute, next_second
+            next_minute = _next_bit(self._minutes, minute + 1)
+            if next_minute >= 0:
+                return hour, next_minute, first_second
+        next_hour = _next_bit(self._hours, hour + 1)
+        return None if next_hour < 0 else (next_hour, first_minute, first_second)
 
     def _days_of(self, year: int, month: int) -> int:
-        """Bits of the days of that month that match."""
+        """Return bits of the matching days of a month."""
         self.steps += 1
         if not self._months >> month & 1:
             return 0
@@ -434,7 +434,7 @@ def _lowest(bits: int) -> int:
 
 
 def _next_bit(bits: int, start: int) -> int:
-    """The lowest set bit that is ``start`` or higher; -1: there is none."""
+    """Return the lowest set bit from ``start`` on, or -1."""
     return _lowest(bits >> start << start)
 
 
@@ -443,17 +443,17 @@ def _count_below(bits: int, end: int) -> int:
 
 
 class _Part(NamedTuple):
-    """What one field of an expression may hold."""
+    """The allowed values of a field of an expression."""
 
     called: str
     low: int
     high: int
     names: tuple[str, ...] = ()
-    """Names of the values, from ``low`` on."""
+    """Names of the values, beginning with ``low``."""
     special: tuple[str, ...] = ()
 
     def number(self, text: str) -> int:
-        """The value of a number or a name. Raises BadTiming."""
+        """Return the value of a number or a name. Raise BadTiming if it is neither."""
         if text in self.names:
             return self.low + self.names.index(text)
         if not _is_number(text) or not self.low <= int(text) <= self.high:
@@ -462,10 +462,10 @@ class _Part(NamedTuple):
 
     @property
     def values(self) -> str:
-        found = f"a number from {self.low} to {self.high}"
+        text = f"a number from {self.low} to {self.high}"
         if self.names:
-            found += f" or a name from {self.names[0]} to {self.names[-1]}"
-        return " or ".join([found, *self.special])
+            text += f" or a name from {self.names[0]} to {self.names[-1]}"
+        return " or ".join([text, *self.special])
 
     def wrong(self, text: str, why: str) -> BadTiming:
         return BadTiming("cron", f"cannot be read: {self.called} {text or '(nothing)'} {why}")
@@ -474,7 +474,7 @@ class _Part(NamedTuple):
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 _WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _SUNDAY = 7
-"""Sunday as the end of a range; as its beginning it is 0."""
+"""Sunday at the end of a range. At the beginning Sunday is 0."""
 _WEEKDAY = "day of week"
 _PARTS = (
     _Part("second", 0, 59),
@@ -487,20 +487,18 @@ _PARTS = (
 
 
 def _fields(expression: str, *, is_new: bool) -> list[str]:
-    """The five fields of a cron expression, or six with seconds first, as ``cronsim`` reads them
-    right. Raises BadTiming, which names the field and the value."""
+    """Return the five fields of a cron expression, or six with seconds first, in a form that
+    ``cronsim`` reads correctly. Raise BadTiming with the field and the value if one is invalid."""
     if len(expression) > CRON_LENGTH_MAX:
         why = f"has {len(expression)} characters; the limit is {CRON_LENGTH_MAX}"
         raise BadTiming("cron", why)
     words = _words(expression, is_new=is_new)
     if words and words[0] == "@EVERY":
-        raise BadTiming(
-            "cron", "is an interval; give it as every instead (--every 1h, every_ms), without cron"
-        )
+        raise BadTiming("cron", "is an interval; use every instead of cron (--every 1h, every_ms)")
     if words and words[0].startswith("@"):
         raise BadTiming("cron", f"is not known; known are {', '.join(MACROS)}")
     if len(words) not in (5, 6):
-        raise BadTiming("cron", f"has {len(words)} fields; 5 are needed, or 6 with seconds first")
+        raise BadTiming("cron", f"must have 5 fields, or 6 with seconds first, not {len(words)}")
     return [
         ",".join(_term(part, term, is_new=is_new) for term in word.split(","))
         for part, word in zip(_PARTS[-len(words) :], words, strict=True)
@@ -508,9 +506,8 @@ def _fields(expression: str, *, is_new: bool) -> list[str]:
 
 
 def _words(expression: str, *, is_new: bool) -> list[str]:
-    """The fields of an expression, or of what a macro stands for, in capitals. crontab knows the
-    blanks and letters of ASCII only: no other blank parts fields, no other letter is one of a
-    name."""
+    """Return the fields of an expression or a macro in capitals. As in crontab, only ASCII blanks
+    separate fields, and only ASCII letters form names."""
     if not is_new:
         return MACROS.get(expression.strip().lower(), expression).upper().split()
     text = expression.strip(_BLANKS)
@@ -521,9 +518,10 @@ def _words(expression: str, *, is_new: bool) -> list[str]:
 
 
 def _term(part: _Part, text: str, *, is_new: bool) -> str:
-    """One of the terms between the commas of a field. Raises BadTiming."""
+    """Check a term between the commas of a field, and return it in ``cronsim``'s form. Raise
+    BadTiming if it is not valid."""
     if "?" in text:
-        raise part.wrong(text, "has a ?, which is not known; write * for any value")
+        raise part.wrong(text, "has a ?, which is not supported; write * for any value")
     is_last = _is_number(text[:-1]) and text.endswith("L")
     if part.called == _WEEKDAY and (is_last or "#" in text):
         return _nth_weekday(part, text)
@@ -543,22 +541,23 @@ def _term(part: _Part, text: str, *, is_new: bool) -> str:
     if not slash:
         return span
     if not _is_number(step) or not int(step):
-        raise part.wrong(text, f"has the step {step or '(nothing)'}; a number from 1 is needed")
+        raise part.wrong(text, f"must have a step of at least 1, not {step or '(nothing)'}")
     if is_new and span in part.special:
-        raise part.wrong(text, f"has a step; {span} is one day and takes none")
+        raise part.wrong(text, f"must not have a step, because {span} is a single day")
     if is_new and int(step) > part.high:
         raise part.wrong(text, f"has the step {step}; the limit is {part.high}")
-    # crontab(5): a step goes through its range. cronsim goes on beyond a range of one value.
+    # crontab(5): a step applies within its range. cronsim leaves a range of one value.
     return low if is_single else f"{span}/{step}"
 
 
 def _nth_weekday(part: _Part, text: str) -> str:
-    """``5L``, the last Friday of a month, or ``FRI#2``, its second. Raises BadTiming."""
+    """Check ``5L``, the last Friday of a month, or ``FRI#2``, its second. Raise BadTiming if it is
+    not valid."""
     day, mark, nth = text.partition("#")
     part.number(day if mark else text[:-1])
     if mark and not (_is_number(nth) and 1 <= int(nth) <= 5):
         raise part.wrong(
-            text, f"has {nth or 'nothing'} after the #; a number from 1 to 5 is needed"
+            text, f"must have a number from 1 to 5 after the #, not {nth or '(nothing)'}"
         )
     return text
 
@@ -568,36 +567,36 @@ def _is_number(text: str) -> bool:
 
 
 def _check(fields: list[str]) -> None:
-    """Raises BadTiming for an expression that never matches."""
+    """Raise BadTiming for an expression that never matches."""
     text = " ".join(fields)
     try:
         walls = _Walls(text)
-    except CronSimError:  # it can be read, as ``_fields`` has seen
+    except CronSimError:  # the syntax is valid, because ``_fields`` has checked it
         raise BadTiming("cron", "never runs: there is no such day in these months") from None
     if walls.at_or_after(_SOME_DAY, _SOME_DAY.year + YEARS_MAX) is None:
-        raise BadTiming("cron", f"never runs: nothing matches it in {YEARS_MAX} years")
+        raise BadTiming("cron", f"never runs: no time matches in {YEARS_MAX} years")
 
 
 @dataclass(slots=True)
 class Undo:
-    """What a batch with tasks of a schedule has changed about the schedule."""
+    """The changes of a schedule by a batch with its tasks."""
 
     before: ScheduleRow
     missed: int = 0
     overlapped: int = 0
-    """Occurrences that overlapped in the same step; counted when the batch is durable."""
+    """Number of overlapping occurrences, which is added to the totals when the batch is durable."""
     late_ms: list[int] = field(default_factory=list)
-    """How late the occurrences have fired, in ms."""
+    """Lateness of the fired occurrences in ms."""
 
 
 @dataclass(slots=True, eq=False)
 class Planned:
-    """One schedule in memory: its row, its timetable, and what holds it up at the moment."""
+    """A schedule in memory."""
 
     row: ScheduleRow
     table: Timetable
     staged: bool = False
-    """Whether a run of the schedule is in a batch that is not durable."""
+    """Whether a batch that is not durable has a run of the schedule."""
     cancelling: bool = False
     """Whether the task of the previous run is being looked up, to be cancelled."""
     unfinished: bool = False
@@ -609,7 +608,7 @@ class Planned:
 
     @property
     def wanted_ms(self) -> int | None:
-        """When the schedule has to be looked at; None: not before something happens."""
+        """When the schedule must be checked next; None if it waits for an event."""
         if self.row.paused or self.staged or self.cancelling:
             return None
         if self.row.queued_ms is not None and not self.unfinished:
@@ -618,65 +617,65 @@ class Planned:
 
 
 class ScheduleHeap:
-    """All schedules of one engine, with a heap of those that wait for a moment."""
+    """All schedules of an engine, with a heap of the schedules that wait for a time."""
 
     def __init__(self) -> None:
         self.known: dict[str, Planned] = {}
         self._due = DueNames()
         self._watched: dict[int, Planned] = {}
-        """Id of an unfinished task → the schedule that it is the newest run of."""
+        """Id of the unfinished task of a schedule's newest run → schedule."""
         self.wants_cancel: list[Planned] = []
-        """The schedules whose unfinished task is to be looked up, for ``Schedules.replace``."""
+        """Schedules whose unfinished task must be looked up for ``Schedules.replace``."""
         self.held_until_ms = 0
-        """No schedule fires before this moment, because tasks are not accepted just now."""
+        """No schedule fires before this moment, because tasks are not accepted."""
         self.late_ms: list[int] = []
-        """How late occurrences have fired; whoever counts them takes the list away."""
+        """Lateness of fired occurrences. The caller that counts them replaces the list."""
 
-    # --- when ------------------------------------------------------------------------------
+    # --- times -----------------------------------------------------------------------------
 
     def arm(self, planned: Planned) -> None:
-        """A schedule has changed: from now on the heap has it at the moment that it wants."""
+        """Update the heap after a change of a schedule."""
         self._due.set(planned.name, planned.wanted_ms)
 
     def forget(self, planned: Planned) -> None:
-        """A schedule is deleted."""
+        """Forget a deleted schedule."""
         self.unwatch(planned)
         self._due.set(planned.name, None)
         del self.known[planned.name]
 
     def next_ms(self) -> int | None:
-        """When the next schedule wants to be looked at; None: none waits for a moment."""
+        """Return when the next schedule must be checked, or None."""
         due_ms = self._due.next_ms()
         return None if due_ms is None else max(due_ms, self.held_until_ms)
 
     def pop(self, now_ms: int) -> Planned | None:
-        """The next schedule that is due by ``now_ms``; whoever gets it arms it again."""
+        """Remove and return the next schedule that is due by ``now_ms``. The caller must ``arm`` it
+        again."""
         name = None if now_ms < self.held_until_ms else self._due.pop(now_ms)
         return None if name is None else self.known[name]
 
-    # --- the fate of runs ------------------------------------------------------------------
+    # --- durable and refused runs ----------------------------------------------------------
 
     def landed(self, runs: Mapping[Planned, Undo]) -> None:
-        """The batch with these runs is durable: their schedules are free again."""
+        """Note that the batch with these runs is durable."""
         for planned, undo in runs.items():
             self.late_ms += undo.late_ms
             planned.staged = False
             self.arm(planned)
 
     def undo(self, runs: Mapping[Planned, Undo]) -> None:
-        """The batch with these runs was refused: each schedule is as it was before. A task that
-        was unfinished then, and has not ended meanwhile, is so still; a run on demand does not
-        touch it."""
+        """Restore schedules whose runs were refused with their batch. An unfinished earlier task
+        stays watched, because a run on demand does not affect it."""
         for planned, undo in runs.items():
             if planned.row.last_id != undo.before.last_id:
-                # The newest task is forgotten. It was made because none before it was unfinished.
+                # The newest task is forgotten. It was made when no earlier task was unfinished.
                 self.unwatch(planned)
             planned.row = undo.before
             planned.staged = False
             self.arm(planned)
 
     def row(self, name: str) -> ScheduleRow | None:
-        """The schedule of this name as a store shall have it; None: it is deleted."""
+        """Return the row of the schedule for the store, or None if it is deleted."""
         planned = self.known.get(name)
         return None if planned is None else planned.row
 
@@ -689,25 +688,25 @@ class ScheduleHeap:
         self._watched[planned.row.last_id] = planned
 
     def unwatch(self, planned: Planned) -> None:
-        """The newest task of the schedule has ended, or is not waited for any more."""
+        """Note that the newest task of the schedule has ended or no longer matters."""
         planned.unfinished = False
         self._watched.pop(planned.row.last_id, None)
 
     def ended(self, ids: Collection[int]) -> None:
-        """These tasks have ended, or only their dead letters are left."""
+        """Note that these tasks have ended, or have only dead letters left."""
         watched = self._watched
         if not watched:
             return
-        found: Iterable[int]
+        newest_ids: Iterable[int]
         if len(ids) < len(watched):
-            found = [i for i in ids if i in watched]
+            newest_ids = [i for i in ids if i in watched]
         else:
-            found = [i for i in watched if i in ids]
-        for task_id in found:
+            newest_ids = [i for i in watched if i in ids]
+        for task_id in newest_ids:
             planned = watched.pop(task_id)
             planned.unfinished = False
             self.arm(planned)
 
     def watched_ids(self) -> list[int]:
-        """The ids of the unfinished tasks of schedules, which a restart has to look up."""
+        """Return the ids of unfinished tasks of schedules, which a restart must look up."""
         return list(self._watched)

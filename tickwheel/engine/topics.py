@@ -1,17 +1,15 @@
-"""Topics, groups, subscribers and leases, in memory; and tallies: how many tasks of some topics are
-not finished.
+"""Topics, groups, subscribers and leases in memory, and tallies of the unfinished tasks of topics.
 
 Invariants:
 
-* A task is in at most one of a group's ``ready``, ``loading``, ``waiting`` and ``flight``, and of
-  the queues of its keys.
-* ``delivery_attempts`` holds what counts of the earlier deliveries of tasks that are ready or
-  waiting; for a task in flight its lease holds it.
-* A delivery has a number, its attempt, that the group gives to no other delivery of the task while
-  the daemon runs. It is in the lease, in ``delivery_attempts``, in the dead letter, or else, when
-  nothing counts of a delivery that was there (it was given back unstarted, or an operator said
-  that the task begins anew), in ``numbers``. After a restart the epoch of a receipt is another
-  one.
+* A task is in at most one of a group's ``ready``, ``loading``, ``waiting``, ``flight`` and key
+  queues.
+* ``delivery_attempts`` has the earlier deliveries of tasks that are ready or waiting. The lease has
+  those of a task in flight.
+* The number of a delivery, its attempt, is unique for the task and group while the daemon runs. It
+  is in the lease, in ``delivery_attempts`` or in the dead letter. If no delivery counts (it was
+  returned unstarted, or an operator reset the task), it is in ``numbers``. After a restart receipts
+  have another epoch.
 """
 
 from __future__ import annotations
@@ -49,66 +47,68 @@ NOTHING_SET = GroupSettings()
 
 @dataclass(slots=True, eq=False, repr=False)
 class Group:
-    """One group of a topic: its settings, its subscribers, and the tasks that it holds."""
+    """A group of a topic with its settings, its subscribers and its tasks."""
 
     topic: Topic
     name: str
     since_ms: int
     since_id: int = BY_DUE_ALONE
-    """The id at which the group begins: see ``ownership.py``."""
+    """The id at which the group begins; see ``ownership.py``."""
     settings: GroupSettings = NOTHING_SET
     version: int = 0
-    """The version of the settings: see ``Versions``."""
+    """The version of the settings; see ``Versions``."""
     judge: Judge | None = None
-    """What the filters of the group say of a task; None: it wants every task."""
+    """The filters of the group; None if it has none."""
     unjudged_id: int = 0
-    """Tasks up to this id came due before the group was made, unseen by its filter."""
+    """Tasks up to this id came due before the group was created, and its filter has not judged
+    them."""
     was_restored: bool = False
     """Whether its deletion began before this start of the engine."""
     was_used: bool = True
-    """Whether somebody has subscribed, or the group was made, since it was looked at last."""
+    """Whether a consumer has subscribed, or the group was created, since the last check."""
     used_mono_ms: int = 0
-    """When the group was last known to be used; and whether long disuse is reported."""
+    """When the group was last known to be used."""
     is_unused: bool = False
+    """Whether the group has been unused long enough to be reported."""
     bucket: Bucket | None = None
     """The rate limit of the group."""
     ready: ReadyQueue = field(default_factory=ReadyQueue)
     loading: dict[int, int] = field(default_factory=dict)
-    """id → priority of tasks taken from ``ready`` whose bodies are being read, and of those
-    that a replay keeps for the group until it comes to them."""
+    """Id → priority of tasks taken from ``ready`` whose rows are being read, and of tasks that a
+    replay has not reached yet."""
     waiting: dict[int, int] = field(default_factory=dict)
-    """id → wall-clock ms of the next attempt of a task that waits for it."""
+    """Id → next attempt of a waiting task (wall ms)."""
     delivery_attempts: dict[int, DeliveryAttempts] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
-    """id → attempt of the newest delivery, where nothing else remembers it; to be changed by
-    ``Core`` alone, which forgets those of tasks that have ended."""
+    """Id → attempt of the newest delivery, if it is recorded nowhere else. Only ``Core`` changes
+    it, and forgets ended tasks."""
     flight: dict[int, Lease] = field(default_factory=dict)
     apart: dict[int, bool] = field(default_factory=dict)
-    """Ids in ``loading`` of tasks that are to be alone on a connection → whether their rows are
-    being read."""
+    """Id of a task in ``loading`` that must be alone on a connection → whether its row is being
+    read."""
     subscribers: dict[Subscriber, None] = field(default_factory=dict)
     able: OrderedDict[Subscriber, None] = field(default_factory=OrderedDict)
-    """Subscribers in turn, the next one first: all with credit, and some that lost it since."""
+    """Subscribers in turn, the next first: all with credit, and some that have lost it since."""
     detached: Subscriber = field(init=False)
-    """Stands for the consumers of leases that were taken over from before a restart."""
+    """A placeholder for the consumers of leases from before a restart."""
     expiry_mono_ms: int | None = None
-    """No lease ends before this (steady ms); a scan finds the next end when it has come."""
+    """No lease ends before this (steady ms). At this time a scan finds the next end."""
     is_ordered: bool = False
-    """Whether some of its tasks have to wait for others: see ``ordering.py``."""
+    """Whether some of its tasks must wait for others; see ``ordering.py``."""
     key_queues_since_ms: Callable[[], int] | None = None
-    """About since when the longest waiting of those tasks waits, when there is one."""
+    """Returns about when the longest waiting of those tasks began to wait."""
     in_key_queues: int = 0
-    """How many due tasks wait in key queues, or for a place of their value."""
+    """Number of due tasks that wait in key queues, or for a place of their value."""
     held: int = 0
-    """How many order keys wait for an operator."""
+    """Number of order keys that wait for an operator."""
     hold_intervals: HoldIntervals | None = None
-    """When which cause has held the group back; None: nothing ever did."""
+    """The intervals in which causes have delayed the group; None if there are none."""
     paused_keys: dict[int, PausedKey] = field(default_factory=dict)
-    """Mark → what is known of each key that an operator has paused."""
+    """Mark → key that an operator has paused."""
     key_intervals: dict[int, HoldIntervals] = field(default_factory=dict)
-    """Mark → when those keys, and the last that were resumed, were paused."""
+    """Mark → intervals in which a paused or recently resumed key was paused."""
     dead: int = 0
-    """How many dead letters the group has; the counts below begin at the start."""
+    """Number of dead letters of the group. The counts below begin at the start."""
     delivered: int = 0
     acked: int = 0
     nacked: int = 0
@@ -124,8 +124,8 @@ class Group:
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing is handed out: the group is paused, or its topic is, or it is being
-        deleted."""
+        """Whether the group gets no deliveries, because it or its topic is paused, or because it is
+        being deleted."""
         return (
             self.settings.paused
             or self.topic.settings.paused
@@ -134,7 +134,7 @@ class Group:
 
     @property
     def holds_any(self) -> bool:
-        """Whether the group holds some task, or a dead letter."""
+        """Whether the group holds a task or a dead letter."""
         return bool(self.ready_count or self.flight or self.waiting or self.dead)
 
     @property
@@ -149,84 +149,83 @@ class Group:
         )
 
     def unused_ms(self, mono_ms: int) -> int | None:
-        """For how long nobody has used it; None unless that is to be reported."""
+        """Return how long the group has been unused, or None if that is not to be reported."""
         if not self.is_unused or self.was_used or self.subscribers:
             return None
         return mono_ms - self.used_mono_ms
 
     def oldest_since_ms(self) -> int | None:
-        """Since when the ready task waits that has waited longest; None when none is ready."""
+        """Return since when the longest waiting ready task waits, or None if none is ready."""
         if not self.ready_count:
             return None
-        found: list[int] = []
+        times_ms: list[int] = []
         for level in self.ready.levels():
             while self.ready.stale and (head := level.peek(1)) and self.ready.is_stale(head[0]):
                 level.take(1)
             if level.since_ms is not None and (len(level) or self.loading):
-                found.append(level.since_ms)
+                times_ms.append(level.since_ms)
         if self.in_key_queues and self.key_queues_since_ms is not None:
-            found.append(self.key_queues_since_ms())
-        return min(found, default=self.ready.emptied_since_ms)
+            times_ms.append(self.key_queues_since_ms())
+        return min(times_ms, default=self.ready.emptied_since_ms)
 
     def credit_up_to(self, limit: int) -> int:
-        """How many deliveries the subscribers would take now, counted up to ``limit``, because
-        there may be thousands of subscribers."""
-        found = 0
+        """Return the total credit of the subscribers, at most ``limit``. The limit bounds the work,
+        because there can be thousands of subscribers."""
+        credit = 0
         for subscriber in self.able:
-            if found >= limit:
+            if credit >= limit:
                 break
-            found += max(0, subscriber.credit)
-        return min(found, limit)
+            credit += max(0, subscriber.credit)
+        return min(credit, limit)
 
     @property
     def ready_count(self) -> int:
         return self.ready.count + len(self.loading) + self.in_key_queues
 
     def withdraw(self, task_id: int) -> None:
-        """Remove a ready task without taking it from the queue."""
+        """Remove a ready task."""
         if self.loading.pop(task_id, None) is None:
             self.ready.withdraw(task_id)
 
 
 @dataclass(slots=True)
 class PendingGroups:
-    """A task that came due for several groups: which of them are not finished."""
+    """The groups that have not finished a task that came due for several groups."""
 
     remaining: set[str]
     made: int
-    """``Topic.made`` when it was decided which groups owe it; 0: not known any more."""
+    """``Topic.made`` when the groups were determined; 0 if it is no longer known."""
     dead_lettered: int = 0
-    """How many groups keep the task as a dead letter."""
+    """Number of groups that keep the task as a dead letter."""
 
 
 @dataclass(slots=True, eq=False)
 class Replay:
-    """A group that begins in the past, and how far the tasks before it have been looked at."""
+    """The search for earlier tasks that a group which begins in the past is owed."""
 
     group: Group
     mark: int
-    """The newest id when the group was made: tasks behind it fire with the group there."""
+    """The newest id when the group was created. Later tasks fire for the group anyway."""
     made: int
-    """``Topic.made`` when the group of the replay was made."""
+    """``Topic.made`` when the group was created."""
     reached: int = 0
-    """Every task up to this id has been looked at."""
+    """Every task up to this id has been examined."""
     seen: set[int] = field(default_factory=set)
-    """Ids of tasks behind ``reached`` that were looked at out of turn."""
+    """Ids above ``reached`` that were examined out of turn."""
     first: int = 0
-    """The first id that was looked at; 0: none was."""
+    """The first examined id, or 0."""
     looked_at: int = 0
     given: int = 0
-    """How many tasks the group got by the replay."""
+    """Number of tasks that the group got from the replay."""
     is_over: bool = False
 
     def is_ahead(self, task_id: int) -> bool:
-        """Whether the replay has still to come to this task."""
+        """Return whether the replay has not reached this task."""
         return self.reached < task_id <= self.mark
 
     def claims(self, task_id: int, due_ms: int, made: int) -> bool:
-        """Whether its group is owed a task that fired without it.
-
-        ``made``: see ``PendingGroups``."""
+        """Return whether the group is owed a task that fired without it. For ``made`` see
+        ``PendingGroups``."""
         return (
             made < self.made
             and self.is_ahead(task_id)
@@ -235,7 +234,7 @@ class Replay:
         )
 
     def passed(self, first: int, count: int, following: int | None) -> None:
-        """A page of ``count`` tasks from ``first`` on was looked at; ``following``: its last."""
+        """Note that a page of ``count`` tasks from ``first`` to ``following`` was examined."""
         self.first = self.first or first
         self.looked_at += count
         if following is None or following >= self.mark:
@@ -246,52 +245,52 @@ class Replay:
 
     @property
     def share(self) -> float:
-        """The share of the replay that is done, from 0 to 1, estimated from ids."""
+        """The finished share of the replay, 0 to 1, estimated from ids."""
         done, whole = self.reached - self.first, self.mark - self.first
         return min(1.0, max(0.0, done / whole)) if whole > 0 else 0.0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Topic:
-    """One topic. Until its first group exists, what is due waits in its ``default_backlog``."""
+    """A topic. Until its first group exists, due tasks wait in its ``default_backlog``."""
 
     name: str
     settings: GroupSettings = NOTHING_SET
     version: int = 0
-    """The version of the topic's own settings: see ``Versions``."""
+    """The version of the topic's settings; see ``Versions``."""
     bucket: Bucket | None = None
-    """The rate limit for all its groups together."""
+    """The common rate limit of all its groups."""
     groups: dict[str, Group] = field(default_factory=dict)
-    """Oldest first; those that are being deleted stay until nothing is left of them."""
+    """Name → group, oldest first. Groups that are being deleted stay until they are empty."""
     made: int = 0
-    """How many groups the topic has ever had, since the start."""
+    """Number of groups that were created since the start."""
     replays: dict[Group, Replay] = field(default_factory=dict)
-    """Groups with a replay under way, and the replay of each."""
+    """Group → its running replay."""
     closing: int = 0
-    """How many of the groups are being deleted."""
+    """Number of groups that are being deleted."""
     filtering: bool = False
-    """Whether some of the groups have a filter."""
+    """Whether a group has a filter."""
     known_steps: int | None = None
-    """Steps of judging one task by all groups; None: they have to be added up."""
+    """Cached steps for judging a task by all groups, or None."""
     deferred: dict[int, int] = field(default_factory=dict)
-    """id → due_ms of what came due while its last group was being deleted: it waits for the
-    end of that, and counts as scheduled."""
+    """Id → due_ms of tasks that came due while the last group was being deleted. They wait until
+    the deletion is finished, and count as scheduled."""
     default_backlog: Group | None = field(init=False)
-    """A group without a name that holds what is due before any group exists, and that becomes
-    the first group; None while the topic has groups."""
+    """A group without a name that holds due tasks and becomes the topic's first group; None while
+    the topic has groups."""
     broadcasters: dict[Subscriber, None] = field(default_factory=dict)
-    """Broadcast subscribers: they get everything that comes due, and own nothing."""
+    """Broadcast subscribers, which get all due tasks and are owed none."""
     scheduled: int = 0
     unfinished: int = 0
-    """Durable tasks that are scheduled, or that a group is owed."""
+    """Number of durable tasks that are scheduled or owed to a group."""
     enqueued: int = 0
     delivered: int = 0
     broadcast: int = 0
-    """How many of ``delivered`` went to broadcasters."""
+    """The part of ``delivered`` that went to broadcasters."""
     acked: int = 0
     cancelled: int = 0
     merged: Counter[Merging] = field(default_factory=Counter)
-    """What became of tasks whose key was pending and that were not stored."""
+    """Outcome → number of tasks that were not stored because their key was pending."""
 
     def __post_init__(self) -> None:
         self.default_backlog = Group(self, "", 0)
@@ -310,12 +309,12 @@ class Topic:
 
     @property
     def holders(self) -> list[Group]:
-        """Whatever may hold tasks: all groups, or the default backlog."""
+        """All groups, or the default backlog."""
         backlog = self.default_backlog
         return list(self.groups.values()) if backlog is None else [backlog]
 
     def held(self) -> dict[str, int]:
-        """How many due tasks and dead letters the topic holds, by state."""
+        """Return the number of due tasks and dead letters of the topic, by state."""
         holders = self.holders
         return {
             "ready": sum(group.ready_count for group in holders),
@@ -325,18 +324,18 @@ class Topic:
         }
 
     def steps(self) -> int:
-        """How many steps judging one task takes at most, for all groups of the topic."""
+        """Return the maximum steps for judging a task by all groups of the topic."""
         if self.known_steps is None:
             judges = (group.judge for group in self.groups.values())
             self.known_steps = sum(judge.steps for judge in judges if judge is not None)
         return self.known_steps
 
     def broadcast_steps(self) -> int:
-        """How many steps judging one task takes at most, for all broadcasts of the topic."""
-        return sum(one.filter_steps for one in self.broadcasters)
+        """Return the maximum steps for judging a task by all broadcasts of the topic."""
+        return sum(broadcaster.filter_steps for broadcaster in self.broadcasters)
 
     def row(self) -> GroupRow | None:
-        """The row of the topic's own settings; None: nothing is set."""
+        """Return the row of the topic's settings, or None if nothing is set."""
         if self.settings == NOTHING_SET:
             return None
         return GroupRow(self.name, TOPIC_ITSELF, 0, self.settings, version=self.version)
@@ -344,31 +343,32 @@ class Topic:
 
 @dataclass(slots=True)
 class Versions:
-    """The versions of the settings of groups and topics, where there are several shards.
+    """The versions of the settings of groups and topics among several shards.
 
-    The settings of a topic and of its groups have their home in one shard, which numbers their
-    changes: a row has the number of its last one, and the counter says the newest of all, so that
-    it also rises with a deletion. The other shards follow the home, and note the versions that they
-    have taken over. What is changed elsewhere than at home strays until the home is looked at.
+    The home shard of a topic numbers the changes of its settings and of its groups' settings. A row
+    has the number of its last change. The counter has the number of the newest change, so that it
+    also grows with a deletion. Other shards follow the home and record the versions that they have
+    adopted. A change on another shard than the home is a stray until that shard reads the home.
     """
 
     shard: int
     shards: int
     counter: int = 0
-    """The number of the newest change of those whose home this shard is."""
+    """The number of the newest change that this home shard has numbered."""
     sure: int | None = None
     """``SettingsCounter.sure`` of this shard."""
     follows: bool = False
-    """Whether what is changed now is so at its home already."""
+    """Whether the present changes were already made at their home."""
     strays: Counter[int] = field(default_factory=Counter)
-    """Home → how often something of its topics was changed here, since the start."""
+    """Home shard → number of stray changes of its topics here since the start."""
 
     def home_of(self, topic: str) -> int:
-        """The shard where the settings of a topic and of its groups have their home."""
+        """Return the home shard of the settings of a topic and its groups."""
         return shard_of(topic, self.shards)
 
     def numbers(self, topic: str) -> bool:
-        """Take note of a change here. True: it is at home, and has the number ``counter`` now."""
+        """Record a change on this shard. Return whether this is the home; then ``counter`` is the
+        number of the change."""
         if self.shards == 1:
             return False
         home = self.home_of(topic)
@@ -381,19 +381,20 @@ class Versions:
 
 
 class Traits(NamedTuple):
-    """What outlives the row of a task in flight and decides later; most tasks have none of it."""
+    """Properties of a task in flight that are needed after its row is released. Most tasks have
+    the defaults."""
 
     priority: int
     retry: PolicyRef | None
     ttl_end_ms: int | None
-    """The first millisecond in which the time to live is over."""
+    """The first millisecond after the time to live."""
     key: str | None
     share: Share | None = None
-    """The share of the task's value, in a group that is shared."""
+    """The share of the task's value of ``fair_by``."""
     is_again: bool = False
-    """Whether the task stands for another one, and is one group's alone."""
+    """Whether the task was made by a reset, for one group only."""
     waited: bool = False
-    """Whether the task waited for others of its key or value when it was late already."""
+    """Whether the task became late while it waited for other tasks of its key or value."""
 
 
 PLAIN = Traits(0, None, None, None)
@@ -401,43 +402,42 @@ WAITED = PLAIN._replace(waited=True)
 
 
 Item = tuple[TaskRow, int, Past]
-"""One delivery of a frame: (row, attempt, what counts of the earlier deliveries)."""
+"""One delivery of a frame: (row, attempt, earlier deliveries)."""
 
 
 class DeliverySink(Protocol):
-    """Where the deliveries of one subscription, or the one answer of a pull, go: what a transport
-    gives to the shard. It is called in the step of the event loop in which something is known, and
-    must not block. What cannot be written any more (its peer is gone) is dropped in silence."""
+    """The destination of a subscription's deliveries, or of a pull's answer, which a transport
+    provides. Its methods are called synchronously and must not block. If the peer has disconnected,
+    they do nothing."""
 
     def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
-        """Send all of these deliveries at once. Raises before any is written if one cannot be."""
+        """Send all deliveries. Raise an error before any is written if one cannot be sent."""
 
     def check(self, item: Item) -> None:
-        """Raises the error that keeps this delivery from being written."""
+        """Raise the error that prevents the sending of this delivery."""
 
     def ended(self, code: str, message: str) -> None:
-        """The shard has ended the subscription, with a code of the error table."""
+        """Report that the shard has ended the subscription, with a code of the error table."""
 
     def closed(self) -> None:
-        """The subscription's caller is gone."""
+        """Report that the subscription's caller has disconnected."""
 
 
 DELIVERY_BYTES = 60
-"""The most bytes that a delivery takes in a frame beside its body and extras: its numbers, and how
-many before it have failed, or had their consumers die."""
+"""Maximum bytes of a delivery in a frame, without body and options."""
 FRAME_HEAD_BYTES = 40
-"""The most bytes that a frame takes beside its deliveries."""
+"""Maximum bytes of a frame without its deliveries."""
 
 
 class Dispatch(NamedTuple):
-    """Deliveries to write to one subscriber, as one frame."""
+    """Deliveries for one subscriber in one frame."""
 
     subscriber: Subscriber
     items: list[Item]
     taken_ms: int = 0
-    """When the deliveries were taken (wall ms), if they may be written later than that."""
+    """When the deliveries were made (wall ms), if they are sent later."""
     causes: Causes | None = None
-    """Why late deliveries of the frame are late, if a history has asked already."""
+    """The causes of late deliveries, if they were already determined for the history."""
 
 
 def priority_of(row: TaskRow) -> int:
@@ -445,7 +445,7 @@ def priority_of(row: TaskRow) -> int:
 
 
 def has_order(row: TaskRow) -> bool:
-    """Whether the task has an order key."""
+    """Return whether the task has an order key."""
     return row.options is not None and row.options.order_key is not None
 
 
@@ -459,7 +459,7 @@ def traits_of(row: TaskRow) -> Traits:
         return PLAIN
     key, priority, ttl_ms, retry, replayed = _of_traits(options)
     if key is None and ttl_ms is None and retry is None and replayed is None and not priority:
-        return PLAIN  # as most are that have a tag or properties
+        return PLAIN  # the usual case for tasks with a tag or properties
     end_ms = ttl_end_ms(row.due_ms, options)
     return Traits(priority, retry, end_ms, key, is_again=replayed is not None)
 
@@ -470,36 +470,35 @@ _of_traits = itemgetter(
 
 
 def ttl_end_ms(due_ms: int, options: TaskOptions | None) -> int | None:
-    """The first millisecond in which nobody wants the task any more; None: it has no end."""
+    """Return the first millisecond after the time to live, or None without a time to live."""
     if options is None or options.ttl_ms is None:
         return None
     return due_ms + options.ttl_ms + 1
 
 
 class DeliveryAttempts(NamedTuple):
-    """What counts of the earlier deliveries of one task to one group, while it is not in flight.
+    """The earlier deliveries of a task to a group, while the task is not in flight.
 
-    An *attempt* is the number of one delivery; this is the sum of all of them.
+    An *attempt* is the number of one delivery; this object summarizes all of them.
     """
 
     attempt: int
     """The number of the newest delivery."""
     epoch: int
-    """The epoch of the newest delivery; 0: no answer to it counts any more."""
+    """The epoch of the newest delivery; 0 if its receipt is no longer valid."""
     priority: int
-    """The priority of the task."""
     past: Past = NO_PAST
 
     @property
     def was_had(self) -> bool:
-        """Whether a delivery of the task to the group counts. A task that was given back was not
-        had, nor one that was only moved after others had it."""
+        """Whether a delivery of the task to the group counts as an attempt. A delivery that was
+        returned unstarted does not."""
         return self.past != NO_PAST
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One delivery that is not settled."""
+    """An unsettled delivery."""
 
     id: int
     group: Group
@@ -511,57 +510,57 @@ class Lease:
     due_ms: int
     traits: Traits
     past: Past = NO_PAST
-    """The counts of the earlier deliveries of the task to the group, without this one."""
+    """The earlier deliveries of the task to the group."""
     order: int = 0
-    """The mark of the task's order key; 0: it has none."""
+    """The mark of the task's order key, or 0 if it has none."""
     live: bool = True
     checkpointed: bool = False
-    """Whether a batch that was sealed holds this delivery's progress row."""
+    """Whether a sealed batch has this delivery's progress row."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Presence:
-    """Whether the consumer behind some subscribers, those of one connection, is there.
+    """Whether the consumer of a connection, with all its subscribers, is alive.
 
-    A connection that stands says nothing: its peer may be stopped, or without power. A lease of
-    its that ends by time puts it in doubt, and whatever it sends ends the doubt.
+    An open connection does not prove that, because its peer can be stopped or without power. A
+    timed-out lease puts the connection in doubt; any message from the peer ends the doubt.
     """
 
     subscribers: dict[Subscriber, None] = field(default_factory=dict)
-    """The subscribers that may get deliveries on the connection."""
+    """The connection's subscribers that can get deliveries."""
     unsettled: int = 0
-    """How many deliveries of the connection are not settled."""
+    """Number of unsettled deliveries of the connection."""
     kept_for: Group | None = None
-    """The group of the task that it has alone, or is kept free for: see ``Apart``."""
+    """The group of the task that the connection has alone, or is kept free for; see ``Apart``."""
     was_alone: bool = False
-    """Whether the task that it was handed last was alone on it."""
+    """Whether its last delivery was alone."""
     doubted: bool = False
-    """Whether a lease ended by time and nothing was heard since: it gets no deliveries."""
+    """Whether a lease has timed out without a later message. Then it gets no deliveries."""
     doubted_mono_ms: int = 0
-    """When the newest delivery whose lease ended by time was made (steady ms)."""
+    """When the newest delivery with a timed-out lease was made (steady ms)."""
 
     def doubt(self, lease: Lease) -> None:
-        """Doubt the consumer: this lease has ended by time."""
+        """Put the connection in doubt, because this lease has timed out."""
         self.doubted = True
         self.doubted_mono_ms = max(self.doubted_mono_ms, lease.since_mono_ms)
 
 
 class Keep(NamedTuple):
-    """That a group has tasks that are to be alone on a connection: see ``Apart``."""
+    """The connection that is kept free for a group; see ``Apart``."""
 
     presence: Presence | None
-    """The connection that is kept free; None: none is, until then."""
+    """The connection, or None if no connection is kept free until then."""
     until_mono_ms: int
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Subscriber:
-    """One consumer of one group: a subscription of a connection, or one pull.
+    """A consumer of a group: a subscription of a connection, or a pull.
 
-    ``sink`` is the transport's, and never used here. ``outstanding`` counts deliveries whose end
-    is not confirmed yet, ``unconfirmed`` those of them that have one. What has no end may not
-    exceed ``prefetch``, and ``acks_ahead_max`` of the unconfirmed ones count no more: a consumer
-    need not wait for the store each time, and cannot run away from a store that stands.
+    The engine passes ``sink`` on without using it. ``outstanding`` counts deliveries whose end is
+    not durable; ``unconfirmed`` is the part of them that is settled. Up to ``acks_ahead_max``
+    unconfirmed deliveries do not count against ``prefetch``. So a consumer does not wait for each
+    commit, and still stops if the store does.
     """
 
     sink: DeliverySink | None
@@ -572,24 +571,24 @@ class Subscriber:
     once: bool = False
     """Whether this is a pull, which leaves after its first delivery."""
     at_most_once: bool = False
-    """Whether a delivery is finished before it is written."""
+    """Whether deliveries are settled before they are sent."""
     acks_ahead_max: int = 0
     label: str = ""
-    """The name of the consumer, for the records of failed attempts."""
+    """The name of the consumer in the records of failed attempts."""
     asked_mono_ms: int | None = None
-    """When a pull was asked for (steady ms): a sign of life behind earlier deliveries."""
+    """When a pull was requested (steady ms), which is a sign of life."""
     presence: Presence = field(default_factory=Presence)
     """The presence of the connection, shared by all of its subscribers."""
     held: dict[int, Lease] = field(default_factory=dict)
-    """Id → its delivery that is not settled."""
+    """Id → unsettled delivery."""
     outstanding: int = 0
     unconfirmed: int = 0
     blocked: bool = False
     """Whether the connection's buffer is full."""
     gone_mono_ms: int | None = None
-    """When leases end at the latest, as the connection broke (steady ms); None: it stands."""
+    """Latest end of its leases after the connection broke (steady ms); None while it is open."""
     death: str = ""
-    """How the consumer died, for people; "": it did not, as far as is known."""
+    """The cause of the consumer's death, for people; "" if it is not known to have died."""
 
     def __post_init__(self) -> None:
         self.label = self.label[:SUBSCRIBER_LENGTH_MAX]
@@ -598,12 +597,12 @@ class Subscriber:
 
     @property
     def filter_steps(self) -> int:
-        """The steps that a filter of the subscriber's own takes at most for one task."""
+        """Maximum steps of the subscriber's filter for a task."""
         return 0
 
     @property
     def is_subscribed(self) -> bool:
-        """Whether the subscriber may still get deliveries."""
+        """Whether the subscriber can still get deliveries."""
         return self in self.group.subscribers
 
     @property
@@ -612,39 +611,38 @@ class Subscriber:
 
     @property
     def room(self) -> int:
-        """How many more deliveries fit, were the connection not kept free for a lone task."""
+        """The credit, ignoring that the connection is kept free for a task alone."""
         if self.blocked or (self.presence.doubted and not self._asked_since):
             return 0
         return self.prefetch - self.in_flight
 
     @property
     def in_flight(self) -> int:
-        """How many deliveries count against ``prefetch``."""
+        """Number of deliveries that count against ``prefetch``."""
         return self.outstanding - min(self.unconfirmed, self.acks_ahead_max)
 
     @property
     def _asked_since(self) -> bool:
-        """Whether this pull was asked for after the deliveries that put its consumer in doubt."""
+        """Whether this pull was requested after the deliveries that put its consumer in doubt."""
         asked_mono_ms = self.asked_mono_ms
         return asked_mono_ms is not None and asked_mono_ms >= self.presence.doubted_mono_ms
 
 
 NAMES_MAX = 100_000
-"""How many topics have their tallies remembered."""
+"""Maximum topics whose tallies are cached."""
 
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """A count of the unfinished tasks of some topics.
+    """The number of unfinished tasks of some topics.
 
-    It counts tasks that are staged, tasks that are durable and that a group is owed or will be
-    owed, and half tasks: what has been taken and has not ended. Dead letters are not among them. It
-    is changed with every batch that is staged and every task that ends, so asking costs nothing,
-    and it is right at once after a restart. Nothing is done where nobody asks.
+    It counts staged tasks, durable tasks that a group is or will be owed, and half tasks, but no
+    dead letters. It is updated with every staged batch and every ended task, so reading it costs
+    nothing, and it is exact right after a restart. Without tallies nothing is updated.
     """
 
     has: Callable[[str], bool]
-    """Whether a topic, by its name, is counted."""
+    """Returns whether a topic is counted."""
     tasks: int = 0
 
 
@@ -656,12 +654,12 @@ class Tallies:
         self._of: dict[str, tuple[Tally, ...]] = {}
 
     def add(self, tally: Tally) -> None:
-        """Keep ``tally``, which is right at the moment, up to date from now on."""
+        """Keep ``tally``, which is exact now, up to date."""
         self.all.append(tally)
         self._of.clear()
 
     def remove(self, tally: Tally) -> None:
-        """Drop a tally that nobody asks for any more."""
+        """Stop updating a tally."""
         self.all.remove(tally)
         self._of.clear()
 
@@ -669,16 +667,16 @@ class Tallies:
         """Change the number of tasks of one topic."""
         if not self.all:
             return
-        found = self._of.get(topic)
-        if found is None:
+        tallies = self._of.get(topic)
+        if tallies is None:
             if len(self._of) >= NAMES_MAX:
                 self._of.clear()
-            found = self._of[topic] = tuple(tally for tally in self.all if tally.has(topic))
-        for tally in found:
+            tallies = self._of[topic] = tuple(tally for tally in self.all if tally.has(topic))
+        for tally in tallies:
             tally.tasks += change
 
     def count_all(self, topics: Mapping[str, int], sign: int) -> None:
-        """Change the numbers of tasks of many topics; ``sign``: 1 adds, -1 subtracts."""
+        """Change the numbers of tasks of many topics. ``sign`` is 1 to add and -1 to subtract."""
         if self.all:
             for topic, change in topics.items():
                 self.count(topic, sign * change)

@@ -1,19 +1,18 @@
-"""The transactions that an engine remembers, and when each is asked about.
+"""The transactions of an engine, and when to ask their producer groups about them.
 
-State and the few steps that several parts have in common; the rules are ``transactions``'.
-Invariants:
+This module has the state and shared steps; ``transactions`` has the rules. Invariants:
 
-* A transaction that was changed in a batch that is not durable is *staged* in it. ``before`` that
-  batch it was what ``Batch.transactions`` says, and what it becomes again when the batch is
-  refused; nothing may rest on a change that can be undone.
-* The sums, of all and of each owner, are those of the transactions in ``known``; the names of
-  ``listed`` are those that are durable, in the states that are.
-* When somebody is asked follows from the steady clock alone. It is not stored: a restart finds the
-  whole time left, so that nobody is asked too early.
+* A transaction that was changed in a batch that is not durable is *staged* in it.
+  ``Batch.transactions`` has its former state, which is restored if the batch is refused. Nothing
+  may depend on a change that can be undone.
+* The sums, in total and per owner, are those of the transactions in ``known``. ``listed`` yields
+  the names of durable transactions by their durable states.
+* The time of a question depends only on the steady clock and is not stored. After a restart the
+  whole time must pass again, so that no producer is asked too early.
 
-``SortedNames``: names in their order, from any of them on, which is what a page of a listing needs.
-They are in runs of at most ``RUN_MAX``, so that one more or less moves a part of one run, and a
-page touches the names that it shows. Adding and removing take O(log n) comparisons.
+``SortedNames``: sorted names that can be read from any name on, as pages of listings need. Names
+are in runs of at most ``RUN_MAX``, so that a change moves only a part of one run. Adding and
+removing take O(log n) comparisons.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ RUN_MAX = 512
 
 
 class SortedNames:
-    """A set of names that is read in order."""
+    """A sorted set of names."""
 
     __slots__ = ("_lasts", "_runs")
 
     def __init__(self) -> None:
         self._runs: list[list[str]] = []
-        """Runs of names, ascending within each run and from one to the next; none is empty."""
+        """Runs of names, ascending within and between runs. No run is empty."""
         self._lasts: list[str] = []
         """The last name of each run."""
 
     def add(self, name: str) -> None:
-        """Add a name; one that is there already stays once."""
+        """Add a name if it is not in the set."""
         if not self._runs:
             self._runs, self._lasts = [[name]], [name]
             return
@@ -67,7 +66,7 @@ class SortedNames:
             self._lasts[place] = run[-1]
 
     def discard(self, name: str) -> None:
-        """Remove a name, if it is there."""
+        """Remove a name if it is in the set."""
         place = bisect_left(self._lasts, name)
         if place == len(self._runs):
             return
@@ -82,7 +81,7 @@ class SortedNames:
             del self._runs[place], self._lasts[place]
 
     def after(self, name: str) -> Iterator[str]:
-        """The names behind this one, in order. Nothing may be changed while they are read."""
+        """Yield the names after this name, in order. The set must not change meanwhile."""
         place = bisect_right(self._lasts, name)
         for index in range(place, len(self._runs)):
             run = self._runs[index]
@@ -90,11 +89,11 @@ class SortedNames:
 
 
 NAMES_MAX = 10_000
-"""How many names of topics are shared between transactions."""
+"""Maximum topic names that transactions share as objects."""
 
 
 class Changes(Protocol):
-    """A batch as the registry sees it: the transactions that it changes."""
+    """The part of a batch that the registry uses: the transactions that it changes."""
 
     @property
     def transactions(self) -> dict[str, Transaction | None]: ...
@@ -102,27 +101,27 @@ class Changes(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """One transaction in memory. All its times are of the steady clock."""
+    """A transaction in memory. Its times are of the steady clock."""
 
     row: TransactionRow
     parts: dict[int, Halves]
-    """The half tasks by part; a decided transaction has none."""
+    """Part → half tasks; empty once decided."""
     check_ms: int
-    """When it is time to ask about an open transaction (steady ms)."""
+    """When to ask about an open transaction (steady ms)."""
     decided_ms: int = 0
-    """When the transaction was decided, or a start found it decided (steady ms)."""
+    """When the transaction was decided, or restored as decided (steady ms)."""
     staged: Changes | None = None
-    """The batch that changes it and is not durable."""
+    """The batch with its change that is not durable, or None."""
     is_returned: bool = False
-    """Whether a member that may be asked came while the transaction was staged."""
+    """Whether a member connected while the transaction was staged."""
 
     def copy(self) -> Transaction:
-        """The transaction as it is now, before a batch changes it."""
+        """Return a copy of the transaction before a batch changes it."""
         return Transaction(self.row, dict(self.parts), self.check_ms, self.decided_ms)
 
 
 class Share:
-    """What the undecided transactions of one owner take."""
+    """The total size of the undecided transactions of an owner."""
 
     __slots__ = ("count", "size_bytes", "tasks")
 
@@ -134,51 +133,51 @@ NO_SHARE = Share()
 
 
 class TransactionRegistry:
-    """All transactions of one engine: by name, by owner, by state, and by when to ask."""
+    """All transactions of an engine by name, by owner, by state, and by the time of a question."""
 
     def __init__(self, tallies: Tallies) -> None:
         self._tallies = tallies
         self.known: dict[str, Transaction] = {}
         self.decided: dict[str, None] = {}
-        """The transactions that are decided, in the order in which that happened."""
+        """Names of decided transactions in the order of the decisions."""
         self.unasked: dict[str, dict[str, None]] = {}
-        """By producer group: the transactions whose last check did not reach their owner."""
+        """Producer group → transactions whose last check did not reach their owner."""
         self.returning: dict[str, None] = {}
-        """The unasked transactions for which somebody came since."""
+        """Transactions in ``unasked`` for which a member has connected since."""
         self.shares: dict[str, Share] = {}
-        """What the undecided transactions of each owner take; an owner without any has no share."""
+        """Owner → size of its undecided transactions, for owners that have any."""
         self.topics: Counter[str] = Counter()
-        """How many half tasks there are of each topic."""
+        """Topic → number of half tasks."""
         self.tasks = 0
-        """How many half tasks the undecided transactions have."""
+        """Number of half tasks of undecided transactions."""
         self.size_bytes = 0
-        """The bytes of the half tasks that the undecided transactions have."""
+        """Bytes of the half tasks of undecided transactions."""
         self.parked = 0
-        """How many undecided transactions are parked."""
+        """Number of parked transactions."""
         self._listed = {state: SortedNames() for state in TransactionState}
         self._names: dict[str, str] = {}
         self._due = DueNames()
 
     def with_topics(self, known: tuple[str, ...], more: Iterable[str]) -> tuple[str, ...]:
-        """The names ``known`` and ``more``, each once. There is one object for a name, however
-        many transactions have it."""
+        """Return the names of ``known`` and ``more`` without duplicates. All transactions share one
+        object per name."""
         if len(self._names) >= NAMES_MAX:
             self._names.clear()
         return tuple(dict.fromkeys((*known, *(self._names.setdefault(n, n) for n in more))))
 
     @property
     def undecided(self) -> int:
-        """How many transactions are neither committed nor rolled back."""
+        """Number of transactions that are neither committed nor rolled back."""
         return len(self.known) - len(self.decided)
 
     def share(self, owner: str) -> Share:
-        """What the undecided transactions of this owner take; whoever asks must not change it."""
+        """Return the size of an owner's undecided transactions. The caller must not change it."""
         return self.shares.get(owner, NO_SHARE)
 
-    # --- what is there ---------------------------------------------------------------------
+    # --- changes ---------------------------------------------------------------------------
 
     def put(self, name: str, transaction: Transaction | None) -> None:
-        """The transaction of this name is this one from now on; None: it is forgotten."""
+        """Set the transaction of this name, or forget it (None)."""
         before = self.known.pop(name, None)
         if before is not None:
             self._count(before.row, -1)
@@ -195,7 +194,7 @@ class TransactionRegistry:
         self.arm(transaction)
 
     def change(self, transaction: Transaction, row: TransactionRow) -> None:
-        """The transaction has this row from now on."""
+        """Set the row of the transaction."""
         self._count(transaction.row, -1)
         transaction.row = row
         self._count(row, 1)
@@ -204,12 +203,12 @@ class TransactionRegistry:
         self.arm(transaction)
 
     def add_part(self, transaction: Transaction, halves: Halves) -> None:
-        """The transaction has these half tasks more; its row says so next."""
+        """Add half tasks. The caller then changes the row."""
         transaction.parts[halves.part] = halves
         self._count_halves((halves,), 1)
 
     def drop_parts(self, transaction: Transaction) -> None:
-        """The half tasks of the transaction are gone; its row says so next."""
+        """Drop the half tasks. The caller then changes the row."""
         self._count_halves(transaction.parts.values(), -1)
         transaction.parts = {}
 
@@ -243,91 +242,97 @@ class TransactionRegistry:
                 del self.topics[topic]
         self._tallies.count_all(counts, sign)
 
-    # --- what is durable -------------------------------------------------------------------
+    # --- durable states --------------------------------------------------------------------
 
     def durable(self, name: str) -> Transaction | None:
-        """The transaction as the store has it, or will have it for certain."""
-        found = self.known.get(name)
-        return found if found is None or found.staged is None else found.staged.transactions[name]
+        """Return the transaction in its durable state, or None."""
+        transaction = self.known.get(name)
+        return (
+            transaction
+            if transaction is None or transaction.staged is None
+            else transaction.staged.transactions[name]
+        )
 
     def listed(self, after: str, state: TransactionState | None) -> Iterator[str]:
-        """The names behind this one of those that are durable, in order; of one state, or of all
-        that are not decided. Nothing may be changed while they are read."""
+        """Yield the names after ``after``, in order, of durable transactions in ``state``, or of
+        undecided transactions (None). The registry must not change meanwhile."""
         if state is not None:
             return self._listed[state].after(after)
         undecided = (state for state in TransactionState if not state.is_decided)
         return heapq.merge(*(self._listed[state].after(after) for state in undecided))
 
     def restore(self, transaction: Transaction) -> None:
-        """A store had this transaction, and an engine that starts has it again."""
+        """Restore a stored transaction."""
         self.put(transaction.row.id, transaction)
         self._listed[transaction.row.state].add(transaction.row.id)
 
-    # --- the fate of changes ---------------------------------------------------------------
+    # --- durable and refused changes -------------------------------------------------------
 
     def landed(self, batch: Changes) -> tuple[int, int]:
-        """The batch is durable; how many transactions were committed by it, and rolled back."""
+        """Note that the batch is durable. Return (number of its commits, number of its
+        rollbacks)."""
         committed = rolled_back = 0
         for name, before in batch.transactions.items():
-            found = self.known.get(name)
+            transaction = self.known.get(name)
             if before is not None:
                 self._listed[before.row.state].discard(name)
-            if found is None or found.staged is not batch:
-                continue  # it was forgotten, and its name may be in use again
-            self._listed[found.row.state].add(name)
-            found.staged = None
-            self.arm(found)
-            if found.is_returned:
-                found.is_returned = False
+            if transaction is None or transaction.staged is not batch:
+                continue  # it was forgotten, and its name can be in use again
+            self._listed[transaction.row.state].add(name)
+            transaction.staged = None
+            self.arm(transaction)
+            if transaction.is_returned:
+                transaction.is_returned = False
                 self.returning[name] = None
             if before is None or not before.row.state.is_decided:
-                committed += found.row.state is TransactionState.COMMITTED
-                rolled_back += found.row.state is TransactionState.ROLLED_BACK
+                committed += transaction.row.state is TransactionState.COMMITTED
+                rolled_back += transaction.row.state is TransactionState.ROLLED_BACK
         return committed, rolled_back
 
     def undo(self, batch: Changes) -> None:
-        """The batch was refused: each transaction that it changed is as it was before."""
+        """Restore the former states of the transactions that a refused batch changed."""
         for name, before in batch.transactions.items():
-            found = self.known.get(name)
-            if found is None or found.staged is batch:
+            transaction = self.known.get(name)
+            if transaction is None or transaction.staged is batch:
                 self.put(name, before)
 
-    # --- when ------------------------------------------------------------------------------
+    # --- times -----------------------------------------------------------------------------
 
     def arm(self, transaction: Transaction) -> None:
-        """A transaction has changed: from now on the heap has it at the time to ask about it."""
+        """Update the heap after a change of a transaction."""
         is_open = transaction.row.state is TransactionState.OPEN
         wanted_ms = transaction.check_ms if is_open and transaction.staged is None else None
         self._due.set(transaction.row.id, wanted_ms)
 
     def wait_ms(self, mono_ms: int) -> int | None:
-        """How long until somebody is to be asked about a transaction; None: no time is set."""
+        """Return the time until the next question in ms, or None."""
         if self.returning:
             return 0
         due_ms = self._due.next_ms()
         return None if due_ms is None else due_ms - mono_ms
 
     def pop(self, mono_ms: int) -> Transaction | None:
-        """The next transaction whose time has come; whoever gets it changes it, or arms it
-        again."""
+        """Remove and return the next transaction whose time has come. The caller changes it or arms
+        it again."""
         name = self._due.pop(mono_ms)
         return None if name is None else self.known[name]
 
-    # --- somebody comes --------------------------------------------------------------------
+    # --- members connect -------------------------------------------------------------------
 
     def came(self, group: str) -> None:
-        """Somebody of this producer group is there to be asked."""
+        """Note that a member of this producer group has connected."""
         self.returning.update(self.unasked.get(group, {}))
 
     def pop_returning(self) -> Transaction | None:
-        """The next transaction that somebody came for, and that is not staged."""
+        """Remove and return the next transaction for which a member has connected and that is not
+        staged."""
         while self.returning:
             name = next(iter(self.returning))
             del self.returning[name]
-            found = self.known.get(name)
-            if found is None or not found.row.waits_for_members:
+            transaction = self.known.get(name)
+            if transaction is None or not transaction.row.waits_for_members:
                 continue
-            if found.staged is None:
-                return found
-            found.is_returned = True  # when that is durable
+            if transaction.staged is None:
+                return transaction
+            transaction.is_returned = True  # the question is sent when the batch is durable
         return None

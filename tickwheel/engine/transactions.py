@@ -1,26 +1,25 @@
-"""Transactions: half tasks that become tasks together, or not at all.
+"""Transactions, whose half tasks all become tasks together, or none of them does.
 
-Pure; what is remembered is ``transaction_registry``'s. A commit is one step: in the same effects
-the half tasks are dropped, their tasks are new ones, and the transaction says that it was
-committed. So a store has all of it or nothing, and what holds for an enqueue (staged, landed,
-refused) holds for it.
+Pure; ``transaction_registry`` has the state. A commit is one step: the same effects drop the half
+tasks, add the new tasks, and mark the transaction as committed. So a store has all of this or
+nothing, and a commit is staged, landed or refused like an enqueue.
 
-| state | a producer prepares | commits | rolls back | its time comes |
+| state | prepare | commit | rollback | timeout |
 |---|---|---|---|---|
-| open | open | committed | rolled back | asked about; after so many times parked |
+| open | open | committed | rolled back | a check; parked after ``transaction_checks_max`` |
 | parked | open | committed | rolled back | |
 | committed | refused | the same answer again | refused | forgotten |
 | rolled back | refused | refused | the same answer again | forgotten |
 
 Invariants:
 
-* A change in a batch that is refused is undone, with its answer: whoever asked is told, and asks
-  again. Until a decision is durable nobody else may rest on it (``is_free``).
-* Half tasks have their room from the beginning: a commit is never refused for lack of it.
-* A transaction that nobody decides is never dropped. While its last check has not reached its
-  owner, it is asked about as soon as somebody comes who is nearer, parked or not.
-* Times to ask are of the steady clock, and each counts, whomever it reached. What is asked because
-  somebody came is the last of them made up for, and does not count as another.
+* A change in a refused batch is undone with its answer, and the caller can try again. Until a
+  decision is durable, nothing else may depend on it (``is_free``).
+* Half tasks take up room from the beginning, so a commit is never refused for lack of room.
+* An undecided transaction is never dropped. While its last check has not reached its owner, a
+  member that is closer is asked as soon as it connects, even if the transaction is parked.
+* The times of checks follow the steady clock. Every check counts, whether or not it reaches a
+  member. A question to a member that connects belongs to the last check and does not count again.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ if TYPE_CHECKING:
     from tickwheel.model.records import NewTask
 
 Ask = Callable[[TransactionRow, Reach], Reach]
-"""Asks a member who is nearer than the given reach; returns that member's, or ``NOBODY``."""
+"""Asks a member that is closer than the given reach. Returns its reach, or ``NOBODY``."""
 FORGET_MAX = 10_000
-"""How many decided transactions are forgotten at a time."""
+"""Maximum decided transactions that are forgotten at a time."""
 _OPEN, _PARKED = TransactionState.OPEN, TransactionState.PARKED
 
 
@@ -65,11 +64,11 @@ class Transactions:
         self._registry = core.transaction_registry
         self._intake = intake
 
-    # --- what producers and operators do ---------------------------------------------------
+    # --- verbs of producers and operators --------------------------------------------------
 
     def is_free(self, transaction: Transaction) -> bool:
-        """Whether a verb may change the transaction now: not while a decision, or anything in the
-        batch that the store has, may still be undone."""
+        """Return whether a verb can change the transaction now, because neither a decision nor a
+        change in the sealed batch can still be undone."""
         staged = transaction.staged
         is_decided = transaction.row.state.is_decided
         return staged is None or (staged is self._core.open and not is_decided)
@@ -86,17 +85,17 @@ class Transactions:
         mono_ms: int,
         owner: str = "",
     ) -> None:
-        """Keep half tasks; ``address`` gets an answer without ids when they are durable. A known
-        part is only answered. ``owner``: whose the transaction is, if it begins now."""
-        found = self._registry.known.get(name)
-        if found is None or part not in found.parts:
+        """Store half tasks. ``address`` gets an answer without ids when they are durable. A known
+        part is not stored again. ``owner`` is the owner of a transaction that begins now."""
+        transaction = self._registry.known.get(name)
+        if transaction is None or part not in transaction.parts:
             prepared = Halves(name, part, now_ms, halves)
-            self._prepare(found, group, prepared, address, now_ms, mono_ms, owner)
+            self._prepare(transaction, group, prepared, address, now_ms, mono_ms, owner)
         self._core.open.staged.append((address, None, (request, 0, 0, now_ms)))
 
     def _prepare(
         self,
-        found: Transaction | None,
+        transaction: Transaction | None,
         group: str,
         halves: Halves,
         address: ReplySink,
@@ -107,17 +106,17 @@ class Transactions:
         name, check_ms = halves.transaction, mono_ms + self._core.config.transaction_check_ms
         size_bytes = sum(half.size_bytes for half in halves.halves)
         self._intake.stage_bytes(size_bytes + len(halves.halves) * ROW_OVERHEAD_BYTES)
-        if found is None:
+        if transaction is None:
             row = TransactionRow(name, group, _OPEN, now_ms, now_ms, owner=owner)
-            found = Transaction(row, {}, check_ms)
+            transaction = Transaction(row, {}, check_ms)
             self._core.open.transactions.setdefault(name, None)
-            found.staged = self._core.open
-            self._registry.put(name, found)
+            transaction.staged = self._core.open
+            self._registry.put(name, transaction)
         else:
-            self._stage(found)
-        self._registry.add_part(found, halves)
-        found.check_ms = check_ms
-        row = found.row
+            self._stage(transaction)
+        self._registry.add_part(transaction, halves)
+        transaction.check_ms = check_ms
+        row = transaction.row
         row = row._replace(
             state=_OPEN,
             touched_ms=now_ms,
@@ -130,13 +129,14 @@ class Transactions:
             reached=Reach.NOBODY,
         )
         self._core.open.effects.put(TRANSACTION, halves)
-        self._write(found, row)
+        self._write(transaction, row)
         self._note(address, row, PREPARED, now_ms, halves)
 
     def commit(
         self, transaction: Transaction, address: ReplySink, request: int, now_ms: int, mono_ms: int
     ) -> None:
-        """Make tasks of the half tasks; ``address`` gets their ids and due times once durable."""
+        """Make the half tasks tasks. ``address`` gets their ids and due times when that is
+        durable."""
         core = self._core
         new_tasks = self._tasks(transaction, now_ms)
         self._stage(transaction)
@@ -157,7 +157,7 @@ class Transactions:
     def rollback(
         self, transaction: Transaction, address: ReplySink, request: int, now_ms: int, mono_ms: int
     ) -> None:
-        """Drop the half tasks; ``address`` gets an answer without ids once that is durable."""
+        """Drop the half tasks. ``address`` gets an answer without ids when that is durable."""
         self._stage(transaction)
         self._core.open.staged.append((address, None, (request, 0, 0, now_ms)))
         self._decide(transaction, TransactionState.ROLLED_BACK, now_ms, mono_ms, 0)
@@ -185,37 +185,37 @@ class Transactions:
     # --- asking ------------------------------------------------------------------------------
 
     def check(self, now_ms: int, mono_ms: int, limit: int, ask: Ask) -> bool:
-        """Ask about up to ``limit`` transactions that somebody came for or whose time has come.
-        True: call again at once."""
+        """Ask about up to ``limit`` transactions whose time has come or for which a member has
+        connected. Return whether to call again at once."""
         for _ in range(limit):
-            found = self._registry.pop_returning()
-            if found is not None:
-                self._ask_again(found, now_ms, mono_ms, ask)
+            transaction = self._registry.pop_returning()
+            if transaction is not None:
+                self._ask_again(transaction, now_ms, mono_ms, ask)
                 continue
-            found = self._registry.pop(mono_ms)
-            if found is None:
+            transaction = self._registry.pop(mono_ms)
+            if transaction is None:
                 return False
-            self._ask_in_time(found, now_ms, mono_ms, ask)
+            self._ask_in_time(transaction, now_ms, mono_ms, ask)
         return True
 
-    def _ask_in_time(self, found: Transaction, now_ms: int, mono_ms: int, ask: Ask) -> None:
-        row = found.row
+    def _ask_in_time(self, transaction: Transaction, now_ms: int, mono_ms: int, ask: Ask) -> None:
+        row = transaction.row
         if row.checks >= self._core.config.transaction_checks_max:
-            self._stage(found)
-            self._write(found, row._replace(state=_PARKED))
+            self._stage(transaction)
+            self._write(transaction, row._replace(state=_PARKED))
             self._core.totals.transactions_parked += 1
-            self._note(None, found.row, PARKED, now_ms)
+            self._note(None, transaction.row, PARKED, now_ms)
             return
         reached = ask(row, Reach.NOBODY)
         asked = row.asked + (reached > Reach.NOBODY)
         row = row._replace(checks=row.checks + 1, asked=asked, reached=reached)
-        self._checked(found, row, now_ms, mono_ms)
+        self._checked(transaction, row, now_ms, mono_ms)
 
-    def _ask_again(self, found: Transaction, now_ms: int, mono_ms: int, ask: Ask) -> None:
-        """Ask again about a transaction whose last check did not reach its owner, now that somebody
-        came. If that one is no nearer, nothing changes."""
-        row = found.row
-        reached = ask(row._replace(checks=row.checks - 1), row.reached)  # as it was then
+    def _ask_again(self, transaction: Transaction, now_ms: int, mono_ms: int, ask: Ask) -> None:
+        """Ask a member that has connected about a transaction whose last check did not reach its
+        owner. Nothing changes if the member is not closer."""
+        row = transaction.row
+        reached = ask(row._replace(checks=row.checks - 1), row.reached)  # the row of the last check
         if reached <= row.reached:
             return
         if row.state is _PARKED:
@@ -223,34 +223,36 @@ class Transactions:
         else:
             asked = row.asked + (row.reached is Reach.NOBODY)
             row = row._replace(asked=asked, reached=reached)
-        self._checked(found, row, now_ms, mono_ms)
+        self._checked(transaction, row, now_ms, mono_ms)
 
-    def _checked(self, found: Transaction, row: TransactionRow, now_ms: int, mono_ms: int) -> None:
-        self._stage(found)
+    def _checked(
+        self, transaction: Transaction, row: TransactionRow, now_ms: int, mono_ms: int
+    ) -> None:
+        self._stage(transaction)
         self._core.totals.transactions_checked += row.reached > Reach.NOBODY
-        found.check_ms = mono_ms + self._core.config.transaction_check_every_ms
+        transaction.check_ms = mono_ms + self._core.config.transaction_check_every_ms
         row = row._replace(checked_ms=now_ms)
-        self._write(found, row)
+        self._write(transaction, row)
         self._note(None, row, CHECKED, now_ms)
 
     def came(self, group: str) -> None:
-        """A member of the producer group came: transactions that its members could not be asked
-        about are asked with the next ``check``, if the member may be asked."""
+        """Note that a member of the producer group has connected. The next ``check`` asks it about
+        transactions whose last check did not reach their owner."""
         self._registry.came(group)
 
     # --- the end -----------------------------------------------------------------------------
 
     def sweep(self, mono_ms: int) -> None:
-        """Forget decided transactions that nobody asks about any more; called once in a while."""
+        """Forget decided transactions after their time. To be called from time to time."""
         self._forget(mono_ms - self._core.config.transactions_remembered_ms, FORGET_MAX)
 
-    def _forget(self, until_ms: int, most: int) -> None:
+    def _forget(self, until_ms: int, limit: int) -> None:
         registry, gone = self._registry, list[str]()
         for name in registry.decided:
-            found = registry.known[name]
-            if len(gone) >= most or found.decided_ms > until_ms:
+            transaction = registry.known[name]
+            if len(gone) >= limit or transaction.decided_ms > until_ms:
                 break
-            if found.staged is None:
+            if transaction.staged is None:
                 gone.append(name)
         for name in gone:
             self._stage(registry.known[name])
@@ -260,8 +262,8 @@ class Transactions:
     # --- a start -----------------------------------------------------------------------------
 
     def restore(self, rows: Iterable[TransactionRow | Halves], mono_ms: int) -> None:
-        """Restore the transactions of a store. All times begin anew: a clock that was put forward
-        must have nobody asked too early, and one that was put back nobody too late."""
+        """Restore stored transactions. All times begin again, so that a changed wall clock makes no
+        question too early or too late."""
         config = self._core.config
         parts: dict[str, dict[int, Halves]] = {}
         heads: list[TransactionRow] = []
@@ -275,13 +277,13 @@ class Transactions:
             left_ms = (
                 config.transaction_check_every_ms if row.checks else config.transaction_check_ms
             )
-            found = Transaction(head, parts.get(head.id, {}), mono_ms + left_ms, mono_ms)
-            self._registry.restore(found)
+            transaction = Transaction(head, parts.get(head.id, {}), mono_ms + left_ms, mono_ms)
+            self._registry.restore(transaction)
 
-    # --- what these have in common -----------------------------------------------------------
+    # --- common steps ------------------------------------------------------------------------
 
     def _stage(self, transaction: Transaction) -> None:
-        """Remember the transaction as it was before the open batch changes it."""
+        """Remember the state of the transaction before the open batch changes it."""
         batch, name = self._core.open, transaction.row.id
         if transaction.staged is batch:
             return

@@ -1,1 +1,1 @@
-"""What all parts share: records, effects, states and retry policies. Values and arithmetic only."""
+"""Values that all parts share: records, effects, states and retry policies. No I/O."""

@@ -1,21 +1,20 @@
-"""The language of conditions on a task's tag, key, priority and properties: the text (``GRAMMAR``,
-``parse``), the values that it becomes (``Condition``), and the functions that judge by them
-(``compiled``). ``filters.py`` is the surface.
+"""The language of conditions on a task's tag, key, priority and properties: its grammar
+(``GRAMMAR``, ``parse``), the parsed form (``Condition``), and the compiled form (``compiled``).
+Callers use ``filters.py``.
 
-A condition is TRUE, FALSE or UNKNOWN (``True``, ``False``, ``None``), as in SQL-92. What is absent
-is NULL. Numbers are compared with numbers, texts with texts (by code points), truth values with
-truth values (``=`` and ``<>`` only); any other pair is UNKNOWN, never an error.
+As in SQL-92, a condition is TRUE, FALSE or UNKNOWN (``True``, ``False``, ``None``), and an absent
+value is NULL. Numbers are compared with numbers, texts with texts (by code points), truth values
+with truth values (``=`` and ``<>`` only). Any other comparison is UNKNOWN, never an error.
 
-``why_never`` finds conditions that no task can meet.
+``why_never`` finds conditions that no task can satisfy.
 
-``compiled`` makes nested functions. No text is ever evaluated, and the work of one judgement is
-bounded by ``cost``, because a pattern never backtracks: what stands between two ``%`` is found at
-its first place, which leaves the most room for the rest.
+``compiled`` returns nested functions and never evaluates text as code. ``cost_of`` bounds the work
+of one call, because patterns do not backtrack: each part between two ``%`` matches at its first
+occurrence, which leaves the most room for the rest.
 
-This is the only module that knows the parser library, which is loaded when the first condition is
-read: most daemons never see one. The parser is LALR(1) over a fixed grammar. It keeps a stack of
-its own and builds no tree, so that no text, however it is nested, makes it recurse; the length of a
-text is bounded by the caller.
+Only this module imports the parser library, and only when the first condition is parsed, which most
+daemons never do. The parser is LALR(1) over a fixed grammar, with an explicit stack and without a
+tree, so that nested text cannot make it recurse. The caller bounds the length of the text.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ WILD_COST = 4
 """The cost of a character in a searched part of a pattern that has a ``_``."""
 
 
-# Not tuples: those of two classes with the same parts are equal, and filters are compared.
+# Dataclasses, not named tuples: tuples of different classes with equal elements compare as equal.
 
 
 class Source(Enum):
-    """Where in a task the value of a name is found."""
+    """The part of a task that has the value of a name."""
 
     PROPERTY = "property"
     TAG = "tag"
@@ -67,7 +66,7 @@ class ValueKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name in a condition, which stands for a value of the task."""
+    """A name in a condition, which refers to a value of the task."""
 
     source: Source
     name: str = ""
@@ -75,10 +74,8 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A literal value in a condition."""
-
     kind: ValueKind
-    """The kind, said beside the value because Python takes TRUE for 1."""
+    """The kind of the value, because True == 1 in Python."""
     value: PropertyValue | None
 
 
@@ -94,7 +91,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Whether a value is one of some others: ``IN``."""
+    """Whether a value is in a list: ``IN``."""
 
     operand: Operand
     values: tuple[Literal, ...]
@@ -104,7 +101,7 @@ class Member:
 class Like:
     operand: Operand
     pattern: tuple[str | None, ...]
-    """The characters to match, with ``ANY_ONE`` and ``ANY_MANY`` among them."""
+    """The characters to match, ``ANY_ONE`` for ``_`` and ``ANY_MANY`` for ``%``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +111,14 @@ class IsNull:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """A value that is a condition by itself: UNKNOWN unless it is a truth value."""
+    """A value that is used as a condition; UNKNOWN unless it is a truth value."""
 
     operand: Operand
 
 
 @dataclass(frozen=True, slots=True)
 class Inverted:
-    """The negation of a condition: ``NOT``."""
+    """A negated condition: ``NOT``."""
 
     term: Condition
     depth: int
@@ -129,7 +126,7 @@ class Inverted:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """Conditions that all have to hold: ``AND``."""
+    """Conditions joined by ``AND``."""
 
     terms: tuple[Condition, ...]
     depth: int
@@ -137,7 +134,7 @@ class AllOf:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """Conditions of which one has to hold: ``OR``."""
+    """Conditions joined by ``OR``."""
 
     terms: tuple[Condition, ...]
     depth: int
@@ -163,25 +160,25 @@ KINDS: Mapping[type, ValueKind] = {
     bool: ValueKind.TRUTH,
 }
 TYPES = {
-    kind: frozenset(found for found, of in KINDS.items() if of is kind)
+    kind: frozenset(python_type for python_type, its_kind in KINDS.items() if its_kind is kind)
     for kind in (ValueKind.NUMBER, ValueKind.TEXT, ValueKind.TRUTH)
 }
 
 
 def depth_of(condition: Condition) -> int:
-    """How deep AND, OR and NOT are nested; 0: the condition has none of them."""
+    """Return how deep AND, OR and NOT are nested; 0 if the condition has none of them."""
     return condition.depth if isinstance(condition, Inverted | AllOf | AnyOf) else 0
 
 
 def cost_of(condition: Condition) -> int:
-    """Steps of a judgement at most: one a comparison, and one for each character of a pattern
-    that has to be searched for."""
+    """Return the maximum cost of judging a task: one step per comparison, and one per searched
+    character of a pattern."""
     return _work_of(condition, 1)
 
 
 def steps_of(condition: Condition) -> int:
-    """The time that a judgement takes at most, in comparisons: about 0.2 us each. A character that
-    is searched for is looked for in a text of any length that a property may have."""
+    """Return the maximum time of judging a task, in comparisons of about 0.2 µs. A searched
+    character counts as a search in the longest text that a property can have."""
     return _work_of(condition, STEPS_PER_SEARCHED)
 
 
@@ -198,7 +195,7 @@ def _work_of(condition: Condition, per_searched: int) -> int:
 
 
 def compiled(condition: Condition) -> Predicate:
-    """The function that judges a task by its options and its properties."""
+    """Return a function that judges a task by its options and properties."""
     match condition:
         case AllOf(terms):
             return _joined(tuple(map(compiled, terms)), decides=False)
@@ -222,16 +219,16 @@ def compiled(condition: Condition) -> Predicate:
 
 
 def _joined(terms: tuple[Predicate, ...], *, decides: bool) -> Predicate:
-    """AND, which one FALSE ``decides``, or OR, which one TRUE does. Else it is UNKNOWN if a term is
-    so."""
+    """Return AND (one FALSE term ``decides``) or OR (one TRUE term ``decides``). Without a deciding
+    term the result is UNKNOWN if any term is UNKNOWN."""
 
     def judge(options: TaskOptions, properties: Properties) -> Truth:
         result: Truth = not decides
         for term in terms:
-            found = term(options, properties)
-            if found is decides:
-                return found
-            if found is None:
+            truth = term(options, properties)
+            if truth is decides:
+                return truth
+            if truth is None:
                 result = None
         return result
 
@@ -240,8 +237,8 @@ def _joined(terms: tuple[Predicate, ...], *, decides: bool) -> Predicate:
 
 def _inverted(term: Predicate) -> Predicate:
     def judge(options: TaskOptions, properties: Properties) -> Truth:
-        found = term(options, properties)
-        return None if found is None else not found
+        truth = term(options, properties)
+        return None if truth is None else not truth
 
     return judge
 
@@ -285,55 +282,56 @@ def _comparison(sign: str, left: Operand, right: Operand) -> Predicate:
     first, second = _getter(left), _getter(right)
 
     def judge(options: TaskOptions, properties: Properties) -> Truth:
-        one, other = first(options, properties), second(options, properties)
-        kind = KINDS.get(type(one))
-        if kind is None or kind is not KINDS.get(type(other)):
+        left_value, right_value = first(options, properties), second(options, properties)
+        kind = KINDS.get(type(left_value))
+        if kind is None or kind is not KINDS.get(type(right_value)):
             return None
         if is_order and kind is ValueKind.TRUTH:
             return None
-        return compare(one, other)
+        return compare(left_value, right_value)
 
     return judge
 
 
 def _with_literal(sign: str, left: Name, right: Literal) -> Predicate:
-    """The judge of a comparison of a name with a literal, which nearly every comparison is."""
+    """Return the predicate for comparing a name with a literal, the most frequent case."""
     if right.kind is ValueKind.NULL or (right.kind is ValueKind.TRUTH and sign not in {"=", "<>"}):
         return _unknown
-    compare, types, value, name = OPERATORS[sign], TYPES[right.kind], right.value, left.name
+    compare, types, literal, name = OPERATORS[sign], TYPES[right.kind], right.value, left.name
     if left.source is Source.PROPERTY:
 
         def judge_property(_options: TaskOptions, properties: Properties) -> Truth:
-            found = properties.get(name)
-            return compare(found, value) if type(found) in types else None
+            value = properties.get(name)
+            return compare(value, literal) if type(value) in types else None
 
         return judge_property
     get = _getter(left)
 
     def judge(options: TaskOptions, properties: Properties) -> Truth:
-        found = get(options, properties)
-        return compare(found, value) if type(found) in types else None
+        value = get(options, properties)
+        return compare(value, literal) if type(value) in types else None
 
     return judge
 
 
 def _member(operand: Operand, values: tuple[Literal, ...]) -> Predicate:
     get = _getter(operand)
-    # A set for each kind: in one, TRUE would be found where 1 is.
+    # One set per kind, because True == 1 would be a member of a common set.
     of_kind = {
-        kind: frozenset(each.value for each in values if each.kind is kind) for kind in TYPES
+        kind: frozenset(literal.value for literal in values if literal.kind is kind)
+        for kind in TYPES
     }
-    # Not found is UNKNOWN when the list has something that the value cannot be compared with.
+    # A value that is not in the list is UNKNOWN if the list has values of another kind.
     missing: dict[ValueKind, Truth] = {
-        kind: False if all(each.kind is kind for each in values) else None for kind in TYPES
+        kind: False if all(literal.kind is kind for literal in values) else None for kind in TYPES
     }
 
     def judge(options: TaskOptions, properties: Properties) -> Truth:
-        found = get(options, properties)
-        kind = KINDS.get(type(found))
+        value = get(options, properties)
+        kind = KINDS.get(type(value))
         if kind is None:
             return None
-        return True if found in of_kind[kind] else missing[kind]
+        return True if value in of_kind[kind] else missing[kind]
 
     return judge
 
@@ -347,8 +345,8 @@ def _holds(operand: Operand) -> Predicate:
     get = _getter(operand)
 
     def judge(options: TaskOptions, properties: Properties) -> Truth:
-        found = get(options, properties)
-        return found if type(found) is bool else None
+        value = get(options, properties)
+        return value if type(value) is bool else None
 
     return judge
 
@@ -359,7 +357,7 @@ Part = tuple[str | None, ...]
 
 
 def _split(pattern: Part) -> list[Part]:
-    """The parts between the ``%`` of a pattern. The first and the last are anchored."""
+    """Return the parts between the ``%`` of a pattern. The first and the last are anchored."""
     parts: list[list[str | None]] = [[]]
     for char in pattern:
         if char == ANY_MANY:
@@ -372,13 +370,13 @@ def _split(pattern: Part) -> list[Part]:
 
 
 def _expression(part: Part) -> re.Pattern[str]:
-    """A regular expression of fixed length, so that it has nothing to try twice."""
-    found = "".join("." if char is ANY_ONE else re.escape(char) for char in part)
-    return re.compile(found, re.DOTALL)
+    """Return a regular expression of fixed length, which cannot backtrack."""
+    expression = "".join("." if char is ANY_ONE else re.escape(char) for char in part)
+    return re.compile(expression, re.DOTALL)
 
 
 Search = Callable[[str, int, int], int]
-"""Finds a part between two places; returns the place behind it, or -1."""
+"""Finds a part in text[first:end]. Returns the index after it, or -1."""
 
 
 def _searching(part: Part) -> Search:
@@ -387,15 +385,15 @@ def _searching(part: Part) -> Search:
         literal = "".join(char for char in part if char is not ANY_ONE)
 
         def find(text: str, first: int, end: int) -> int:
-            found = text.find(literal, first, end)
-            return found if found < 0 else found + length
+            index = text.find(literal, first, end)
+            return index if index < 0 else index + length
 
         return find
     expression = _expression(part)
 
     def search(text: str, first: int, end: int) -> int:
-        found = expression.search(text, first, end)
-        return -1 if found is None else found.end()
+        match = expression.search(text, first, end)
+        return -1 if match is None else match.end()
 
     return search
 
@@ -404,8 +402,8 @@ def _like(operand: Operand, pattern: Part) -> Predicate:
     get, matches = _getter(operand), _matcher(pattern)
 
     def judge(options: TaskOptions, properties: Properties) -> Truth:
-        found = get(options, properties)
-        return matches(found) if type(found) is str else None
+        value = get(options, properties)
+        return matches(value) if type(value) is str else None
 
     return judge
 
@@ -421,12 +419,12 @@ def _matcher(pattern: Part) -> Callable[[str], bool]:
     searches = tuple(map(_searching, inner))
 
     def matches(text: str) -> bool:
-        place, end = head_length, len(text) - tail_length
-        if place > end or not begins.match(text) or not ends.match(text, end):
+        index, end = head_length, len(text) - tail_length
+        if index > end or not begins.match(text) or not ends.match(text, end):
             return False
         for search in searches:
-            place = search(text, place, end)
-            if place < 0:
+            index = search(text, index, end)
+            if index < 0:
                 return False
         return True
 
@@ -434,31 +432,32 @@ def _matcher(pattern: Part) -> Callable[[str], bool]:
 
 
 BEFORE_MAX = 40
+"""Maximum characters that a message shows before the position of the error."""
 AFTER_MAX = 20
-"""How many characters a message shows before the place of the error, and behind it."""
+"""Maximum characters that a message shows from the position of the error on."""
 
 
 class FilterError(ValueError):
-    """A filter that cannot be read, with the place in its text and a caret under it; or, without
-    a place, one that is over a limit."""
+    """A filter that is not valid, with a caret under the position of the error, or a filter that
+    exceeds a limit, without a position."""
 
     def __init__(self, field: str, message: str, text: str, position: int | None) -> None:
         self.field = field
         """The field of the error: ``tags`` or ``where``."""
         self.position = position
-        """The index of the first wrong character; None: the whole text is over a limit."""
+        """The index of the first invalid character; None if the filter exceeds a limit."""
         if position is None:
             super().__init__(f"{field}: {message}")
         else:
-            place = f"{field}, character {position + 1}"
-            super().__init__(f"{place}: {message}\n{_pointed(text, position)}")
+            where = f"{field}, character {position + 1}"
+            super().__init__(f"{where}: {message}\n{_pointed(text, position)}")
 
 
 def _pointed(text: str, position: int) -> str:
-    """The part of ``text`` around the place, as one line, and a line with a caret below it."""
+    """Return the text around the position in one line, and a caret in a second line."""
     first, end = max(0, position - BEFORE_MAX), position + AFTER_MAX
     before, after = "..." if first else "", "..." if end < len(text) else ""
-    # One column a character, or the caret points elsewhere.
+    # Every character must be one column wide for the caret.
     part = "".join(char if char.isprintable() else " " for char in text[first:end])
     caret = " " * (len(before) + position - first) + "^"
     return f"  {before}{part}{after}\n  {caret}"
@@ -466,9 +465,9 @@ def _pointed(text: str, position: int) -> str:
 
 FOUND_LENGTH_MAX = 40
 OWN = {"tag": Source.TAG, "key": Source.KEY, "priority": Source.PRIORITY}
-"""Names, in any case, that mean the task's own values; in double quotes they are properties."""
+"""Names (in any case) of values of the task itself. In double quotes they are properties."""
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**64 - 1
-"""The whole numbers that a property can have."""
+"""Range of the integers in conditions."""
 
 GRAMMAR = r"""
 ?start: any_of
@@ -520,7 +519,7 @@ NAME: /[A-Z_][A-Z0-9_.]*/i
 %ignore /(?u:\s)+/
 """
 
-# What each place of the grammar is called in a message; the first that fits is taken.
+# (terminals that the parser expects, their name in messages); the first match is used.
 EXPECTED = (
     ({"_NOT", "NAME"}, "a condition"),
     ({"NAME"}, "a name or a value"),
@@ -548,16 +547,16 @@ HINTS = {
 }
 
 
-class _Wrong(Exception):
-    """A part of the text that the grammar allows and that is wrong: where and why."""
+class _InvalidToken(Exception):
+    """A token that the grammar accepts but that is not valid."""
 
     def __init__(self, token: Token, message: str) -> None:
-        self.place = token.start_pos or 0
+        self.position = token.start_pos or 0
         self.message = message
 
 
 def parse(text: str) -> Condition:
-    """The condition that a text says. Raises FilterError."""
+    """Parse the text of a condition. Raise FilterError if it is not valid."""
     from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
     try:
@@ -565,40 +564,40 @@ def parse(text: str) -> Condition:
     except UnexpectedToken as error:
         token = error.token
         at_end = token.type == "$END"
-        place = len(text) if at_end else token.start_pos or 0
-        found = "the text ends" if at_end else f"found {str(token)[:FOUND_LENGTH_MAX]}"
+        position = len(text) if at_end else token.start_pos or 0
+        actual = "the text ends" if at_end else f"found {str(token)[:FOUND_LENGTH_MAX]}"
         expected = _expected(error.accepts or error.expected)
-        raise _failure(text, place, f"{expected} is expected, {found}") from None
+        raise _failure(text, position, f"{expected} is expected, {actual}") from None
     except UnexpectedCharacters as error:
-        position: Any = error.pos_in_stream  # declared as None only
-        place = int(position)
-        raise _failure(text, place, _character(text[place])) from None
-    except _Wrong as wrong:
-        raise FilterError("where", wrong.message, text, wrong.place) from None
+        index: Any = error.pos_in_stream  # declared as None only
+        position = int(index)
+        raise _failure(text, position, _character(text[position])) from None
+    except _InvalidToken as error:
+        raise FilterError("where", error.message, text, error.position) from None
 
 
-def _failure(text: str, place: int, message: str) -> FilterError:
-    for start in (place, place - 1):
+def _failure(text: str, position: int, message: str) -> FilterError:
+    for start in (position, position - 1):
         hint = HINTS.get(text[max(0, start) : start + 2])
         if hint is not None:
-            return FilterError("where", hint, text, place)
-    return FilterError("where", message, text, place)
+            return FilterError("where", hint, text, position)
+    return FilterError("where", message, text, position)
 
 
 def _expected(terminals: Collection[str]) -> str:
-    return next((said for names, said in EXPECTED if names <= set(terminals)), "something else")
+    return next((words for names, words in EXPECTED if names <= set(terminals)), "something else")
 
 
-def _character(found: str) -> str:
-    if found == "'":
+def _character(char: str) -> str:
+    if char == "'":
         return "the text that begins here has no end"
-    if found == '"':
+    if char == '"':
         return "the name that begins here is empty or has no end"
-    return f"{found!r} is not part of the language"
+    return f"{char!r} is not part of the language"
 
 
 class _Callbacks:
-    """The functions that make conditions of the parts of the grammar's rules."""
+    """The functions that build conditions for the grammar's rules."""
 
     def any_of(self, terms: list[Condition]) -> Condition:
         return AnyOf(tuple(terms), 1 + max(map(depth_of, terms)))
@@ -652,9 +651,11 @@ class _Callbacks:
         value = int(text) if text.lstrip("+-").isdecimal() else float(text)
         if isinstance(value, float):
             if not isfinite(value):
-                raise _Wrong(parts[0], "the number is too large")
+                raise _InvalidToken(parts[0], "the number is too large")
         elif not INTEGER_MIN <= value <= INTEGER_MAX:
-            raise _Wrong(parts[0], f"whole numbers go from {INTEGER_MIN} to {INTEGER_MAX}")
+            raise _InvalidToken(
+                parts[0], f"an integer must be between {INTEGER_MIN} and {INTEGER_MAX}"
+            )
         return Literal(ValueKind.NUMBER, value)
 
     def text(self, parts: list[Token]) -> Operand:
@@ -676,25 +677,25 @@ def _unquoted(token: Token) -> str:
 
 
 def _pattern(token: Token, escape: Token | None = None) -> tuple[str | None, ...]:
-    """The characters of a pattern, with markers for ``_`` and ``%``."""
+    """Return the characters of a pattern, with markers for ``_`` and ``%``."""
     escaping = None if escape is None else _unquoted(escape)
     if escape is not None and len(escaping or "") != 1:
-        raise _Wrong(escape, f"ESCAPE takes one character, not {len(escaping or '')}")
-    found: list[str | None] = []
+        raise _InvalidToken(escape, f"ESCAPE takes one character, not {len(escaping or '')}")
+    pattern: list[str | None] = []
     is_escaped = False
     for char in _unquoted(token):
         if is_escaped:
             if char not in {"%", "_", escaping}:
-                raise _Wrong(token, f"{escaping} in the pattern stands before %, _ or itself")
-            found.append(char)
+                raise _InvalidToken(token, f"{escaping} in the pattern must precede %, _ or itself")
+            pattern.append(char)
             is_escaped = False
         elif char == escaping:
             is_escaped = True
         else:
-            found.append(ANY_MANY if char == "%" else ANY_ONE if char == "_" else char)
+            pattern.append(ANY_MANY if char == "%" else ANY_ONE if char == "_" else char)
     if is_escaped:
-        raise _Wrong(token, f"the pattern ends with {escaping}, which stands before another")
-    return tuple(found)
+        raise _InvalidToken(token, f"the pattern must not end with its escape character {escaping}")
+    return tuple(pattern)
 
 
 @cache
@@ -702,7 +703,7 @@ def _parser() -> Callable[[str], Condition]:
     from lark import Lark, Transformer
 
     class Reading(_Callbacks, Transformer[Any, Any]):
-        """The callbacks whose methods the parser calls while it reads."""
+        """The parser calls these methods while it reads."""
 
     lark = Lark(
         GRAMMAR,
@@ -710,20 +711,20 @@ def _parser() -> Callable[[str], Condition]:
         lexer="basic",
         maybe_placeholders=False,
         transformer=Reading(),
-        g_regex_flags=re.ASCII,  # or words in any case have letters that only look like theirs
+        g_regex_flags=re.ASCII,  # no other letters count as upper or lower case of keywords
     )
 
     def run(text: str) -> Condition:
-        found: Any = lark.parse(text)
-        return found  # type: ignore[no-any-return]
+        condition: Any = lark.parse(text)
+        return condition  # type: ignore[no-any-return]
 
     return run
 
 
-# --- conditions that no task can meet --------------------------------------------------------
+# --- conditions that no task can satisfy -----------------------------------------------------
 
 JUDGED_MAX = 20_000
-"""Judgements of one search for a value at most. A longer search is not made."""
+"""Maximum evaluations in a search for a satisfying value. A longer search is skipped."""
 SHOWN_LENGTH_MAX = 200
 PRIORITY_MAX = 255
 """The highest priority of a task; the lowest is 0."""
@@ -731,17 +732,17 @@ PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 Simple = Comparison | Member | Like | IsNull | Holds
 Wanted = tuple[Condition, bool]
-"""A condition, and whether it has to be TRUE or FALSE."""
+"""(condition, required truth value)"""
 Sample = tuple[TaskOptions, Properties]
 
 
 def why_never(condition: Condition) -> str | None:
-    """Say why no task can meet the condition; None: nothing rules that out.
+    """Return why no task can satisfy the condition, or None if no reason is found.
 
-    A part that is UNKNOWN for every task is a mistake wherever it stands. Otherwise the parts on
-    one name that have to hold together are tried on all values that make a difference to them:
-    each literal, and what lies between two of them. What two names rule out together, or two
-    patterns, is not looked for."""
+    A part that is UNKNOWN for every task is a mistake anywhere in a condition. Other parts are
+    grouped by name, and the parts that must hold together are evaluated for all relevant values:
+    each literal, and a value in each gap between literals. Contradictions between two names or
+    between two patterns are not detected."""
     for part in _simple_parts(condition):
         judge = compiled(part)
         if all(judge(*sample) is None for sample in _samples([part])):
@@ -761,7 +762,8 @@ def _simple_parts(condition: Condition) -> Iterator[Simple]:
 
 
 def _why_not(wanted: Iterable[Wanted]) -> str | None:
-    """Say why the conditions cannot all be as they are wanted; None: nothing rules that out."""
+    """Return why the conditions cannot all have the required truth values, or None if no reason is
+    found."""
     of_names: dict[frozenset[Name], dict[Wanted, None]] = {}
     for condition, truth in _together(wanted):
         parts = list(_simple_parts(condition))
@@ -776,14 +778,15 @@ def _why_not(wanted: Iterable[Wanted]) -> str | None:
             of_names.setdefault(names, {})[condition, truth] = None
     for names, together in of_names.items():
         if len(names) <= 1 and not _can_be(list(together)):
-            said = _cut(" AND ".join(_shown(*one) for one in together))
+            conditions = _cut(" AND ".join(_shown(part, truth) for part, truth in together))
             of = "".join(f" for any value of {_shown_operand(name)}" for name in names)
-            return f"{said} cannot be TRUE{of}"
+            return f"{conditions} cannot be TRUE{of}"
     return None
 
 
 def _together(wanted: Iterable[Wanted]) -> Iterator[Wanted]:
-    """The conditions that all have to be so; of the terms of an AND or OR among them, one."""
+    """Flatten the conditions into conditions that must all have the required truth values. An AND
+    that must be FALSE, or an OR that must be TRUE, is not flattened."""
     for condition, truth in wanted:
         match condition:
             case Inverted(term):
@@ -797,13 +800,14 @@ def _together(wanted: Iterable[Wanted]) -> Iterator[Wanted]:
 
 
 def _can_be(wanted: list[Wanted]) -> bool:
-    """Whether a value makes all conditions as they are wanted; they have one name, or none."""
+    """Return whether some value gives all conditions the required truth values. The conditions
+    have at most one name."""
     parts = [part for condition, _ in wanted for part in _simple_parts(condition)]
     samples = list(_samples(parts))
     if len(samples) * len(parts) > JUDGED_MAX:
         return True
     judges = [
-        # Any text may match: which ones patterns match together is not worked out.
+        # Any text counts as a match, because patterns are not compared with each other.
         (_is_text(condition.operand), True)
         if isinstance(condition, Like) and isinstance(condition.operand, Name)
         else (compiled(condition), truth)
@@ -828,13 +832,14 @@ def _operands(part: Simple) -> tuple[Operand, ...]:
 
 
 def _names(part: Simple) -> frozenset[Name]:
-    return frozenset(one for one in _operands(part) if isinstance(one, Name))
+    return frozenset(operand for operand in _operands(part) if isinstance(operand, Name))
 
 
 def _samples(parts: list[Simple]) -> Iterator[Sample]:
-    """Tasks with every value that makes a difference to conditions on one name; of two names, with
-    values of every kind."""
-    literals = [one for part in parts for one in _operands(part) if isinstance(one, Literal)]
+    """Yield tasks with every value that can make a difference to conditions on one name. For two
+    names, the values are of every kind."""
+    operands = (operand for part in parts for operand in _operands(part))
+    literals = [operand for operand in operands if isinstance(operand, Literal)]
     names = list({name for part in parts for name in _names(part)})
     for values in product(*(_values(name, literals) for name in names)):
         sample: Sample = (TaskOptions(), {})
@@ -859,18 +864,18 @@ def _with_value(sample: Sample, name: Name, value: Any) -> Sample:
 def _values(name: Name, literals: list[Literal]) -> list[PropertyValue | None]:
     if name.source is Source.PRIORITY:
         return [*range(PRIORITY_MAX + 1)]
-    given = [one.value for one in literals if one.kind is ValueKind.TEXT]
-    # Nothing lies between a text and the same one with a NUL behind it.
-    texts = ["", *given, *(f"{text}\0" for text in given)]
+    named = [literal.value for literal in literals if literal.kind is ValueKind.TEXT]
+    # The next text after a text is the same text with a NUL appended.
+    texts = ["", *named, *(f"{text}\0" for text in named)]
     if name.source is not Source.PROPERTY:
         return [None, *texts]
-    numbers = [one.value for one in literals if one.kind is ValueKind.NUMBER]
+    numbers = [literal.value for literal in literals if literal.kind is ValueKind.NUMBER]
     return [None, True, False, *texts, *_around(numbers)]
 
 
 def _around(numbers: Iterable[Any]) -> Iterator[float]:
-    """Each number, the lowest ones that a property can have, and behind each of all these the next
-    whole number and the next fraction: so there is one in every gap that a value fits in."""
+    """Yield each number and the lowest possible numbers, each followed by the next integer and the
+    next fraction, so that every gap has a value."""
     for number in (nextafter(-inf, 0), INTEGER_MIN, 0, *numbers):
         yield number
         if INTEGER_MIN <= (whole := floor(number) + 1) <= INTEGER_MAX:
@@ -887,8 +892,7 @@ def _why_unknown(part: Simple) -> str:
     if isinstance(part, Holds):
         return "it is not TRUE or FALSE"
     others = _operands(part)[1:] if isinstance(part, Member) else _operands(part)
-    literals = [one for one in others if isinstance(one, Literal)]
-    kinds = {one.kind for one in literals}
+    kinds = {operand.kind for operand in others if isinstance(operand, Literal)}
     if kinds == {ValueKind.NULL} or (ValueKind.NULL in kinds and isinstance(part, Comparison)):
         return "nothing compares with NULL; write IS NULL or IS NOT NULL"
     if (
@@ -901,21 +905,21 @@ def _why_unknown(part: Simple) -> str:
 
 
 def why_not(condition: Condition, options: TaskOptions, properties: Properties) -> str:
-    """Say which parts keep a condition from being TRUE of a task, each with the values that it
-    found; of a task of which it is TRUE: nothing."""
-    found = list(dict.fromkeys(_failing(condition, options, properties, truth=True)))
-    more = [f"{len(found) - FAILING_MAX} more"] if len(found) > FAILING_MAX else []
-    return " and ".join([*found[:FAILING_MAX], *more])
+    """Return the parts of a condition that a task does not satisfy, with the task's values, or ""
+    if it satisfies the condition."""
+    failing = list(dict.fromkeys(_failing(condition, options, properties, truth=True)))
+    more = [f"{len(failing) - FAILING_MAX} more"] if len(failing) > FAILING_MAX else []
+    return " and ".join([*failing[:FAILING_MAX], *more])
 
 
 FAILING_MAX = 5
-"""How many parts of a condition are named that a task does not meet."""
+"""Maximum parts of a condition that ``why_not`` names."""
 
 
 def _failing(
     condition: Condition, options: TaskOptions, properties: Properties, *, truth: bool
 ) -> Iterator[str]:
-    """The parts because of which a condition is not ``truth``, in words."""
+    """Yield the parts that prevent the condition from being ``truth``, in words."""
     if compiled(condition)(options, properties) is truth:
         return
     match condition:
@@ -925,19 +929,18 @@ def _failing(
             for term in terms:
                 yield from _failing(term, options, properties, truth=truth)
         case _:
-            found = compiled(condition)(options, properties)
-            word = "UNKNOWN" if found is None else str(found).upper()
+            result = compiled(condition)(options, properties)
+            word = "UNKNOWN" if result is None else str(result).upper()
             names = sorted(_names(condition), key=_shown_operand)
-            values = (_found(name, options, properties) for name in names)
-            of_values = ", ".join(values)
-            yield f"{_cut(_shown(condition))} is {word}{of_values and f' ({of_values})'}"
+            values = ", ".join(_value_of(name, options, properties) for name in names)
+            yield f"{_cut(_shown(condition))} is {word}{values and f' ({values})'}"
 
 
-def _found(name: Name, options: TaskOptions, properties: Properties) -> str:
+def _value_of(name: Name, options: TaskOptions, properties: Properties) -> str:
     value = _getter(name)(options, properties)
     if value is None:
-        what = "property" if name.source is Source.PROPERTY else ""
-        return f"the task has no {what} {_shown_operand(name)}".replace("  ", " ")
+        noun = "property " if name.source is Source.PROPERTY else ""
+        return f"the task has no {noun}{_shown_operand(name)}"
     text = _shown_operand(Literal(KINDS[type(value)], value))
     return f"{_shown_operand(name)} is {_cut(text)}"
 
@@ -950,19 +953,19 @@ def _shown(condition: Condition, truth: bool = True) -> str:
             joint = " AND " if isinstance(condition, AllOf) is truth else " OR "
             return f"({joint.join(_shown(term, truth) for term in terms)})"
         case Comparison(sign, left, right):
-            said = f"{_shown_operand(left)} {sign} {_shown_operand(right)}"
+            shown = f"{_shown_operand(left)} {sign} {_shown_operand(right)}"
         case Member(operand, values):
             listed = ", ".join(map(_shown_operand, values))
-            said = f"{_shown_operand(operand)} IN ({listed})"
+            shown = f"{_shown_operand(operand)} IN ({listed})"
         case Like(operand, pattern):
             marks = {ANY_ONE: "_", ANY_MANY: "%"}
             text = "".join(marks.get(char, char or "") for char in pattern)
-            said = f"{_shown_operand(operand)} LIKE {_quoted(text)}"
+            shown = f"{_shown_operand(operand)} LIKE {_quoted(text)}"
         case IsNull(operand):
             return f"{_shown_operand(operand)} IS {'' if truth else 'NOT '}NULL"
         case Holds(operand):
-            said = _shown_operand(operand)
-    return said if truth else f"NOT {said}"
+            shown = _shown_operand(operand)
+    return shown if truth else f"NOT {shown}"
 
 
 def _shown_operand(operand: Operand) -> str:

@@ -1,12 +1,11 @@
-"""The 64-bit hash of a task's topic and key: what the index in memory and the stores keep of it.
+"""The 64-bit hash of a task's topic and key, for the index in memory and in the stores.
 
-A store makes the seed once and keeps it, so that hashes may be stored and are the same after a
-restart. Whoever does not know the seed cannot choose keys that collide: the key's bytes, taken as
-one number, are reduced by a secret prime of 64 bits (two keys of 255 characters agree there for at
-most 130 of 10**17 primes), and a secret multiplication and a secret number of the topic spread the
-rest. That is a third of the cost of a keyed BLAKE2 through ``hashlib``; see
-``docs/decisions/0014-key-index.md``. Equal hashes never mean equal keys: whoever acts on a task
-compares the key in its row.
+A store creates a seed once and keeps it, so that hashes can be stored and stay valid after a
+restart. Without the seed nobody can choose colliding keys: the key's bytes, as one number, are
+reduced modulo a secret 64-bit prime (two keys of 255 characters collide for at most 130 of 10**17
+primes). A secret factor and a secret number of the topic then spread the remainder. This costs a
+third of a keyed BLAKE2 through ``hashlib``; see ``docs/decisions/0014-key-index.md``. Equal hashes
+do not imply equal keys, so the key in the row must be compared before a task changes.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
 
 SEED_BYTES = 32
 NO_KEY = 0
-"""Stands for the hash of a task without a key; no key has it."""
+"""The hash of a task without a key; no key has this hash."""
 TOPICS_MAX = 10_000
-"""How many topics' terms are remembered before all are forgotten."""
+"""Maximum topics whose secret numbers are cached; then the cache is cleared."""
 
 _MASK = 2**64 - 1
 _number_of: Callable[[bytes], int] = int.from_bytes
@@ -33,7 +32,7 @@ _WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 
 class KeyHash:
-    """The hash function of one seed."""
+    """The hash function for one seed."""
 
     def __init__(self, seed: bytes) -> None:
         self._seed = hashlib.blake2b(seed, digest_size=64).digest()
@@ -41,12 +40,12 @@ class KeyHash:
         self._topics: dict[str, int] = {}
 
     def __call__(self, topic: str, key: str) -> int:
-        """The hash of a topic and a key, from 1 to 2**64 - 1."""
+        """Return the hash of a topic and a key, from 1 to 2**64 - 1."""
         (number,) = _numbers_of((key,))
         return (number % self._prime * self._factor + self._term(topic)) >> 64 & _MASK or 1
 
     def of_many(self, topics: Sequence[str], keys: Sequence[str]) -> list[int]:
-        """The hashes of many topics and keys, in less than half the time of as many calls."""
+        """Return the hashes of many topics and keys, in less than half the time of single calls."""
         prime, factor, numbers = self._prime, self._factor, _numbers_of(keys)
         terms = {topic: self._term(topic) for topic in set(topics)}
         if len(terms) == 1:
@@ -60,7 +59,7 @@ class KeyHash:
         ]
 
     def of_rows(self, rows: Iterable[TaskRow]) -> dict[int, int]:
-        """Id → hash, of the rows that have a key."""
+        """Return id → hash of the rows that have a key."""
         keyed = [
             (row[0], row[2], row[4].key)
             for row in rows
@@ -84,8 +83,8 @@ class KeyHash:
 
 
 def _numbers_of(keys: Sequence[str]) -> Iterable[int]:
-    """Each key as one number, a byte 1 in front of it: this tells keys apart that begin with NUL
-    characters. All are encoded at once where none has the character between them."""
+    """Return each key as a number, with a leading byte 1 so that leading NUL characters count. All
+    keys are encoded at once unless a key contains the separator."""
     try:
         encoded = ("\1" + "\n\1".join(keys)).encode().split(b"\n")
     except UnicodeEncodeError:  # surrogates
@@ -97,7 +96,7 @@ def _numbers_of(keys: Sequence[str]) -> Iterable[int]:
 
 @lru_cache(maxsize=8)
 def _secrets_of(seed: bytes) -> tuple[int, int]:
-    """(a prime of 64 bits, an odd factor of 128 bits), made of the seed."""
+    """Derive (a 64-bit prime, an odd 128-bit factor) from the seed."""
     candidate = int.from_bytes(seed[:8], "big") | 1 << 63 | 1
     while not is_prime(candidate):
         candidate = candidate + 2 if candidate < _MASK - 2 else 1 << 63 | 1
@@ -105,7 +104,7 @@ def _secrets_of(seed: bytes) -> tuple[int, int]:
 
 
 def is_prime(number: int) -> bool:
-    """Whether an odd number from 41 to 2**64 is a prime."""
+    """Return whether an odd number from 41 to 2**64 is a prime."""
     odd, twos = number - 1, 0
     while not odd & 1:
         odd, twos = odd >> 1, twos + 1

@@ -1,27 +1,24 @@
-"""The kinds of records that a store keeps under a key: schedules, transactions and bulk operations
-as values, what a store keeps of each kind, declared here once and nowhere else, and what a batch
-changes of all this (``Effects``). Pure data: nothing here knows how a store writes, or when.
+"""The kinds of records that a store keeps by key: the values of schedules, transactions, bulk
+operations and others, the declaration of each kind (``Kind``), and the changes of a batch
+(``Effects``). Pure data, independent of how and when a store writes.
 
-A schedule makes one task each time that its cron expression or its interval says; that time is the
-*planned time* of the occurrence. When planned times are is said by ``engine/timetables.py``, what
-becomes of each by ``engine/schedules.py``.
+A schedule makes a task for each occurrence; the occurrence's moment is its *planned time*.
+``engine/timetables.py`` computes planned times, and ``engine/schedules.py`` decides about each.
 
-A half task of a transaction is stored and is no task yet: no wheel, no group and no index knows it.
-When its transaction is committed it becomes one, with an id of that moment; so a task's id still
-says when it came to be, and every rule that rests on the order of ids holds for it as for any
-other.
+A half task of a transaction is stored, but is not yet a task: the wheel, the groups and the indexes
+do not know it. The commit of its transaction makes it a task with an id of that moment. So ids
+still order tasks by the time when they came to exist.
 
-A bulk operation has a *moment*: what was enqueued, or has died, after it was made is none of its
-business. What one step changes and how far the bulk operation is then are one commit, so a bulk
-operation that is cut off goes on where it was: it never does anything twice. What each kind does is
-said in ``engine/tasks.py`` and ``server/shard/bulk.py``; one that needs more than a selection puts
-it into ``Bulk.arguments``.
+A bulk operation has a *moment* and ignores tasks that were enqueued, or died, after it. Each step
+commits its changes and its progress together, so that an interrupted bulk operation continues
+without repeating a change. ``engine/tasks.py`` and ``server/shard/bulk.py`` define the kinds of
+bulk operations; ``Bulk.arguments`` holds their arguments.
 
-A new kind is one more ``Kind``, listed in ``KINDS``: batches carry its rows, every store writes,
-reads, copies and checks them, and no store knows its name. Tasks, progress, dead letters and
-outcomes are no such records: they have shapes of their own, for speed. A row is stored as the plain
-values of its fields, in their order. Those at the end that few rows have are left out while they
-have their defaults (``shortened``). What makes bytes of the values is ``persistence/codec.py``.
+To add a kind of record, add a ``Kind`` to ``KINDS``. Batches then carry its rows, and every store
+writes, reads, copies and checks them without knowing the kind. Tasks, progress, dead letters and
+outcomes are stored separately, for speed. A row is stored as the plain values of its fields, in
+order; rare fields at the end are left out while they have their defaults (``shortened``).
+``persistence/codec.py`` encodes the values as bytes.
 """
 
 from __future__ import annotations
@@ -53,74 +50,75 @@ from tickwheel.model.records import (
 )
 
 RECENT_MAX = 20
-"""How many runs a schedule remembers."""
+"""Maximum runs that a schedule remembers."""
 NAME_PROPERTY = "tickwheel.schedule"
+"""The property of a schedule's task with the schedule's name."""
 PLANNED_PROPERTY = "tickwheel.planned_ms"
-"""The properties of a schedule's task: its planned time, and the schedule's name."""
+"""The property of a schedule's task with its planned time."""
 OWN_PROPERTIES = 2
 
 FIRED, MISSED, OVERLAPPED, RUN = "fired", "missed", "overlap", "run"
 QUEUED, BACKFILLED = "queued", "backfill"
-"""Outcomes in events only: a schedule does not remember them as runs."""
+"""Outcomes in events only, which a schedule does not remember as runs."""
 
 
 class Schedule(NamedTuple):
-    """What a schedule was asked to do."""
+    """The definition of a schedule."""
 
     name: str
     topic: str
     body: bytes
     options: TaskOptions | None
-    """The options of its tasks, without the two properties of each occurrence."""
+    """The options of its tasks, without the two properties that each occurrence adds."""
     cron: str | None
     timezone: str
     """The IANA name of the time zone of ``cron``."""
     every_ms: int | None
-    """The interval, instead of ``cron``: planned times are ``anchor_ms`` + n times this."""
+    """The interval, instead of ``cron``; planned times are ``anchor_ms + n * every_ms``."""
     anchor_ms: int
     jitter_ms: int = 0
-    """The most that a task is due after its planned time; the same for the same occurrence."""
+    """Maximum delay of a task after its planned time; it is constant for an occurrence."""
     start_ms: int | None = None
-    """There is no planned time before this,"""
+    """Earliest planned time."""
     end_ms: int | None = None
-    """nor after this,"""
+    """Latest planned time."""
     runs_max: int | None = None
-    """nor after so many runs."""
+    """Maximum number of runs."""
     gap: str = "after"
     fold: str = "first"
     catch_up: str = "last"
     catch_up_ms: int = 86_400_000
-    """Occurrences that were missed longer ago than this are not made up for."""
+    """Maximum age of missed occurrences that still run."""
     overlap: str = "allow"
 
 
 class Run(NamedTuple):
-    """What became of an occurrence, or of several that were missed together."""
+    """The outcome of an occurrence, or of several that were missed together."""
 
     planned_ms: int
-    """The planned time of the occurrence, or of the newest of them."""
+    """The planned time of the occurrence, or of the newest occurrence."""
     at_ms: int
     """When the outcome was decided."""
     outcome: str
-    """FIRED, MISSED, OVERLAPPED, or RUN (at an operator's word)."""
+    """FIRED, MISSED, OVERLAPPED, or RUN (on demand)."""
     id: int = 0
-    """The id of the task; 0: the run has none."""
+    """The id of the task, or 0 if the run has no task."""
     occurrences: int = 1
 
 
 class ScheduleRow(NamedTuple):
-    """A schedule, and how far it has come."""
+    """A schedule and its progress."""
 
     schedule: Schedule
     paused: bool = False
     next_ms: int | None = None
-    """The first planned time without a decision; None: there will be none."""
+    """The first undecided planned time; None if there is no further one."""
     runs: int = 0
-    """How many occurrences have fired."""
+    """Number of occurrences that have fired."""
     last_id: int = 0
     """The id of the task of the newest run."""
     queued_ms: int | None = None
-    """The planned time of an occurrence that waits for the end of that task."""
+    """The planned time of the occurrence that waits for the end of that task."""
     recent: tuple[Run, ...] = ()
     """The newest runs, oldest first, at most ``RECENT_MAX``."""
 
@@ -128,20 +126,20 @@ class ScheduleRow(NamedTuple):
 # --- transactions --------------------------------------------------------------------------------
 
 HEADER_PART = 0
-"""The part of a ``TransactionKey`` that stands for the ``TransactionRow``."""
+"""The part of the ``TransactionKey`` of a ``TransactionRow``."""
 PART_MAX = 2**31 - 1
 
 TransactionKey = tuple[str, int]
-"""(transaction, part): part 0 is its ``TransactionRow``, the others its ``Halves``."""
+"""(transaction, part); part 0 is the ``TransactionRow``, and others are ``Halves``."""
 
 
 class TransactionState(IntEnum):
     """The state of a transaction. The last two states are final."""
 
     OPEN = 1
-    """The producer decides, or a member of its producer group who is asked."""
+    """The producer decides, or a member of its producer group when it is asked."""
     PARKED = 2
-    """Nobody is asked any more: an operator decides, or a producer after all."""
+    """The producer group is no longer asked; an operator or a producer can still decide."""
     COMMITTED = 3
     ROLLED_BACK = 4
 
@@ -151,23 +149,21 @@ class TransactionState(IntEnum):
 
 
 class Reach(IntEnum):
-    """Whom a question about a transaction has reached."""
+    """Which member of the producer group a question about a transaction has reached."""
 
     NOBODY = 0
     ANOTHER = 1
-    """A member of the producer group who may decide, and has not prepared the transaction."""
+    """A member that may decide but did not prepare the transaction."""
     OWN = 2
-    """The owner: the connection that prepared it, or one with the same name before."""
+    """The owner: the connection that prepared the transaction, or a successor with its name."""
 
 
 class Half(NamedTuple):
-    """One half task."""
-
     topic: str
     due_ms: int
-    """When the half task is due, if that counts from its own enqueue."""
+    """The due time if ``delay_ms`` is None."""
     delay_ms: int | None
-    """How long after the commit the half task is due; None: ``due_ms`` counts."""
+    """The delay from the commit to the due time, or None."""
     body: bytes
     options: TaskOptions | None
 
@@ -176,7 +172,7 @@ class Half(NamedTuple):
         return size_of(self.body, self.options)
 
     def task(self, now_ms: int) -> NewTask:
-        """The task that a commit at ``now_ms`` makes of the half task."""
+        """Return the task that a commit at ``now_ms`` makes of the half task."""
         due_ms = self.due_ms if self.delay_ms is None else now_ms + self.delay_ms
         options = self.options
         if options is not None and options.within_ms is not None:
@@ -185,66 +181,67 @@ class Half(NamedTuple):
 
 
 class Halves(NamedTuple):
-    """The half tasks that one request prepared."""
+    """The half tasks of one request."""
 
     transaction: str
     part: int
-    """The number of the request, from 1 on, that its producer chose; a resend has the same."""
+    """The producer's number of the request, from 1 on; a resend has the same number."""
     prepared_ms: int
     halves: tuple[Half, ...]
 
 
 class TransactionRow(NamedTuple):
-    """Where one transaction stands."""
+    """The state of a transaction."""
 
     id: str
     group: str
-    """The producer group whose members are asked about it."""
+    """The producer group whose members decide about the transaction."""
     state: TransactionState
     began_ms: int
     touched_ms: int
-    """When the producer was last heard of about the transaction."""
+    """When the producer last acted on the transaction."""
     tasks: int = 0
     size_bytes: int = 0
-    """The bytes of the half tasks, which are gone once it is decided."""
+    """The size of the half tasks, which are dropped by the decision."""
     topics: tuple[str, ...] = ()
     checks: int = 0
-    """How often the time to ask about the transaction has come."""
+    """Number of checks that were due."""
     asked: int = 0
-    """How many of these checks reached somebody, at once or when somebody came."""
+    """Number of checks that reached a member, at once or when it connected."""
     checked_ms: int = 0
-    """When the newest check was."""
+    """When the newest check was due."""
     decided_ms: int = 0
     first_id: int = 0
     """The first id of the tasks of a committed transaction; the others follow it."""
     owner: str = ""
-    """The principal that began the transaction; "" where there are no tokens."""
+    """The principal that began the transaction; "" without tokens."""
     reached: Reach = Reach.NOBODY
-    """The nearest member that the last check has reached, or that came since."""
+    """The closest member that the last check has reached since it was due."""
 
     @property
     def waits_for_members(self) -> bool:
-        """Whether the last check missed the owner, so that whoever comes and is nearer is asked."""
+        """Whether a closer member is asked when it connects, because the last check has not reached
+        the owner."""
         is_missed = self.checks > 0 and self.reached < Reach.OWN
         return is_missed and not self.state.is_decided
 
 
 def key_of(row: TransactionRow | Halves) -> TransactionKey:
-    """The key under which a store has the row."""
+    """Return the key of the row in a store."""
     return (row.transaction, row.part) if isinstance(row, Halves) else (row.id, HEADER_PART)
 
 
 Argument = str | int | float | bool
 Place = tuple[int, str]
-"""Where a bulk operation is: for tasks (id, ""), for dead letters (id, group), for other kinds what
-they want it to be. It only rises."""
+"""The progress of a bulk operation: (id, "") for tasks, (id, group) for dead letters, and any pair
+for other kinds. It never decreases."""
 START: Place = (0, "")
 
 
 # --- bulk operations -----------------------------------------------------------------------------
 
 REFUSALS_MAX = 32
-"""How many different reasons (words) of a refusal one bulk operation counts."""
+"""Maximum number of different reasons of refusals that a bulk operation counts."""
 
 
 class BulkState(IntEnum):
@@ -254,7 +251,7 @@ class BulkState(IntEnum):
     DONE = 2
     CANCELLED = 3
     FAILED = 4
-    """The bulk operation could not go on; ``BulkRow.note`` says why."""
+    """The bulk operation could not continue; ``BulkRow.note`` has the reason."""
 
     @property
     def is_over(self) -> bool:
@@ -262,26 +259,26 @@ class BulkState(IntEnum):
 
 
 class Selection(NamedTuple):
-    """The tasks or dead letters of a topic for which all of the given fields hold."""
+    """A selection of the tasks or dead letters of a topic that satisfy all fields that are set."""
 
     tags: str | None = None
     where: str | None = None
     """A condition; ``tags`` and ``where`` are in the language of filters (``model/filters.py``)."""
     key_prefix: str = ""
     due_from_ms: int | None = None
-    """Tasks due at this time or later,"""
+    """Earliest due time."""
     due_to_ms: int | None = None
-    """and before this time."""
+    """Latest due time, exclusive."""
     state: str | None = None
     """The state of a task: scheduled, ready, in_flight, waiting or dead."""
     group: str | None = None
-    """The group whose dead letters are selected."""
+    """The group of the dead letters."""
     reason: str = ""
-    """What the reason of a dead letter contains; case does not matter."""
+    """Text that the reason of a dead letter contains, ignoring case."""
 
 
 class Bulk(NamedTuple):
-    """What a bulk operation was asked to do."""
+    """The definition of a bulk operation."""
 
     id: str
     kind: str
@@ -290,45 +287,45 @@ class Bulk(NamedTuple):
     arguments: tuple[tuple[str, Argument], ...]
     """The arguments of the kind of bulk operation, by name."""
     rate: float | None
-    """Changes a second at most; None: as many as the other work allows."""
+    """Maximum changes per second; None means as many as other work allows."""
     made_ms: int
     until_id: int
-    """Tasks enqueued before the operation have ids up to this; dead letters made before it died
-    behind an id below it."""
+    """Highest id of the tasks that were enqueued before the operation. The ``behind_id`` of dead
+    letters from before the operation is below it."""
     by: str = ""
-    """Who asked for the bulk operation."""
+    """Who created the bulk operation."""
 
     def argument(self, name: str) -> Argument | None:
-        return next((value for known, value in self.arguments if known == name), None)
+        return next((value for key, value in self.arguments if key == name), None)
 
     def is_same(self, other: Bulk) -> bool:
-        """Whether the other asks for the same, at whatever time and by whomever."""
+        """Return whether the other has the same definition, except for its time and creator."""
         return self[:6] == other[:6]
 
 
 def at_once(kind: str, arguments: Mapping[str, Argument], now_ms: int) -> Bulk:
-    """What a command does to the few tasks that it names, as a bulk operation that nobody keeps."""
+    """Return a bulk operation that is not stored, for a command on a few named tasks."""
     return Bulk("", kind, "", Selection(), tuple(arguments.items()), None, now_ms, 0)
 
 
 class BulkRow(NamedTuple):
-    """A bulk operation, and how far it is."""
+    """A bulk operation and its progress."""
 
     bulk: Bulk
     state: BulkState = BulkState.RUNNING
     place: Place = START
-    """Every task or dead letter up to this place has been looked at."""
+    """Every task or dead letter up to this place has been examined."""
     looked_at: int = 0
     matched: int = 0
     changed: int = 0
     refused: tuple[tuple[str, int], ...] = ()
-    """(reason, count) of those that matched and were not changed."""
+    """(reason, number of matching tasks or dead letters that were not changed)."""
     ended_ms: int = 0
     note: str = ""
 
 
 Key = str | tuple[str | bytes | int, ...]
-"""What tells the records of one kind apart; all keys of a kind have the same shape."""
+"""The key of a record among the records of its kind; all keys of a kind have the same type."""
 
 
 # --- claims of names -----------------------------------------------------------------------------
@@ -337,23 +334,23 @@ OF_SCHEDULE, OF_TRANSACTION = "schedule", "transaction"
 
 
 class ClaimRow(NamedTuple):
-    """A name that is used in one shard and has its home, shard crc32(name) mod N, in another.
+    """A name that is used in one shard while its home, shard crc32(name) mod N, is another.
 
-    The home has one that says the shard: whoever claims the name next is sent there. That shard has
-    one of its own for a schedule, with the same number, and for each claim that is over: nothing
-    may be made under it any more, however late the request comes."""
+    The home's row names the shard, to which later claims of the name are sent. That shard has a row
+    with the same number for a schedule, and for each ended claim, so that a late request cannot
+    use an ended claim."""
 
     of: str
-    """What is named: OF_SCHEDULE, OF_TRANSACTION."""
+    """The kind of the named object: OF_SCHEDULE or OF_TRANSACTION."""
     name: str
     topic: str
-    """Of the tasks that it was claimed for."""
+    """The topic of the tasks for which the name was claimed."""
     shard: int
-    """The shard that has, or may make, what is named."""
+    """The shard that has, or is allowed to create, the named object."""
     number: int
-    """Told to whoever claims the name; no other claim has it."""
+    """The unique number of the claim."""
     at_ms: int
-    """When the name was claimed last."""
+    """When the name was last claimed."""
     is_over: bool = False
 
 
@@ -368,24 +365,25 @@ def _no_half_tasks(row: object) -> Sequence[int]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Kind(Generic[R]):
-    """One kind of record: all that anybody has to know to keep its rows."""
+    """A kind of record, with everything that a store needs to keep its rows."""
 
     number: int
-    """What SQLite stores; never used again for another kind."""
+    """The number of the kind in SQLite; never reused for another kind."""
     name: str
-    """What Redis stores, and messages say; without a space."""
+    """The name of the kind in Redis and in messages, without spaces."""
     key: Callable[[R], Any]
-    """The ``Key`` of a row."""
+    """Returns the ``Key`` of a row."""
     fields: Callable[[R], Iterable[Any]]
-    """The plain values of a row, in the newest version of its format: the last of ``builds``."""
+    """Returns the plain values of a row in the newest version of the format, which the last of
+    ``builds`` reads."""
     builds: tuple[Callable[..., R], ...]
-    """What makes a row of the values, for each version of the format, version 1 first."""
+    """Functions that make a row from its values, one per version of the format, from 1 on."""
     half_tasks: Callable[[R], Sequence[int]] = _no_half_tasks
-    """The bytes of each half task in a row. A store without room refuses rows that have any."""
+    """Returns the bytes of each half task in a row. A full store refuses rows with half tasks."""
 
 
 def shortened(fields: tuple[Any, ...], rare: tuple[object, ...]) -> tuple[Any, ...]:
-    """The fields without trailing ones that have their defaults; ``rare`` has these defaults."""
+    """Return the fields without trailing defaults; ``rare`` has the defaults of the last fields."""
     always = len(fields) - len(rare)
     if fields[always:] == rare:
         return fields[:always]
@@ -396,7 +394,7 @@ def shortened(fields: tuple[Any, ...], rare: tuple[object, ...]) -> tuple[Any, .
 
 
 def defaults_from(row_type: type[Any], first: str) -> tuple[object, ...]:
-    """The defaults of the fields of a named tuple, from ``first`` on."""
+    """Return the defaults of the fields of a named tuple, from ``first`` on."""
     names = row_type._fields
     return tuple(row_type._field_defaults[name] for name in names[names.index(first) :])
 
@@ -410,7 +408,8 @@ assert set(_RARE_OPTIONS) == {None}, "see options_fields"
 
 
 def options_fields(options: TaskOptions) -> tuple[Any, ...]:
-    """``shortened`` for options, in less time: every rare option is None where it is absent."""
+    """Return the ``shortened`` fields of options. This is faster, because every rare option has the
+    default None."""
     if options[_USUAL_OPTIONS:] == _RARE_OPTIONS:
         fields: tuple[Any, ...] = options[:_USUAL_OPTIONS]
     else:
@@ -424,7 +423,7 @@ def options_fields(options: TaskOptions) -> tuple[Any, ...]:
 
 
 def options_of(*fields: Any) -> TaskOptions:
-    """The options whose ``options_fields`` these are. Raises TypeError when they are no such."""
+    """Return the options from their ``options_fields``. Raise TypeError if there are too few."""
     if len(fields) < _USUAL_OPTIONS:
         raise TypeError(f"a task's options have {_USUAL_OPTIONS} fields at least")
     options = TaskOptions(*fields)
@@ -450,7 +449,7 @@ _SETTINGS = (
     "paused", "rate", "burst", "retry", "closed_ms", "closed_id", "if_pending", "broadcast_only",
     "tags", "where", "former", *LINE_SETTINGS, "paused_ms",
 )  # fmt: skip
-"""The settings in the order in which they are stored. New ones come last."""
+"""The settings in the order of storage. Append new settings."""
 _USUAL_SETTINGS = _SETTINGS.index("if_pending")
 _RARE_SETTINGS = tuple(_NOTHING_SET.flat()[name] for name in _SETTINGS[_USUAL_SETTINGS:])
 assert set(_SETTINGS) == set(_NOTHING_SET.flat()), "each setting is stored"
@@ -487,14 +486,14 @@ def _settings(*fields: Any) -> GroupSettings:
     return settings._replace(
         retry=of_stored_fields(settings.retry),
         if_pending=None if rule is None else Coalescing(*rule),
-        former=tuple(FormerFilter(*one) for one in settings.former),
+        former=tuple(FormerFilter(*fields) for fields in settings.former),
     )
 
 
 GROUP: Kind[GroupRow] = Kind(
     1, "group", key=lambda row: (row.topic, row.group), fields=_group_fields, builds=(_group,)
 )
-"""A group, or a topic's own settings, by (topic, group)."""
+"""A group, or the settings of a topic, by (topic, group)."""
 
 
 # --- sessions ---------------------------------------------------------------------------------
@@ -523,7 +522,7 @@ def _session(
 
 
 def _merged(tasks: Iterable[Any]) -> Merged:
-    return tuple((int(Merging(what)), task_id, due_ms) for what, task_id, due_ms in tasks)
+    return tuple((int(Merging(outcome)), task_id, due_ms) for outcome, task_id, due_ms in tasks)
 
 
 SESSION: Kind[SessionRow] = Kind(
@@ -533,8 +532,7 @@ SESSION: Kind[SessionRow] = Kind(
     fields=lambda row: shortened(row, _RARE_OF_SESSIONS),
     builds=(_session,),
 )
-"""What a producer session was answered in one batch, by (session, first request of the row). To
-drop one forgets what an earlier batch had answered."""
+"""The answers of one batch to a producer's session, by (session, first request of the row)."""
 
 
 # --- schedules --------------------------------------------------------------------------------
@@ -559,8 +557,7 @@ SCHEDULE: Kind[ScheduleRow] = Kind(
     fields=_schedule_fields,
     builds=(_schedule,),
 )
-"""A recurring schedule and how far it has come, by name. A run's task is among the new tasks of
-the same batch."""
+"""A recurring schedule and its progress, by name. The batch that writes a run also has its task."""
 
 
 # --- transactions -----------------------------------------------------------------------------
@@ -600,8 +597,8 @@ TRANSACTION: Kind[TransactionRow | Halves] = Kind(
     builds=(_transaction,),
     half_tasks=_half_tasks,
 )
-"""Where a transaction stands, and its half tasks, by (transaction, part): see ``Half``. Of a
-committed one the tasks are among the new tasks of the same batch, which drops its half tasks."""
+"""The state of a transaction and its half tasks, by (transaction, part). The batch that commits a
+transaction also has its tasks, and drops its half tasks."""
 
 
 # --- bulk operations --------------------------------------------------------------------------
@@ -616,19 +613,19 @@ def _bulk(bulk: Iterable[Any], state: int, *rest: Any) -> BulkRow:
 BULK: Kind[BulkRow] = Kind(
     5, "bulk", key=lambda row: row.bulk.id, fields=lambda row: row, builds=(_bulk,)
 )
-"""A bulk operation and how far it is, by id, in the same batch as what its steps change."""
+"""A bulk operation and its progress, by id, in the same batch as the changes of its steps."""
 
 
 # --- paused keys ------------------------------------------------------------------------------
 
 
 class PausedKey(NamedTuple):
-    """A key of a group that an operator has paused: its tasks are not handed out."""
+    """A key of a group that an operator has paused; its tasks are not delivered."""
 
     topic: str
     group: str
     fair_by: str | None
-    """The property that shares the group by this value; None: it is an order key."""
+    """The field of the value; None for an order key."""
     value: str | int | float | bool
     since_ms: int
     by: str
@@ -636,7 +633,7 @@ class PausedKey(NamedTuple):
 
 
 def _paused_key(row: PausedKey) -> Key:
-    """Equal numbers are one key; a text, a number and a boolean are not."""
+    """Return a key that is equal for equal numbers and distinguishes types."""
     value = row.value
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -647,13 +644,13 @@ def _paused_key(row: PausedKey) -> Key:
 PAUSED_KEY: Kind[PausedKey] = Kind(
     6, "paused_key", key=_paused_key, fields=lambda row: row, builds=(PausedKey,)
 )
-"""A paused key, by (topic, group, what the value is of, the value)."""
+"""A paused key, by (topic, group, field of the value, value)."""
 
 # --- targets ----------------------------------------------------------------------------------
 
 
 class TargetRow(NamedTuple):
-    """Where the tasks of a group are sent instead of to subscribers."""
+    """The target that gets the tasks of a group instead of subscribers."""
 
     topic: str
     group: str
@@ -661,18 +658,18 @@ class TargetRow(NamedTuple):
     """"push" (HTTP requests) or "forward" (another broker)."""
     url: str
     secrets: tuple[str, ...]
-    """Keys that sign requests, or the one password; no answer shows them."""
+    """Keys that sign requests, or the password; no answer shows them."""
     options: tuple[tuple[str, Argument], ...]
     since_ms: int
     by: str
     """Who set it."""
     ended_ms: int | None = None
-    """When the other side said that it wants nothing any more; None: it has not."""
+    """When the endpoint answered 410; None if it did not."""
     reason: str = ""
-    """How it said that."""
+    """The answer that ended the target."""
 
     def option(self, name: str) -> Argument | None:
-        return next((value for known, value in self.options if known == name), None)
+        return next((value for key, value in self.options if key == name), None)
 
 
 TARGET: Kind[TargetRow] = Kind(
@@ -694,14 +691,14 @@ COUNTER: Kind[SettingsCounter] = Kind(
     fields=lambda row: row,
     builds=(_counter,),
 )
-"""How many changes of settings the shard has numbered; there is one at most."""
+"""The shard's counter of changes of settings; at most one row."""
 
 # --- claims of names --------------------------------------------------------------------------
 
 CLAIM: Kind[ClaimRow] = Kind(
     9, "claim", key=lambda row: (row.of, row.name), fields=lambda row: row, builds=(ClaimRow,)
 )
-"""In which shard a name is in use, by (what is named, name): see ``ClaimRow``."""
+"""The shard that uses a name, by (kind of the named object, name)."""
 
 KINDS: dict[int, Kind[Any]] = {
     kind.number: kind
@@ -710,56 +707,57 @@ KINDS: dict[int, Kind[Any]] = {
 """Every kind of record, by its number."""
 
 
-# --- what a batch changes -------------------------------------------------------------------------
+# --- the changes of a batch -----------------------------------------------------------------------
 
 ProgressKey = tuple[int, str]
 """(task id, group)"""
 RecordKey = tuple[Kind[Any], Key]
-"""What tells all records apart: a kind, and a key of this kind."""
+"""(kind, key), which is unique among all records."""
 
 
 def keyed(kind: Kind[R], rows: Iterable[R]) -> dict[RecordKey, R]:
-    """These rows of one kind by their keys."""
+    """Return the rows of one kind by key."""
     return {(kind, kind.key(row)): row for row in rows}
 
 
 @dataclass(slots=True)
 class Effects:
-    """What a batch of commands changes, as absolute and idempotent states: engine to store.
+    """The changes of a batch of commands, which the engine gives to the store, as absolute and
+    idempotent states.
 
-    A store applies one as one transaction. Maps hold the last state of a key within the batch;
-    ``None`` is a drop. Order of application does not matter: no key is in two maps."""
+    A store applies them in one transaction. Maps hold the last state of a key in the batch, and
+    ``None`` drops it. The order of application does not matter, because no key is in two maps."""
 
     enqueued: dict[int, TaskRow] = field(default_factory=dict)
-    """New tasks: refused as a whole when the batch certainly failed."""
+    """New tasks. All are refused if the batch has certainly failed."""
     enqueued_bytes: int = 0
-    """The bytes of bodies and options of ``enqueued``, at least; 0: they were not counted."""
+    """An upper bound of the bytes of bodies and options of ``enqueued``; 0 if not counted."""
     updated: dict[int, TaskRow] = field(default_factory=dict)
-    """Tasks whose row changed: write the whole row, but for a body that is ``NO_BODY``."""
+    """Changed tasks. The store writes the whole row, except for a body that is ``NO_BODY``."""
     moved: dict[int, int] = field(default_factory=dict)
-    """Id → due_ms of tasks of which only that is new. Only for a store that ``Moves``."""
+    """Id → due_ms of tasks with only a new due time. Only for a store that ``Moves``."""
     ended: dict[int, Outcome] = field(default_factory=dict)
-    """Tasks that left: drop their task, progress and dead rows, remember how they ended."""
+    """Ended tasks. The store drops their rows and remembers the outcomes."""
     progress: dict[ProgressKey, ProgressRow | None] = field(default_factory=dict)
-    """Changed PrepareQueue rows; None drops a row. Never for an id in ``ended``."""
+    """Changed rows of the PrepareQueue; None drops a row. Never for an id in ``ended``."""
     dead: dict[ProgressKey, DeadRow | None] = field(default_factory=dict)
-    """Changed dead letters; None drops one. Never for an id in ``ended``."""
+    """Changed dead letters; None drops a dead letter. Never for an id in ``ended``."""
     records: dict[RecordKey, Any] = field(default_factory=dict)
-    """Changed records of every kind (``model/kinds.py``): each a row of its kind; None drops it."""
+    """Changed records of every kind; None drops a record."""
     hashes: dict[int, int] = field(default_factory=dict)
-    """Id → key hash (``model/key_hash.py``) of those of ``enqueued`` that have a key, with the seed
-    that the store gave when it was opened. A store works out those that are missing."""
+    """Id → key hash (``model/key_hash.py``) of tasks in ``enqueued`` that have a key, with the
+    store's seed. A store computes missing hashes."""
     id_mark: int = 0
-    """No id above this has been assigned; a store never lowers it."""
+    """An upper bound of all assigned ids; a store never lowers it."""
     position_ms: int = 0
-    """The wheel's position: every task due at or before it has been handed to its groups."""
+    """The wheel's position. All tasks due at or before it have reached their groups."""
 
     def put(self, kind: Kind[R], row: R) -> None:
-        """Write a record: its row is this one from now on."""
+        """Write a record."""
         self.records[kind, kind.key(row)] = row
 
     def drop(self, kind: Kind[Any], key: Key) -> None:
-        """Drop a record, whether or not there is one."""
+        """Drop a record, which need not exist."""
         self.records[kind, key] = None
 
     def change(self, kind: Kind[R], changes: Mapping[Any, R | None]) -> None:
@@ -768,18 +766,18 @@ class Effects:
             self.records[kind, key] = row
 
     def of_kind(self, kind: Kind[R]) -> dict[Any, R | None]:
-        """The changed records of one kind, by key."""
+        """Return the changed records of one kind, by key."""
         return {key: row for (other, key), row in self.records.items() if other is kind}
 
     def forget(self, kind: Kind[R]) -> dict[Any, R | None]:
-        """Take all changes of one kind out of the batch; returns them, by key."""
+        """Remove all changes of one kind from the batch, and return them by key."""
         forgotten = self.of_kind(kind)
         for key in forgotten:
             del self.records[kind, key]
         return forgotten
 
     def half_tasks(self) -> list[int]:
-        """The bytes of each half task in the written records."""
+        """Return the bytes of each half task in the written records."""
         return [
             size_bytes
             for (kind, _), row in self.records.items()
@@ -789,11 +787,11 @@ class Effects:
 
     @property
     def makes_tasks(self) -> bool:
-        """Whether the batch makes tasks or half tasks, which a store without room refuses."""
+        """Whether the batch has new tasks or half tasks, which a full store refuses."""
         return bool(self.enqueued) or bool(self.half_tasks())
 
     def is_empty(self) -> bool:
-        """True when there is nothing a restart would miss (marks alone are nothing)."""
+        """Return whether a restart can do without the batch; marks alone do not count."""
         return not (
             self.enqueued
             or self.updated

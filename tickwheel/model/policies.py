@@ -1,37 +1,34 @@
-"""Policies that tasks come with: how often a failed task is tried again, and how long it waits for
-that; what becomes of a task whose key a pending task has; and how people write both, and durations.
-Pure: no clock, no terminal.
+"""Retry policies and rules for pending keys, their text forms, and durations as text. Pure: no
+clock, no terminal.
 
-A retry policy is here with its arithmetic and its only codec. The jitter is taken from the task's
-id and failures, so the same inputs give the same delay and the engine stays pure. Which policy
-holds for a task is decided by ``Core.policy``: the task's own, its group's, its topic's, the
+This module has the arithmetic and the only codec of retry policies. The jitter is derived from the
+task's id and failures, so the same inputs give the same delay and the engine stays pure.
+``Core.policy`` selects the policy of a task: the task's own, its group's, its topic's, or the
 daemon's.
 
-Outside memory a policy has three forms, and a policy that has a name is that name in all of them:
+Outside memory a policy has three forms. A named policy is its name in all of them:
 
-* a map of its kind and that kind's numbers (``FIELDS``): the wire, the settings and the lines of
-  the history. What comes from outside goes through ``checked`` first;
-* an array of all its fields (``stored_fields``), in the records that stores keep;
+* a map of its kind and that kind's numbers (``FIELDS``) on the wire, in settings and in the
+  history. ``checked`` validates maps from outside;
+* an array of all its fields (``stored_fields``) in stored records;
 * a SPEC, which people write (``parse_policy``):
 
     exponential:base=10s,factor=2,cap=2h,retries=16,jitter=0.1
     fixed:delay=30s,retries=5
-    table:10s,30s,1m;retries=8        beyond the table its last delay
+    table:10s,30s,1m;retries=8        the last delay repeats
     none, default, rocketmq, or a name that the daemon's settings define
 
-What a SPEC leaves out takes the daemon's default. What exceeds the daemon's limits is refused by
-the daemon. Parsers raise ValueError with a sentence that names the value; the caller adds which
-field or argument it was. Otherwise what is wrong is an ``InvalidPolicy``, which the daemon and the
-client turn into errors of the wire.
+Fields that a SPEC leaves out take the daemon's defaults, and the daemon checks its own limits.
+Parsers raise ValueError with a sentence that names the value; the caller adds the field or
+argument. Checks raise ``InvalidPolicy``, which the daemon and the client convert to errors of the
+wire.
 
-A task in JSON is one format, on a line of the command line's and over HTTP (docs/http.md). A field
-that is a time comes in two forms: ``delay`` as people write it, and ``delay_ms``, of which one may
-be given.
+A task in JSON has the same format on the command line and over HTTP (docs/http.md). A field with a
+time has two forms, ``delay`` as people write it and ``delay_ms``; only one of them can be given.
 
-``Coalescing`` is the rule for pending keys, which a producer gives with a task or a topic has for
-all, and ``Merging`` the outcome that it is answered: values and their checks only; what counts as
-pending is ``engine/enqueue.py``. Outside memory a rule is the name of its action, when nothing else
-is said, or a map of ``RULE_FIELDS``.
+``Coalescing`` is the rule for pending keys, which a task or its topic has, and ``Merging`` its
+outcome. ``engine/enqueue.py`` decides which tasks are pending. Outside memory a rule is a map of
+``RULE_FIELDS``, or the name of its action if all other fields have their defaults.
 """
 
 from __future__ import annotations
@@ -54,31 +51,31 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "table": ("delays_ms", "retries"),
     "none": (),
 }
-"""The kinds of policies, and the numbers that a map has for each."""
+"""Kind of policy → names of the numbers in its map."""
 _ATTRIBUTES = {"delay_ms": "base_ms", "retries": "retries_max"}
-"""The numbers of a map that have other names in a ``RetryPolicy``."""
+"""Name of a number in a map → attribute of ``RetryPolicy``, where they differ."""
 KINDS = tuple(FIELDS)
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 
 DELAY_MS_MAX = 315_576_000_000
-"""Ten years, as the longest delay of a task."""
+"""Ten years, which is also the maximum delay of a task."""
 RETRIES_MAX = 65_535
 STEPS_MAX = 1_024
-"""How many delays a table may have."""
+"""Maximum number of delays in a table."""
 FACTOR_MAX = 1_000_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """By ``kind``, before retry n:
+    """A retry policy. The delay before retry n depends on ``kind``:
 
     * exponential: ``base_ms * factor ** (n - 1)``, at most ``cap_ms``;
     * fixed: ``base_ms``;
-    * table: entry n of ``delays_ms``, beyond the table its last one;
-    * none: there is no retry.
+    * table: entry n of ``delays_ms``, or its last entry;
+    * none: no retry.
 
-    After ``retries_max`` retries the task is dead. ``jitter`` is the largest share by which a
-    delay is shortened or lengthened (0 to 1).
+    After ``retries_max`` retries the task is dead. ``jitter`` is the maximum share, 0 to 1, by
+    which a delay is shortened or lengthened.
     """
 
     base_ms: int = 10_000
@@ -90,15 +87,15 @@ class RetryPolicy:
     delays_ms: tuple[int, ...] = ()
 
     def allows(self, failed: int) -> bool:
-        """Whether another delivery may follow after ``failed`` of them failed."""
+        """Return whether a task is delivered again after ``failed`` failed deliveries."""
         return failed <= self.retries_max
 
     def retries_left(self, counted: int) -> int:
-        """How many retries are left after ``counted`` deliveries that failed or have not ended."""
+        """Return the retries left after ``counted`` deliveries that failed or have not ended."""
         return max(0, self.retries_max - max(0, counted - 1))
 
     def delay_ms(self, failed: int, task_id: int) -> int:
-        """How long after the failure of this number (from 1 on) the next delivery comes, in ms."""
+        """Return the delay in ms after failure number ``failed``, counted from 1."""
         plain, cap_ms = self._plain_ms(failed), float(self.cap_ms)
         if not self.jitter:
             return int(plain)
@@ -115,8 +112,8 @@ class RetryPolicy:
         return self._grown_ms(failed - 1)
 
     def _grown_ms(self, steps: int) -> float:
-        """``base_ms * factor ** steps`` up to the cap. The power is only taken where it stays
-        near the cap: a float ends at 1e308, which a large factor passes after 52 steps."""
+        """Return ``base_ms * factor ** steps``, at most the cap. The logarithm is compared first,
+        because the power overflows a float (1e308) after 52 steps of a large factor."""
         base_ms, cap_ms = float(self.base_ms), float(self.cap_ms)
         if not base_ms or base_ms >= cap_ms:
             return min(base_ms, cap_ms)
@@ -129,20 +126,20 @@ class RetryPolicy:
     # --- as a map -------------------------------------------------------------------------------
 
     def to_map(self) -> dict[str, Any]:
-        """The policy as a map: the kind, and the numbers of that kind."""
+        """Return the policy as a map of its kind and the numbers of that kind."""
         numbers = {name: getattr(self, _ATTRIBUTES.get(name, name)) for name in FIELDS[self.kind]}
         return {"kind": self.kind} | numbers
 
     @classmethod
-    def of_map(cls, given: Mapping[str, Any]) -> Self:
-        """A policy from a map with all numbers of its kind, which are not checked again.
-        ``retries`` and ``jitter`` may be missing. Raises KeyError for another number, ValueError
-        for the kind."""
-        kind = given.get("kind")
+    def of_map(cls, fields: Mapping[str, Any]) -> Self:
+        """Read a policy from a map without checking its numbers again. Only ``retries`` and
+        ``jitter`` have defaults. Raise KeyError if another number is missing, and ValueError for
+        an unknown kind."""
+        kind = fields.get("kind")
         if not isinstance(kind, str) or kind not in FIELDS:
             raise ValueError(f"{kind!r:.100} is not a kind of retry policy")
-        given = {"retries": _DEFAULTS.retries_max, "jitter": _DEFAULTS.jitter, **given}
-        numbers = {_ATTRIBUTES.get(name, name): given[name] for name in FIELDS[kind]}
+        fields = {"retries": _DEFAULTS.retries_max, "jitter": _DEFAULTS.jitter, **fields}
+        numbers = {_ATTRIBUTES.get(name, name): fields[name] for name in FIELDS[kind]}
         if kind == "table":
             numbers["delays_ms"] = tuple(numbers["delays_ms"])
         return replace(cls(0, 1.0, 0, 0, 0.0, kind), **numbers)
@@ -152,7 +149,7 @@ _DEFAULTS = RetryPolicy()
 
 
 PolicyRef = str | RetryPolicy
-"""A policy by its name, which is looked up when it is used, or by its numbers."""
+"""A policy, or the name of a policy, which is looked up at each use."""
 
 _S, _MIN, _H = 1_000, 60_000, 3_600_000
 ROCKETMQ_MS = (
@@ -165,14 +162,14 @@ BUILT_IN = {
     "none": RetryPolicy.of_map({"kind": "none"}),
 }
 DEFAULT = "default"
-"""The name of the daemon's own policy, which its settings ``retry_…`` make."""
+"""The name of the policy that the daemon's settings ``retry_…`` define."""
 
 
 # --- a policy or its name ------------------------------------------------------------------------
 
 
 def stored_fields(ref: PolicyRef | None) -> object:
-    """A policy as stores keep it: a name as it is, numbers as an array."""
+    """Return a policy in its stored form: a name, or an array of its fields."""
     if not isinstance(ref, RetryPolicy):
         return ref
     numbers = (ref.base_ms, ref.factor, ref.cap_ms, ref.retries_max, ref.jitter)
@@ -180,7 +177,7 @@ def stored_fields(ref: PolicyRef | None) -> object:
 
 
 def of_stored_fields(fields: Any) -> PolicyRef | None:
-    """The reverse of ``stored_fields``. Raises ValueError or TypeError for what is no policy."""
+    """Read a policy from its stored form. Raise ValueError or TypeError for any other value."""
     if fields is None or isinstance(fields, str):
         return fields
     kind, *numbers, delays_ms = fields
@@ -188,31 +185,32 @@ def of_stored_fields(fields: Any) -> PolicyRef | None:
     return RetryPolicy(base_ms, factor, cap_ms, retries_max, jitter, kind, tuple(delays_ms))
 
 
-def of_history(given: Any) -> PolicyRef | None:
-    """A policy from a line of the history: a name or a map. Raises ValueError or KeyError."""
-    if given is None or isinstance(given, str):
-        return given
-    if isinstance(given, Mapping):
-        return str(given["name"]) if "name" in given else RetryPolicy.of_map(given)
-    raise ValueError(f"{given!r:.100} is not a retry policy")
+def of_history(value: Any) -> PolicyRef | None:
+    """Read a policy from a line of the history, where it is a name or a map. Raise ValueError or
+    KeyError for any other value."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return str(value["name"]) if "name" in value else RetryPolicy.of_map(value)
+    raise ValueError(f"{value!r:.100} is not a retry policy")
 
 
-# --- checks of what comes from outside -----------------------------------------------------------
+# --- checks of values from outside ---------------------------------------------------------------
 
 
 class InvalidPolicy(InvalidValue):
-    """A value that is no policy. ``is_too_long``: a table that has too many delays."""
+    """A value is not a valid policy. ``is_too_long`` means that a table has too many delays."""
 
 
-def checked(given: Mapping[str, Any], field: str, default: RetryPolicy) -> RetryPolicy:
-    """A policy from a map. Numbers that are missing, or None, are those of ``default``.
+def checked(fields: Mapping[str, Any], field: str, default: RetryPolicy) -> RetryPolicy:
+    """Read and check a policy from a map. Missing numbers, and None, are taken from ``default``.
 
-    ``field`` is what the map is called in a message. Raises InvalidPolicy.
+    ``field`` names the map in messages. Raise InvalidPolicy for an invalid policy.
     """
-    kind = given.get("kind")
+    kind = fields.get("kind")
     if not isinstance(kind, str) or kind not in FIELDS:
         raise InvalidPolicy(f"{field}.kind must be one of {', '.join(FIELDS)}, not {{}}", kind)
-    present = {name: number for name, number in given.items() if number is not None}
+    present = {name: number for name, number in fields.items() if number is not None}
     allowed = ("kind", *FIELDS[kind])
     for name in present:
         if name not in allowed:
@@ -233,13 +231,14 @@ def checked(given: Mapping[str, Any], field: str, default: RetryPolicy) -> Retry
         numbers[name] = check_number(name, value, f"{field}.{name}")
     if kind == "exponential" and numbers["cap_ms"] < numbers["base_ms"]:
         raise InvalidPolicy(
-            f"{field}.cap_ms is {numbers['cap_ms']}, less than base_ms, {numbers['base_ms']}"
+            f"{field}.cap_ms must be at least base_ms ({numbers['base_ms']}), not"
+            f" {numbers['cap_ms']}"
         )
     return RetryPolicy.of_map(numbers)
 
 
 def check_number(name: str, value: Any, field: str) -> Any:
-    """A checked number of a map, by its name in ``FIELDS``. Raises InvalidPolicy."""
+    """Check a number of a map by its name in ``FIELDS``. Raise InvalidPolicy if it is invalid."""
     if name == "delays_ms":
         return _check_delays(value, field)
     if name == "factor":
@@ -256,7 +255,7 @@ def check_integer(value: Any, field: str, low: int, high: int) -> int:
 
 
 def check_float(value: Any, field: str, low: float, high: float) -> float:
-    """A checked number as a float; an integer is taken, too. Raises InvalidPolicy."""
+    """Return a number or an integer as a float. Raise InvalidPolicy if it is invalid."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
         raise InvalidPolicy(f"{field} must be a number of {low:g} to {high:g}, not {{}}", value)
@@ -275,38 +274,38 @@ def _check_delays(value: Any, field: str) -> tuple[int, ...]:
     )
 
 
-def named_policies(given: Mapping[str, Any], default: RetryPolicy) -> dict[str, RetryPolicy]:
-    """The policies that the settings define. Raises ValueError for one that is wrong."""
-    found: dict[str, RetryPolicy] = {}
-    for name, value in given.items():
+def named_policies(settings: Mapping[str, Any], default: RetryPolicy) -> dict[str, RetryPolicy]:
+    """Return the policies that the settings define. Raise ValueError for an invalid policy."""
+    policies: dict[str, RetryPolicy] = {}
+    for name, value in settings.items():
         if name in BUILT_IN or name == DEFAULT:
-            raise ValueError(f"the policy {name} is defined already; choose another name")
+            raise ValueError(f"the policy {name} is built in; choose another name")
         if not NAME.fullmatch(name):
             raise ValueError(
-                f"a policy's name is a letter and up to 63 of A-Z a-z 0-9 . _ -, not {name!r}"
+                f"a policy's name must be a letter and up to 63 of A-Z a-z 0-9 . _ -, not {name!r}"
             )
         if not isinstance(value, Mapping):
             raise ValueError(f"retry_policies.{name} must be a table of numbers, not a name")
-        found[name] = checked(value, f"retry_policies.{name}", default)
-    return found
+        policies[name] = checked(value, f"retry_policies.{name}", default)
+    return policies
 
 
 UNITS_MS = {
     "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000,
 }  # fmt: skip
 DURATION_MS_MAX = 2**42 * 1000
-"""The longest duration: up to here seconds as a float name each millisecond."""
+"""Maximum duration. Up to here, floats of seconds represent every millisecond."""
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(ms|[smhdw])")
 _PARTS = re.compile(rf"(?:{_PART.pattern} *)+")
 _DURATION_HELP = "write for example 30s, 5m, 1h30m, 500ms or 2d"
 
 RULE_DURATIONS: Final = ("window", "max_wait")
-"""The durations of a rule about pending keys; on the wire they end in ``_ms``."""
+"""The durations of a rule for pending keys; their names on the wire end in ``_ms``."""
 
 
 def parse_duration(text: str, *, up: bool = True) -> float:
-    """Seconds of ``1h30m``, ``500ms`` or ``1.5s``; a bare number is seconds. Whole
-    milliseconds, rounded up, or else down. Raises ValueError."""
+    """Return the seconds of ``1h30m``, ``500ms`` or ``1.5s``, rounded up (or down) to milliseconds.
+    A bare number means seconds. Raise ValueError if the text is not a duration."""
     cleaned = text.strip().lower()
     if re.fullmatch(r"[0-9]+(\.[0-9]+)?", cleaned):
         cleaned += "s"
@@ -316,14 +315,14 @@ def parse_duration(text: str, *, up: bool = True) -> float:
     units = [UNITS_MS[unit] for _, unit in parts]
     if sorted(set(units), reverse=True) != units:
         raise ValueError(f"{text!r}: each unit once, the largest first; {_DURATION_HELP}")
-    total_ms = _whole(parts, up)
+    total_ms = _whole_ms(parts, up)
     if total_ms > DURATION_MS_MAX:
-        raise ValueError(f"{text!r} is longer than can be counted")
+        raise ValueError(f"{text!r} is longer than the limit of {DURATION_MS_MAX} ms")
     return total_ms / 1000
 
 
-def _whole(parts: Sequence[tuple[str, str]], up: bool) -> int:
-    """Whole milliseconds of numbers with units, without the noise of binary fractions."""
+def _whole_ms(parts: Sequence[tuple[str, str]], up: bool) -> int:
+    """Return the sum of numbers with units in milliseconds, without noise of binary fractions."""
     digits = max(len(number.partition(".")[2]) for number, _ in parts)
     total = 0
     for number, unit in parts:
@@ -333,15 +332,15 @@ def _whole(parts: Sequence[tuple[str, str]], up: bool) -> int:
 
 
 def parse_shift(text: str) -> float:
-    """Seconds of a shift: later, or earlier behind a minus sign."""
+    """Return the seconds of a shift, which a minus sign makes negative (earlier)."""
     cleaned = text.strip()
     if cleaned.startswith("-"):
-        return -parse_duration(cleaned[1:], up=False)  # no earlier than asked
+        return -parse_duration(cleaned[1:], up=False)  # never earlier than requested
     return parse_duration(cleaned)
 
 
 def duration_ms(value: Any) -> int:
-    """Whole milliseconds of a duration in text, or of a number of seconds."""
+    """Return the milliseconds of a duration in text, or of a number of seconds."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError(f"{value!r:.40} is not a duration; {_DURATION_HELP}")
     if not isinstance(value, str):
@@ -351,20 +350,20 @@ def duration_ms(value: Any) -> int:
     return round(parse_duration(value) * 1000)
 
 
-def rule_wire(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A rule about pending keys, with its durations in the form of the wire."""
-    found = dict(given)
+def rule_wire(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rule for pending keys with its durations in the form of the wire."""
+    fields = dict(rule)
     for name in RULE_DURATIONS:
-        value = found.pop(name, None)
+        value = fields.pop(name, None)
         if value is None:
             continue
-        if found.get(f"{name}_ms") is not None:
+        if fields.get(f"{name}_ms") is not None:
             raise ValueError(f"give {name} or {name}_ms, not both")
         try:
-            found[f"{name}_ms"] = duration_ms(value)
+            fields[f"{name}_ms"] = duration_ms(value)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    return found
+    return fields
 
 
 # --- retry policies ------------------------------------------------------------------------------
@@ -377,12 +376,12 @@ SPEC_FIELDS: dict[str, dict[str, str]] = {
     for kind, names in FIELDS.items()
     if names
 }
-"""The fields that a SPEC of each kind may have, and their names on the wire."""
+"""Kind of policy → field of its SPEC → name on the wire."""
 _KNOWN = "known are exponential:…, fixed:…, table:…, none, default, rocketmq, or a name"
 
 
 def parse_policy(text: str) -> Policy:
-    """The policy of a SPEC in the form of the wire. Raises ValueError."""
+    """Read a SPEC into the form of the wire. Raise ValueError if it is not valid."""
     kind, colon, rest = text.strip().partition(":")
     kind = kind.strip()
     if kind in SPEC_FIELDS:
@@ -393,40 +392,45 @@ def parse_policy(text: str) -> Policy:
 
 
 def policy_of_json(value: Any) -> Policy:
-    """A policy from JSON: a SPEC, or a map in the form of the wire. Raises ValueError."""
+    """Read a policy from JSON: a SPEC, or a map in the form of the wire. Raise ValueError if it is
+    neither."""
     if isinstance(value, str):
         return parse_policy(value)
     if not isinstance(value, dict):
-        raise ValueError(f"a SPEC or an object is needed, not {value!r:.40}")
+        raise ValueError(f"a retry policy must be a SPEC or an object, not {value!r:.40}")
     kind = value.get("kind")
     if not isinstance(kind, str) or kind not in FIELDS:
         raise ValueError(f"kind is {kind!r:.40}; known are none, {', '.join(SPEC_FIELDS)}")
-    known = ("kind", *FIELDS[kind])
-    for name, given in value.items():
-        if name not in known:
+    allowed = ("kind", *FIELDS[kind])
+    for name, number in value.items():
+        if name not in allowed:
             raise ValueError(f"{name} is not part of kind {kind}")
-        if name != "kind" and not _fits(name, given):
-            raise ValueError(f"{name} is {given!r:.40}, which is no such number")
+        if name != "kind" and not _has_type(name, number):
+            raise ValueError(f"{name} must be {_TYPES.get(name, 'an integer')}, not {number!r:.40}")
     return dict(value)
 
 
-def _fits(name: str, given: Any) -> bool:
+_TYPES = {"delays_ms": "an array of integers", "factor": "a number", "jitter": "a number"}
+
+
+def _has_type(name: str, value: Any) -> bool:
     if name == "delays_ms":
-        return isinstance(given, list) and all(type(delay) is int for delay in given)
-    return type(given) is int or (type(given) is float and name in {"factor", "jitter"})
+        return isinstance(value, list) and all(type(delay) is int for delay in value)
+    return type(value) is int or (type(value) is float and name in {"factor", "jitter"})
 
 
 def _fields(kind: str, text: str) -> dict[str, Any]:
-    known = SPEC_FIELDS[kind]
-    found: dict[str, Any] = {}
+    wire_names = SPEC_FIELDS[kind]
+    fields: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = part.partition("=")
-        if name not in known or not equals:
-            raise ValueError(f"{part!r:.60} in {kind}: write {', '.join(f'{n}=…' for n in known)}")
-        if known[name] in found:
+        if name not in wire_names or not equals:
+            forms = ", ".join(f"{n}=…" for n in wire_names)
+            raise ValueError(f"{part!r:.60} in {kind}: write {forms}")
+        if wire_names[name] in fields:
             raise ValueError(f"{name} is given twice")
-        found[known[name]] = _value(name, value)
-    return found
+        fields[wire_names[name]] = _value(name, value)
+    return fields
 
 
 def _table(text: str) -> dict[str, Any]:
@@ -440,7 +444,7 @@ def _table(text: str) -> dict[str, Any]:
 def _value(name: str, text: str) -> int | float:
     if name == "retries":
         if not text.isascii() or not text.isdecimal() or int(text) > RETRIES_MAX:
-            raise ValueError(f"retries is {text!r:.40}; 0 to {RETRIES_MAX} is allowed")
+            raise ValueError(f"retries must be 0 to {RETRIES_MAX}, not {text!r:.40}")
         return int(text)
     if name in {"factor", "jitter"}:
         return _number(name, text)
@@ -452,10 +456,10 @@ def _number(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise ValueError(f"{name} is {text!r:.40}; a number is needed") from None
+        raise ValueError(f"{name} must be a number, not {text!r:.40}") from None
     if not (least <= value <= most and math.isfinite(value)):
         allowed = "1 or more" if name == "factor" else "0 to 1"
-        raise ValueError(f"{name} is {text}; {allowed} is allowed")
+        raise ValueError(f"{name} must be {allowed}, not {text}")
     return value
 
 
@@ -476,41 +480,41 @@ RULE_FIELDS: Mapping[str, tuple[str, ...]] = {
     REPLACE: ("window_ms", "replaces", "due", "max_wait_ms"),
     REJECT: ("window_ms", "unique_until"),
 }
-"""The fields that each action takes beside itself."""
+"""Action → its further fields."""
 _WORDS = {"unique_until": UNTIL, "replaces": REPLACES, "due": DUES}
 
 
 class Coalescing(NamedTuple):
-    """``add``: store it, whatever is pending. ``keep``: the pending task stays as it is, and this
-    one is not stored. ``replace``: this one takes the place of the pending one. ``reject``: refuse
-    it."""
+    """The rule for a new task while a task with its key is pending. Actions: ``add`` stores the new
+    task as well, ``keep`` does not store it, ``replace`` replaces the pending task with it, and
+    ``reject`` refuses it."""
 
     action: str
     window_ms: int | None = None
-    """How long after its enqueue a task counts as pending; None: until it is finished."""
+    """How long after its enqueue a task counts as pending; None means until it is finished."""
     unique_until: str = FINISHED
-    """Whether a task that a consumer has, or has had and finished while others are still owed it,
-    is pending: not for ``started``. One that waits for a retry always is."""
+    """With ``started``, a task is not pending while a consumer has it, or if some groups have
+    finished it. A task that waits for a retry is always pending."""
     replaces: str = BOTH
-    """What is taken over: the body with all options, the due time, or both."""
+    """What the new task replaces: the body with all options, the due time, or both."""
     due: str = NEW
-    """Which due time holds, where it is taken over: the new one, or the later or the earlier."""
+    """Which due time counts if it is replaced: the new, the later, or the earlier one."""
     max_wait_ms: int | None = None
-    """The latest due time of a replaced task, counted from its first enqueue; None: no limit."""
+    """Maximum time from the first enqueue to a replaced due time; None means unlimited."""
 
     def to_map(self) -> str | dict[str, Any]:
-        """The rule in the form of the wire, without fields that have their defaults."""
-        plain = Coalescing(self.action)
-        said = {
+        """Return the rule in the form of the wire, without fields that have their defaults."""
+        defaults = Coalescing(self.action)
+        fields = {
             name: getattr(self, name)
             for name in RULE_FIELDS[self.action]
-            if getattr(self, name) != getattr(plain, name)
+            if getattr(self, name) != getattr(defaults, name)
         }
-        return {"action": self.action, **said} if said else self.action
+        return {"action": self.action, **fields} if fields else self.action
 
 
 class Merging(IntEnum):
-    """What became of a task that had a rule. The numbers are stored."""
+    """The outcome for a task that had a rule. The numbers are stored."""
 
     STORED = 1
     KEPT = 2
@@ -523,23 +527,24 @@ class Merging(IntEnum):
 
 
 Merged = tuple[tuple[int, int, int], ...]
-"""(Merging, id, due_ms) of each task of a request; id and due time are of the task that stands."""
+"""(Merging, id, due_ms) for each task of a request. Id and due time are those of the task that is
+stored after the rule was applied."""
 
 
-def checked_rule(given: Any, field: str) -> Coalescing:
-    """A checked rule from a name or a map. Raises InvalidPolicy."""
-    if isinstance(given, str):
-        given = {"action": given}
-    elif not isinstance(given, Mapping):
+def checked_rule(rule: Any, field: str) -> Coalescing:
+    """Read and check a rule from a name or a map. Raise InvalidPolicy if it is not valid."""
+    if isinstance(rule, str):
+        rule = {"action": rule}
+    elif not isinstance(rule, Mapping):
         raise InvalidPolicy(
-            f"{field} must be one of {', '.join(ACTIONS)}, or a map, not {{}}", given
+            f"{field} must be one of {', '.join(ACTIONS)}, or a map, not {{}}", rule
         )
-    action = given.get("action")
+    action = rule.get("action")
     if not isinstance(action, str) or action not in ACTIONS:
         raise InvalidPolicy(f"{field} must be one of {', '.join(ACTIONS)}, not {{}}", action)
     allowed = RULE_FIELDS[action]
-    found: dict[str, Any] = {}
-    for name, value in given.items():
+    fields: dict[str, Any] = {}
+    for name, value in rule.items():
         if name == "action" or value is None:
             continue
         if name not in allowed:
@@ -553,10 +558,10 @@ def checked_rule(given: Any, field: str) -> Coalescing:
         elif not isinstance(value, str) or value not in words:
             text = f"{field}.{name} must be one of {', '.join(words)}, not {{}}"
             raise InvalidPolicy(text, value)
-        found[name] = value
-    rule = Coalescing(action, **found)
-    if rule.replaces == BODY and (rule.due != NEW or rule.max_wait_ms is not None):
-        raise InvalidPolicy(
-            f"{field}: due and max_wait_ms say nothing where the body alone is replaced"
-        )
-    return rule
+        fields[name] = value
+    coalescing = Coalescing(action, **fields)
+    if coalescing.replaces == BODY and (
+        coalescing.due != NEW or coalescing.max_wait_ms is not None
+    ):
+        raise InvalidPolicy(f"{field}: due and max_wait_ms need replaces both or due, not body")
+    return coalescing

@@ -1,11 +1,11 @@
-"""What a task is, as values: the vocabulary that engine, store and wire share; and the life of a
-task in one group, as a table (``TRANSITIONS``).
+"""Values of tasks and groups that engine, store and wire share, and the table of a task's state
+transitions in one group (``TRANSITIONS``).
 
-Pure data. Times are integer milliseconds of the wall clock (Unix) and say so in their names.
-A ``TaskRow`` never changes while it is pending except by reschedule, which replaces it.
+Pure data. Times are integers in milliseconds of the wall clock (Unix), and their names end in
+``_ms``. A pending ``TaskRow`` changes only by a reschedule, which replaces it.
 
-``docs/durability.md`` shows the diagram made from the table; a test regenerates the diagram and
-fails on a difference, and the engine's model test fails on a transition that is not there.
+``docs/durability.md`` shows the diagram made from the table. One test regenerates the diagram and
+fails on a difference; the engine's model test fails on a transition that is not in the table.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from tickwheel.model.values import SHARD_BITS
 
 SEQUENCE_BITS = 12
 ID_STEP = 1 << SHARD_BITS
-"""Distance between two ids that one daemon assigns in a row."""
+"""Distance between two consecutive ids of one daemon."""
 ID_EPOCH_MS = 1_735_689_600_000
-"""2025-01-01T00:00:00Z: ids count milliseconds from here, so that 41 bits last until 2094."""
+"""2025-01-01T00:00:00Z. Ids count milliseconds from here, so that 41 bits last until 2094."""
 ID_MAX = 2**63 - 1
 MOMENT_MS_MAX = ID_EPOCH_MS + (1 << (63 - SHARD_BITS - SEQUENCE_BITS)) - 1
-"""2094-09-07: the last moment that an id can say, and the last that a schedule, or the start of a
-group, may name."""
+"""2094-09-07, the last moment that fits into an id. It is also the last allowed moment of a
+schedule and of a group's start."""
 DEFAULT_GROUP = "default"
 TOPIC_ITSELF = ""
 BY_DUE_ALONE = ID_MAX
-"""``GroupRow.since_id`` of a group whose start, a due time, lies in the future."""
+"""``GroupRow.since_id`` of a group that starts at a due time in the future."""
 
 ATTEMPT_MAX = 2**31 - 1
-"""Deliveries of one task to one group. Nobody comes near it, and every store and file can hold
-it: a receipt above it was never given out."""
+"""Maximum deliveries of a task to a group. It is never reached in practice, and every store and
+file can represent it; a receipt with a higher number is invalid."""
 
 PropertyValue = str | int | float | bool
 
 
 class Replayed(NamedTuple):
-    """The former task that a replayed one stands for, after a reset (``engine/groups.py``)."""
+    """The original of a task that a reset of a group has made (``engine/groups.py``)."""
 
     id: int
-    """The id of the task that the group had before, or missed."""
+    """The id of the original."""
     group: str
-    """The only group that is owed the replayed task."""
+    """The only group that is owed the new task."""
     key: str | None = None
-    """The key of the former task. As ``TaskOptions.key`` it would be pending for all groups."""
+    """The key of the original. As ``TaskOptions.key`` it would be pending for all groups."""
 
 
 class TaskOptions(NamedTuple):
-    """The rare options of a task; ``TaskRow.extras`` is None when all of them are absent."""
+    """The rare options of a task; ``TaskRow.options`` is None when all of them are absent."""
 
     key: str | None = None
     tag: str | None = None
@@ -58,25 +58,25 @@ class TaskOptions(NamedTuple):
     priority: int = 0
     ttl_ms: int | None = None
     retry: PolicyRef | None = None
-    """The task's own retry policy; it wins over those of its group and topic."""
+    """The task's retry policy, which overrides those of its group and topic."""
     order_id: int | None = None
-    """The task's place in the order when that is not its id: see ``ownership.py``."""
+    """The task's position in the order of ids if it is not its id; see ``ownership.py``."""
     within_ms: int | None = None
-    """The length of the due window, from ``asked_ms``; a moment in it was chosen."""
+    """The length of the due window, counted from ``asked_ms``. The due time is in the window."""
     asked_ms: int | None = None
     order_key: str | None = None
-    """A group hands out the tasks of one key one at a time, in their order."""
+    """A group gets the tasks of an order key one at a time, in order."""
     replayed: Replayed | None = None
     trace: str | None = None
-    """The W3C traceparent of whoever made the task."""
+    """The W3C traceparent of the producer."""
     encoding: str | None = None
-    """What the body is, and what was done to it; None: plain bytes."""
+    """The body's type and the steps applied to it; None means plain bytes."""
     shard_by: str | None = None
-    """What says in which of several shards the task is, instead of its keys."""
+    """The basis that determines the task's shard instead of its keys."""
 
 
 class Columns(NamedTuple):
-    """The options of some tasks, each as a tuple with as many values as there are tasks."""
+    """The options of several tasks, each option as a tuple with one value per task."""
 
     key: tuple[str | None, ...]
     tag: tuple[str | None, ...]
@@ -95,13 +95,13 @@ class Columns(NamedTuple):
 
 
 def columns_of(options: Collection[TaskOptions | None]) -> Columns:
-    """The options of at least one task as columns; each task must have options. This takes less
-    time than reading one option of each, and C looks at a column."""
+    """Transpose the options of at least one task; no task may be without options. The transposition
+    is faster than a Python loop over one option, and C code then scans the column."""
     return Columns._make(zip(*options, strict=True))
 
 
 def is_absent(column: Sequence[object]) -> bool:
-    """Whether no task has this option."""
+    """Return whether no task has this option."""
     return column[0] is None and column.count(None) == len(column)
 
 
@@ -109,16 +109,16 @@ _KEY_ALONE = TaskOptions()[1:]
 
 
 def is_key_alone(options: TaskOptions) -> bool:
-    """Whether the options are a key and nothing else."""
+    """Return whether the options consist of a key only."""
     return options[0] is not None and options[1:] == _KEY_ALONE
 
 
-def keys_alone(many: Collection[TaskOptions | None]) -> tuple[str, ...] | None:
-    """The keys of tasks that have a key and no other option; None: some tasks are not so. It takes
-    a third of the time of ``is_key_alone`` for each."""
-    if not many or not all(many):
+def keys_alone(options: Collection[TaskOptions | None]) -> tuple[str, ...] | None:
+    """Return the keys of the tasks if every task has a key and no other option, otherwise None. It
+    takes a third of the time of calling ``is_key_alone`` for each task."""
+    if not options or not all(options):
         return None
-    keys, *others = zip(*many, strict=True)
+    keys, *others = zip(*options, strict=True)
     count = len(keys)
     for column, default in zip(others, _KEY_ALONE, strict=True):
         if column.count(default) != count:
@@ -127,19 +127,19 @@ def keys_alone(many: Collection[TaskOptions | None]) -> tuple[str, ...] | None:
 
 
 NewTask = tuple[str, int, bytes, TaskOptions | None]
-"""(topic, due_ms, body, extras) of a task that has no id yet; due_ms is not in the past."""
+"""(topic, due_ms, body, options) of a task without an id; due_ms is not in the past."""
 
 
 class _NoBody(bytes):
-    """The marker of an absent body: empty, and told from an empty body by identity."""
+    """The type of ``NO_BODY``, which is compared by identity."""
 
 
 NO_BODY: Final[bytes] = _NoBody()
-"""Stands in a row for a body that was not read; the store has it, and keeps it."""
+"""The body of a row that was read without it. Writing the row keeps the stored body."""
 
 
 class TaskRow(NamedTuple):
-    """One task as it is stored: in the StoreQueue until its last group is done with it."""
+    """A stored task. It is in the StoreQueue until its last group has finished it."""
 
     id: int
     due_ms: int
@@ -153,7 +153,7 @@ class TaskRow(NamedTuple):
 
 
 EXTRAS_BYTES = 64
-"""Bytes of the names and headers of all options, in a frame."""
+"""Bytes of the names and headers of all options in a frame."""
 PROPERTY_BYTES = 8
 """Bytes of the headers of a property's name and value."""
 WINDOW_BYTES = 40
@@ -161,7 +161,7 @@ WINDOW_BYTES = 40
 ORDER_KEY_BYTES = 16
 """Bytes of the name and headers of an order key."""
 TRACE_BYTES = 64
-"""Bytes of a traceparent, with its name and headers."""
+"""Bytes of a traceparent with its name and headers."""
 ENCODING_BYTES = 12
 """Bytes of the name and headers of an encoding."""
 SHARD_BY_BYTES = 12
@@ -169,28 +169,28 @@ SHARD_BY_BYTES = 12
 REPLAY_BYTES = 48
 """Bytes of the names and numbers of ``Replayed``."""
 NUMBER_BYTES = 9
-"""Bytes of the longest number of msgpack."""
+"""Bytes of the longest number in msgpack."""
 
 
 def size_of(body: bytes, options: TaskOptions | None) -> int:
-    """The bytes that a task counts everywhere: at least those that it takes in a frame."""
+    """Return the size of a task in bytes for all limits; at least its size in a frame."""
     return len(body) if options is None else len(body) + options_bytes(options)
 
 
 def task_bytes(row: TaskRow) -> int:
-    """``size_of`` the task in a row."""
+    """Return ``size_of`` the task in a row."""
     return len(row[3]) if row[4] is None else len(row[3]) + options_bytes(row[4])
 
 
 def order_of(row: TaskRow) -> int:
-    """The task's place in the order of ids."""
+    """Return the task's position in the order of ids."""
     if row.options is None or row.options.order_id is None:
         return row.id
     return row.options.order_id
 
 
 def options_bytes(options: TaskOptions) -> int:
-    """The bytes that options take in a frame, at least."""
+    """Return an upper bound of the bytes that options take in a frame."""
     (
         key, tag, properties, _, _, retry, _, within_ms, _, order_key, replayed, trace, encoding,
         shard_by,
@@ -222,7 +222,7 @@ def options_bytes(options: TaskOptions) -> int:
 
 
 def columns_bytes(columns: Columns, options: Sequence[TaskOptions]) -> int:
-    """``options_bytes`` of all of ``options`` together; ``columns`` are made of them."""
+    """Return the sum of ``options_bytes`` of ``options``, whose transposition is ``columns``."""
     rare = (columns.key, columns.properties, columns.retry, columns.within_ms, columns.replayed)
     if not all(map(is_absent, rare)):
         return sum(map(options_bytes, options))
@@ -234,46 +234,46 @@ def columns_bytes(columns: Columns, options: Sequence[TaskOptions]) -> int:
     )  # fmt: skip
     for column, head_bytes in texts_of:
         if not is_absent(column):
-            texts = [one for one in column if one is not None]
+            texts = [text for text in column if text is not None]
             size += head_bytes * len(texts) + text_bytes("".join(texts))
     return size
 
 
 def keys_bytes(keys: Collection[str]) -> int:
-    """``options_bytes``, together, of tasks that have these keys alone. Raises UnicodeEncodeError
-    for what UTF-8 cannot say: who has counted keys knows that they can be stored."""
+    """Return the sum of ``options_bytes`` of tasks that have only these keys. Raise
+    UnicodeEncodeError if UTF-8 cannot encode a key, so that counted keys can be stored."""
     joined = "".join(keys)
     count = len(joined) if joined.isascii() else len(joined.encode())
     return EXTRAS_BYTES * len(keys) + count
 
 
 def text_bytes(text: str) -> int:
-    """The bytes of a text in UTF-8."""
+    """Return the length of a text in UTF-8, in bytes."""
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
 class ProgressState(IntEnum):
-    """Where one group stands with one task; a missing row means: not delivered yet."""
+    """The progress of one group with one task. Without a row, the task was not delivered yet."""
 
     IN_FLIGHT = 1
     """Delivered; ``at_ms`` is when the lease ends."""
     WAITING = 2
     """Failed; ``at_ms`` is when the next attempt is due."""
     RELEASED = 3
-    """Given back (lease over, connection lost, released): ready again."""
+    """Returned (lease over, connection lost, released), and ready again."""
     DONE = 4
-    """Acked by this group, or deleted from its dead letters (epoch 0), while other groups still owe
-    an end."""
+    """Acked by this group, or deleted from its dead letters (epoch 0), while other groups have not
+    finished the task."""
     HELD = 5
-    """The order key is held since ``at_ms``, until an operator acts."""
+    """The order key has been held since ``at_ms``, until an operator acts."""
     EXPIRED = 6
-    """The time to live was over in this group while other groups still owe an end."""
+    """The time to live passed in this group while other groups have not finished the task."""
     REPLACED = 7
-    """The task gave way, in this group, to a newer one with its key."""
+    """A newer task with the same key has replaced the task in this group."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the group has nothing more to do with the task."""
+        """Whether the group has finished the task."""
         return self in _OVER
 
 
@@ -281,18 +281,18 @@ _OVER = (ProgressState.DONE, ProgressState.EXPIRED, ProgressState.REPLACED)
 
 
 CONSUMER_DIED = "consumer_died"
-"""How the reason begins when a delivery ended because its consumer died."""
+"""Prefix of the reason if a delivery ended because its consumer died."""
 
 
 class Failure(NamedTuple):
-    """Why one delivery did not end in an ack."""
+    """Why a delivery did not end in an ack."""
 
     attempt: int
     at_ms: int
     reason: str
-    """Why, in the first line. Behind it, for the failure that made a dead letter: the trace."""
+    """The reason in the first line. For the failure that made a dead letter, the trace follows."""
     subscriber: str = ""
-    """The consumer, as it calls itself, and its address; empty: not known."""
+    """The consumer's name and address; "" if unknown."""
 
     @property
     def summary(self) -> str:
@@ -304,30 +304,30 @@ class Failure(NamedTuple):
 
     @property
     def is_death(self) -> bool:
-        """Whether the consumer died, which is not the task's failure."""
+        """Whether the consumer died, which does not count as a failure of the task."""
         return self.reason.startswith(CONSUMER_DIED)
 
     def brief(self) -> Failure:
-        """The failure without its trace."""
+        """Return the failure without its trace."""
         return self._replace(reason=self.summary) if "\n" in self.reason else self
 
 
 class Past(NamedTuple):
-    """What counts of the earlier deliveries of a task to a group, since its enqueue or requeue."""
+    """A summary of the deliveries of a task to a group since its enqueue or requeue."""
 
     failures: tuple[Failure, ...] = ()
     """The newest failures, oldest first, at most ``FAILURES_MAX``."""
     failed: int = 0
-    """How many deliveries have failed."""
+    """Number of failed deliveries."""
     snoozes: int = 0
-    """How often the group's consumers have postponed the task."""
+    """Number of times that the group's consumers have postponed the task."""
     deaths: int = 0
-    """How many consumers have died while they had the task."""
+    """Number of consumers that have died while they had the task."""
     replaced_by: int = 0
-    """The newer task to which this one gives way when its delivery ends without an ack; 0: none."""
+    """Id of the newer task that replaces this one if its delivery ends without an ack, or 0."""
 
     def with_failure(self, failure: Failure) -> Past:
-        """The past with one more failure, or one more death of a consumer."""
+        """Add a failure or a death of a consumer."""
         failures = (*self.failures, failure)[-FAILURES_MAX:]
         if failure.is_death:
             return self._replace(failures=failures, deaths=self.deaths + 1)
@@ -338,18 +338,18 @@ NO_PAST = Past()
 
 
 class ProgressRow(NamedTuple):
-    """A PrepareQueue entry: one group's progress with one task."""
+    """An entry of the PrepareQueue: the progress of one group with one task."""
 
     id: int
     group: str
     state: ProgressState
     attempt: int
-    """The number of deliveries so far, counted ones and others; 1 at the first."""
+    """The number of deliveries so far, including deliveries that are not counted as attempts."""
     at_ms: int
     epoch: int = 0
-    """The epoch of the newest delivery: with ``attempt`` it makes the current receipt."""
+    """The epoch of the newest delivery, which is part of its receipt like ``attempt``."""
     failures: tuple[Failure, ...] = ()
-    """The newest failures; this and the following fields are those of ``Past``."""
+    """The newest failures. This and the following fields are the fields of ``Past``."""
     failed: int = 0
     snoozes: int = 0
     deaths: int = 0
@@ -357,12 +357,12 @@ class ProgressRow(NamedTuple):
 
     @property
     def is_acked(self) -> bool:
-        """Whether the group has acked the task, while other groups still owe an end."""
+        """Whether the group has acked the task, which other groups have not finished."""
         return self.state is ProgressState.DONE and self.epoch > 0
 
     @property
     def outcome(self) -> Outcome:
-        """How the group's share has ended, when its state is over."""
+        """How the task ended in this group; valid only for a final state."""
         if self.state is ProgressState.EXPIRED:
             return Outcome.EXPIRED
         if self.state is ProgressState.REPLACED:
@@ -376,17 +376,17 @@ class ProgressRow(NamedTuple):
 
 FAILURES_MAX = 16
 REASON_LENGTH_MAX = 200
-"""Characters of the first line of a failure's reason."""
+"""Maximum characters of the first line of a failure's reason."""
 TRACE_LENGTH_MAX = 4_000
-"""Characters that are kept of the end of a failure's trace, unless ``failure_trace_length_max``
-says otherwise."""
+"""Default of ``failure_trace_length_max``: how many characters of a trace's end are stored."""
 TRACES_LENGTH_MAX = 16 * 1024 * 1024
-"""Characters of all traces that wait for the store; beyond, failures are kept without traces."""
+"""Maximum characters of all traces that wait for the store. Further failures are stored without
+their traces."""
 SUBSCRIBER_LENGTH_MAX = 100
 
 
 class DeadRow(NamedTuple):
-    """A dead letter: a task that one group gave up on. The body stays in its ``TaskRow``."""
+    """A dead letter: a task that one group has given up. Its body stays in its ``TaskRow``."""
 
     id: int
     group: str
@@ -396,35 +396,36 @@ class DeadRow(NamedTuple):
     reason: str
     failures: tuple[Failure, ...] = ()
     failed: int = 0
-    """How many deliveries have failed, as in ``Past``."""
+    """Number of failed deliveries, as in ``Past``."""
     behind_id: int = 0
-    """The newest id when the task died: an order that never goes back."""
+    """The newest id when the task died, which orders dead letters even if the clock goes back."""
     deaths: int = 0
-    """How many consumers have died with the task, as in ``Past``."""
+    """Number of consumers that have died with the task, as in ``Past``."""
 
 
 class FormerFilter(NamedTuple):
-    """A filter that a group had before a change: it judges what had come due by then."""
+    """A group's filter from before a change. It judges tasks that had come due by then."""
 
     tags: str | None
     where: str | None
     due_ms: int
-    """The filter judges tasks that are due by this time,"""
+    """Latest due time of the tasks that the filter judges."""
     id: int
-    """and whose place in the order is not behind this id."""
+    """Highest position, in the order of ids, of the tasks that the filter judges."""
 
 
 FORMER_FILTERS_MAX = 16
-"""Former filters of one group: how often the filter may change while older tasks wait."""
+"""Maximum former filters of a group: changes of its filter while older tasks wait."""
 FILTERS_LENGTH_MAX = 4 * 1024 * 1024
-"""Characters of all filters of all groups, former ones included; one read takes about 60 bytes."""
+"""Maximum characters of all filters of all groups, including former filters. A parsed filter takes
+about 60 bytes per character."""
 
 
 ORDER_RETRY_MS = 1_000
 ORDER_ATTEMPTS = 16
-"""Failed attempts of a task with an order key, where the group does not say how many."""
+"""Default number of failed attempts of a task with an order key."""
 ORDER_DEAD = "dead"
-"""The task becomes a dead letter, and the key goes on."""
+"""The task becomes a dead letter, and the key's next task can be delivered."""
 ORDER_HOLD = "hold"
 """The key is held until an operator acts."""
 ORDER_RETRY = "retry"
@@ -435,25 +436,25 @@ FAIR_BY_TAG = "tag"
 
 
 class OrderSettings(NamedTuple):
-    """What a group does with a failed task that has an order key; None: see ``OrderRules``."""
+    """A group's settings for failed tasks with an order key; ``OrderRules`` has the defaults."""
 
     retry_ms: int | None = None
-    """Wait this long after a failure before the next attempt."""
+    """Delay between a failure and the next attempt, in milliseconds."""
     attempts: int | None = None
-    """Attempts that may fail before ``failure`` applies."""
+    """Number of failed attempts until ``failure`` applies."""
     failure: str | None = None
     """One of ``ORDER_FAILURES``."""
 
 
 class ShareSettings(NamedTuple):
-    """How the values of a field share a group's deliveries."""
+    """Settings for sharing a group's deliveries fairly among the values of a field."""
 
     fair_by: str | None = None
-    """``FAIR_BY_KEY``, ``FAIR_BY_TAG``, or the name of a property; None: nothing is shared."""
+    """``FAIR_BY_KEY``, ``FAIR_BY_TAG``, the name of a property, or None for no sharing."""
     limit_each: int | None = None
     """Maximum deliveries in flight per value."""
     rate_each: float | None = None
-    """Maximum deliveries a second per value."""
+    """Maximum deliveries per second per value."""
 
 
 class GroupSettings(NamedTuple):
@@ -461,38 +462,39 @@ class GroupSettings(NamedTuple):
 
     paused: bool = False
     rate: float | None = None
-    """Deliveries a second at most; None: no limit."""
+    """Maximum deliveries per second; None means unlimited."""
     burst: int | None = None
-    """Deliveries at once after a pause; None: as many as in a second, at least 1."""
+    """Maximum burst of deliveries; by default the deliveries of a second, at least 1."""
     retry: PolicyRef | None = None
     closed_ms: int | None = None
-    """Set while the group is being deleted: all that it holds is due by then,"""
+    """Latest due time of the group's tasks, set while the group is being deleted."""
     closed_id: int = 0
-    """and has an id up to this."""
+    """Highest id of the group's tasks, set while the group is being deleted."""
     if_pending: Coalescing | None = None
-    """Of a topic: the rule for tasks that have a key and no rule of their own."""
+    """Topics only: the rule for tasks with a key and without a rule."""
     broadcast_only: bool = False
-    """Of a topic: it has no groups, and a task ends when it has come due and was broadcast."""
+    """Topics only: the topic has no groups, and due tasks are broadcast and end."""
     tags: str | None = None
-    """Of a group, its filter: ``model/filters.py``. Both None: it wants every task."""
+    """Groups only: the tags of the filter (``model/filters.py``)."""
     where: str | None = None
+    """Groups only: the condition of the filter."""
     former: tuple[FormerFilter, ...] = ()
-    """The filters that judge what came due before the filter was changed, oldest first."""
+    """Former filters for tasks that came due before the filter changed, oldest first."""
     order: OrderSettings = OrderSettings()
-    """Of a group."""
+    """Groups only."""
     shares: ShareSettings = ShareSettings()
-    """Of a group."""
+    """Groups only."""
     paused_ms: int | None = None
-    """Since when it is paused; None: it is not."""
+    """When it was paused; None if it is not paused."""
 
     def flat(self) -> dict[str, Any]:
-        """Return all settings by the names that clients use, those of the blocks included."""
+        """Return all settings, with those of ``order`` and ``shares``, by the clients' names."""
         names = self._asdict()
         order, shares = names.pop("order"), names.pop("shares")
         return names | dict(zip(LINE_SETTINGS, (*order, *shares), strict=True))
 
     def replaced(self, flat: Mapping[str, Any]) -> GroupSettings:
-        """Return a copy with some settings, by the names that clients use."""
+        """Return a copy with some settings replaced, by the names that clients use."""
         own = {name: value for name, value in flat.items() if name not in LINE_SETTINGS}
         order = {ORDER_SETTINGS[name]: flat[name] for name in ORDER_SETTINGS if name in flat}
         shares = {name: flat[name] for name in ShareSettings._fields if name in flat}
@@ -508,16 +510,16 @@ LINE_SETTINGS = (*ORDER_SETTINGS, *ShareSettings._fields)
 
 
 class OrderRules(NamedTuple):
-    """What happens to a failed task with an order key: ``OrderSettings`` with its defaults."""
+    """The effective rules for failed tasks with an order key: ``OrderSettings`` with defaults."""
 
     retry_ms: int
     attempts: int | None
-    """How many failed attempts are allowed; None: any number."""
+    """Number of failed attempts until ``failure`` applies; None means never."""
     failure: str
 
     @classmethod
     def of(cls, settings: OrderSettings) -> OrderRules:
-        """Return the rules of a group. By default no task waits for ever behind one that fails."""
+        """Return the rules of a group. By default the number of attempts is limited."""
         retry_ms, attempts = settings.retry_ms, settings.attempts
         failure = settings.failure or ORDER_HOLD
         if failure == ORDER_RETRY:
@@ -528,22 +530,22 @@ class OrderRules(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """A subscriber group of a topic, and where it begins: see ``ownership.py``.
+    """A subscriber group of a topic and its start; see ``ownership.py``.
 
-    The row whose group is ``TOPIC_ITSELF`` is no group: it holds the settings of the topic.
+    A row whose group is ``TOPIC_ITSELF`` holds the settings of the topic.
     """
 
     topic: str
     group: str
     since_ms: int
-    """The group is owed what is due at this time or later,"""
+    """The group is owed tasks that are due at this time or later."""
     settings: GroupSettings | None = None
-    """The settings of the group; None: nothing was ever set."""
+    """The settings of the group; None if none was ever set."""
     since_id: int = BY_DUE_ALONE
-    """and what was enqueued after this id."""
+    """The group is also owed tasks that were enqueued after this id."""
     version: int = 0
-    """The number of the last change of the settings at their home, as far as it is known here; 0:
-    there is only one shard, or their home has not numbered them."""
+    """The number, assigned by their home shard, of the last change of the settings that this shard
+    knows; 0 if there is only one shard, or if the home shard has not numbered a change."""
 
     @property
     def is_closed(self) -> bool:
@@ -556,17 +558,17 @@ class GroupRow(NamedTuple):
 
 
 class SettingsCounter(NamedTuple):
-    """How many changes of settings a shard has numbered, of the topics whose home it is: groups
-    made, set and deleted, and settings of topics. Where nothing was numbered there is no row."""
+    """The last number that a shard has assigned to a change of settings of its home topics: groups
+    created, set and deleted, and settings of topics. Without a number there is no row."""
 
     number: int = 0
     sure: int | None = None
-    """Set by a shard that has not read all others since a start: what it had numbered before. If it
-    was set back to an older state, others know numbers above that, which are given again now."""
+    """The last number before the start, until the shard has read all others. If the shard was
+    restored to an older state, other shards know higher numbers, which must not be reused."""
 
 
 class TaskSnapshot(NamedTuple):
-    """Everything that is recorded of one task now."""
+    """All present records of one task."""
 
     row: TaskRow
     progress: Mapping[str, ProgressRow]
@@ -578,44 +580,42 @@ SessionKey = tuple[bytes, int]
 
 
 class OncePart(NamedTuple):
-    """What one of the shards that there were has answered to a request."""
+    """The answer of one shard of an earlier layout to a request."""
 
     shard: int
     first_id: int
     tasks: int
     accepted_ms: int
     merged: Merged = ()
-    """What became of each task, where they had rules."""
+    """The outcome of each task, if the tasks had rules."""
 
 
 class Once(NamedTuple):
-    """What a session remembers of a request with an idempotency key, beside its answer."""
+    """A session's record of a request with an idempotency key, in addition to its answer."""
 
     key: bytes = b""
-    """What names the home of the request; b"": the session is a producer's."""
+    """The idempotency key, which determines the request's home; b"" for a producer's session."""
     shards: int = 0
-    """How many shards there were when it was answered, if there are others now; else 0."""
+    """The number of shards when the request was answered, if it has changed since; otherwise 0."""
     parts: tuple[OncePart, ...] = ()
-    """Then the answers of all of them, each to the tasks that had their home in it."""
+    """The answers of those shards, each to the tasks that belonged to it."""
 
 
 NOT_ONCE: Final = Once()
 
 
 class SessionRow(NamedTuple):
-    """What one batch has answered a producer session, for resends after a lost reply. A session
-    has as many of these as are needed for its requests at or above its floor.
-
-    ``answers`` holds for each request, ascending: (request, first id, number of ids, accepted_ms).
-    """
+    """The answers that one batch gave to a producer's session, for resends after a lost reply. A
+    session has enough of these rows to cover its requests at or above its floor."""
 
     session: bytes
     floor: int
-    """The floor of the session when the row was written; the highest one counts."""
+    """The session's floor when the row was written; the highest floor of all rows counts."""
     seen_ms: int
     answers: tuple[tuple[int, int, int, int], ...]
+    """(request, first id, number of ids, accepted_ms) of each request, ascending."""
     merged: tuple[tuple[int, Merged], ...] = ()
-    """(request, what became of each task) of the answered requests that had rules."""
+    """(request, outcome of each task) of the requests whose tasks had rules."""
     once: Once = NOT_ONCE
 
     @property
@@ -624,7 +624,7 @@ class SessionRow(NamedTuple):
 
 
 class Outcome(IntEnum):
-    """How a task ended; kept for a bounded number of tasks after they are gone."""
+    """How a task ended; remembered for a bounded number of ended tasks."""
 
     ACKED = 1
     CANCELLED = 2
@@ -632,21 +632,21 @@ class Outcome(IntEnum):
     DELETED = 4
     """Deleted from the dead letters by an operator."""
     FILTERED = 5
-    """No group's filter let the task pass."""
+    """The filters of all groups excluded the task."""
 
 
 def id_time_ms(task_id: int) -> int:
-    """The wall-clock millisecond in which an id was assigned (to within a burst)."""
+    """Return the wall-clock ms in which an id was assigned; ids of a burst can be ahead."""
     return (task_id >> (SHARD_BITS + SEQUENCE_BITS)) + ID_EPOCH_MS
 
 
 def id_floor(now_ms: int, shard: int) -> int:
-    """The lowest id that may be assigned at ``now_ms`` by ``shard``."""
+    """Return the lowest id that ``shard`` can assign at ``now_ms``."""
     return ((now_ms - ID_EPOCH_MS) << (SHARD_BITS + SEQUENCE_BITS)) | shard
 
 
 class State(StrEnum):
-    """Where a task stands for a group; the values are what LOOKUP answers."""
+    """The state of a task in a group. LOOKUP answers these values."""
 
     STAGED = "staged"
     SCHEDULED = "scheduled"
@@ -663,7 +663,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What can happen to a task in a group."""
+    """The events of a task in a group."""
 
     LANDED = "batch durable"
     REFUSED = "batch refused"
@@ -723,18 +723,19 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (S.DEAD, E.DELETE): S.DELETED,
     (S.DEAD, E.CANCEL): S.CANCELLED,
 }
-"""A task in flight that a newer one with its key has replaced is CANCELLED when its delivery ends
-without an ack. An ack of a task that is READY or WAITING carries an earlier, genuine receipt; of
-one that is SCHEDULED, a receipt from before a crash that forgot the delivery. A plain reschedule of
-a task that is WAITING finds one without an attempt, which waits because the clock went back. A
-cancel takes dead letters with it when another group still waits for the task. A crash goes back to
-the last state that is recorded. What waited for the first group of its topic is judged by that
-group's filter when its turn has come.
+"""(State, event) → next state.
+
+A replaced task in flight is CANCELLED when its delivery ends without an ack. An ack of a READY or
+WAITING task carries an earlier, genuine receipt; an ack of a SCHEDULED task carries a receipt from
+before a crash that lost the delivery. A plain reschedule of a WAITING task occurs only before its
+first attempt, when it waits because the clock went back. Cancelling a task that other groups still
+wait for also removes its dead letters. A crash returns a task to its last recorded state. When a
+topic gets its first group, the group's filter judges each waiting task at its turn.
 """
 
 
 def diagram() -> str:
-    """The table of transitions as a Mermaid state diagram."""
+    """Return the table of transitions as a Mermaid state diagram."""
     lines = ["stateDiagram-v2", "    [*] --> staged: enqueue"]
     lines += [f"    {a} --> {b}: {event}" for (a, event), b in TRANSITIONS.items()]
     finals = sorted(set(TRANSITIONS.values()) - {a for a, _ in TRANSITIONS})

@@ -1,8 +1,8 @@
-"""What a plain value from a client may be, so that every store, the history and every client can
-hold it: the one check of texts, numbers and properties, for the daemon's ways in and the client.
+"""Checks of texts, numbers and properties from clients, which daemon and client share.
 
-Knows no wire error: what is wrong is an ``InvalidValue``, which the daemon and the client turn into
-theirs. Invariant: what passes can be encoded, as msgpack and as UTF-8.
+The checks raise ``InvalidValue``, which the daemon and the client convert to errors of the wire.
+Invariant: a value that passes can be encoded as msgpack and UTF-8, so that every store, the history
+and every client can hold it.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from typing import Any
 from zlib import crc32
 
 FILTER_LENGTH_MAX = 2_048
-"""Characters that a filter's ``tags``, and its ``where``, may have."""
+"""Maximum characters of each of a filter's ``tags`` and ``where``."""
 SHARD_BITS = 10
-"""The lowest bits of a task's id are the number of the shard that has assigned it."""
+"""The lowest bits of a task's id are the number of the shard that assigned it."""
 INTEGER_MIN, INTEGER_MAX = -(2**63), 2**63 - 1
-"""The whole numbers that a property may have: those of 64 bits with a sign."""
+"""The range of a property's integers: signed 64 bits."""
 
 
 def shard_of(name: str, count: int) -> int:
-    """The shard, of ``count``, that a name belongs to: of the basis of a task, where the task is;
-    of a topic, where its settings and those of its groups have their home."""
+    """Return the shard, out of ``count``, of a task with this basis, or the home shard of a topic
+    and its groups."""
     return crc32(name.encode()) % count
 
 
 class InvalidValue(ValueError):
-    """A value that cannot be taken. ``is_too_long``: a length or count is over its limit."""
+    """A value is not valid. ``is_too_long`` means that a length or a count exceeds its limit."""
 
     def __init__(self, text: str, *values: object, is_too_long: bool = False) -> None:
-        """``text`` has ``{}`` at each place of a value."""
+        """``text`` has a ``{}`` for each of ``values``."""
         super().__init__(text, *values)
         self._text = text
         self._values = values
         self.is_too_long = is_too_long
 
     def message(self, shown: Callable[[object], str] = repr) -> str:
-        """The message; ``shown`` makes a value from outside short and harmless."""
+        """Return the message. ``shown`` shortens and escapes a value from outside."""
         return self._text.format(*map(shown, self._values))
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class InvalidValue(ValueError):
 
 
 def is_utf8(text: str) -> bool:
-    """Whether UTF-8 can encode the text: half of a surrogate pair is no character."""
+    """Return whether UTF-8 can encode the text, which is false for half of a surrogate pair."""
     if text.isascii():
         return True
     try:
@@ -56,40 +56,41 @@ def is_utf8(text: str) -> bool:
 
 
 def place_in_trace(traceparent: str) -> tuple[int, int, int, int]:
-    """(version, trace id, span id, flags) of a ``traceparent`` that was checked."""
+    """Return (version, trace id, span id, flags) of a checked ``traceparent``."""
     version, trace_id, span_id, flags = traceparent.split("-")
     return int(version, 16), int(trace_id, 16), int(span_id, 16), int(flags, 16)
 
 
 def check_text(value: Any, field: str, length_max: int, limit: str = "") -> str:
-    """A string of at most ``length_max`` characters; ``limit`` is the name of that limit, if it
-    has one. Raises InvalidValue."""
+    """Return the value if it is a string of at most ``length_max`` characters. ``limit`` is the
+    limit's name for the message. Raise InvalidValue otherwise."""
     if not isinstance(value, str):
         raise InvalidValue(f"{field} must be a string, not {{}}", value)
     if len(value) > length_max:
-        named = f" ({limit})" if limit else ""
+        limit_name = f" ({limit})" if limit else ""
         raise InvalidValue(
-            f"{field} has {len(value)} characters; the limit is {length_max}{named}",
+            f"{field} has {len(value)} characters; the limit is {length_max}{limit_name}",
             is_too_long=True,
         )
     if not is_utf8(value):
-        raise InvalidValue(f"{field} must be text that UTF-8 can say, not {{}}", value)
+        raise InvalidValue(f"{field} must be text that UTF-8 can encode, not {{}}", value)
     return value
 
 
 def check_properties(
-    given: Any, field: str, *, properties_max: int, name_length_max: int, value_bytes_max: int
+    properties: Any, field: str, *, properties_max: int, name_length_max: int, value_bytes_max: int
 ) -> None:
-    """A map of names to strings, whole numbers of 64 bits, finite numbers and booleans. Raises
-    InvalidValue."""
-    if not isinstance(given, Mapping):
-        raise InvalidValue(f"{field} must be a map, not {{}}", given)
-    if len(given) > properties_max:
+    """Check a map of names to strings, 64-bit integers, finite numbers and booleans. Raise
+    InvalidValue for any other value."""
+    if not isinstance(properties, Mapping):
+        raise InvalidValue(f"{field} must be a map, not {{}}", properties)
+    if len(properties) > properties_max:
         raise InvalidValue(
-            f"{field} has {len(given)} entries; the limit is {properties_max} (properties_max)",
+            f"{field} has {len(properties)} entries; the limit is {properties_max}"
+            " (properties_max)",
             is_too_long=True,
         )
-    for name, value in given.items():
+    for name, value in properties.items():
         if type(name) is not str or len(name) > name_length_max or not name.isascii():
             check_text(name, f"{field} key", name_length_max, "key_length_max")
         kind = type(value)
@@ -102,24 +103,24 @@ def check_properties(
             check_property(value, f"{field}[{{}}]", value_bytes_max, name)
 
 
-def check_property(value: Any, field: str, bytes_max: int, *named: str) -> None:
-    """The value of one property. ``field`` has ``{}`` at each place of ``named``. Raises
-    InvalidValue."""
+def check_property(value: Any, field: str, bytes_max: int, *names: str) -> None:
+    """Check the value of one property. ``field`` has a ``{}`` for each of ``names``. Raise
+    InvalidValue if the value is not valid."""
     if isinstance(value, str):
         if not is_utf8(value):
-            text = f"{field} must be text that UTF-8 can say, not {{}}"
-            raise InvalidValue(text, *named, value)
+            text = f"{field} must be text that UTF-8 can encode, not {{}}"
+            raise InvalidValue(text, *names, value)
         size_bytes = len(value.encode())
         if size_bytes > bytes_max:
             limit = f"the limit is {bytes_max} (property_value_bytes_max)"
             text = f"{field} has {size_bytes} bytes; {limit}"
-            raise InvalidValue(text, *named, is_too_long=True)
+            raise InvalidValue(text, *names, is_too_long=True)
     elif isinstance(value, float):
         if not math.isfinite(value):
-            raise InvalidValue(f"{field} must be a finite number, not {{}}", *named, value)
-    elif not isinstance(value, int):  # true and false are
+            raise InvalidValue(f"{field} must be a finite number, not {{}}", *names, value)
+    elif not isinstance(value, int):  # bool is a subclass of int
         text = f"{field} must be a string, number or boolean, not {{}}"
-        raise InvalidValue(text, *named, value)
+        raise InvalidValue(text, *names, value)
     elif not INTEGER_MIN <= value <= INTEGER_MAX:
         text = f"{field} must be an integer of {INTEGER_MIN} to {INTEGER_MAX}, not {{}}"
-        raise InvalidValue(text, *named, value)
+        raise InvalidValue(text, *names, value)

@@ -1,1 +1,1 @@
-"""The hashed timing wheel alone: when which id is due. See ``timing.py``."""
+"""The hashed timing wheel, which knows only ids and due times. See ``timing.py``."""

@@ -1,20 +1,20 @@
-"""Containers of the timing wheel: flat handle arrays, the buckets of single milliseconds, the ring
-of slots with what lies beyond it, and queues of ids (``IdQueue``), in which ready tasks wait, too:
-a backlog of ten million costs 80 MB.
+"""Containers of the timing wheel: flat arrays of handles, buckets of single milliseconds, the ring
+of slots with the later rotations, and queues of ids (``IdQueue``). Ready tasks also wait in
+queues of ids: a backlog of ten million costs 80 MB.
 
-A *handle* is (id, due_ms); a flat bucket is an ``array("q")`` of id, due, id, due, … at 16
-bytes a handle. A handle that was withdrawn (an *cancel*) is cancelled out by a tombstone behind
-it in the same bucket: (~id, due). Ids are not negative, so a negative entry is a tombstone.
+A *handle* is (id, due_ms); a flat bucket is an ``array("q")`` of id, due, id, due, … with 16
+bytes per handle. A tombstone (~id, due) after a handle in the same bucket withdraws it. Ids are
+not negative, so a negative entry is a tombstone.
 
-``Near`` holds what was taken out of flat buckets because its time has come near: one array of
+``Near`` holds handles that were taken out of flat buckets shortly before their time: one array of
 ids for each distinct millisecond, and a heap of these milliseconds. ``Ring`` has the flat buckets
-of ticks and rotations. The time is not known here.
+of ticks and rotations. This module does not know the time.
 
 Invariants:
 
-* A tombstone lies behind its handle, in this bucket or in one that is opened later; a bucket
-  is a multiset, so it is of no matter which of two equal handles a tombstone takes away.
-* A tombstone without a handle takes away nothing, and is forgotten with its millisecond.
+* A tombstone follows its handle, in the same bucket or in one that is opened later. A bucket is
+  a multiset, so a tombstone can withdraw any of several equal handles.
+* A tombstone without a handle has no effect and is dropped with its millisecond.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from itertools import chain, islice
 from typing import TypeAlias
 
 SMALL = 64
-"""The most ids of a bucket of one millisecond that are searched and not indexed."""
+"""Maximum ids in the bucket of a millisecond that is searched instead of indexed."""
 SPENT_MIN = 4096
-"""Fewer fired ids than this are not given back before their bucket is done."""
+"""Minimum number of fired ids whose memory is freed before their bucket is empty."""
 ENTRY_BYTES = 140
-"""About how many bytes a bucket costs beside its array: dict entry, key, heap entry."""
+"""Approximate bytes of a bucket in addition to its array: dict entry, key, heap entry."""
 QUEUE_SPENT_MIN = 512
-"""Fewer spent entries than this are not worth giving back."""
+"""Minimum number of spent entries whose memory is freed."""
 HEADROOM_MIN = 16
 
 Handles: TypeAlias = "array[int]"
 
 
 def compacted(bucket: Handles) -> Handles:
-    """The bucket without its tombstones and their handles, in order.
+    """Return the bucket without tombstones and their handles, in order.
 
-    Tombstones whose handles are not here stay, in front: the handles may be near already.
+    Tombstones without a handle in this bucket stay, at the front, because their handles may
+    already be near.
     """
     ids, dues = bucket[::2], bucket[1::2]
     dead: dict[int, list[int]] = {}
@@ -68,17 +69,17 @@ def compacted(bucket: Handles) -> Handles:
 
 
 def balance(bucket: Handles, start: int, task_id: int, due_ms: int) -> int:
-    """How many live handles (task_id, due_ms) there are from ``start`` on."""
+    """Return the number of handles (task_id, due_ms) minus their tombstones, from ``start`` on."""
     tomb = ~task_id
     return sum(
-        1 if found == task_id else -1
-        for found, due in zip(bucket[start::2], bucket[start + 1 :: 2], strict=True)
-        if due == due_ms and found in (task_id, tomb)
+        1 if entry == task_id else -1
+        for entry, due in zip(bucket[start::2], bucket[start + 1 :: 2], strict=True)
+        if due == due_ms and entry in (task_id, tomb)
     )
 
 
 class Near:
-    """Ids by the millisecond they are due, lowest first, in order of arrival within one."""
+    """Ids by due millisecond, the lowest first, and in order of arrival within a millisecond."""
 
     __slots__ = ("_buckets", "_counted", "_counted_due_ms", "_dead", "_heap", "_spent", "unmatched")
 
@@ -86,14 +87,14 @@ class Near:
         self._buckets: dict[int, array[int]] = {}
         self._heap: list[int] = []
         self._spent: dict[int, int] = {}
-        """Due time → how many ids at the front of its bucket have been taken."""
+        """Due time → number of ids taken from the front of its bucket."""
         self._dead: dict[int, dict[int, int]] = {}
-        """Due time → id → tombstones, of buckets that are too large to be searched for each."""
+        """Due time → id → tombstones, for buckets that are too large to search."""
         self._counted_due_ms: int | None = None
         self._counted: Counter[int] = Counter()
-        """How many handles each id has left in one large bucket; made on demand, see ``count``."""
+        """Id → handles left in one large bucket; filled on demand by ``count``."""
         self.unmatched = 0
-        """Tombstones that found no handle, for the owner's count; it sets this back to 0."""
+        """Tombstones without a handle since the owner last set this to 0."""
 
     def push(self, task_id: int, due_ms: int) -> None:
         bucket = self._buckets.get(due_ms)
@@ -131,7 +132,7 @@ class Near:
         return bucket
 
     def first_ms(self) -> int | None:
-        """The lowest millisecond that has ids; None: there are none."""
+        """Return the lowest millisecond that has ids, or None if there are no ids."""
         heap, buckets = self._heap, self._buckets
         while heap:
             if heap[0] in buckets:
@@ -140,9 +141,9 @@ class Near:
         return None
 
     def take(self, last_ms: int, limit: int, work: int, ids: list[int], dues_ms: list[int]) -> int:
-        """Append what is due by ``last_ms`` to both lists, until ``ids`` has ``limit``.
+        """Append handles due by ``last_ms`` to both lists, until ``ids`` has ``limit`` entries.
 
-        Returns how many withdrawn entries it met; it goes no further when they reach ``work``.
+        Return the number of withdrawn entries passed; stop once they reach ``work``.
         """
         heap, buckets, spent, dead = self._heap, self._buckets, self._spent, self._dead
         left = work
@@ -219,7 +220,7 @@ class Near:
         self._counted_due_ms, self._counted = None, Counter()
 
     def remove(self, task_id: int, due_ms: int) -> bool:
-        """Remove one handle of this id and time. False: there is none for certain."""
+        """Remove one handle with this id and time. Return False if there is certainly none."""
         bucket = self._buckets.get(due_ms)
         if bucket is None:
             return False
@@ -239,10 +240,10 @@ class Near:
         return True
 
     def count(self, task_id: int, due_ms: int) -> int:
-        """How many handles of this id and time are here and not taken away.
+        """Return how many handles with this id and time are here and not withdrawn.
 
-        A large bucket is counted once and kept counted while ids are taken from it, so that
-        many questions in the middle of a burst do not each scan a million ids.
+        The counts of a large bucket are cached and updated while ids are taken from it, so that
+        repeated calls during a burst do not each scan a million ids.
         """
         bucket = self._buckets.get(due_ms)
         if bucket is None:
@@ -257,7 +258,7 @@ class Near:
         return count - self._dead.get(due_ms, {}).get(task_id, 0)
 
     def counts(self) -> Iterable[tuple[int, int]]:
-        """(due_ms, live ids) of every bucket."""
+        """Yield (due_ms, number of live ids) of every bucket."""
         for due_ms, bucket in self._buckets.items():
             dead = sum(self._dead.get(due_ms, {}).values())
             yield due_ms, len(bucket) - self._spent.get(due_ms, 0) - dead
@@ -270,12 +271,12 @@ class Near:
 
 
 class IdQueue:
-    """A queue of ids at eight bytes each, first in, first out, except for those that ``push_front``
-    puts back. It does not look for duplicates.
+    """A queue of ids with eight bytes each, first in, first out, except for ids that ``push_front``
+    returns. Duplicates are allowed.
 
-    Invariants: ``_ids[:_head]`` is spent room and never read; everything behind it is queued, in
-    order. Room is given back when more than half is spent, so that each id is moved a bounded
-    number of times.
+    Invariants: ``_ids[:_head]`` is spent and never read; the entries after it are queued, in order.
+    Memory is freed when more than half is spent, so that each id is moved a bounded number of
+    times.
     """
 
     __slots__ = ("_head", "_ids")
@@ -294,16 +295,16 @@ class IdQueue:
         self._ids.append(task_id)
 
     def extend(self, ids: Iterable[int] | IdQueue) -> None:
-        """Append all of ``ids`` (an ``array("q")``, or another queue, is copied as one block)."""
+        """Append all ``ids``. An ``array("q")`` or another queue is copied as one block."""
         self._ids.extend(ids._ids[ids._head :] if isinstance(ids, IdQueue) else ids)
 
     def push_front(self, ids: Iterable[int]) -> None:
-        """Put ``ids`` before everything else; they come out in the order given."""
+        """Insert ``ids`` at the front, in their order."""
         block = array("q", ids)
         head, count = self._head, len(block)
         if head < count:
-            # Room for an eighth more, so that single ids put back one after the other cost
-            # a move of the whole queue only now and then.
+            # Reserve an eighth more, so that ids that are put back one by one rarely move the
+            # whole queue.
             room = max(count, HEADROOM_MIN, len(self) >> 3)
             self._ids[:head] = array("q", bytes(8 * room))
             head = room
@@ -311,7 +312,7 @@ class IdQueue:
         self._head = head - count
 
     def take(self, limit: int) -> list[int]:
-        """Up to ``limit`` ids from the front, removed."""
+        """Remove up to ``limit`` ids from the front and return them."""
         if limit <= 0:
             return []
         ids, head = self._ids, self._head
@@ -326,12 +327,12 @@ class IdQueue:
         return taken
 
     def peek(self, limit: int) -> list[int]:
-        """Up to ``limit`` ids from the front, which stay in the queue."""
+        """Return up to ``limit`` ids from the front without removing them."""
         return self._ids[self._head : self._head + max(0, limit)].tolist()
 
     def thin(self, left: dict[int, int], places: Sequence[int]) -> list[int]:
-        """Drop the first entries of each id in ``left``, as many as it says, and count them off
-        there. Returns where the entries at ``places``, which rise, are then."""
+        """Drop the first ``left[id]`` entries of each id, and count them down in ``left``. Return
+        the new indexes of the entries at ``places``, which must be ascending."""
         ids, kept, moved = self._ids[self._head :], array("q"), []
         begin = 0
         for place in (*places, len(ids)):
@@ -355,37 +356,40 @@ class IdQueue:
 
 # --- the ring of slots ----------------------------------------------------------------------------
 
-TOMBS_MIN = 32  # fewer tombstones are not worth a compaction
+TOMBS_MIN = 32
+"""Minimum number of tombstones for a compaction."""
 ENTRIES_PER_TOMB_MAX = 5
-"""A bucket is compacted when one entry in five is a tombstone: a third of its handles."""
+"""A bucket is compacted when every fifth entry is a tombstone."""
 DENSE_PER_SLOT = 64
 CHUNK_ENTRIES = 1024  # of a rotation: 512 handles, 8 KiB
 
 Counts = dict[int, int]
-"""Tick → how many handles it has."""
+"""Tick → number of handles."""
 Key = tuple[bool, int]
-"""(whether it is a rotation, its number) of a bucket of a rotation or tick."""
+"""(whether it is a rotation, its number) of the bucket of a rotation or a tick."""
 
 
 class Ring:
-    """The flat buckets of ticks and rotations, whose handles move to ticks and to the caller.
+    """The flat buckets of ticks and rotations. Handles move from rotations to ticks and from ticks
+    to the caller.
 
-    A slot of the ring stands for two ticks, one of the current and one of the next rotation. It is
-    kept sparse: a dict from tick to bucket, and a heap of the ticks that have one. Ticks behind the
-    position (the clock went back) are ticks like any other. A later rotation has one bucket, which
-    ``enter`` scatters over ticks, some handles at a time, when its turn comes near. It is a line of
-    chunks of one size: hundreds of arrays that grow side by side leave holes in the heap (22.7 B of
-    memory a handle, measured, in place of 17.8).
+    A slot of the ring contains two ticks, one of the current and one of the next rotation. The ring
+    is sparse: a dict from tick to bucket, and a heap of the ticks that have a bucket. Ticks before
+    the position (if the clock went back) are not special. A later rotation has one bucket, which
+    ``enter`` distributes over ticks in steps shortly before its time. The bucket is a list of
+    chunks of equal size, because hundreds of arrays that grow in parallel fragment the heap
+    (measured: 22.7 bytes of memory per handle instead of 17.8).
 
     Invariants:
 
-    * ``end`` is the first rotation that is not in the ring; no bucket of a lower one is in
-      ``_far``.
-    * A bucket is emptied front to back while new handles join its end, so equal due times stay in
-      order of arrival; what is added goes to the tick itself only when the rotation is empty.
-    * ``_far`` holds a rotation's open chunk, ``_full`` those before it, all CHUNK_ENTRIES long.
-    * Compaction, the one step whose cost is not cut into pieces, costs about 0.2 µs a handle of one
-      tick, or of one rotation with at most ``DENSE_PER_SLOT`` a slot; a larger one is spread early.
+    * ``end`` is the first rotation that is not in the ring; ``_far`` has no bucket of a lower
+      rotation.
+    * A bucket is emptied from the front while new handles are appended, so equal due times stay in
+      order of arrival. New handles go directly to a tick only once its rotation's bucket is empty.
+    * ``_far`` holds a rotation's open chunk, ``_full`` its earlier chunks of CHUNK_ENTRIES.
+    * Compaction is the only step that is not divided. It costs about 0.2 µs per handle of a tick,
+      or of a rotation with at most ``DENSE_PER_SLOT`` handles per slot; the handles of a larger
+      rotation are distributed early instead.
     """
 
     __slots__ = (
@@ -414,15 +418,15 @@ class Ring:
         self._far_heap: list[int] = []
         self._full: dict[int, deque[Handles]] = {}
         self._dense: set[int] = set()
-        """Later rotations whose handles are already kept by tick."""
+        """Later rotations whose handles are already in buckets of ticks."""
         self._spreading: list[int] = []
-        """Rotations whose handles are being moved to their ticks, on the way to ``_dense``."""
+        """Rotations whose handles are being moved to ticks, to become ``_dense``."""
         self._scattering: set[int] = set()
-        """Rotations of which a part has moved to its ticks."""
+        """Rotations whose handles have partly moved to ticks."""
         self._moved: dict[int, int] = {}
-        """Tick → entries at the front of its bucket that have moved on."""
+        """Tick → number of entries taken from the front of its bucket."""
         self._tombs: dict[Key, int] = {}
-        """Bucket → how many tombstones it has."""
+        """Bucket → number of tombstones."""
 
     # --- in ------------------------------------------------------------------------------------
 
@@ -444,7 +448,7 @@ class Ring:
         high_ms: int,
         otherwise: Callable[[int, int], None],
     ) -> None:
-        """Add the handles whose times are not in [low_ms, high_ms); the others go ``otherwise``."""
+        """Add handles with times outside [low_ms, high_ms); pass the others to ``otherwise``."""
         tick_ms, rotation_ms, dense = self._tick_ms, self._rotation_ms, self._dense
         ticks, far, end_ms = self._ticks, self._far.get, self.end * self._rotation_ms
         for task_id, due_ms in zip(ids, dues_ms, strict=True):
@@ -469,7 +473,7 @@ class Ring:
         return bucket
 
     def _far_chunk(self, rotation: int) -> Handles:
-        """The open chunk of a rotation, which has room."""
+        """Return the open chunk of a rotation, which has room."""
         chunk = self._far.get(rotation)
         if chunk is None:
             heappush(self._far_heap, rotation)
@@ -491,7 +495,7 @@ class Ring:
         return tick in self._ticks
 
     def cancel(self, task_id: int, due_ms: int) -> bool:
-        """Add a tombstone for one handle. False: no bucket could hold that handle."""
+        """Add a tombstone for one handle. Return False if no bucket can contain that handle."""
         tick, rotation = due_ms // self._tick_ms, due_ms // self._rotation_ms
         is_far = rotation >= self.end and rotation not in self._dense
         if is_far:
@@ -508,7 +512,7 @@ class Ring:
         return True
 
     def cancel_many(self, ids: Sequence[int], dues_ms: Sequence[int]) -> int:
-        """``cancel`` many handles; how many of them a bucket could hold."""
+        """``cancel`` many handles. Return for how many of them a tombstone was added."""
         rotation_ms, dense, end, far = self._rotation_ms, self._dense, self.end, self._far
         added: dict[int, int] = {}
         count = 0
@@ -529,7 +533,7 @@ class Ring:
         return count
 
     def _buried(self, key: Key, more: int) -> None:
-        """Count new tombstones of a bucket, which may be due for compaction."""
+        """Count new tombstones of a bucket, and compact it if it has too many."""
         is_far, number = key
         tombs = self._tombs[key] = self._tombs.get(key, 0) + more
         if is_far:
@@ -558,39 +562,40 @@ class Ring:
             chunks = deque(kept[at : at + CHUNK_ENTRIES] for at in starts)
             self._far[number] = chunks.pop() if chunks else array("q")
             self._full[number] = chunks
-        # Those that stay count as none, so that the next compaction is as far away as this one.
+        # Remaining tombstones are not counted, so that they do not trigger the next compaction.
         del self._tombs[key]
 
     # --- onwards -------------------------------------------------------------------------------
 
     def first_tick(self) -> int | None:
-        """The lowest tick that has a bucket."""
+        """Return the lowest tick that has a bucket, or None."""
         heap, ticks = self._tick_heap, self._ticks
         while heap and heap[0] not in ticks:
             heappop(heap)
         return heap[0] if heap else None
 
     def first_ms_in(self, tick: int) -> int:
-        """The lowest due time in the bucket of a tick, also when its handle was withdrawn; where
-        all were, the tick's begin."""
+        """Return the lowest due time in the bucket of a tick, including withdrawn handles, or the
+        start of the tick if the bucket is empty."""
         dues_ms = self._ticks[tick][self._moved.get(tick, 0) + 1 :: 2]
         return min(dues_ms, default=tick * self._tick_ms)
 
     def first_far(self) -> int | None:
-        """The lowest rotation that has a bucket."""
+        """Return the lowest rotation that has a bucket, or None."""
         heap, far = self._far_heap, self._far
         while heap and heap[0] not in far:
             heappop(heap)
         return heap[0] if heap else None
 
     def unopened(self, end: int) -> int:
-        """The first tick that has a bucket, or may have one behind the ring; ``end`` at most."""
+        """Return the first tick that has a bucket, or the first after the ring; at most ``end``."""
         first = self.first_tick()
         tick = min(self.end * self._slots, end)
         return tick if first is None else min(first, tick)
 
     def take(self, tick: int, count: int) -> tuple[Handles, Handles, bool]:
-        """The next ``count`` entries of a tick: (ids or tombstones, dues_ms, whether the last)."""
+        """Take up to ``count`` entries of a tick: (ids or tombstones, dues_ms, whether it is empty
+        now)."""
         bucket, key = self._ticks[tick], (False, tick)
         start = self._moved.get(tick, 0)
         end = min(len(bucket), start + 2 * count)
@@ -607,7 +612,8 @@ class Ring:
         return ids, bucket[start + 1 : end : 2], last
 
     def enter(self, wanted_end: int, count: int) -> int:
-        """One step of moving ``end`` to ``wanted_end``; how many handles it moved, or 1."""
+        """Do one step of moving ``end`` to ``wanted_end``. Return how many handles it moved, at
+        least 1."""
         if self.end in self._far:
             return self._scatter(self.end, count)
         first = self.first_far()
@@ -617,7 +623,8 @@ class Ring:
         return 1
 
     def spread(self, count: int) -> int:
-        """One step of spreading dense rotations: how many handles it moved; 0: all is done."""
+        """Do one step of spreading dense rotations. Return how many handles it moved, 0 if there
+        is nothing left to do."""
         while self._spreading:
             if self._spreading[0] in self._far:
                 return self._scatter(self._spreading[0], count)
@@ -629,7 +636,8 @@ class Ring:
         return bool(self._spreading)
 
     def _scatter(self, rotation: int, count: int) -> int:
-        """Move ``count`` handles of a rotation, or a chunk more, to ticks; the last settle it."""
+        """Move at least ``count`` handles of a rotation to ticks, in whole chunks. The rotation
+        enters the ring, or becomes dense, with its last chunk."""
         full, moved = self._full.get(rotation), 0
         self._scattering.add(rotation)
         while full and moved < count:
@@ -650,9 +658,9 @@ class Ring:
         ticks, tick_ms, tombs = self._ticks, self._tick_ms, self._tombs
         for task_id, due_ms in zip(chunk[::2], chunk[1::2], strict=True):
             tick = due_ms // tick_ms
-            into = ticks.get(tick) or self._tick_bucket(tick)
-            into.append(task_id)
-            into.append(due_ms)
+            bucket = ticks.get(tick) or self._tick_bucket(tick)
+            bucket.append(task_id)
+            bucket.append(due_ms)
             if task_id < 0:
                 tombs[False, tick] = tombs.get((False, tick), 0) + 1
         return len(chunk) // 2
@@ -660,7 +668,8 @@ class Ring:
     # --- questions -----------------------------------------------------------------------------
 
     def balance(self, task_id: int, due_ms: int) -> int:
-        """The number of handles (task_id, due_ms), less tombstones; scans what could hold them."""
+        """Return the number of handles (task_id, due_ms) minus their tombstones. Scans all buckets
+        that can contain them."""
         tick, rotation = due_ms // self._tick_ms, due_ms // self._rotation_ms
         total = sum(balance(chunk, 0, task_id, due_ms) for chunk in self._chunks(rotation))
         if tick in self._ticks:
@@ -668,7 +677,7 @@ class Ring:
         return total
 
     def counts(self) -> Iterator[tuple[int, int]]:
-        """(tick, handles less those withdrawn elsewhere) of the ticks that have a bucket."""
+        """Yield (tick, handles minus withdrawn handles) of the ticks that have a bucket."""
         for tick, bucket in self._ticks.items():
             entries = (len(bucket) - self._moved.get(tick, 0)) // 2
             yield tick, entries - 2 * self._tombs.get((False, tick), 0)
@@ -676,9 +685,9 @@ class Ring:
     def counts_between(
         self, first: int, end: int, sample_max: int, without: AbstractSet[int] = frozenset()
     ) -> tuple[Counts, bool]:
-        """How many handles the ticks from ``first`` to before ``end`` have, and whether that is
-        exact: of a later rotation with more than ``sample_max`` handles about so many are looked
-        at, each for those beside it. Rotations ``without`` are left out."""
+        """Return (tick → number of handles, whether all are exact) for the ticks from ``first`` to
+        ``end``, exclusive. A later rotation with more than ``sample_max`` handles is estimated from
+        a sample of about that size. Rotations in ``without`` are left out."""
         ticks = self._ticks
         near: Iterable[int] = range(first, end)
         if first >= self.end * self._slots and not self._dense and not self._scattering:
@@ -698,22 +707,23 @@ class Ring:
         return counts, exact
 
     def rotations_between(self, first: int, end: int) -> list[int]:
-        """The later rotations with a bucket that have a tick from ``first`` to before ``end``."""
+        """Return the later rotations that have a bucket and overlap the ticks from ``first`` to
+        ``end``, exclusive."""
         low, high = first // self._slots, (end - 1) // self._slots
         if high - low < len(self._far):
             return [r for r in range(low, high + 1) if r in self._far]
         return sorted(r for r in self._far if low <= r <= high)
 
     def handles_in(self, rotation: int) -> int:
-        """How many handles a later rotation has, tombstones included."""
+        """Return the number of handles and tombstones of a later rotation."""
         return (len(self._full.get(rotation, ())) * CHUNK_ENTRIES + len(self._far[rotation])) // 2
 
     def live_in(self, rotation: int) -> int:
-        """How many handles of a later rotation are not withdrawn."""
+        """Return how many handles of a later rotation are not withdrawn."""
         return self.handles_in(rotation) - 2 * self._tombs.get((True, rotation), 0)
 
     def _sample(self, rotation: int, stride: int, first: int, end: int, counts: Counts) -> None:
-        """Count every ``stride``-th handle of a rotation for as many handles."""
+        """Add estimates to ``counts``: every ``stride``-th handle counts ``stride`` times."""
         tick_ms, get = self._tick_ms, counts.get
         within = min(stride, CHUNK_ENTRIES // 2)
         for chunk in islice(self._chunks(rotation), 0, None, stride // within):
@@ -724,7 +734,7 @@ class Ring:
 
     @property
     def memory_bytes(self) -> int:
-        """About how many bytes all buckets occupy."""
+        """Approximate size of all buckets in memory, in bytes."""
         full = chain.from_iterable(self._full.values())
         buckets = [*self._ticks.values(), *self._far.values(), *full]
         return sum(bucket.__sizeof__() for bucket in buckets) + len(buckets) * ENTRY_BYTES

@@ -1,18 +1,18 @@
-"""The timing wheel: which handles are due, at O(1) an insert and O(1) a task that fires.
+"""The timing wheel, which finds due handles at O(1) per insert and O(1) per fired handle.
 
 A hashed timing wheel after Varghese and Lauck, "Hashed and Hierarchical Timing Wheels"
-(SOSP 1987), schemes 6 and 7: a tick is ``due_ms // tick_ms``, its slot ``tick % slots``, and a
-task whose slot comes round n times before its turn has cycle-num n. In scheme 6 every turn of
-a slot visits the tasks of later rotations too, to decrement their cycle-num; here a rotation is
-the key of its own flat array, so that such tasks are not touched before their time.
+(SOSP 1987), schemes 6 and 7: a tick is ``due_ms // tick_ms``, its slot is ``tick % slots``, and
+the cycle-num of a task is the number of rotations before its own. In scheme 6, each visit of a
+slot decrements the cycle-num of tasks of later rotations. Here each rotation has a flat array,
+so that those tasks are not touched before their time.
 
-A handle (id, due_ms) passes through up to four places, each coarser than the next:
+A handle (id, due_ms) moves through up to four stages, from coarse to fine:
 
 =========  ==========================  ===================================================
 far        rotation → flat bucket      rotations after the next one
-ring       tick → flat bucket          the current and the next rotation: two ticks a slot,
-                                       kept sparse. Ticks that lie behind the position
-                                       because the clock went back are here too
+ring       tick → flat bucket          the current and the next rotation, two ticks per
+                                       slot, sparse; also ticks before the position, if
+                                       the clock went back
 near       millisecond → ids           the current and the next tick (``Near``)
 fired      (gone)                      returned by ``advance``
 =========  ==========================  ===================================================
@@ -24,35 +24,35 @@ Example: slots=4, tick_ms=10, now_ms=0, so a rotation is 40 ms. ``add`` of four 
 
     advance(0)    opens tick 0 (A → near) and, ahead of its time, tick 1 (empty). Nothing due.
                   Next due: 5, exact.
-    advance(5)    fires A. Next to do: at 10, when tick 2 is opened ahead.
+    advance(5)    fires A. Next step: at 10, when tick 2 is opened ahead.
     advance(10)   opens tick 2: near holds 21: [C], 23: [B]. Next due: 21, exact.
-    advance(24)   fires C, B: by due time, although B came first. Next to do: at 40, when
+    advance(24)   fires C, B: by due time, although B was added first. Next step: at 40, when
                   rotation 1 begins and rotation 2 has to be in the ring.
-    advance(40)   moves D from far to the ring, at tick 10. Next to do: at 90.
+    advance(40)   moves D from far to the ring, at tick 10. Next step: at 90.
     advance(90)   opens tick 10 ahead. Next due: 103, exact.
     advance(102)  fires nothing.     advance(103)  fires D.
 
-Time is an argument. The wheel runs nothing, and must not know what an id stands for.
+Time is an argument. The wheel runs no callbacks and does not know what an id means.
 
 Invariants:
 
-* ``advance(now_ms)`` returns nothing with due_ms > now_ms, whatever ``now_ms`` was before.
-* Every handle with due_ms ≤ ``position_ms`` has fired, but for those that ``holds`` confirms.
+* ``advance(now_ms)`` returns no handle with due_ms > now_ms, for any earlier ``now_ms``.
+* Every handle with due_ms ≤ ``position_ms`` has fired, except those that ``holds`` confirms.
   The position never goes back; in an unfinished burst it is the due_ms that fired last.
-* A millisecond fires only when nothing with a lower due_ms is left in any place, and in order
-  of arrival.
-* One ``advance`` moves about WORK_MAX handles between places at most, however large a bucket
-  is. What cannot be cut is the compaction of one bucket by ``cancel`` (see ``Ring``).
+* A millisecond fires only when no stage has a handle with a lower due_ms, and in order of
+  arrival.
+* One ``advance`` moves at most about WORK_MAX handles between stages, even if a bucket is
+  larger. Only the compaction of one bucket by ``cancel`` cannot be divided (see ``Ring``).
 
-``Windows`` chooses for each task the tick of its due window that has the fewest. What ticks have is
-asked of the wheel, a page of ticks at a time, and kept for ``KEPT_MS`` as a tree of minima, so that
-a choice costs the logarithm of a page. A batch whose tasks share a window takes them from a heap
-instead. What was chosen counts at once; until it is on the wheel its owner says it again whenever a
-page is read anew (``placed``).
+``Windows`` chooses for each task the tick of its due window that has the fewest tasks. It reads the
+counts of ticks from the wheel in pages and keeps each page for ``KEPT_MS`` as a tree of minima, so
+that a choice costs the logarithm of a page. A batch whose tasks share a window uses a heap instead.
+A choice counts at once. Until the task is on the wheel, ``placed`` returns the choice whenever a
+page is read again.
 
-Decision 18 says why by tick and not by slot. Its invariants: a chosen moment is never before the
-asked one and never after the end of its window; of ticks that have equally few the first is chosen;
-the last tick counts when all of it lies in the window, or it is the only one.
+Decision 18 explains why ticks and not slots are compared. Invariants: a chosen moment is never
+before the requested moment and never after the end of the window; among ticks with equal counts the
+first is chosen; the last tick is used only if it lies completely in the window, or is the only one.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ from heapq import heapify, heapreplace
 from tickwheel.wheel.buckets import IdQueue, Near, Ring
 
 WORK_MAX = 32_768
-"""Handles that one ``advance`` moves at most when something is due (about 5 ms)."""
+"""Maximum handles that one ``advance`` moves while handles are due (about 5 ms)."""
 AHEAD_MAX = 4_096
-"""Handles that one ``advance`` moves at most ahead of their time (under 1 ms)."""
+"""Maximum handles that one ``advance`` moves ahead of their time (under 1 ms)."""
 PACE_MS = 2
-"""Pause between two steps of work ahead, so that it takes only a part of the loop."""
+"""Pause between two steps of work ahead, which leaves time for the rest of the event loop."""
 TIME_MS_MAX = 2**62
 SAMPLE_MAX = 4_096
-"""Handles of a later rotation that are looked at to say how full its ticks are (under 1 ms)."""
+"""Maximum handles of a later rotation that are read to estimate its ticks (under 1 ms)."""
 LOAD_SAMPLE_MAX = 65_536
-"""Handles of all later rotations together that ``load`` looks at (about 10 ms)."""
+"""Maximum handles of all later rotations that ``load`` reads (about 10 ms)."""
 
 
 class TimingWheel:
@@ -104,17 +104,16 @@ class TimingWheel:
         self._near = Near()
         self._ring = Ring(slots, tick_ms, now_tick // slots + 2)
         self._low = now_tick - 1
-        """Handles of ticks from here to ``_opened_end`` are near; new ones of lower ticks,
-        which are rare, wait in the ring for being opened."""
+        """Handles of ticks from here to ``_opened_end`` are near. New handles of lower ticks,
+        which are rare, wait in the ring until their tick is opened."""
         self._opened_end = now_tick
         self._upcoming = IdQueue()
 
     # --- in and out ----------------------------------------------------------------------------
 
     def add(self, task_id: int, due_ms: int) -> None:
-        """Insert one handle."""
         if task_id < 0 or not -TIME_MS_MAX < due_ms < TIME_MS_MAX:
-            raise ValueError(f"no handle: id {task_id}, due_ms {due_ms}")
+            raise ValueError(f"not a valid handle: id {task_id}, due_ms {due_ms}")
         if self._low <= due_ms // self.tick_ms < self._opened_end:
             self._near.push(task_id, due_ms)
         else:
@@ -129,7 +128,9 @@ class TimingWheel:
             return
         first_ms, last_ms = min(dues_ms), max(dues_ms)
         if min(ids) < 0 or not -TIME_MS_MAX < first_ms <= last_ms < TIME_MS_MAX:
-            raise ValueError(f"no handles: lowest id {min(ids)}, due_ms {first_ms} to {last_ms}")
+            raise ValueError(
+                f"not valid handles: lowest id {min(ids)}, due_ms {first_ms} to {last_ms}"
+            )
         low_ms, opened_end_ms = self._low * self.tick_ms, self._opened_end * self.tick_ms
         if first_ms < low_ms or last_ms >= opened_end_ms:
             self._ring.add_many(ids, dues_ms, low_ms, opened_end_ms, self._near.push)
@@ -142,12 +143,12 @@ class TimingWheel:
     def cancel(self, task_id: int, due_ms: int) -> None:
         """Withdraw one handle that was added with exactly this id and time and has not fired.
 
-        Of a handle that is not there, the caller must not say so: while its time is far away
-        that is not noticed, and one that is added before then would be withdrawn instead.
+        The caller must not withdraw a handle that does not exist. While the time is far away this
+        is not detected, and an equal handle that is added later would be withdrawn instead.
         """
         tick = due_ms // self.tick_ms
-        # A tick behind the position may be near in part, and have more of it in the ring: then
-        # the tombstone has to stand behind all of that.
+        # A tick before the position can be partly near and partly in the ring. The tombstone must
+        # then follow the handles in the ring.
         is_near = tick < self._opened_end and (tick >= self._low or not self._ring.has(tick))
         where = self._near.remove if is_near else self._ring.cancel
         if where(task_id, due_ms):
@@ -166,10 +167,11 @@ class TimingWheel:
     # --- time ----------------------------------------------------------------------------------
 
     def advance(self, now_ms: int, limit: int) -> tuple[list[int], list[int], bool]:
-        """Up to ``limit`` due handles by due time: (ids, dues_ms, whether more are due).
+        """Return up to ``limit`` due handles by due time: (ids, dues_ms, whether more are due).
 
-        After a jump, or with a great many handles in one tick, it may return few or none and
-        say that there are more: the call went into moving handles, and the next one goes on.
+        After a jump of the clock, or if one tick has very many handles, the call can spend its
+        budget on moving handles. It then returns few or no handles and True, and the next call
+        continues.
         """
         near, ring, now_tick = self._near, self._ring, now_ms // self.tick_ms
         ids: list[int] = []
@@ -177,7 +179,7 @@ class TimingWheel:
         work, more = WORK_MAX, True
         while work > 0:
             tick = ring.unopened(now_tick + 1)
-            # What fires is bounded by the limit; withdrawn handles in between count as work.
+            # The limit bounds the fired handles; withdrawn handles among them count as work.
             work -= near.take(min(now_ms, tick * self.tick_ms - 1), limit, work, ids, dues_ms)
             if len(ids) >= limit:
                 more = self._is_due(tick, now_ms)
@@ -196,8 +198,7 @@ class TimingWheel:
         return ids, dues_ms, more
 
     def catch_up(self, now_ms: int) -> None:
-        """Move the position to ``now_ms`` as ``advance`` does, unless there is something to fire or
-        to open, which is left to ``advance``."""
+        """Move the position to ``now_ms``, unless ``advance`` has handles to fire or to open."""
         if not self._is_due(self._ring.unopened(now_ms // self.tick_ms + 1), now_ms):
             self._move_to(now_ms)
 
@@ -211,7 +212,7 @@ class TimingWheel:
             self._low = position_ms // self.tick_ms - 1
 
     def _open(self, tick: int, now_tick: int) -> int:
-        """One step towards having ``tick`` in near; how many handles it moved, or 1."""
+        """Do one step of moving ``tick`` to near. Return how many handles it moved, at least 1."""
         ring = self._ring
         if tick >= ring.end * self.slots:
             return ring.enter(now_tick // self.slots + 2, AHEAD_MAX)
@@ -224,7 +225,7 @@ class TimingWheel:
         return len(ids) or 1
 
     def _work_ahead(self, now_tick: int) -> None:
-        """Open the next tick and bring rotations nearer, after everything due has fired."""
+        """Open the next tick and move rotations to the ring, after all due handles have fired."""
         ring, work, wanted_end = self._ring, AHEAD_MAX, now_tick // self.slots + 2
         while work > 0:
             tick = ring.unopened(now_tick + 2)
@@ -240,9 +241,10 @@ class TimingWheel:
                 return
 
     def next_due_ms(self, now_ms: int) -> int | None:
-        """When to call ``advance`` next, never later than the first due_ms; None when empty.
+        """Return when to call ``advance`` next, or None if the wheel is empty.
 
-        Exact when that lies in the current or the next tick, as far as these are opened.
+        The time is never later than the first due_ms, and equal to it if that lies in an opened
+        tick (the current one or the next).
         """
         times = self._work_times(now_ms)
         if (tick := self._ring.first_tick()) is not None:
@@ -250,15 +252,16 @@ class TimingWheel:
         return min(times, default=None)
 
     def next_handle_ms(self, now_ms: int) -> int | None:
-        """``next_due_ms`` for a caller that jumps to it: exact unless the first handle is in a
-        rotation to come, without a stop before its tick to open that. Looks at a whole tick."""
+        """Return ``next_due_ms`` for a caller whose clock jumps to it: without the stops that open
+        ticks ahead. It is exact unless the first handle is in a later rotation. Reads a whole
+        tick."""
         times = self._work_times(now_ms)
         if (tick := self._ring.first_tick()) is not None:
             times.append(self._ring.first_ms_in(tick))
         return min(times, default=None)
 
     def _work_times(self, now_ms: int) -> list[int]:
-        """When there is something to do beside the opening of ticks."""
+        """Return the times of the next steps other than opening ticks."""
         first_ms, rotation = self._near.first_ms(), self._ring.first_far()
         times = [] if first_ms is None else [first_ms]
         if rotation is not None:
@@ -270,14 +273,16 @@ class TimingWheel:
 
     @staticmethod
     def _ahead_of(start_ms: int, length_ms: int, now_ms: int) -> int:
-        """When to open what begins at ``start_ms``: its length before that, paced."""
+        """Return when to open a tick or rotation that begins at ``start_ms``: one length before its
+        start, but not before the pause after the last step."""
         return min(start_ms, max(start_ms - length_ms, now_ms + PACE_MS))
 
     def _firsts(self) -> tuple[int | None, int | None]:
         return self._ring.first_tick(), self._ring.first_far()
 
     def first_ms(self) -> int | None:
-        """The time before which no handle is due; None: there are none. Exact where it is near."""
+        """Return a time before which no handle is due, or None if there is no handle. It is exact
+        for handles in near."""
         times = [] if (first_ms := self._near.first_ms()) is None else [first_ms]
         tick, rotation = self._firsts()
         for number, length_ms in ((tick, self.tick_ms), (rotation, self.tick_ms * self.slots)):
@@ -286,28 +291,29 @@ class TimingWheel:
         return min(times, default=None)
 
     def take_upcoming(self, limit: int) -> list[int]:
-        """Ids that come due in this tick or the next, each once, soon after it was opened.
+        """Return up to ``limit`` ids of the current and the next tick, each once, for reading
+        bodies ahead.
 
-        For reading bodies ahead. Handles added later than that are not among them, and some
-        may have fired or been withdrawn meanwhile.
+        Handles that were added after their tick was opened are not included. Some ids may have
+        fired or been withdrawn in the meantime.
         """
         return self._upcoming.take(limit)
 
     # --- questions -----------------------------------------------------------------------------
 
     def holds(self, task_id: int, due_ms: int) -> bool:
-        """Whether such a handle has neither fired nor been withdrawn.
+        """Return whether this handle has neither fired nor been withdrawn.
 
-        Quick for what is near or has fired; otherwise it scans the handles of a tick or rotation.
+        The call scans the handles of a tick or rotation, unless the handle is near or has fired.
         """
-        # Summed, because a tombstone may still be in the ring when its handle is near already.
+        # Both are added, because the tombstone of a near handle can still be in the ring.
         return self._near.count(task_id, due_ms) + self._ring.balance(task_id, due_ms) > 0
 
     def slot_of(self, due_ms: int) -> int:
         return due_ms // self.tick_ms % self.slots
 
     def cycles_left(self, due_ms: int, now_ms: int) -> int:
-        """Cycle-num: how often the task's slot has its turn before the task's own turn."""
+        """Return the cycle-num: the rotations before the one in which the task is due."""
         return (due_ms // self.tick_ms - now_ms // self.tick_ms) // self.slots
 
     @property
@@ -315,9 +321,10 @@ class TimingWheel:
         return self.slot_of(self.position_ms)
 
     def slot_counts(self) -> list[int]:
-        """Handles in each slot, of the current and the next rotation (and dense later ones).
+        """Return the number of handles in each slot, for the current and the next rotation and
+        dense later rotations.
 
-        Those withdrawn from a rotation that is entering the ring just now are still counted.
+        Handles withdrawn from a rotation that is just entering the ring are still counted.
         """
         counts = [0] * self.slots
         for due_ms, count in self._near.counts():
@@ -329,8 +336,8 @@ class TimingWheel:
     def counts_between(
         self, first: int, end: int, sample_max: int = SAMPLE_MAX
     ) -> tuple[dict[int, int], bool]:
-        """How many handles each tick from ``first`` to before ``end`` has, those with none left
-        out; False: some of it is an estimate, see ``Ring.counts_between``."""
+        """Return (tick → number of handles, whether all are exact) for the ticks from ``first`` to
+        ``end``, exclusive, that have handles. See ``Ring.counts_between`` for the estimates."""
         return self._counts(first, end, sample_max, frozenset())
 
     def _counts(
@@ -344,10 +351,10 @@ class TimingWheel:
         return {tick: count for tick, count in counts.items() if count > 0}, exact
 
     def load(self, first_ms: int, step_ms: int, steps: int) -> tuple[list[int], bool]:
-        """How many handles are due in each of so many spans of ``step_ms`` from ``first_ms`` on,
-        both whole ticks; False: estimates are among them. A later rotation that lies within one
-        span is not looked into."""
-        found, ring, tick_ms = [0] * steps, self._ring, self.tick_ms
+        """Return (number of handles due in each span, whether all are exact) for ``steps`` spans of
+        ``step_ms`` from ``first_ms`` on. Both must be multiples of a tick. A later rotation within
+        one span is counted without reading its handles."""
+        due, ring, tick_ms = [0] * steps, self._ring, self.tick_ms
         first, end = first_ms // tick_ms, (first_ms + steps * step_ms) // tick_ms
         whole: set[int] = set()
         rotations = ring.rotations_between(first, end)
@@ -355,21 +362,21 @@ class TimingWheel:
             begin_ms, length_ms = rotation * self.slots * tick_ms, self.slots * tick_ms
             step = (begin_ms - first_ms) // step_ms
             if 0 <= step == (begin_ms + length_ms - 1 - first_ms) // step_ms < steps:
-                found[step] += max(0, ring.live_in(rotation))
+                due[step] += max(0, ring.live_in(rotation))
                 whole.add(rotation)
         sample_max = max(1, LOAD_SAMPLE_MAX // max(1, len(rotations) - len(whole)))
         counts, exact = self._counts(first, end, sample_max, whole)
         for tick, count in counts.items():
-            found[(tick * tick_ms - first_ms) // step_ms] += count
-        return found, exact
+            due[(tick * tick_ms - first_ms) // step_ms] += count
+        return due, exact
 
     @property
     def memory_bytes(self) -> int:
-        """About how many bytes the handles occupy."""
+        """Approximate size of the handles in memory, in bytes."""
         return self._ring.memory_bytes + self._near.memory_bytes + self._upcoming.memory_bytes
 
     def __len__(self) -> int:
-        """How many handles have neither fired nor been withdrawn."""
+        """Return how many handles have neither fired nor been withdrawn."""
         return self._live
 
 
@@ -377,63 +384,65 @@ PAGE_BITS = 12
 PAGE = 1 << PAGE_BITS
 """Ticks of one page."""
 PAGES_MAX = 64
-"""Pages that are kept at a time, 64 KiB each."""
+"""Maximum pages in memory, 64 KiB each."""
 WINDOW_TICKS_MAX = 32 * PAGE
-"""Ticks of a window that are looked at: the first ones of a longer window."""
+"""Maximum ticks of a window that are compared, counted from its start."""
 KEPT_MS = 1_000
+"""How long a page counts as fresh."""
 READS_MAX = 64
-"""Pages that are read for one request, each about a millisecond when it is full. Ticks of others
-that are not kept are not chosen from."""
+"""Maximum new pages that one request reads; a full page takes about 1 ms. Ticks of further pages
+are not candidates."""
 READ_AGAIN_MAX = 4
-"""Kept pages that are read anew for one request; other old pages have to do once more."""
+"""Maximum outdated pages that one request reads again; it uses further ones as they are."""
 SPARSE_MAX = 256
-"""Ticks with tasks that are put into an empty page one by one, at most."""
+"""Maximum ticks with tasks that are added to an empty page one by one."""
 SHARED_MIN = 24
-"""From so many tasks with one window on a heap of its ticks is worth its cost,"""
+"""Minimum number of tasks with a common window for which a heap of its ticks is built."""
 SHARED_TICKS = 128
-"""or from one task for so many ticks: the heap costs as much for each of these as one look for the
-emptiest. Many tasks with windows of their own, a few with each, must not cost a heap each."""
+"""Maximum ticks per task in such a heap. Building the heap costs each tick as much as one search
+for the emptiest, so few tasks with a long window are searched one by one."""
 _WITHIN = 617
-"""The step between moments of tasks within a tick: prime, and near the golden section of a second,
-so that moments that follow each other are far apart and all are used."""
+"""Step in ms between the moments of tasks within a tick. It is prime and near the golden section of
+a second, so that successive moments are far apart and all moments are used."""
 
 
 class Windows:
     """Chooses due times in the due windows of tasks on one wheel."""
 
     def __init__(self, wheel: TimingWheel, placed: Callable[[], Iterable[int]]) -> None:
-        """``placed``: the chosen ticks that are not on the wheel yet, each as often as chosen."""
+        """``placed`` returns the chosen ticks of tasks that are not on the wheel yet, one entry per
+        task."""
         self._wheel = wheel
         self._placed = placed
         self._pages: dict[int, _Page] = {}
-        """Pages by number, the page that was used last at the end."""
+        """Pages by number, the most recently used page last."""
         self._reads_left = self._again_left = 0
 
     def begin(self) -> None:
-        """Begin another request, which may read so many pages again."""
+        """Begin another request with a new budget of page reads."""
         self._reads_left, self._again_left = READS_MAX, READ_AGAIN_MAX
 
     def choose(self, asked_ms: int, end_ms: int, count: int, now_ms: int) -> list[int]:
-        """Due times from ``asked_ms`` to ``end_ms``, both included, for ``count`` tasks. Call
-        ``begin`` before."""
+        """Choose due times from ``asked_ms`` to ``end_ms``, both inclusive, for ``count`` tasks.
+        Call ``begin`` first."""
         tick_ms = self._wheel.tick_ms
         first = asked_ms // tick_ms
-        # A tick of which the window has only a part would be crowded into that part.
+        # A tick that is partly outside the window would crowd its tasks into the part inside.
         last = max(first, (end_ms + 1) // tick_ms - 1)
         last = min(last, first + WINDOW_TICKS_MAX - 1)
         numbers = range(first >> PAGE_BITS, (last >> PAGE_BITS) + 1)
         pages = [page for n in numbers if (page := self._page(n, now_ms)) is not None]
         if not pages:
-            found = [(first, n) for n in range(count)]
+            chosen = [(first, n) for n in range(count)]
         elif first == last:
-            found = [(first, pages[0].count(first) + n) for n in range(count)]
+            chosen = [(first, pages[0].count(first) + n) for n in range(count)]
             pages[0].add(first, count)
         elif count < max(SHARED_MIN, (last - first) // SHARED_TICKS):
-            found = [_emptiest(pages, first, last) for _ in range(count)]
+            chosen = [_emptiest(pages, first, last) for _ in range(count)]
         else:
-            found = _shared(pages, first, last, count)
+            chosen = _shared(pages, first, last, count)
         moments = []
-        for tick, before in found:
+        for tick, before in chosen:
             low_ms, high_ms = max(asked_ms, tick * tick_ms), min(end_ms, (tick + 1) * tick_ms - 1)
             moments.append(low_ms + before * _WITHIN % (high_ms - low_ms + 1))
         return moments
@@ -461,8 +470,8 @@ class Windows:
 
 
 class _Page:
-    """The counts of a page's ticks as a tree of minima. A leaf is the tick's count and its place,
-    so that a minimum is the first of the emptiest."""
+    """The counts of a page's ticks as a tree of minima. A leaf combines the count and the index of
+    a tick, so that the minimum is the first of the emptiest ticks."""
 
     def __init__(self, first: int, counts: dict[int, int], read_ms: int) -> None:
         self.first = first
@@ -478,7 +487,7 @@ class _Page:
         return self._tree[PAGE + tick - self.first] >> PAGE_BITS
 
     def counts(self, first: int, last: int) -> Sequence[int]:
-        """The counts of the page's ticks from ``first`` to ``last``."""
+        """Return the counts of the page's ticks from ``first`` to ``last``."""
         low, high = max(first - self.first, 0), min(last - self.first, PAGE - 1)
         return [leaf >> PAGE_BITS for leaf in self._tree[PAGE + low : PAGE + high + 1]]
 
@@ -490,27 +499,27 @@ class _Page:
             tree[at] = min(tree[2 * at], tree[2 * at + 1])
 
     def least(self, first: int, last: int) -> tuple[int, int]:
-        """(count, tick) of the emptiest tick from ``first`` to ``last``, as far as on this page."""
+        """Return (count, tick) of the emptiest tick of this page from ``first`` to ``last``."""
         tree = self._tree
         low, high = PAGE + max(first - self.first, 0), PAGE + min(last - self.first, PAGE - 1) + 1
         if high - low == PAGE:
-            found = tree[1]
+            minimum = tree[1]
         else:
-            found = tree[low]
+            minimum = tree[low]
             while low < high:
                 if low & 1:
-                    found = min(found, tree[low])
+                    minimum = min(minimum, tree[low])
                     low += 1
                 if high & 1:
                     high -= 1
-                    found = min(found, tree[high])
+                    minimum = min(minimum, tree[high])
                 low >>= 1
                 high >>= 1
-        return found >> PAGE_BITS, self.first + (found & (PAGE - 1))
+        return minimum >> PAGE_BITS, self.first + (minimum & (PAGE - 1))
 
 
 def _tree(level: list[int]) -> array[int]:
-    """The tree of minima over these leaves, as many as a page has."""
+    """Return the tree of minima over the leaves of a page."""
     levels = [level]
     while len(level) > 1:
         level = list(map(min, level[::2], level[1::2]))
@@ -527,23 +536,23 @@ def _empty_tree(count: int) -> array[int]:
 
 
 def _emptiest(pages: Sequence[_Page], first: int, last: int) -> tuple[int, int]:
-    """(tick, how many tasks it had) for one more task."""
-    chosen, found = pages[0], pages[0].least(first, last)
+    """Choose the emptiest tick for one task. Return (tick, number of tasks it had)."""
+    chosen, least = pages[0], pages[0].least(first, last)
     for page in pages[1:]:
-        if (least := page.least(first, last)) < found:
-            chosen, found = page, least
-    count, tick = found
+        if (candidate := page.least(first, last)) < least:
+            chosen, least = page, candidate
+    count, tick = least
     chosen.add(tick, 1)
     return tick, count
 
 
 def _shared(pages: Sequence[_Page], first: int, last: int, count: int) -> list[tuple[int, int]]:
-    """(tick, count) of the emptiest ticks for many tasks at once."""
+    """Choose the emptiest ticks for many tasks. Return (tick, number of tasks it had) for each."""
     bits = (last - first).bit_length()
     heap = [
-        found << bits | (n + max(0, page.first - first))
+        tasks << bits | (n + max(0, page.first - first))
         for page in pages
-        for n, found in enumerate(page.counts(first, last))
+        for n, tasks in enumerate(page.counts(first, last))
     ]
     heapify(heap)
     mask, step = (1 << bits) - 1, 1 << bits

@@ -848,7 +848,7 @@ async def test_so_many_tasks_with_the_keys_of_one_enqueue(
         ({"action": "keep", "due": "new"}, "keep has no 'due'; known: window_ms, unique_until"),
         (replace(unique_until="finished"), "replace has no 'unique_until'"),
         (replace(due="sooner"), "if_pending.due must be one of new, later, earlier, not 'sooner'"),
-        (replace(replaces="body", max_wait_ms=5), "say nothing where the body alone is replaced"),
+        (replace(replaces="body", max_wait_ms=5), "need replaces both or due, not body"),
     ],
 )
 async def test_what_is_wrong_is_said(daemon: InProcess, peer: Peer, rule: Any, said: str) -> None:

@@ -84,7 +84,11 @@ async def of_a_paused_value(daemon: InProcess, peer: Peer) -> Wanted:
     await peer.do(T.SUBSCRIBE, 1, "t", "g", 10, None)
     await peer.do(T.PAUSE_KEY, "t", "g", None, 7)
     [task] = await put(daemon, peer, {"properties": {"shop": 7}})
-    return {"id": task, "command": "resume-key t g --value 7", "detail": "The value of shop, 7"}
+    return {
+        "id": task,
+        "command": "resume-key t g --value 7",
+        "detail": "The shop 7 has been paused",
+    }
 
 
 @scene("key_held")
@@ -101,7 +105,7 @@ async def of_one_behind_a_held_task(daemon: InProcess, peer: Peer) -> Wanted:
     await peer.do(T.GROUP_CREATE, "t", "g", HOLD)
     head, task = await put(daemon, peer, {"order_key": "a"}, {"order_key": "a"})
     await fail(daemon, peer, "no such order")
-    said = f"behind task {head}, which has failed for good"
+    said = f"for task {head}, which has failed for good"
     return {"id": task, "behind": head, "detail": said, "command": f"release-key t g {head}"}
 
 
@@ -139,7 +143,7 @@ async def of_a_misspelt_topic(daemon: InProcess, peer: Peer) -> Wanted:
     answer = await peer.enqueue(("Orders_close", b"x", 0))
     await daemon.settle()
     command = "tickwheel consumers --topic orders.close"
-    return {"id": answer[2][1][0], "detail": "topic orders.close is consumed", "command": command}
+    return {"id": answer[2][1][0], "detail": "topic orders.close has consumers", "command": command}
 
 
 @scene("similar_topic")
@@ -148,7 +152,7 @@ async def of_a_group_that_nobody_serves_beside_one_that_is(daemon: InProcess, pe
     await peer.do(T.GROUP_CREATE, "orders.close", "g", None)
     answer = await peer.enqueue(("orders.close", b"x", 0))
     await daemon.settle()
-    return {"id": answer[2][1][0], "group": "g", "detail": "topic orders.closed is consumed"}
+    return {"id": answer[2][1][0], "group": "g", "detail": "topic orders.closed has consumers"}
 
 
 @scene("endpoint")
@@ -190,7 +194,7 @@ async def of_one_that_has_to_be_alone(daemon: InProcess, peer: Peer) -> Wanted:
     await put(daemon, peer, {"priority": 9})
     await peer.do(T.CONFIGURE, "t", "g", {"paused": False})
     await daemon.settle()
-    return {"id": task, "detail": "handed out alone"}
+    return {"id": task, "detail": "a connection with no other delivery"}
 
 
 # --- it goes on by itself ------------------------------------------------------------------------
@@ -202,7 +206,12 @@ async def of_the_rate_of_a_group(daemon: InProcess, peer: Peer) -> Wanted:
     await peer.do(T.SUBSCRIBE, 1, "t", "g", 10, None)
     _, task = await put(daemon, peer, {}, {})
     command = "tickwheel rate t none --group g"
-    return {"id": task, "next_ms": NOW_MS + 10_000, "command": command, "detail": "is 0.1 a second"}
+    return {
+        "id": task,
+        "next_ms": NOW_MS + 10_000,
+        "command": command,
+        "detail": "is 0.1 per second",
+    }
 
 
 @scene("rate")
@@ -219,7 +228,11 @@ async def of_the_rate_of_a_value(daemon: InProcess, peer: Peer) -> Wanted:
     await peer.do(T.GROUP_CREATE, "t", "g", {"fair_by": "key", "rate_each": 0.1})
     await peer.do(T.SUBSCRIBE, 1, "t", "g", 10, None)
     _, task = await put(daemon, peer, {"key": "ann"}, {"key": "ann"})
-    return {"id": task, "detail": "lets 0.1 tasks of key ann go", "command": "--rate-each N"}
+    return {
+        "id": task,
+        "detail": "allows 0.1 tasks per second with key ann",
+        "command": "--rate-each N",
+    }
 
 
 @scene("share_limit")
@@ -280,7 +293,7 @@ async def of_one_that_was_postponed(daemon: InProcess, peer: Peer) -> Wanted:
     epoch, [(_, attempt)] = await pull(peer)
     await peer.do(T.SNOOZE, "t", "g", ((task, epoch, attempt, 60_000),))
     await daemon.settle()
-    return {"id": task, "detail": "its consumer postponed it, 1 time by now"}
+    return {"id": task, "detail": "its consumers have postponed it 1 time"}
 
 
 @scene("retry_wait")
@@ -291,7 +304,7 @@ async def of_one_that_was_moved(daemon: InProcess, peer: Peer) -> Wanted:
     epoch, [(_, attempt)] = await pull(peer)
     await peer.do(T.ACK, "t", "g", epoch, (task,), (attempt,))
     await peer.do(T.RESCHEDULE, (task,), {"delay_ms": 60_000})
-    return {"id": task, "group": "other", "detail": "because it was moved there"}
+    return {"id": task, "group": "other", "detail": "because it was rescheduled"}
 
 
 @scene("leased")
@@ -382,7 +395,7 @@ async def of_one_that_a_filter_left_out(daemon: InProcess, peer: Peer) -> Wanted
     [left_out] = found["others"]
     assert (left_out["cause"], left_out["group"]) == ("filtered", "g")
     assert left_out["detail"] == (
-        "The filter of group g of topic t left it out: amount > 10 is FALSE (amount is 5) and"
+        "The filter of group g of topic t excluded it: amount > 10 is FALSE (amount is 5) and"
         " region = 'eu' is UNKNOWN (the task has no property region)."
     )
     await peer.do(T.GROUP_DELETE, "t", "other", True)
@@ -455,7 +468,7 @@ async def of_one_that_is_next(daemon: InProcess, peer: Peer) -> Wanted:
     subscriber.prefetch = 1
     group.able[subscriber] = None
     reason = await asked_now(daemon, task)
-    return {"is": reason, "group": "g", "detail": "whose consumers take more"}
+    return {"is": reason, "group": "g", "detail": "whose consumers have credit"}
 
 
 @scene("deleting")
@@ -542,7 +555,7 @@ FILTERED = [
     STORY[0] | {"props": {"amount": 5}, "tag": "us"},
     {"event": "filtered", "time_ms": NOW_MS, "topic": "t", "group": "g", "ended": True},
 ]
-WHY = "The filter of group g of topic t left it out: amount > 10 is FALSE (amount is 5)."
+WHY = "The filter of group g of topic t excluded it: amount > 10 is FALSE (amount is 5)."
 
 
 @pytest.mark.parametrize(
