@@ -178,10 +178,10 @@ async def test_a_task_apart_from_workers_needs_a_client(wheel: TestWheel) -> Non
         await wheel.settle()
     assert got == [2, 1, 0, 0]
     assert run._definition.client() is worker._client
-    with pytest.raises(BadRequest, match="has a handler already"):
+    with pytest.raises(BadRequest, match="already has a handler"):
         worker.register(run, group="g")
     wrong: Any = run.__wrapped__  # type: ignore[attr-defined]  # the function
-    with pytest.raises(BadRequest, match="register takes a typed task"):
+    with pytest.raises(BadRequest, match="task must be a typed task"):
         worker.register(wrong)
     with pytest.raises(BadRequest, match="using takes a client"):
         run.using(wrong)

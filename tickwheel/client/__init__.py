@@ -6,7 +6,7 @@
             async for delivery in deliveries:
                 await delivery.ack()
 
-Everything that may be imported is named here; the modules below are private. To learn how it works
+This module lists every public name; the modules below are private. To learn how the client works,
 begin with ``reconnector.py``: it owns the connection, and each other part (``producer``, ``acks``,
 ``requests``, ``subscription``) is a source of frames for it.
 """
