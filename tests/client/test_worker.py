@@ -625,8 +625,11 @@ async def test_an_ack_that_found_another_end_is_logged(caplog: pytest.LogCapture
         _, late = await r.deliver(b"a", b"b")
         await answer(r.peer, T.ACK, ("acked", "cancelled"))
         await turns()
-    assert f"task {late} of t, group default: its ack was answered cancelled" in caplog.text
-    assert caplog.text.count("its ack was answered") == 1
+    assert (
+        f"task {late} of t, group default: the daemon answered its ack with cancelled"
+        in caplog.text
+    )
+    assert caplog.text.count("the daemon answered its ack") == 1
 
 
 # --- leases ----------------------------------------------------------------------------------
