@@ -164,7 +164,7 @@ class Runtime:
         if client is None:
             return
         for link in client._links:
-            connection = link.reconnector.connection if link.is_begun else None
+            connection = link.reconnector.connection if link.is_started else None
             if connection is not None and (descriptor := connection.fileno()) >= 0:
                 self._cover(descriptor)
 

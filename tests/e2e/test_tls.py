@@ -188,7 +188,7 @@ async def test_a_certificate_of_a_strange_authority_opens_nothing(
 ) -> None:
     shop = Authority(tmp_path, "stranger").sign("shop")
     files = {"client_cert": str(shop.cert), "client_key": str(shop.key), "token": ""}
-    with pytest.raises(errors.Unreachable, match="does it take our certificate"):
+    with pytest.raises(errors.Unreachable, match="does the daemon accept the client"):
         await client(running, authority, **files, connect_timeout=3.0).connect()
     said = "the client's certificate: unable to get local issuer"
     await comes(lambda: said in running.log_text())

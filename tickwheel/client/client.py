@@ -363,8 +363,8 @@ class Client(WrittenVerbs):
 
         frames = (partial(add, a, b) for a, b in slices)
         futures, trouble = await self._send_frames(frames, until_s)
-        receipts = await gather_receipts(futures, [b - a for a, b in slices], trouble)
-        return receipts if isinstance(receipts, Receipts) else Receipts((), ())
+        stored = await gather_receipts(futures, [b - a for a, b in slices], trouble)
+        return stored if isinstance(stored, Receipts) else Receipts((), ())
 
     async def _send_frames(
         self, frames: Iterable[Callable[[], asyncio.Future[Any]]], until_s: float | None
@@ -540,7 +540,7 @@ class Client(WrittenVerbs):
 
     async def _flush_acks(self) -> None:
         """Wait until the daemon has answered every ack sent up to now."""
-        started = [link for link in self._links if link.is_begun]
+        started = [link for link in self._links if link.is_started]
         await asyncio.gather(*(link.acks.wait_answered() for link in started))
 
     async def ping(self, *, timeout: Duration | None = None) -> float:
