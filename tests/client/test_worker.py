@@ -911,7 +911,7 @@ async def test_a_group_with_another_policy_does_not_stop_a_deployment(
         worker.stop()
         await soon(running)
     (said,) = {r.getMessage() for r in caplog.records if "otherwise" in r.getMessage()}
-    assert differs in said and said.endswith("by: tickwheel policy set t …")
+    assert differs in said and said.endswith("code's: tickwheel policy set t …")
 
 
 async def test_a_worker_that_connects_again_sets_no_group_back() -> None:

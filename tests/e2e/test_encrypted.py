@@ -165,7 +165,7 @@ def test_the_command_line_shows_what_it_has_the_keys_for(
     assert '{"n": 1}' in [one["body"] for one in got]
     assert all("aesgcm" not in one.get("encoding", "") for one in got)
     os.chmod(path, 0o644)
-    assert "others may read it (mode 0644)" in cli.fails(2, "show", sealed)
+    assert "its mode must be 0600 or stricter, not 0644" in cli.fails(2, "show", sealed)
 
 
 def test_the_command_line_rejects_what_nobody_can_unpack_and_goes_on(

@@ -446,7 +446,7 @@ class Schema:
             return self._format, 1
         if step.name not in self._readers:
             raise Unfit("$", f"expected json or msgpack, got {encoding}")
-        text = step.said.get("v", "1")
+        text = step.parameters.get("v", "1")
         if not text.isdecimal() or not 1 <= int(text[:9]) <= VERSION_MAX:
             raise Unfit("$", f"expected a version between 1 and {VERSION_MAX}, got {text}")
         version = int(text[:9])
