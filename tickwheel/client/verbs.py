@@ -286,7 +286,7 @@ class WrittenVerbs(GeneratedVerbs):
         id: str | None = None,  # noqa: A002  # the name of the published surface
         count_from: CountFrom = "enqueue",
     ) -> Transaction:
-        """Return a transaction of the producer group, to be used in an ``async with`` block.
+        """Return a transaction of the producer group, which is a context manager.
 
         ``id``: the transaction's name, to be used only once (default: a random name).
         ``count_from``: what the delays of its tasks count from, "enqueue" or "commit"."""
