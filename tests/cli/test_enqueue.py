@@ -67,9 +67,12 @@ def test_a_rule_for_a_pending_key_may_be_a_word_or_an_object() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (5, "an action or an object with one is needed, not 5"),
-        ({"window": 5}, "an action or an object with one is needed"),
-        ({"action": "keep", "windows": 5}, "windows is not known; known are action, window,"),
+        (5, "if_pending must be an action or an object with an action, not 5"),
+        ({"window": 5}, "must be an action or an object with an action"),
+        (
+            {"action": "keep", "windows": 5},
+            "windows is not a valid field; valid fields are action, window,",
+        ),
         ({"action": "keep", "window": "soon"}, "if_pending: window: 'soon'"),
         ({"action": "keep", "window": True}, "window: True is not a duration"),
     ],
@@ -85,7 +88,7 @@ def test_options_of_a_rule_need_one() -> None:
     assert rule_of("keep", {"window": 5.0, "unique_until": "started"}) == IfPending(
         "keep", window=5.0, unique_until="started"
     )
-    with pytest.raises(BadRequest, match="--max-wait goes with --if-pending"):
+    with pytest.raises(BadRequest, match="--max-wait requires --if-pending"):
         rule_of(None, {"max_wait": 5.0})
 
 

@@ -79,7 +79,7 @@ def test_every_help_fits_and_is_grouped_by_what_one_wants_to_do(
     monkeypatch.setenv("COLUMNS", str(TERMINAL))
     assert run(["--help"]) == 0
     text = capsys.readouterr().out
-    for panel in ("A daemon and its store", "Tasks", "Topics and groups", "Look at what happens"):
+    for panel in ("A daemon and its store", "Tasks", "Topics and groups", "Observe"):
         assert f" {panel} " in text
     first = [line.split()[1] for line in text.splitlines() if line.startswith("│ ")]
     commands: Any = get_command(app)

@@ -123,7 +123,7 @@ def test_what_is_not_there_is_4_and_what_is_wrong_is_2(folder: Path, capsys: Cap
     assert call(capsys, "history", "--dir", str(folder), "--topic", "none")[0] == 0
     for wrong, said in (
         (["--event", "eaten"], "known are enqueued"),
-        (["--id", "x"], "not a task id"),
+        (["--id", "x"], "not a valid task id"),
         (["--since", "soon"], "neither"),
     ):
         code, _, err = call(capsys, "history", "--dir", str(folder), *wrong)
@@ -225,7 +225,7 @@ def test_a_task_that_nobody_knows_is_4(folder: Path, capsys: Capture) -> None:
     code, _, err = call(
         capsys, "show", "77", str(A), "--flow", "--history", str(folder), "--url", "127.0.0.1:1"
     )
-    assert code == 4 and "not_found: nothing is known of task 77" in err
+    assert code == 4 and "not_found: task 77 is unknown" in err
     code, _, err = call(capsys, "show", "77", "--flow", "--url", "127.0.0.1:1")
     assert code == 3 and "unreachable" in err
 
@@ -269,7 +269,7 @@ async def test_the_story_comes_from_the_daemon_where_no_folder_is_named(capsys: 
     assert await show_flow(told | {"complete": False}, ended) == 0
     out, err = capsys.readouterr()
     assert f"History of task {A}" in out and "acked" in out
-    assert "the story is too long for one answer" in err
+    assert "the history is too long for one answer" in err
     none = {"events": [], "is_kept": False, "complete": True}
     assert await show_flow(none, {"id": A, "state": "gone"}) == 4
     err = capsys.readouterr().err
@@ -284,7 +284,7 @@ async def test_a_stored_task_without_a_story_is_4(is_kept: bool, capsys: Capture
     assert await show_flow(told, stored) == 4
     out, err = capsys.readouterr()
     assert f"Task {A}" in out
-    assert f"the daemon's history says nothing of task {A}" in err
+    assert f"the daemon's history has no events of task {A}" in err
 
 
 # --- restore -----------------------------------------------------------------------------------
@@ -376,10 +376,10 @@ def test_a_key_is_looked_up_in_the_history_without_a_daemon(folder: Path, capsys
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["show"], "ids, or --key"),
+        (["show"], "either ids or --key"),
         (["show", "5", "--key", "k"], "one of them"),
-        (["show", "5", "--topic", "t"], "go with --key"),
-        (["show", "5", "--before", "1h"], "go with --key"),
+        (["show", "5", "--topic", "t"], "require --key"),
+        (["show", "5", "--before", "1h"], "require --key"),
         (["show", "--key", "k", "--before", "tomorrow"], "tomorrow"),
         (["list", "--before", "tomorrow"], "tomorrow"),
     ],

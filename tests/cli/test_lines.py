@@ -92,7 +92,7 @@ async def test_a_key_is_paused_and_resumed(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == "key a  resumed\nkey b  was not paused\n"
     call = Call(None, None, Output(as_json=False))
     for named in ({}, {"value": 5, "key": "a"}):
-        with pytest.raises(BadRequest, match="--key or --value"):
+        with pytest.raises(BadRequest, match="--key, --value"):
             await groups.pause_key(call, topic="t", group="g", **named)
 
 

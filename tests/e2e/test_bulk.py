@@ -239,7 +239,7 @@ def test_a_crowd_is_spread_from_a_terminal_and_without_an_event_loop(running: Da
     tried = cli.one("reschedule", topic, "--all", "--spread", "20s", "--dry-run")
     assert (tried["matched"], tried["would_change"]) == (40, 40)
     said = cli.fails(2, "reschedule", topic, "--all", "--spread", "20s", "--delay", "1h")
-    assert "--spread goes with --at" in said
+    assert "--spread cannot be combined with --delay" in said
 
 
 def test_commands_for_dead_letters_that_match(running: Daemon) -> None:
@@ -267,7 +267,10 @@ def test_commands_for_dead_letters_that_match(running: Daemon) -> None:
         (("cancel", "7", "--where", "n > 1"), "by one of these"),
         (("cancel", "--topic", "cli", "--key", "k", "--dry-run"), "by one of these"),
         (("cancel", "--topic", "cli", "--where", "n >", "--yes"), "where, character"),
-        (("reschedule", "--topic", "cli", "--all"), "give --delay, --at, --shift or --spread"),
+        (
+            ("reschedule", "--topic", "cli", "--all"),
+            "give exactly one of --delay, --at, --shift, --spread",
+        ),
         (("dead", "requeue", "7", "--where", "n > 1"), "do not go with it"),
         (("cancel", "--topic", "cli", "--due-from", "soon"), "neither an ISO-8601 time"),
     ],

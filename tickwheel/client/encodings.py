@@ -117,7 +117,7 @@ class Codec:
             raise BadRequest(f"compress must be 'zlib' or 'zstd', not {shown(method)}")
         if over is None:
             over = COMPRESS_OVER_BYTES
-        self._over_bytes = Whole(0).check(over, "compress_over_bytes", Limits())
+        self._over_bytes = Whole(0).check(over, "compress_over", Limits())
         self._method = method
         if method == "zlib":
             self._pack = _pack_zlib
@@ -312,7 +312,7 @@ def read_keys(path: str | os.PathLike[str]) -> dict[str, bytes]:
                 )
             data = file.read(KEYS_BYTES_MAX + 1)
             if len(data) > KEYS_BYTES_MAX:
-                raise BadRequest(f"keys_file {path}: the limit is {KEYS_BYTES_MAX} bytes")
+                raise BadRequest(f"keys_file {path} has more than {KEYS_BYTES_MAX} bytes")
             text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"keys_file {path}: {error}") from None
