@@ -83,7 +83,7 @@ COMMANDS = [
         ("groups create orders", "GROUP"),
         ("groups create orders g --start soon", "--start"),
         ("groups create orders g --rate 0", "--rate"),
-        ("groups create orders g --burst 5", "--burst goes with --rate"),
+        ("groups create orders g --burst 5", "--burst requires --rate"),
         ("policy set orders", "SPEC"),
         ("policy set orders fixed:speed=1", "'speed=1'"),
         ("dead list --since whenever", "--since"),

@@ -109,8 +109,8 @@ async def test_what_was_done_before_a_failure_is_said(
     [
         ({}, "give ids, or --topic"),
         ({"ids": ["1"], "all_": True}, "ids or --all"),
-        ({"ids": ["1"], "topic": "t"}, "--topic selects"),
-        ({"ids": ["1"], "reason": "x"}, "--reason selects"),
+        ({"ids": ["1"], "topic": "t"}, "--topic cannot be combined"),
+        ({"ids": ["1"], "reason": "x"}, "--reason cannot be combined"),
         ({"ids": ["1"], "rate": 0.0}, "--rate must be a number above 0, not 0"),
         ({"all_": True, "rate": float("nan")}, "--rate must be a number above 0, not nan"),
     ],

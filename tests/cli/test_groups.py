@@ -96,7 +96,7 @@ async def test_setting_the_filter_of_a_group(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "name what shall change"),
+        ({}, "give at least one setting"),
         ({"tags": "eu", "all_": True}, "--tags, --where or both"),
         ({"where": "a > 1", "no_where": True}, "--no-where takes away"),
         ({"no_tags": True, "all_": True}, "--tags, --where or both"),
@@ -167,7 +167,7 @@ async def test_creating_a_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.out == (
         "orders  g  active  rate 5/s burst 9  retry fixed:delay=5s,retries=2,jitter=0\n"
     )
-    assert "existed before" in said.err
+    assert "already exists" in said.err
 
 
 async def test_deleting_says_what_it_held(capsys: pytest.CaptureFixture[str]) -> None:

@@ -193,7 +193,7 @@ def test_commands_that_make_a_bulk(running: Daemon) -> None:
     shown = cli.run("cancel", topic, "--tags", "a", "--dry-run").stdout.decode().splitlines()
     assert (shown[0], len(shown)) == ("dry run  2 of 4 would be changed", 3)
     said = cli.fails(1, "cancel", topic, "--where", "n > 1")
-    assert said.endswith("2 tasks of topic cli with where n > 1 would be cancelled; say --yes\n")
+    assert said.endswith("2 tasks of topic cli with where n > 1 would be cancelled; add --yes\n")
     bulk = cli.one("reschedule", topic, "--all", "--shift", "30m", "--wait")
     assert (bulk["state"], bulk["changed"], bulk["arguments"]) == (
         "done",

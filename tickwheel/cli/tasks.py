@@ -644,7 +644,7 @@ def _show_bulk(call: Call, request: Mapping[str, Any], operation: BulkInfo) -> N
 
 def say_bulk(call: Call, operation: BulkInfo) -> int:
     """Show a bulk operation. Return exit code 1 if it failed or was cancelled."""
-    progress = f"{operation.changed:,} progress {operation.matched:,} changed"
+    progress = f"{operation.changed:,} of {operation.matched:,} changed"
     if not operation.is_over:
         progress += f" so far; `tickwheel bulk show {operation.id}` shows its progress"
     note = f": {operation.note}" if operation.note else ""
@@ -906,7 +906,7 @@ async def purge(
     selection = Selection(topic, group)
     if not yes:
         count = await call.ask(lambda client: count_dead(client, selection))
-        scope = "".join(f" scope {n} {v}" for n, v in (("topic", topic), ("group", group)) if v)
+        scope = "".join(f" of {n} {v}" for n, v in (("topic", topic), ("group", group)) if v)
         subject = f"{count:,} dead letters{scope}"
         refusal, question = f"{subject} would be deleted for good", f"Delete {subject} for good?"
         if not confirmed(call, refusal, question, "nothing was deleted"):
@@ -942,7 +942,8 @@ async def _selected(
     except BaseException:
         if tally.matched:
             call.out.remark(
-                f"{tally.statuses[good]} {good} before this error; repeat the command for the others"
+                f"{tally.statuses[good]} {good} before this error; repeat the command for the"
+                " others"
             )
         raise
     call.out.result(tally.fields(), tally.sentence())
