@@ -63,7 +63,7 @@ async def test_a_page_that_is_longer_than_asked_is_cut(capsys: pytest.CaptureFix
 async def test_nobody_is_a_remark(capsys: pytest.CaptureFixture[str]) -> None:
     await _ask(consumers, T.CONSUMER_LIST, {"consumers": (), "next": None})
     shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", "tickwheel: nobody takes such tasks at the moment\n")
+    assert (shown.out, shown.err) == ("", "tickwheel: no matching consumer is connected\n")
 
 
 async def test_what_the_daemon_refuses_is_said() -> None:

@@ -98,10 +98,10 @@ async def test_setting_the_filter_of_a_group(
     [
         ({}, "give at least one setting"),
         ({"tags": "eu", "all_": True}, "--tags, --where or both"),
-        ({"where": "a > 1", "no_where": True}, "--no-where takes away"),
+        ({"where": "a > 1", "no_where": True}, "--no-where removes a setting"),
         ({"no_tags": True, "all_": True}, "--tags, --where or both"),
-        ({"order_attempts": 5, "no_order": True}, "--no-order takes away"),
-        ({"rate_each": 5.0, "no_fair": True}, "--no-fair takes away"),
+        ({"order_attempts": 5, "no_order": True}, "--no-order removes a setting"),
+        ({"rate_each": 5.0, "no_fair": True}, "--no-fair removes a setting"),
     ],
 )
 async def test_setting_needs_what_shall_change(options: dict[str, Any], words: str) -> None:

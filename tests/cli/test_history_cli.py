@@ -122,7 +122,7 @@ def test_what_is_not_there_is_4_and_what_is_wrong_is_2(folder: Path, capsys: Cap
     assert call(capsys, "history", "--dir", str(folder), "--key", "none")[0] == 4
     assert call(capsys, "history", "--dir", str(folder), "--topic", "none")[0] == 0
     for wrong, said in (
-        (["--event", "eaten"], "known are enqueued"),
+        (["--event", "eaten"], "--event must be one of enqueued"),
         (["--id", "x"], "not a valid task id"),
         (["--since", "soon"], "neither"),
     ):
@@ -318,12 +318,12 @@ def restore(capsys: Capture, folder: Path, *options: str) -> tuple[int, list[str
 async def test_restore_from_the_command_line(folder: Path, capsys: Capture) -> None:
     backup = await make_backup(folder, [TaskRow(make_id(9), LATER_MS, "t", b"old")])
     code, lines, err = restore(capsys, folder, "--from", backup, "--dry-run")
-    assert code == 0 and lines[0].startswith("What would be restored into sqlite:///")
+    assert code == 0 and lines[0].startswith("Would be restored into sqlite:///")
     assert not (folder / "new.db").exists()
     code, lines, err = restore(capsys, folder, "--from", backup)
     assert code == 0 and lines[0].startswith("Restored into sqlite:///")
     shown = {line.rsplit("  ", 1)[0].strip(): line.rsplit("  ", 1)[1] for line in lines[2:]}
-    assert (shown["tasks"], shown["of the backup"], shown["of the history"]) == ("2", "1", "1")
+    assert (shown["tasks"], shown["from the backup"], shown["from the history"]) == ("2", "1", "1")
     assert shown["exact"] == "no: at least once"
     assert "did not stop cleanly" in err
     assert set((await held(url(folder))).rows) == {make_id(9), B}
@@ -368,7 +368,7 @@ def test_a_key_is_looked_up_in_the_history_without_a_daemon(folder: Path, capsys
     assert shown["flow"][0]["event"] == "enqueued"
     code, lines, err = call(capsys, *NOBODY, "show", "--key", "none", "--history", str(folder))
     assert (code, lines) == (4, [])
-    assert "no task with key 'none' is stored, nor in the history" in err
+    assert "no task with key 'none' is stored, or in the history" in err
     code, _, err = call(capsys, *NOBODY, "show", "--key", "k1")
     assert code == 3 and "unreachable" in err
 

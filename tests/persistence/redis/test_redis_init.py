@@ -258,7 +258,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestTheCommand:
     def test_lays_out_an_empty_shard_once(self, server: RedisServer, capsys: Capture) -> None:
         assert run(["init", "--store", server.url()]) == 0
-        assert f"{S} in redis://127.0.0.1:{server.port}/0 was laid out" in capsys.readouterr().out
+        assert f"{S} in redis://127.0.0.1:{server.port}/0 was created" in capsys.readouterr().out
         assert run(["init", "--store", server.url()]) == 1
         error = capsys.readouterr().err
         assert "is laid out (epoch 0): 0 tasks" in error
