@@ -166,7 +166,7 @@ async def test_the_commands_that_a_new_group_is_told_mend_what_they_are_told_of(
 
 
 def test_pause_of_a_topic_that_is_not_there_says_so(daemon: Daemon) -> None:
-    assert "no topic ordres yet" in said(daemon, "pause", "ordres").stderr
+    assert "topic ordres does not exist yet" in said(daemon, "pause", "ordres").stderr
     said(daemon, "enqueue", "orders", "x")
     assert said(daemon, "pause", "orders").stderr == ""
 

@@ -73,7 +73,7 @@ def test_it_says_why_a_delivery_was_late(tmp_path: Path, capsys: Capture) -> Non
 def test_it_lists_the_newest_first(folder: Path, capsys: Capture) -> None:
     code, lines, err = call(capsys, "history", "--dir", str(folder))
     assert (code, err) == (0, "")
-    assert lines[0].split() == ["time", "event", "task", "topic", "group", "what"]
+    assert lines[0].split() == ["time", "event", "task", "topic", "group", "details"]
     words = [
         "acked",
         "delivered",
