@@ -336,11 +336,7 @@ class Calling(Protocol):
 
 
 def _wait(
-    own: Calling,
-    method: Callable[..., Coroutine[Any, Any, R]],
-    /,
-    *arguments: Any,
-    **options: Any,
+    own: Calling, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
 ) -> R:
     return own._call(method, *arguments, **options)
 

@@ -18,17 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from tickwheel import environment
-from tickwheel.cli import (
-    enqueue,
-    groups,
-    history,
-    nodes,
-    schedules,
-    serve,
-    subscribe,
-    tasks,
-    top,
-)
+from tickwheel.cli import enqueue, groups, history, nodes, schedules, serve, subscribe, tasks, top
 from tickwheel.cli.call import (
     EXIT_FAILED,
     JSON_HELP,

@@ -93,11 +93,7 @@ async def enqueue(
     body: Annotated[str | None, argument("BODY", "The task's body; - reads it from stdin.")] = None,
     source: Annotated[
         Path | None,
-        option(
-            "A file with one task per line, JSON or CSV (by its suffix); - is stdin.",
-            "FILE",
-            "--from",
-        ),
+        option("File with one task per line, JSON or .csv; - is stdin.", "FILE", "--from"),
     ] = None,
     is_csv: Annotated[bool, flag("Read --from as CSV, regardless of its name.", "--csv")] = False,
     delay: DelayOption = None,
@@ -598,9 +594,7 @@ async def list_transactions(
     nothing = "no matching transactions"
     await call.listed(
         limit,
-        lambda client, count_max: client.list_transactions(
-            group=group, state=only, limit=count_max
-        ),
+        lambda client, limit_: client.list_transactions(group=group, state=only, limit=limit_),
         Listing.of(call.out, COLUMNS, transaction_fields, nothing, SPARE),
     )
 

@@ -332,9 +332,7 @@ async def pause(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> N
     """
     async with call.client() as client:
         if group is None and topic not in (await client.stats()).topics:
-            call.out.remark(
-                f"topic {topic} does not exist yet: it will be paused from its first task"
-            )
+            call.out.remark(f"topic {topic} does not exist yet; it is paused from its first task")
         show_settings(call, await client.pause(topic, group))
 
 
@@ -521,9 +519,7 @@ async def reset_group(
     rate: Annotated[float | None, option("Maximum tasks per second.", "N")] = None,
     dry_run: Annotated[bool, flag("Print what would be delivered again; change nothing.")] = False,
     yes: YesOption = False,
-    wait: Annotated[
-        bool, flag("Wait until the bulk operation is over, and show its progress.")
-    ] = False,
+    wait: Annotated[bool, flag("Wait for the end, and show progress.")] = False,
 ) -> int:
     """Deliver to a group again the tasks due since a time that it has finished or missed.
 
@@ -558,9 +554,7 @@ def _span(preview: ResetPreview) -> str:
 
 def _lost(preview: ResetPreview) -> str:
     """Describe lost tasks and gaps in a preview; empty without any."""
-    lost = (
-        f"; {preview.lost:,} cannot be, because their bodies were not kept" if preview.lost else ""
-    )
+    lost = f"; {preview.lost:,} cannot be: their bodies were not kept" if preview.lost else ""
     if preview.incomplete:
         gaps = "a gap" if preview.incomplete == 1 else f"{preview.incomplete:,} gaps"
         lost += f"; incomplete: the history has {gaps} in that time, so tasks may be missing"

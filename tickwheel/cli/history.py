@@ -80,15 +80,10 @@ class QueryOptions(TypedDict, total=False):
     schedule: Annotated[str | None, option("Only of this schedule.")]
     transaction: Annotated[str | None, option("Only of this transaction.")]
     events: Annotated[
-        list[str] | None,
-        option("Only these events: delivered, acked, …; can be repeated.", "EVENT", "--event"),
+        list[str] | None, option("Only delivered, acked, …; can be repeated.", "EVENT", "--event")
     ]
-    since: Annotated[
-        datetime | None, moment("From this time on: ISO-8601, or 2h for two hours ago.")
-    ]
-    until: Annotated[
-        datetime | None, moment("Before this time: ISO-8601, or 2h for two hours ago.")
-    ]
+    since: Annotated[datetime | None, moment("From this time on: ISO-8601, or 2h ago.")]
+    until: Annotated[datetime | None, moment("Before this time: ISO-8601, or 2h ago.")]
 
 
 @offline("The events as they are stored.")
@@ -621,9 +616,7 @@ def _show_progress(done: int, total: int) -> None:
 class ReportOptions(TypedDict, total=False):
     """The options of a report: its data, and how Spark computes it."""
 
-    since: Annotated[
-        str | None, option("From this time on, rounded to a quarter of an hour.", "TIME")
-    ]
+    since: Annotated[str | None, option("From this quarter of an hour on.", "TIME")]
     until: Annotated[str | None, option("Before this time.", "TIME")]
     topic: Annotated[
         list[str] | None, option("Only these topics; * matches anything. Can be repeated.")
@@ -632,12 +625,9 @@ class ReportOptions(TypedDict, total=False):
         str, option("Time zone of hours and days: Europe/Berlin, …", "ZONE"), Default("UTC")
     ]
     slo: Annotated[
-        list[str] | None,
-        option("A target, for example 'orders.*=50ms@99.9%'.", "TOPIC=TARGET@SHARE"),
+        list[str] | None, option("For example 'orders.*=50ms@99.9%'.", "TOPIC=TARGET@SHARE")
     ]
-    stuck_after: Annotated[
-        str, option("A task that is overdue by this is stuck.", "DURATION"), Default("1h")
-    ]
+    stuck_after: Annotated[str, option("Overdue by this is stuck.", "DURATION"), Default("1h")]
     sealed_only: Annotated[bool, flag("Leave out segments that are still being written.")]
     top: Annotated[int, option("Number of the slowest deliveries.", min=1, max=1000), Default(20)]
     batch_mb: Annotated[

@@ -253,10 +253,7 @@ GroupArgument = Annotated[str, argument("GROUP", "The group's name.")]
 MaybeGroup = Annotated[
     str | None,
     option(
-        "A group of the topic. Default: the topic itself.",
-        "GROUP",
-        "--group",
-        autocompletion=complete_groups,
+        "A group of it. Default: the topic.", "GROUP", "--group", autocompletion=complete_groups
     ),
 ]
 TopicOption = Annotated[str | None, option("Only of this topic.", autocompletion=complete_topics)]
@@ -265,8 +262,7 @@ GroupOption = Annotated[
     option("Only of this group. Default: of all groups.", autocompletion=complete_groups),
 ]
 OfTopicOption = Annotated[
-    str | None,
-    option("The topic of --key or of the selection.", autocompletion=complete_topics),
+    str | None, option("The topic of --key or of the selection.", autocompletion=complete_topics)
 ]
 Ids = Annotated[list[int], argument("ID...", "The tasks' ids.", parse_id)]
 MaybeIds = Annotated[list[int] | None, argument("[ID...]", "The tasks' ids.", parse_id)]
@@ -344,11 +340,10 @@ RULE_FIELDS = (
     "action", "window", "window_ms", "unique_until", "replaces", "due", "max_wait", "max_wait_ms"
 )  # fmt: skip
 IfPendingOption = Annotated[
-    str | None, _one_of(ACTIONS, "With --key: what to do if a task with this key is pending.")
+    str | None, _one_of(ACTIONS, "With --key: what to do if the key is pending.")
 ]
 ActionArgument = Annotated[
-    str,
-    argument("|".join(ACTIONS), "What to do if a task with the key is pending.", word_of(ACTIONS)),
+    str, argument("|".join(ACTIONS), "What to do if the key is pending.", word_of(ACTIONS))
 ]
 
 
@@ -418,10 +413,7 @@ class GroupOptions(TypedDict, total=False):
         ),
     ]
     order_retry: Annotated[
-        float | None,
-        duration(
-            "Delay before a failed task of an order key is tried again: 10ms to 30s. Default: 1s."
-        ),
+        float | None, duration("Delay before a retry of an order key: 10ms to 30s. Default: 1s.")
     ]
     order_attempts: Annotated[
         int | None, option("Failed attempts until --order-failure. Default: 16.", "N", min=1)
@@ -436,8 +428,7 @@ class GroupOptions(TypedDict, total=False):
     fair_by: Annotated[
         str | None,
         option(
-            "Take turns between tasks of each key, tag, or value of this property.",
-            "key|tag|NAME",
+            "Take turns between tasks of each key, tag, or value of this property.", "key|tag|NAME"
         ),
     ]
     limit_each: Annotated[
@@ -484,15 +475,9 @@ class SelectionOptions(TypedDict, total=False):
     key_prefix: Annotated[str | None, _matching("Prefix of the key.", "TEXT")]
     due_from: Annotated[
         datetime | None,
-        _matching(
-            "Due at this time or later: ISO-8601, or 2h for in two hours.",
-            "TIME|IN",
-            parse=parse_coming,
-        ),
+        _matching("Due then or later: ISO-8601, or 2h from now.", "TIME|IN", parse=parse_coming),
     ]
-    due_to: Annotated[
-        datetime | None, _matching("Due before this time.", "TIME|IN", parse=parse_coming)
-    ]
+    due_to: Annotated[datetime | None, _matching("Due before then.", "TIME|IN", parse=parse_coming)]
 
 
 class DeadBulkOptions(SelectionOptions, total=False):
@@ -500,9 +485,7 @@ class DeadBulkOptions(SelectionOptions, total=False):
 
     dry_run: Annotated[bool, _matching_flag("Print what would be done; change nothing.")]
     yes: Annotated[bool, _matching_flag("Do not ask for confirmation.", "--yes", "-y")]
-    wait: Annotated[
-        bool, _matching_flag("Wait until the bulk operation is over, and show its progress.")
-    ]
+    wait: Annotated[bool, _matching_flag("Wait for the end, and show progress.")]
 
 
 class TaskBulkOptions(DeadBulkOptions, total=False):

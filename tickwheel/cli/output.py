@@ -437,11 +437,7 @@ class Column(Generic[T]):
 
 
 def column(
-    head: str,
-    name: str | None = None,
-    show: Callable[[Any], str] = as_text,
-    *,
-    right: bool = False,
+    head: str, name: str | None = None, show: Callable[[Any], str] = as_text, *, right: bool = False
 ) -> Column[Any]:
     """Return a column of the field or attribute ``name`` (default: from the head), formatted by
     ``show``."""

@@ -67,30 +67,18 @@ NameArgument = Annotated[str, argument("NAME", "The schedule's name.")]
 class TimingOptions(TypedDict, total=False):
     """The options for the times of a schedule."""
 
-    cron: Annotated[
-        str | None,
-        option("Cron expression: five fields, six with seconds first, or @daily, …", "EXPR"),
-    ]
-    timezone: Annotated[
-        str | None, option("Time zone of --cron: Europe/Berlin. Default: UTC.", "ZONE")
-    ]
+    cron: Annotated[str | None, option("Five fields, six with seconds first, or @daily, …", "EXPR")]
+    timezone: Annotated[str | None, option("Zone of --cron: Europe/Berlin. Default: UTC.", "ZONE")]
     every: Annotated[float | None, duration("Interval, instead of --cron: 5s, 1h30m.")]
     anchor: Annotated[datetime | None, point("Time from which --every is counted. Default: now.")]
     jitter: Annotated[float | None, duration("Maximum random delay, fixed for each occurrence.")]
     start: Annotated[datetime | None, point("No occurrence before this time.")]
     end: Annotated[datetime | None, point("No occurrence after this time.")]
     runs_max: Annotated[int | None, option("Maximum number of runs.", "N", "--runs", min=1)]
-    gap: Annotated[
-        str | None, option("What to do with a local time that a clock change skips.", "after|skip")
-    ]
-    fold: Annotated[
-        str | None,
-        option("What to do with a local time that a clock change repeats.", "first|second|both"),
-    ]
+    gap: Annotated[str | None, option("For a local time that is skipped.", "after|skip")]
+    fold: Annotated[str | None, option("For a local time that is repeated.", "first|second|both")]
     catch_up: Annotated[str | None, option("Which missed occurrences to run.", "last|skip|all")]
-    catch_up_window: Annotated[
-        float | None, duration("Maximum age of missed occurrences. Default: 1d.")
-    ]
+    catch_up_window: Annotated[float | None, duration("Maximum age of these. Default: 1d.")]
     overlap: Annotated[
         str | None,
         option(

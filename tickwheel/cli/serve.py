@@ -58,8 +58,7 @@ JSON_HERE = "JSON on stdout."
 
 StoreOption = Annotated[str | None, option(STORE_HELP, "URL")]
 ConfigOption = Annotated[
-    str | None,
-    option("A file of settings; environment variables and options take precedence.", "FILE.toml"),
+    str | None, option("File of settings; environment and options take precedence.", "FILE.toml")
 ]
 VolatileOption = Annotated[bool, flag("Accept a Redis that may lose its data.")]
 
@@ -69,10 +68,7 @@ class SettingsOptions(TypedDict, total=False):
 
     store: StoreOption
     listen: Annotated[
-        str | None,
-        option(
-            "Address of the daemon. Default: tcp://127.0.0.1:7355. Port 0: any free port.", "URL"
-        ),
+        str | None, option("Default: tcp://127.0.0.1:7355. Port 0: any free port.", "URL")
     ]
     processes: Annotated[
         str | None,
@@ -95,8 +91,7 @@ class SettingsOptions(TypedDict, total=False):
         ),
     ]
     node: Annotated[
-        str | None,
-        option("Name of the daemon in statistics and logs. Default: the host name.", "NAME"),
+        str | None, option("Name in statistics and logs. Default: the host name.", "NAME")
     ]
     serve_token: Annotated[
         str | None, option("A token with all rights. (--token is the token of a client.)", "TOKEN")
@@ -118,8 +113,7 @@ class SettingsOptions(TypedDict, total=False):
     resident_bytes_max: Annotated[
         int | None,
         option(
-            "Maximum bytes of task bodies in memory. Default: 256 MiB, with Redis 2 GiB.",
-            "BYTES",
+            "Maximum bytes of task bodies in memory. Default: 256 MiB, with Redis 2 GiB.", "BYTES"
         ),
     ]
     accept_clock: Annotated[
@@ -132,12 +126,9 @@ class SettingsOptions(TypedDict, total=False):
         str | None, option("File of tokens with restricted rights; see `tickwheel token`.", "FILE")
     ]
     tls_cert: Annotated[str | None, option("Certificate for tls:// and https:// (PEM).", "FILE")]
-    tls_key: Annotated[
-        str | None, option("Key of the certificate. Default: in the same file.", "FILE")
-    ]
+    tls_key: Annotated[str | None, option("Its key. Default: in the same file.", "FILE")]
     tls_client_ca: Annotated[
-        str | None,
-        option("Certificates of the authorities that sign client certificates (PEM).", "FILE"),
+        str | None, option("Authorities that sign client certificates (PEM).", "FILE")
     ]
     push_allow: Annotated[
         list[str] | None,
@@ -147,14 +138,11 @@ class SettingsOptions(TypedDict, total=False):
         bool, flag("Allow listening beyond this machine without tokens or without TLS.")
     ]
     ready_file: Annotated[
-        str | None,
-        option("File to write when the daemon serves, with its addresses as JSON.", "FILE"),
+        str | None, option("File to write once it serves: addresses as JSON.", "FILE")
     ]
-    log_format: Annotated[
-        str | None, option("Format of the log. Default: console.", "console|json")
-    ]
+    log_format: Annotated[str | None, option("Log format. Default: console.", "console|json")]
     log_level: Annotated[
-        str | None, option("Minimum level of the log. Default: info.", "debug|info|warning|error")
+        str | None, option("Minimum log level. Default: info.", "debug|info|warning|error")
     ]
 
 
@@ -253,11 +241,9 @@ def check(call: Call, store: StoreOption = None, config: ConfigOption = None) ->
     settings = _load_settings(config, given({"store": store}))
     from tickwheel.persistence import audit
 
-    audit_result = audit.check(settings.store)
-    counts = {
-        name: getattr(audit_result, name) for name in ("tasks", "progress", "dead", "sessions")
-    }
-    problems = list(audit_result.problems)
+    report = audit.check(settings.store)
+    counts = {name: getattr(report, name) for name in ("tasks", "progress", "dead", "sessions")}
+    problems = list(report.problems)
     if call.out.as_json:
         call.out.record({"store": settings.store, **counts, "problems": problems})
     else:
@@ -518,17 +504,17 @@ async def status(call: Call) -> int:
     Exit code 0 if an active daemon is ready (or still loading), for every shard; 1 if not, 3 if no
     address can be reached.
     """
-    answers_by_url = await statuses(call.url, token=call.token, name="tickwheel-cli")
+    by_url = await statuses(call.url, token=call.token, name="tickwheel-cli")
     grid = Grid(_STATUS_COLUMNS, right=("epoch",))
-    Listing(call.out, grid, status_row, status_fields).show(answers_by_url.items())
+    Listing(call.out, grid, status_row, status_fields).show(by_url.items())
     if not call.out.as_json:
-        answers = [answer for answer in answers_by_url.values() if isinstance(answer, Status)]
+        answers = [answer for answer in by_url.values() if isinstance(answer, Status)]
         for line in dict.fromkeys(line for answer in answers for line in _store_lines(answer)):
             call.out.line(line)
         if any(answer.serves for answer in answers):
             for line in await _troubles(call):
                 call.out.line(line)
-    return _status_exit_code(answers_by_url)
+    return _status_exit_code(by_url)
 
 
 async def _troubles(call: Call) -> list[str]:
@@ -554,15 +540,13 @@ def _store_lines(answer: Status) -> Iterator[str]:
         yield f"mirror: {_MIRROR[answer.mirror]}"
 
 
-def _status_exit_code(answers_by_url: dict[str, Status | TickwheelError]) -> int:
+def _status_exit_code(by_url: dict[str, Status | TickwheelError]) -> int:
     """Return the exit code: 0 if an active daemon serves, for each shard."""
-    answers = [answer for answer in answers_by_url.values() if isinstance(answer, Status)]
+    answers = [answer for answer in by_url.values() if isinstance(answer, Status)]
     serving = {answer.shard for answer in answers if answer.serves}
     if serving and len(serving) >= max(len(answer.shards) for answer in answers):
         return 0
-    silent = all(
-        isinstance(answer, (Unreachable, ConnectionLost)) for answer in answers_by_url.values()
-    )
+    silent = all(isinstance(answer, (Unreachable, ConnectionLost)) for answer in by_url.values())
     return EXIT_UNREACHABLE if silent else EXIT_FAILED
 
 
@@ -652,9 +636,7 @@ async def bench(
                 if rate:
                     await run.lateness(rate, seconds)
         except TimeoutError:
-            raise SendTimeout(
-                f"the measurement did not finish within {BENCH_S_MAX:g} s; try fewer --tasks"
-            ) from None
+            raise SendTimeout(f"not finished within {BENCH_S_MAX:g} s; try fewer --tasks") from None
         finally:
             await run.clear()
     _show_bench(call, run.result, rate)
@@ -707,9 +689,7 @@ def create_token(
             "RIGHT[=PATTERN,...]",
         ),
     ] = None,
-    expires: Annotated[
-        float | None, duration("Time until the token expires: 90d, 12h. Default: never.")
-    ] = None,
+    expires: Annotated[float | None, duration("Lifetime: 90d, 12h. Default: unlimited.")] = None,
     certificate: Annotated[
         str | None,
         option(
@@ -740,9 +720,7 @@ def create_token(
     token, text = tokens.create(Path(file), name, grants, now_ms, expires_ms, certificate, quotas)
     call.out.result({"token": text or None, **_token_fields(token, None)}, text or token.id)
     if not call.out.as_json:
-        opens = (
-            "this is shown once" if text else f"use it with a certificate that has {certificate}"
-        )
+        opens = "this is shown once" if text else f"certificate required: {certificate}"
         call.out.remark(f"token {token.id} of {name}: {_scopes(token)}; {opens}")
 
 

@@ -81,13 +81,7 @@ from tickwheel.client.delivery import unpack_aside
 from tickwheel.client.leases import Leases
 from tickwheel.client.subscription import settle_failed
 from tickwheel.client.worker import Worker
-from tickwheel.contrib.workers import (
-    RELOAD_GRACE_S,
-    is_child,
-    load_worker,
-    set_up_log,
-    supervise,
-)
+from tickwheel.contrib.workers import RELOAD_GRACE_S, is_child, load_worker, set_up_log, supervise
 from tickwheel.errors import BadBody, BadRequest, NotFound, TickwheelError, Undecodable
 from tickwheel.log_writer import END_S, unblock_stderr, unblocked, writer_of
 
@@ -155,8 +149,7 @@ async def subscribe(
         str | None, argument("TOPIC", "Topic to receive from.", autocompletion=complete_topics)
     ] = None,
     named: Annotated[
-        str | None,
-        option("Instead of TOPIC.", "TOPIC", "--topic", autocompletion=complete_topics),
+        str | None, option("Instead of TOPIC.", "TOPIC", "--topic", autocompletion=complete_topics)
     ] = None,
     group: Annotated[
         str | None,
@@ -559,19 +552,14 @@ async def work(
     concurrency: Annotated[
         int | None,
         option(
-            "Maximum running handlers of each kind. Default: the program's.",
-            "N",
-            min=1,
-            max=65_535,
+            "Maximum running handlers of each kind. Default: the program's.", "N", min=1, max=65_535
         ),
     ] = None,
     grace: Annotated[
-        float | None,
-        duration("Time for running handlers after SIGTERM. Default: the program's."),
+        float | None, duration("Time for running handlers after SIGTERM. Default: the program's.")
     ] = None,
     reload: Annotated[
-        bool,
-        flag("Restart when a Python file of the program changes, with a grace of 3 s."),
+        bool, flag("Restart when a Python file of the program changes, with a grace of 3 s.")
     ] = False,
 ) -> int:
     """Run the handlers of a Worker until SIGTERM or Ctrl-C; a second one ends the grace.

@@ -35,13 +35,7 @@ from typing import Annotated, Any, TypedDict, Unpack
 from tickwheel import environment
 from tickwheel.api.frames import BulkState
 from tickwheel.api.kinds import Properties, Span, Window
-from tickwheel.api.tasks import (
-    Explanation,
-    Reason,
-    check_selection,
-    kept_options,
-    words_of_success,
-)
+from tickwheel.api.tasks import Explanation, Reason, check_selection, kept_options, words_of_success
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
 from tickwheel.cli.declared import declared
@@ -192,7 +186,7 @@ async def show(
     key: Annotated[str | None, option("Instead of ids: the newest task with this key.")] = None,
     topic: Annotated[str | None, option("With --key: only in this topic.")] = None,
     before: BeforeOption = None,
-    flow: Annotated[bool, flag("Show their history, also after their end.")] = False,
+    flow: Annotated[bool, flag("Show their history.")] = False,
     history: Annotated[
         str | None, option(f"With --flow: {DIR_HELP}", "DIR", envvar=DIR_ENV)
     ] = None,
@@ -375,16 +369,12 @@ async def _show_flow(call: Call, ids: Sequence[int], history: str | None) -> int
         return EXIT_NOT_FOUND if missing else 0
     async with call.client() as client:
         for task_id in ids:
-            info, events_answer = await client.lookup(task_id), await client.task_history(task_id)
-            if not events_answer.is_kept:
+            info, answer = await client.lookup(task_id), await client.task_history(task_id)
+            if not answer.is_kept:
                 call.out.remark("the daemon keeps no history (history_dir is not set)")
-            elif not events_answer.complete:
-                call.out.remark(
-                    "the history is too long for one answer: --history DIR shows all of it"
-                )
-            missing += not _show_events(
-                call, task_id, info, events_answer.events, "the daemon's history"
-            )
+            elif not answer.complete:
+                call.out.remark("the history is too long for one answer: use --history DIR")
+            missing += not _show_events(call, task_id, info, answer.events, "the daemon's history")
     return EXIT_NOT_FOUND if missing else 0
 
 
@@ -618,44 +608,36 @@ async def list_bulk(
     )
 
 
-def _show_bulk(call: Call, request: Mapping[str, Any], operation: BulkInfo) -> None:
+def _show_bulk(call: Call, request: Mapping[str, Any], bulk: BulkInfo) -> None:
     if call.out.as_json:
-        call.out.record(fields_of(operation))
+        call.out.record(fields_of(bulk))
         return
-    facts: dict[str, str | int] = {
-        "kind": operation.kind,
-        "topic": operation.topic,
-        "state": operation.state,
-    }
+    facts: dict[str, str | int] = {"kind": bulk.kind, "topic": bulk.topic, "state": bulk.state}
     for name in ("selection", "arguments", "refused"):
-        for key, value in operation.raw[name].items():
+        for key, value in bulk.raw[name].items():
             facts[f"{name}: {key}"] = format_time(value) if key.endswith("due_ms") else str(value)
-    if operation.rate is not None:
-        facts["rate"] = f"{operation.rate:g} per second"
-    facts |= {
-        "looked at": operation.looked_at,
-        "matched": operation.matched,
-        "changed": operation.changed,
-    }
-    facts |= time_facts(operation)
-    facts |= {n: operation.raw[n] for n in ("by", "note") if operation.raw[n]}
-    call.out.grid(facts_grid(("bulk", operation.id), facts))
+    if bulk.rate is not None:
+        facts["rate"] = f"{bulk.rate:g} per second"
+    facts |= {"looked at": bulk.looked_at, "matched": bulk.matched, "changed": bulk.changed}
+    facts |= time_facts(bulk)
+    facts |= {n: bulk.raw[n] for n in ("by", "note") if bulk.raw[n]}
+    call.out.grid(facts_grid(("bulk", bulk.id), facts))
 
 
-def say_bulk(call: Call, operation: BulkInfo) -> int:
+def say_bulk(call: Call, bulk: BulkInfo) -> int:
     """Show a bulk operation. Return exit code 1 if it failed or was cancelled."""
-    progress = f"{operation.changed:,} of {operation.matched:,} changed"
-    if not operation.is_over:
-        progress += f" so far; `tickwheel bulk show {operation.id}` shows its progress"
-    note = f": {operation.note}" if operation.note else ""
-    line = f"{operation.id}  {operation.state}  {progress}{_reasons(operation.refused)}{note}"
-    call.out.result(fields_of(operation), line)
-    _remark_ttl_over(call, operation.refused.get(TTL_OVER, 0))
-    return EXIT_FAILED if operation.state in ("failed", "cancelled") else 0
+    progress = f"{bulk.changed:,} of {bulk.matched:,} changed"
+    if not bulk.is_over:
+        progress += f" so far; `tickwheel bulk show {bulk.id}` shows its progress"
+    note = f": {bulk.note}" if bulk.note else ""
+    line = f"{bulk.id}  {bulk.state}  {progress}{_reasons(bulk.refused)}{note}"
+    call.out.result(fields_of(bulk), line)
+    _remark_ttl_over(call, bulk.refused.get(TTL_OVER, 0))
+    return EXIT_FAILED if bulk.state in ("failed", "cancelled") else 0
 
 
-def _say_cancelled(call: Call, request: Mapping[str, Any], operation: BulkInfo) -> None:
-    say_bulk(call, operation)
+def _say_cancelled(call: Call, request: Mapping[str, Any], bulk: BulkInfo) -> None:
+    say_bulk(call, bulk)
 
 
 show_bulk = declared("show_bulk", _show_bulk)
@@ -711,10 +693,10 @@ async def do_bulk(call: Call, matching: Matching) -> int:
         if not confirmed(call, f"{subject} would be {ends}", f"{_WORDS[matching.kind]} {subject}?"):
             return EXIT_FAILED
     async with call.client() as client:
-        operation = await _make(client, matching)
+        bulk = await _make(client, matching)
         if options.get("wait"):
-            operation = await follow_bulk(client, operation)
-    return say_bulk(call, operation)
+            bulk = await follow_bulk(client, bulk)
+    return say_bulk(call, bulk)
 
 
 async def _try(call: Call, matching: Matching) -> BulkPreview:
@@ -726,13 +708,13 @@ async def _try(call: Call, matching: Matching) -> BulkPreview:
 
 async def _make(client: Client, matching: Matching) -> BulkInfo:
     verb, rate = getattr(client, METHODS[matching.kind]), matching.options.get("rate")
-    operation: BulkInfo = await verb(
+    bulk: BulkInfo = await verb(
         topic=matching.topic, filter=matching.selection, rate=rate, **matching.moved
     )
-    return operation
+    return bulk
 
 
-async def follow_bulk(client: Client, operation: BulkInfo) -> BulkInfo:
+async def follow_bulk(client: Client, bulk: BulkInfo) -> BulkInfo:
     """Follow a bulk operation until it is over; a terminal shows its progress."""
     status: Any = None
     if sys.stderr.isatty():
@@ -741,21 +723,19 @@ async def follow_bulk(client: Client, operation: BulkInfo) -> BulkInfo:
         status = Console(stderr=True).status("")
     with status or nullcontext():
         try:
-            while not operation.is_over:
+            while not bulk.is_over:
                 if status is not None:
-                    status.update(
-                        f"looked at {operation.looked_at:,}, changed {operation.changed:,}"
-                    )
+                    status.update(f"looked at {bulk.looked_at:,}, changed {bulk.changed:,}")
                 await asyncio.sleep(LOOK_S)
-                operation = await client.show_bulk(operation.id)
+                bulk = await client.show_bulk(bulk.id)
         except BaseException:
             remark(
-                f"looked at {operation.looked_at:,}, changed {operation.changed:,} so far; the"
-                f" operation still runs: `tickwheel bulk show {operation.id}` shows its progress,"
-                f" `tickwheel bulk cancel {operation.id}` ends it"
+                f"looked at {bulk.looked_at:,}, changed {bulk.changed:,} so far; the"
+                f" operation still runs: `tickwheel bulk show {bulk.id}` shows its progress,"
+                f" `tickwheel bulk cancel {bulk.id}` ends it"
             )
             raise
-    return operation
+    return bulk
 
 
 def _say_preview(call: Call, matching: Matching, preview: BulkPreview) -> None:
@@ -803,11 +783,9 @@ class SelectOptions(TypedDict, total=False):
         datetime | None, moment("Only tasks that died since: ISO-8601, or 2h for two hours ago.")
     ]
     until: Annotated[
-        datetime | None, moment("Only tasks that died before: ISO-8601, or 2h for 2 hours ago.")
+        datetime | None, moment("Only tasks that died before this: ISO-8601, or 2h ago.")
     ]
-    reason: Annotated[
-        str | None, option("Only tasks with this text in the last failure's reason.", "TEXT")
-    ]
+    reason: Annotated[str | None, option("Only with this text in the last reason.", "TEXT")]
 
 
 class SettleOptions(SelectOptions, DeadBulkOptions, total=False):

@@ -91,9 +91,7 @@ async def top(
     call: Call,
     interval: Annotated[float | None, duration("Time between two pictures. Default: 1s.")] = None,
     once: Annotated[bool, flag("Show one picture, with rates over one interval.")] = False,
-    sort: Annotated[
-        str, option(f"Sort by this, largest first: {', '.join(SORTS)}.", "BY")
-    ] = "busy",
+    sort: Annotated[str, option(f"Largest first: {', '.join(SORTS)}.", "BY")] = "busy",
 ) -> None:
     """Watch topics and groups: rates, ready, in flight, waiting for a retry, dead, lateness.
 
@@ -697,9 +695,7 @@ async def console(
     http: Annotated[
         str | None, option("The daemon's HTTP address. Default: ask the daemon.", "URL")
     ] = None,
-    no_browser: Annotated[
-        bool, flag("Print the link instead; it works once, for a minute.")
-    ] = False,
+    no_browser: Annotated[bool, flag("Only print the link; it works once.")] = False,
 ) -> None:
     """Open the console in a browser, logged in with the token of this command."""
     if http is None:
@@ -767,15 +763,11 @@ def _problem(error: urllib.error.HTTPError) -> TickwheelError:
         body = json.load(error)
         return BY_CODE.get(body["code"], InternalError)(str(body["detail"]))
     except (ValueError, KeyError, TypeError):
-        return Unreachable(
-            f"{error.url} answered {error.code}, which is not an answer of a daemon's console"
-        )
+        return Unreachable(f"{error.url} answered {error.code}: not a daemon's console")
 
 
 async def _opened(url: str) -> bool:
-    with tempfile.TemporaryDirectory(
-        prefix="tickwheel-console-"
-    ) as folder:  # readable only by its user
+    with tempfile.TemporaryDirectory(prefix="tickwheel-console-") as folder:  # mode 0700
         page = Path(folder) / "open.html"
         page.write_text(PAGE.format(url=escape(url)), "utf-8")
         if not await asyncio.to_thread(webbrowser.open, page.as_uri()):

@@ -40,14 +40,7 @@ from tickwheel.api.nodes import NodeDrained, NodeInfo, Nodes, ShardInfo, ShardPl
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import ScheduleInfo, ScheduleRun
 from tickwheel.api.targets import PushSent, TargetInfo, TargetRemoved
-from tickwheel.api.tasks import (
-    DeadLetter,
-    Explanation,
-    GroupInfo,
-    Reason,
-    TaskInfo,
-    TaskOutcome,
-)
+from tickwheel.api.tasks import DeadLetter, Explanation, GroupInfo, Reason, TaskInfo, TaskOutcome
 from tickwheel.api.transactions import TransactionInfo
 from tickwheel.client.checks import Check
 from tickwheel.client.client import Client

@@ -16,14 +16,7 @@ from tickwheel.api.policies import Retry
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
 from tickwheel.api.times import Duration, duration_ms, seconds
-from tickwheel.client.connection import (
-    DEFAULT_URL,
-    LOGGER,
-    Trust,
-    connect,
-    is_secure,
-    parse_url,
-)
+from tickwheel.client.connection import DEFAULT_URL, LOGGER, Trust, connect, is_secure, parse_url
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Codec, Compression, body_of
 from tickwheel.client.keywords import GroupKeywords, TaskKeywords
@@ -43,12 +36,7 @@ from tickwheel.client.tasks import (
     task_of,
 )
 from tickwheel.client.verbs import WrittenVerbs
-from tickwheel.errors import (
-    BadRequest,
-    ClientClosed,
-    TickwheelError,
-    shown,
-)
+from tickwheel.errors import BadRequest, ClientClosed, TickwheelError, shown
 from tickwheel.limits import Limits
 from tickwheel.protocol import encode
 from tickwheel.version import __version__

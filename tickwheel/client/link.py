@@ -354,11 +354,7 @@ class Routes(Protocol):
     ) -> AsyncGenerator[Any, None]: ...
 
     async def place_of_transaction(
-        self,
-        place: tuple[Link, int] | None,
-        name: str,
-        wires: Sequence[Any],
-        until_s: float | None,
+        self, place: tuple[Link, int] | None, name: str, wires: Sequence[Any], until_s: float | None
     ) -> tuple[Link, int]:
         """Return the link to the shard of a transaction with these half tasks, and the number of
         the claim of its name. Raises BadRequest or Conflict."""
@@ -480,11 +476,7 @@ class Verbs:
         return await self._ask(name, {"topic": topic, "key": key, **keywords}, timeout)
 
     async def _pages(
-        self,
-        name: str,
-        keywords: Mapping[str, Any],
-        limit: int | None,
-        timeout: Duration | None,
+        self, name: str, keywords: Mapping[str, Any], limit: int | None, timeout: Duration | None
     ) -> AsyncGenerator[Any, None]:
         """Yield the items of a listing; ``timeout`` applies to each page."""
         self._ready()

@@ -656,9 +656,7 @@ def is_certain(error: TickwheelError) -> bool:
 
 
 async def gather_receipts(
-    futures: Sequence[asyncio.Future[Any]],
-    counts: Sequence[int],
-    trouble: TickwheelError | None,
+    futures: Sequence[asyncio.Future[Any]], counts: Sequence[int], trouble: TickwheelError | None
 ) -> Sequence[Receipt]:
     """Return the receipts of all frames. ``counts``: tasks of each frame; frames without a future
     were not sent, because of ``trouble`` or an earlier failure. Raises the error of a failed

@@ -290,12 +290,7 @@ class Search:
         return connection
 
     def ended(
-        self,
-        error: TickwheelError,
-        *,
-        silent: bool,
-        steady: bool,
-        successor: Address | None = None,
+        self, error: TickwheelError, *, silent: bool, steady: bool, successor: Address | None = None
     ) -> None:
         """Record that the connection has ended, so that the next search begins with another
         address. ``successor``: the address that its daemon named."""

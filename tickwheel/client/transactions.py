@@ -17,14 +17,7 @@ from tickwheel.api.times import Duration
 from tickwheel.client.keywords import TaskKeywords
 from tickwheel.client.requests import read
 from tickwheel.client.task_options import Task
-from tickwheel.client.tasks import (
-    Receipt,
-    WireTask,
-    due_of,
-    frame_slices,
-    spelled_out,
-    task_of,
-)
+from tickwheel.client.tasks import Receipt, WireTask, due_of, frame_slices, spelled_out, task_of
 from tickwheel.errors import (
     BadRequest,
     Conflict,

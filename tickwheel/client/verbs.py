@@ -18,13 +18,7 @@ from tickwheel.api.frames import CatchUp, CountFrom, Fold, Gap, Overlap
 from tickwheel.api.groups import GroupSettings
 from tickwheel.api.kinds import BODY, IDS
 from tickwheel.api.schedules import ScheduleInfo
-from tickwheel.api.tasks import (
-    Explanation,
-    LookUp,
-    ScheduledTaskFields,
-    TaskInfo,
-    check_selection,
-)
+from tickwheel.api.tasks import Explanation, LookUp, ScheduledTaskFields, TaskInfo, check_selection
 from tickwheel.api.times import Duration, seconds
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.checks import CheckHandler, Checks
@@ -141,12 +135,7 @@ class WrittenVerbs(GeneratedVerbs):
                 return next((task for task in tasks if task.topic is not None), None)
         newest = None
         async for task in self.list_tasks(
-            topic=topic,
-            key=key,
-            not_after=not_after,
-            newest_first=True,
-            limit=1,
-            timeout=timeout,
+            topic=topic, key=key, not_after=not_after, newest_first=True, limit=1, timeout=timeout
         ):
             newest = task
         return newest

@@ -45,12 +45,7 @@ from tickwheel.client.jobs import (
     route,
     seconds,
 )
-from tickwheel.client.subscription import (
-    Mismatch,
-    OnMismatch,
-    checked_on_mismatch,
-    log_new_group,
-)
+from tickwheel.client.subscription import Mismatch, OnMismatch, checked_on_mismatch, log_new_group
 from tickwheel.client.tasks import refuse_unknown, spelled_out
 from tickwheel.client.typed import Definition, Format, TypedArguments, Typing, Upcaster, define
 from tickwheel.errors import BadRequest, ClientClosed, NotActive, TickwheelError, Unreachable, shown
@@ -258,11 +253,7 @@ class Worker:
             self._stop_requested.set()
 
     async def run(
-        self,
-        *,
-        concurrency: int | None = None,
-        grace: Duration | None = None,
-        wait: bool = False,
+        self, *, concurrency: int | None = None, grace: Duration | None = None, wait: bool = False
     ) -> None:
         """Work until ``stop`` or a signal. A worker runs once. ``concurrency`` and ``grace``
         replace the values of the handlers and the worker. ``wait``: keep trying until a daemon
