@@ -102,7 +102,7 @@ class Runtime:
     def _check_thread(self) -> None:
         if threading.current_thread() is self._thread:
             raise BadRequest(
-                "a blocking call in the client's own thread would wait for itself for ever: in the"
+                "a blocking call in the client's own thread would wait for itself forever: in the"
                 " callback of a future use enqueue_nowait, or another thread"
             )
 
@@ -253,7 +253,7 @@ class BesideLoop(Runtime):
     def _check_thread(self) -> None:
         if asyncio._get_running_loop() is self._loop:
             raise BadRequest(
-                "a blocking call on the event loop would wait for itself for ever: in a coroutine,"
+                "a blocking call on the event loop would wait for itself forever: in a coroutine,"
                 " such as an async def endpoint, await the asynchronous client"
             )
 

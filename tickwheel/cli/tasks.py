@@ -363,9 +363,9 @@ async def _show_flow(call: Call, ids: Sequence[int], history: str | None) -> int
     missing = 0
     if history or environment.value(DIR_ENV):
         folder = folder_of(history, "--history")
-        known = await _look_up(call, ids)
+        infos = await _look_up(call, ids)
         for task_id in ids:
-            missing += not _show_story(call, task_id, known.get(task_id), folder)
+            missing += not _show_story(call, task_id, infos.get(task_id), folder)
         return EXIT_NOT_FOUND if missing else 0
     async with call.client() as client:
         for task_id in ids:

@@ -51,8 +51,8 @@ async def ask_in_parts(
     ask: Callable[[int, Sequence[int]], Awaitable[Sequence[Any]]],
 ) -> list[Any]:
     """Return the answer for each item. ``parts`` maps shards to places of items; ``ask`` gets a
-    shard and its places, and returns an answer for each. If several shards are asked about an item,
-    the most informative answer is returned. Raises the first error."""
+    shard and its places, and returns an answer for each. Of several answers for an
+    item, the most informative is returned. Raises the first error."""
     best: dict[int, Any] = {}
 
     async def ask_shard(shard: int, places: Sequence[int]) -> None:
@@ -298,8 +298,8 @@ def _lag(answers: Sequence[Raw], options: Raw) -> Raw:
     for place in range(-len(longest["taken_ms"]), 0):
         for name, add in (("ready", sum), ("oldest_ready_ms", max)):
             values = [answer[name][place] for answer in answers if -place <= len(answer[name])]
-            known = [value for value in values if value is not None]
-            samples[name].append(add(known) if known else None)
+            numbers = [value for value in values if value is not None]
+            samples[name].append(add(numbers) if numbers else None)
     return {**longest, **samples}
 
 
@@ -314,8 +314,8 @@ def _outlines(answers: Sequence[Raw], options: Raw) -> Raw:
     end."""
     by_id: dict[int, Raw] = {}
     for task in (task for answer in answers for task in answer["tasks"]):
-        known = by_id.get(task["id"])
-        if known is None or known["ended_ms"] is None:
+        other = by_id.get(task["id"])
+        if other is None or other["ended_ms"] is None:
             by_id[task["id"]] = task
     tasks = sorted(by_id.values(), key=lambda task: -task["id"])
     limit = options.get("limit", 100)

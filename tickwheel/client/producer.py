@@ -601,8 +601,8 @@ class ColumnBatch(Batch):
             tasks = list(zip(repeat(topic), bodies, delays_ms))
             return (_ENQUEUE, self.number, floor, tasks)
         first_ms = delays_ms[0]
-        alike = delays_ms.count(first_ms) == len(delays_ms)
-        return (_COLUMNS, self.number, floor, topic, bodies, first_ms if alike else delays_ms)
+        is_uniform = delays_ms.count(first_ms) == len(delays_ms)
+        return (_COLUMNS, self.number, floor, topic, bodies, first_ms if is_uniform else delays_ms)
 
     def answered(self, result: Any) -> None:
         accepted_ms, ids = result
