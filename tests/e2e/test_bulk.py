@@ -271,7 +271,7 @@ def test_commands_for_dead_letters_that_match(running: Daemon) -> None:
             ("reschedule", "--topic", "cli", "--all"),
             "give exactly one of --delay, --at, --shift, --spread",
         ),
-        (("dead", "requeue", "7", "--where", "n > 1"), "do not go with it"),
+        (("dead", "requeue", "7", "--where", "n > 1"), "cannot be combined with --where"),
         (("cancel", "--topic", "cli", "--due-from", "soon"), "neither an ISO-8601 time"),
     ],
 )

@@ -182,7 +182,7 @@ def test_the_command_line_rejects_what_nobody_can_unpack_and_goes_on(
     assert f"task {bad}: bad_body: the body is not zlib" in done.stderr.decode()
     (letter,) = cli.json("dead", "list")
     assert (letter["id"], letter["reason"][:8]) == (bad, "BadBody:")
-    assert "the body is not zlib" in cli.run("show", bad).stdout.decode()
+    assert "the body is not valid zlib" in cli.run("show", bad).stdout.decode()
 
 
 def test_schedules_on_the_command_line_are_packed_and_shown(

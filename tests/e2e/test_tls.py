@@ -135,7 +135,7 @@ async def test_what_does_not_fit_is_said_in_one_line(
         await Client(running.url.replace("tls", "tcp"), token="of-everything").connect()
     with (
         Daemon(tmp_path / "plain") as plain,
-        pytest.raises(errors.TlsFailed, match="does not speak TLS"),
+        pytest.raises(errors.TlsFailed, match="does not use TLS"),
     ):
         await Client(plain.url.replace("tcp", "tls")).connect()
     with pytest.raises(errors.BadRequest, match="ca no/such"):
