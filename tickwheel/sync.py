@@ -209,7 +209,8 @@ class Runtime:
         return await method(client, *arguments, **options)
 
     async def _connected(self, timeout_s: float | None) -> AsyncClient:
-        """Return the connected client. Raises like ``Client.connect``, and after ``timeout_s``."""
+        """Return the connected client. Raise errors like ``Client.connect``, and after
+        ``timeout_s``."""
         if self._connecting is None or self._connecting.done():
             self._connecting = self._loop.create_task(self._connect())
             self._connecting.add_done_callback(seen)
@@ -515,7 +516,7 @@ class Subscription:
         """With ``auto_ack``: id of a thread → its current delivery."""
 
     def start(self) -> Self:
-        """Subscribe. Raises the daemon's refusal. Does nothing when started."""
+        """Subscribe. Raise the daemon's refusal. Does nothing when started."""
         self._runtime.call(lambda _: self._inner.start())
         return self
 
@@ -619,8 +620,8 @@ class Client:
     # --- life -----------------------------------------------------------------------------------
 
     def connect(self) -> Self:
-        """Connect now instead of with the first call. Raises like ``tickwheel.Client.connect``; the
-        caller can try again."""
+        """Connect now instead of with the first call. Raise errors like
+        ``tickwheel.Client.connect``; the caller can try again."""
 
         async def nothing(_: AsyncClient) -> None: ...
 
@@ -779,7 +780,7 @@ class Client:
 
     def body_of(self, task: TaskInfo | ScheduleInfo) -> bytes | None:
         """Return the unpacked body of a task that was looked up or listed, or of a schedule's
-        tasks. None: the task has ended, and its body is gone. Raises Undecodable like
+        tasks. None: the task has ended, and its body is gone. Raise Undecodable like
         ``Delivery.body``."""
         return body_of(self._codec, task)
 

@@ -222,7 +222,7 @@ EXIT_INTERRUPTED = 130
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run ``tickwheel ARGUMENTS…``. Return the exit code. Raises ModuleNotFoundError."""
+    """Run ``tickwheel ARGUMENTS…``. Return the exit code. Raise ModuleNotFoundError."""
     _fill_streams()
     code = _run(arguments)
     return code if _is_written() else code or EXIT_FAILED

@@ -147,7 +147,7 @@ class Default:
 
 
 def limit_file_mode() -> None:
-    """Apply the environment's ``file_mode`` to the files of a command without settings. Raises
+    """Apply the environment's ``file_mode`` to the files of a command without settings. Raise
     BadRequest for an invalid mode."""
     mode = environment.value(FILE_MODE_ENV) or disk.FILE_MODE
     if mode not in disk.FILE_MODES:

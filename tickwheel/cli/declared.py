@@ -136,7 +136,7 @@ def _value(field: Field, value: Any) -> Any:
 
 
 def read_secrets(path: str) -> list[str]:
-    """Return the secrets in a file, one from each line that is not a comment (#). Raises
+    """Return the secrets in a file, one from each line that is not a comment (#). Raise
     BadRequest."""
     try:
         with Path(path).open("rb") as file:

@@ -150,7 +150,7 @@ async def enqueue(
 
 
 def read_stdin(bytes_max: int) -> bytes:
-    """Read all of stdin. Raises LimitExceeded, without reading on, and OSError."""
+    """Read all of stdin. Raise LimitExceeded, without reading on, and OSError."""
     data = sys.stdin.buffer.read(bytes_max + 1)
     if len(data) > bytes_max:
         raise LimitExceeded(
@@ -319,7 +319,7 @@ class BadLine(BadRequest):
 
 
 def read_tasks(lines: Iterable[bytes], defaults: Defaults) -> Iterator[tuple[Task, int]]:
-    """Yield each task with the bytes of its line, skipping empty lines. Raises BadLine."""
+    """Yield each task with the bytes of its line, skipping empty lines. Raise BadLine."""
     skipped_bytes = 0
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -336,7 +336,7 @@ ReadTasks = Callable[[Iterable[bytes], Defaults], Iterator[tuple[Task, int]]]
 
 
 def read_csv(lines: Iterable[bytes], defaults: Defaults) -> Iterator[tuple[Task, int]]:
-    """``read_tasks`` for CSV (RFC 4180) with the fields' names in the first line. Raises
+    """``read_tasks`` for CSV (RFC 4180) with the fields' names in the first line. Raise
     BadLine."""
     read_bytes = 0
 
@@ -379,7 +379,7 @@ def _header(row: list[str]) -> list[str]:
 
 
 def _cells(names: list[str], row: list[str]) -> dict[str, Any]:
-    """Return the fields of a row, with the types of JSON. Raises ValueError."""
+    """Return the fields of a row, with the types of JSON. Raise ValueError."""
     if len(row) != len(names):
         raise ValueError(f"{len(row)} cells, but the first line has {len(names)} fields")
     return {name: _cell(name, cell) for name, cell in zip(names, row, strict=True) if cell}
@@ -406,12 +406,12 @@ def _check_known(names: Iterable[str]) -> None:
 
 
 def read_task(line: bytes, defaults: Defaults) -> Task:
-    """Parse the task in a line. Raises ValueError naming the field."""
+    """Parse the task in a line. Raise ValueError naming the field."""
     return _task_of(_object(line), defaults)
 
 
 def _task_of(fields: dict[str, Any], defaults: Defaults) -> Task:
-    """Return the task with these fields. Raises ValueError naming the field."""
+    """Return the task with these fields. Raise ValueError naming the field."""
     _check_known(fields)
     due = _due(fields)
     if all(value is None for value in due.values()):

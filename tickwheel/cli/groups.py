@@ -360,7 +360,7 @@ async def rate(
 
 
 def parse_rate(text: str) -> float | None:
-    """Parse a rate above 0; None for ``none``. Raises BadRequest."""
+    """Parse a rate above 0; None for ``none``. Raise BadRequest."""
     if text.strip().lower() == "none":
         return None
     try:

@@ -228,7 +228,7 @@ def _follow(call: Call, folder: Path, query: Query, tally: Tally) -> int:
 
 
 def folder_of(name: str | None, option: str) -> Path:
-    """Return the folder of the history, which must exist. Raises BadRequest."""
+    """Return the folder of the history, which must exist. Raise BadRequest."""
     name = name or environment.value(DIR_ENV)
     if not name:
         raise BadRequest(f"give the history's folder with {option} or {DIR_ENV}")

@@ -53,7 +53,7 @@ parse_at = parse_time
 
 
 def parse_id(text: str) -> int:
-    """Parse a task id as printed by the daemon. Raises ValueError."""
+    """Parse a task id as printed by the daemon. Raise ValueError."""
     if not text.isascii() or not text.isdecimal() or int(text) > ID_MAX:
         raise ValueError(f"{text!r} is not a valid task id, an integer from 0 to 2^63 - 1")
     return int(text)
@@ -61,7 +61,7 @@ def parse_id(text: str) -> int:
 
 def parse_property(text: str) -> tuple[str, str | int | float | bool]:
     """Parse a property: ``name=value`` is a text, which may be empty or contain equals signs;
-    ``name:=value`` is a number, true or false. Raises ValueError."""
+    ``name:=value`` is a number, true or false. Raise ValueError."""
     name, equals, value = text.partition("=")
     if not equals or name in {"", ":"}:
         raise ValueError(f"{text!r} is not a valid property; write name=value, or name:=number")
@@ -84,7 +84,7 @@ def parse_value(text: str) -> str | int | float | bool:
 
 
 def parse_properties(texts: list[str] | None) -> dict[str, PropertyValue]:
-    """Parse the properties of ``--prop``. Raises BadRequest."""
+    """Parse the properties of ``--prop``. Raise BadRequest."""
     try:
         return dict(parse_property(text) for text in texts or ())
     except ValueError as error:
@@ -363,7 +363,7 @@ class RuleOptions(TypedDict, total=False):
 
 
 def rule_of(action: str | None, options: RuleOptions) -> IfPending | None:
-    """Return the rule of the options. Raises BadRequest for a rule option without --if-pending."""
+    """Return the rule of the options. Raise BadRequest for a rule option without --if-pending."""
     if action is not None:
         return IfPending(cast("Action", action), **cast("Any", options))
     for name in options:
@@ -373,7 +373,7 @@ def rule_of(action: str | None, options: RuleOptions) -> IfPending | None:
 
 def rule_of_json(value: Any) -> IfPending:
     """Return the rule in a line of JSON: an action, or an object of RULE_FIELDS with durations in
-    seconds or as text. Raises ValueError."""
+    seconds or as text. Raise ValueError."""
     if isinstance(value, str):
         return IfPending(cast("Action", value))
     if not isinstance(value, dict) or not isinstance(value.get("action"), str):

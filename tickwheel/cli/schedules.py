@@ -242,7 +242,7 @@ async def apply(
 
 
 def read_file(file: Path) -> dict[str, dict[str, Any]]:
-    """Return name → arguments of ``Client.put_schedule``. Raises BadRequest naming the error."""
+    """Return name → arguments of ``Client.put_schedule``. Raise BadRequest naming the error."""
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

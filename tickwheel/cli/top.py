@@ -717,7 +717,7 @@ def _show_link(call: Call, url: str, until_ms: int | None) -> None:
 
 
 def address_of(status: Status) -> str:
-    """Return the URL of the daemon's console, as seen from here. Raises BadRequest."""
+    """Return the URL of the daemon's console, as seen from here. Raise BadRequest."""
     http = status.raw.get("http")
     if not http:
         raise BadRequest(
@@ -734,7 +734,7 @@ def address_of(status: Status) -> str:
 
 
 def _link(http: str, token: str | None) -> dict[str, Any]:
-    """Request a login link from the daemon. Raises the daemon's error, Unreachable or
+    """Request a login link from the daemon. Raise the daemon's error, Unreachable or
     BadRequest."""
     if urlsplit(http).scheme not in ("http", "https"):
         raise BadRequest(f"--http must be http://HOST:PORT, not {http!r:.60}")

@@ -147,7 +147,7 @@ class Client(WrittenVerbs):
     # --- life -----------------------------------------------------------------------------------
 
     async def connect(self) -> Self:
-        """Connect now instead of with the first call. Does nothing when connected. Raises
+        """Connect now instead of with the first call. Does nothing when connected. Raise
         Unreachable after ``connect_timeout``, NotActive after ``active_timeout`` (daemons answer,
         but none is active), or the daemon's refusal; the caller can try again afterwards."""
         if self._state == "closed":
@@ -238,7 +238,7 @@ class Client(WrittenVerbs):
         """Store a task durably. It is due after ``delay`` (seconds, a timedelta, or text such as
         "5m"), or ``at`` (an aware datetime), or at once.
 
-        ``options``: see TaskKeywords. Concurrent calls share frames. Raises BadRequest for an
+        ``options``: see TaskKeywords. Concurrent calls share frames. Raise BadRequest for an
         invalid task; Refused (or a subclass) or Unreachable when the task was certainly not stored;
         OutcomeUnknown when the task was sent but not answered within ``timeout`` (default: the
         client's).
@@ -267,7 +267,7 @@ class Client(WrittenVerbs):
     ) -> asyncio.Future[Receipt]:
         """``enqueue`` as a future.
 
-        Raises BadRequest for an invalid task, and Overloaded when too many tasks wait. Later errors
+        Raise BadRequest for an invalid task, and Overloaded when too many tasks wait. Later errors
         are set on the future; an error that nobody retrieves is only logged.
         """
         checked = self._check("Client.enqueue_nowait", topic, body, delay, at, options)
@@ -392,7 +392,7 @@ class Client(WrittenVerbs):
         """Send a task without waiting for an answer, without retries, and without a promise that it
         is stored.
 
-        Raises BadRequest for an invalid task, and Unreachable without a connection.
+        Raise BadRequest for an invalid task, and Unreachable without a connection.
         """
         checked = self._check("Client.oneway", topic, body, delay, at, options)
         time_s = self._options.send_timeout_s if timeout is None else seconds(timeout, "timeout")
@@ -520,7 +520,7 @@ class Client(WrittenVerbs):
 
     def body_of(self, task: TaskInfo | ScheduleInfo) -> bytes | None:
         """Return the unpacked body of a task that was looked up or listed, or of a schedule's
-        tasks. None: the task has ended, and its body is gone. Raises Undecodable like
+        tasks. None: the task has ended, and its body is gone. Raise Undecodable like
         ``Delivery.body``."""
         return body_of(self._codec, task)
 

@@ -48,7 +48,7 @@ Address = tuple[str, int]
 def parse_url(url: str) -> list[Address]:
     """Return every address of ``url`` in order. Each may have a scheme, and the port is optional.
 
-    Raises BadRequest naming the invalid part.
+    Raise BadRequest naming the invalid part.
     """
     if not isinstance(url, str):
         raise BadRequest(f"url must be text like {DEFAULT_URL}, not {url!r:.60}")
@@ -59,7 +59,7 @@ def parse_url(url: str) -> list[Address]:
 
 
 def is_secure(url: str) -> bool:
-    """Whether the URL uses TLS."""
+    """Return whether the URL uses TLS."""
     return _is_secure(url.strip())
 
 
@@ -107,7 +107,7 @@ class Trust(NamedTuple):
     key: str | None = None
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS context of the files. Raises BadRequest naming an invalid file."""
+        """Return the TLS context of the files. Raise BadRequest naming an invalid file."""
         ca = self.ca or environment.value("TICKWHEEL_CA")
         cert = self.cert or environment.value("TICKWHEEL_CLIENT_CERT")
         key = self.key or environment.value("TICKWHEEL_CLIENT_KEY")
@@ -361,7 +361,7 @@ class Connection(asyncio.Protocol):
         return not self.paused and self.out_bytes < OUT_BYTES_SOFT
 
     async def wait_room(self, timeout_s: float) -> None:
-        """Wait until the written frames were sent. Raises SendTimeout if the daemon does not
+        """Wait until the written frames were sent. Raise SendTimeout if the daemon does not
         read."""
         self.flush()
         try:
@@ -519,7 +519,7 @@ Open = Callable[[Connection, Address, ssl.SSLContext | None], Awaitable[None]]
 
 
 async def connect(connection: Connection, address: Address, tls: ssl.SSLContext | None) -> None:
-    """Connect to an address. Raises OSError, or UnicodeError for an invalid host name."""
+    """Connect to an address. Raise OSError, or UnicodeError for an invalid host name."""
     loop = asyncio.get_running_loop()
     if tls is None:
         await loop.create_connection(lambda: connection, *address)
@@ -530,7 +530,7 @@ async def connect(connection: Connection, address: Address, tls: ssl.SSLContext 
 
 
 def hello(number: int, options: dict[str, Any], frame_bytes_max: int) -> bytes:
-    """Return the frame of a HELLO. Raises LimitExceeded if the frame is too large: before HELLO the
+    """Return the frame of a HELLO. Raise LimitExceeded if the frame is too large: before HELLO the
     daemon accepts smaller frames."""
     data = encode((int(FrameType.HELLO), number, options))
     if len(data) > min(frame_bytes_max, HELLO_BYTES_MAX):

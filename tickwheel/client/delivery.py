@@ -338,7 +338,7 @@ class Delivery(Delivered):
         return self._item[0], self._batch.epoch, self._item[1]
 
     def _sent(self, reason: str | None) -> str | None:
-        """Return the reason that is sent: cut, and without lone surrogates. Raises BadRequest."""
+        """Return the reason that is sent: cut, and without lone surrogates. Raise BadRequest."""
         if reason is None:
             return None
         if not isinstance(reason, str):
@@ -363,7 +363,7 @@ class Delivery(Delivered):
 
 async def unpack_aside(delivery: Delivery) -> None:
     """Unpack a large body in a thread, so that ``Delivery.body`` does not block the event loop.
-    Raises nothing: ``body`` raises the error."""
+    Errors are left to ``body``."""
     item = delivery._item
     if (
         len(item) == UNPACKED
@@ -514,7 +514,7 @@ class Acks:
         return channel
 
     def gather(self, channel: Channel) -> None:
-        """Register a channel at its first ack in this step of the loop. Raises ClientClosed."""
+        """Register a channel at its first ack in this step of the loop. Raise ClientClosed."""
         if self._stopped is not None:
             raise self._stopped
         self._gathering.append(channel)

@@ -98,7 +98,7 @@ class Codec:
         encrypt_with: str | None = None,
         unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
     ) -> None:
-        """Raises BadRequest naming field and value, or a missing extra."""
+        """Raise BadRequest naming field and value, or a missing extra."""
         self.unpacked_bytes_max = Whole(1).check(unpacked_bytes_max, "unpacked_bytes_max", Limits())
         self._pack: Callable[[bytes], bytes] | None = None
         self._method, self._over_bytes = "zlib", 0
@@ -176,7 +176,7 @@ class Codec:
         return blake2b(sealed, key=key, digest_size=NONCE_BYTES, person=b"tickwheel nonce").digest()
 
     def unpack(self, topic: str, body: bytes, encoding: str) -> bytes:
-        """Return the body before its steps. Raises Undecodable if this client cannot undo a step
+        """Return the body before its steps. Raise Undecodable if this client cannot undo a step
         (its key, extra or name is missing), BadBody if no client can."""
         return self.unpacked(topic, body, encoding)[0]
 
@@ -234,7 +234,7 @@ def encoding_of(task: TaskInfo | ScheduleInfo) -> str | None:
 
 
 def body_of(codec: Codec, task: TaskInfo | ScheduleInfo) -> bytes | None:
-    """Return the unpacked body; None: the task has ended. Raises like ``Codec.unpack``."""
+    """Return the unpacked body; None: the task has ended. Raise errors like ``Codec.unpack``."""
     encoding = encoding_of(task)
     if task.body is None or task.topic is None or encoding is None:
         return task.body
@@ -302,7 +302,7 @@ def _check_size(count: int, bytes_max: int) -> None:
 
 def read_keys(path: str | os.PathLike[str]) -> dict[str, bytes]:
     """Read the keys in a file, in order: lines ``NAME BASE64``, empty lines, and comments after #.
-    Raises BadRequest naming the line, never its content."""
+    Raise BadRequest naming the line, never its content."""
     try:
         with Path(path).open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -334,7 +334,7 @@ def read_keys(path: str | os.PathLike[str]) -> dict[str, bytes]:
 
 
 def _ciphers(keys: Any) -> dict[str, Any]:
-    """Return the cipher of each key by name. Raises BadRequest, which shows no key."""
+    """Return the cipher of each key by name. Raise BadRequest, which shows no key."""
     if not isinstance(keys, Mapping) or not keys:
         raise BadRequest("keys must be a mapping of at least one name to a key of 32 bytes")
     aead = extra("encryption", "cryptography.hazmat.primitives.ciphers.aead", "keys")
@@ -357,6 +357,6 @@ def _ciphers(keys: Any) -> dict[str, Any]:
 
 
 def extra(name: str, module: str, option: str) -> Any:
-    """Import a module of an extra. Raises BadRequest naming both."""
+    """Import a module of an extra. Raise BadRequest naming both."""
     with needs_extra(option, name):
         return import_module(module)

@@ -98,7 +98,7 @@ class Once:
 
         ``work``: a delivery, which identifies its task in its topic and group, or any text.
         ``key``: identifies a delivery's work instead of the task's id: all tasks of the topic and
-        group with the same key share a claim. Raises Conflict if another caller works on it for
+        group with the same key share a claim. Raise Conflict if another caller works on it for
         longer than ``wait``, Unreachable if the marks cannot be read or written.
         """
         return self._claim(f"{self._namespace}:{name_of(work, key)}")
@@ -142,7 +142,7 @@ class Once:
 
 def name_of(work: Any, key: Any = None) -> str:
     """Return the key of a claim: the text ``work``, or a delivery's topic, group, and ``key`` or
-    task id. Raises BadRequest."""
+    task id. Raise BadRequest."""
     if not isinstance(work, Delivered):
         if key is not None:
             raise BadRequest("key requires a delivery; with a text, the text is the key")
@@ -175,14 +175,14 @@ class DedupStore(Protocol):
     async def claim(self, key: str, wait_s: float) -> Any:
         """Claim a key; None: its work is done.
 
-        Waits while another caller holds the key. Raises TimeoutError after ``wait_s`` seconds.
+        Waits while another caller holds the key. Raise TimeoutError after ``wait_s`` seconds.
         """
 
     async def done(self, claim: Any) -> None:
         """Mark the key of a claim as done."""
 
     async def give_back(self, claim: Any) -> None:
-        """Release a claim after a failure. Raises nothing: a claim also ends by itself."""
+        """Release a claim after a failure. Ignore errors: a claim also ends by itself."""
 
     async def is_done(self, key: str) -> bool:
         """Return whether the key is marked as done."""

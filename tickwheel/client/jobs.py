@@ -127,7 +127,7 @@ class Route:
 
 
 def route(handler: Handler, topic: str, **options: Unpack[HandlerKeywords]) -> Route:
-    """Return a checked route. Raises BadRequest naming field and value."""
+    """Return a checked route. Raise BadRequest naming field and value."""
     check_handler(handler)
     checker = TaskChecker()
     concurrency = checked_concurrency(options.get("concurrency", CONCURRENCY_DEFAULT))
@@ -229,7 +229,7 @@ def checked_concurrency(value: Any) -> int:
 
 
 def seconds(value: Any, field: str, *, zero: bool = False) -> float:
-    """Convert a duration to seconds. Raises BadRequest."""
+    """Convert a duration to seconds. Raise BadRequest."""
     value_ms = duration_ms(value, field)
     if value_ms <= 0 and not zero:
         raise BadRequest(f"{field} must be more than 0 s, not {shown(value)}")
@@ -439,7 +439,7 @@ class Runner:
             self._exits(error)
 
     def _is_spent(self, before: contextvars.Context) -> bool:
-        """Whether the last handler left something in the task."""
+        """Return whether the last handler left something in the task."""
         if self._stopped or self._lost is not None or self.task.cancelling():
             return True
         if self.call is not None and not self.call.ended.done():

@@ -127,7 +127,7 @@ class Link:
     # --- life -----------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Wait for the connection. Raises why there is none; the caller can try again."""
+        """Wait for the connection. Raise its error; the caller can try again."""
         if self.state == "open":
             await asyncio.shield(self.connecting)
         else:
@@ -135,7 +135,7 @@ class Link:
             await self.connecting
 
     def ready(self) -> None:
-        """Start to connect, unless started. Raises ClientClosed."""
+        """Start to connect, unless started. Raise ClientClosed."""
         if self.state == "closed":
             raise ClientClosed("the client is closed; make a new one")
         if self.state == "new":
@@ -194,7 +194,7 @@ class Link:
             raise
 
     def _greeted(self, limits: Limits) -> None:
-        """Store the daemon's answer to HELLO. Raises ConnectionLost for a daemon with another shard
+        """Store the daemon's answer to HELLO. Raise ConnectionLost for a daemon with another shard
         than the link's first."""
         self.options.checker.set_limits(limits)
         info = self.reconnector.info
@@ -337,7 +337,7 @@ async def close_all(links: Iterable[Link], limit_s: float) -> None:
 
 
 def _has_options(frame: FrameType) -> bool:
-    """Whether a frame that several verbs share has a field for options."""
+    """Return whether a frame that several verbs share has a field for options."""
     return any(verb.asked.options() for verb in VERBS.values() if verb.frame is frame)
 
 
@@ -357,7 +357,7 @@ class Routes(Protocol):
         self, place: tuple[Link, int] | None, name: str, wires: Sequence[Any], until_s: float | None
     ) -> tuple[Link, int]:
         """Return the link to the shard of a transaction with these half tasks, and the number of
-        the claim of its name. Raises BadRequest or Conflict."""
+        the claim of its name. Raise BadRequest or Conflict."""
 
     def answer_checks(self) -> None:
         """Answer checks of the client's producer groups at all shards."""
@@ -382,11 +382,11 @@ class Verbs:
         return self._link.reconnector
 
     def _ready(self) -> None:
-        """Start to connect a new client. Raises ClientClosed."""
+        """Start to connect a new client. Raise ClientClosed."""
         raise NotImplementedError
 
     async def _know_shards(self, until_s: float | None = None) -> Routes | None:
-        """Return all shards once it is known whether there are several. Raises if it stays
+        """Return all shards once it is known whether there are several. Raise if it stays
         unknown."""
         raise NotImplementedError
 
@@ -452,7 +452,7 @@ class Verbs:
     ) -> Any:
         """Return the outcome for ``named`` (a task's id, or pairs of dead letters), or the outcomes
         of a key's tasks, or the bulk operation for all that match, which alone accepts a rate and
-        an id. Raises BadRequest unless exactly one of the three is given."""
+        an id. Raise BadRequest unless exactly one of the three is given."""
         verb, own = VERBS[name], {"rate": keywords.pop("rate"), "id": keywords.pop("id")}
         of_tasks = issubclass(verb.asked, Selection)
         ids = [named] if of_tasks and named is not None else named

@@ -120,7 +120,7 @@ class Producer:
         return self._open is not None or self._timed is not None
 
     def add(self, checked: CheckedTask) -> asyncio.Future[Any]:
-        """Add one task. Return the future of its Receipt. Raises Overloaded."""
+        """Add one task. Return the future of its Receipt. Raise Overloaded."""
         batch = self._open
         future = None if batch is None else batch.add(*checked)
         if future is None:
@@ -202,7 +202,7 @@ class Producer:
         return future
 
     async def wait_room(self, time_s: float | None = None) -> None:
-        """Wait until there is room. Raises Overloaded or Unreachable after ``time_s``."""
+        """Wait until there is room. Raise Overloaded or Unreachable after ``time_s``."""
         limit_s = self._total_s if time_s is None else time_s
         try:
             async with asyncio.timeout(limit_s):
@@ -254,7 +254,7 @@ class Producer:
         return batch
 
     def _check_room(self, count: int, size: int) -> None:
-        """Close the open batches. Raises Overloaded if there is no room for this many tasks."""
+        """Close the open batches. Raise Overloaded if there is no room for this many tasks."""
         if self._stopped is not None:
             raise self._stopped
         self._close_open()
@@ -508,7 +508,7 @@ class Batch(Resendable):
         return (_ENQUEUE, self.number, floor, self.tasks)
 
     def unwanted(self) -> bool:
-        """Whether every caller has cancelled."""
+        """Return whether every caller has cancelled."""
         return all(future.cancelled() for future in self.futures)
 
     def answered(self, result: Any) -> None:
@@ -659,7 +659,7 @@ async def gather_receipts(
     futures: Sequence[asyncio.Future[Any]], counts: Sequence[int], trouble: TickwheelError | None
 ) -> Sequence[Receipt]:
     """Return the receipts of all frames. ``counts``: tasks of each frame; frames without a future
-    were not sent, because of ``trouble`` or an earlier failure. Raises the error of a failed
+    were not sent, because of ``trouble`` or an earlier failure. Raise the error of a failed
     enqueue."""
     if futures:
         await asyncio.wait(futures)

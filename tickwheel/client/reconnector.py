@@ -167,7 +167,7 @@ class Reconnector:
     # --- life -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Wait for the first connection. Raises Unreachable, NotActive, or the daemon's refusal."""
+        """Wait for the first connection. Raise Unreachable, NotActive, or the daemon's refusal."""
         self._runner = self.loop.create_task(self._run())
         waited_s = self._connect_timeout_s
         await self._wait_connected(waited_s)
@@ -275,7 +275,7 @@ class Reconnector:
         return SendTimeout(f"{what} was sent but not answered within {waited_s:g} s")
 
     async def wait_up(self, timeout_s: float) -> Connection:
-        """Return the connection once there is one. Raises Unreachable or NotActive."""
+        """Return the connection once there is one. Raise Unreachable or NotActive."""
         await self._wait_connected(timeout_s)
         if self.connection is None:
             raise self.unreachable(timeout_s)
@@ -392,7 +392,7 @@ class Reconnector:
     # --- HELLO ----------------------------------------------------------------------------------
 
     async def _greet(self, address: Address, timeout_s: float) -> Greeted:
-        """Try one address, concurrently with others. Raises a TickwheelError, including Standby and
+        """Try one address, concurrently with others. Raise a TickwheelError, including Standby and
         Silent."""
         connection = Connection(
             self._deliver, self.wake, self._ended, self._asked, self._lease_changed
@@ -415,7 +415,7 @@ class Reconnector:
         raise error
 
     def _choose(self, greeted: Greeted) -> None:
-        """Accept this daemon. Raises ConnectionLost if it lacks the shard that the client began
+        """Accept this daemon. Raise ConnectionLost if it lacks the shard that the client began
         with."""
         connection, info = greeted
         self.limits = Limits.from_wire(info.get("limits"))
@@ -439,7 +439,7 @@ class Reconnector:
         )
 
     async def _say_hello(self, connection: Connection, address: Address) -> dict[str, Any]:
-        """Return the answer of an active daemon that has the shard. Raises a TickwheelError."""
+        """Return the answer of an active daemon that has the shard. Raise a TickwheelError."""
         request = _Hello(0.0)
         number = self.next_number()
         refused = self._refused.get(address, ())

@@ -311,7 +311,7 @@ class Calls:
         repeat: bool = True,
         orphaned: Callable[[Any], None] | None = None,
     ) -> Any:
-        """Return the result of a request. Raises the daemon's error, or why there is no answer.
+        """Return the result of a request. Raise the daemon's error, or why there is no answer.
 
         ``extra_s``: additional seconds for the answer. ``until_s``: the caller's deadline by the
         loop's clock, which replaces the usual one. ``prompt``: whether a missing answer means a
@@ -395,7 +395,7 @@ class Calls:
 
 
 def read(parse: Callable[[Any], T], answer: Any) -> T:
-    """Return ``parse(answer)``. Raises ProtocolError for an answer of an unexpected shape."""
+    """Return ``parse(answer)``. Raise ProtocolError for an answer of an unexpected shape."""
     try:
         return parse(answer)
     except (TypeError, ValueError, LookupError, AttributeError) as problem:
@@ -405,7 +405,7 @@ def read(parse: Callable[[Any], T], answer: Any) -> T:
 
 
 def list_of(answer: Any, count: int, kind: Any) -> list[Any]:
-    """Return the answer as a list of ``count`` items of this kind. Raises ProtocolError."""
+    """Return the answer as a list of ``count`` items of this kind. Raise ProtocolError."""
     if not isinstance(answer, tuple) or len(answer) != count:
         raise ProtocolError(f"the daemon's answer must be a list of {count}, not {answer!r:.100}")
     items: list[Any] = read(shapes.reader_of(kind), answer)

@@ -271,7 +271,7 @@ class Search:
     async def find(self) -> Connection:
         """Search for an active daemon, in rounds with growing pauses.
 
-        Raises the last address's error if all addresses refuse permanently and none was ever
+        Raise the last address's error if all addresses refuse permanently and none was ever
         active.
         """
         connection: Connection | None = None
@@ -450,8 +450,8 @@ class Search:
         return 0.0 if newest is None else newest.since_s + APART_S - self._loop.time()
 
     def _may_repeat(self, address: Address) -> bool:
-        """Whether an attempt at this address has been silent so long that another connection may be
-        answered sooner. Only one such repetition runs at a time."""
+        """Return whether an attempt at this address has been silent so long that another connection
+        may be answered sooner. Only one such repetition runs at a time."""
         if any(attempt.is_second for attempt in self._running):
             return False
         silent_s = self._loop.time() - APART_S

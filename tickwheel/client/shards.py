@@ -91,7 +91,7 @@ UNSURE = (SendTimeout, ConnectionLost, OutcomeUnknown)
 
 
 def checked_basis(options: Mapping[str, Any]) -> str | None:
-    """Return the basis of a task with these options; None: it can be in any shard. Raises
+    """Return the basis of a task with these options; None: it can be in any shard. Raise
     BadRequest for a rule for pending keys if tasks with the same key may be in different shards."""
     shard_by, key = options.get("shard_by"), options.get("key")
     basis = basis_of(shard_by, options.get("order_key"), key)
@@ -186,7 +186,7 @@ class Shards:
 
     def __init__(self, own: Link, urls: Sequence[str], place: tuple[int, int]) -> None:
         """``own``: the first link; ``urls``: of all shards, "" for a shard without a daemon;
-        ``place``: the index of the own shard and the number of shards. Raises ConnectionLost if
+        ``place``: the index of the own shard and the number of shards. Raise ConnectionLost if
         some shards use TLS and others do not."""
         options = own.options
         for shard, url in enumerate(urls):
@@ -216,7 +216,7 @@ class Shards:
 
     def of_basis(self, basis: str) -> Link:
         """Return the link to the shard that has the tasks with this basis, or the settings of the
-        topic with this name. Raises BadRequest."""
+        topic with this name. Raise BadRequest."""
         try:
             shard = shard_of(basis, len(self.links))
         except UnicodeEncodeError as error:
@@ -224,7 +224,7 @@ class Shards:
         return self.opened(self.links[shard])
 
     def home_of(self, wire: WireTask) -> Link:
-        """Return the link to the shard of a task. Raises BadRequest."""
+        """Return the link to the shard of a task. Raise BadRequest."""
         basis = checked_basis(wire[3]) if len(wire) == 4 else None
         return self.any() if basis is None else self.of_basis(basis)
 
@@ -253,7 +253,7 @@ class Shards:
     ) -> tuple[Link, int]:
         """Return the link to the shard of a transaction with these half tasks, and the number of
         the claim of its name there; 0: no claim is needed. ``place``: the shard of its earlier half
-        tasks. Raises BadRequest if the tasks belong to several shards, Conflict if another client
+        tasks. Raise BadRequest if the tasks belong to several shards, Conflict if another client
         uses the name in another shard."""
         home = None if place is None else place[0]
         bases = {checked_basis(wire[3]) for wire in wires if len(wire) == 4} - {None}
@@ -276,7 +276,7 @@ class Shards:
     ) -> tuple[int, int]:
         """Return the shard of the schedule or transaction with this name, which exists or is about
         to be created, and the number of the claim. ``wanted``: the only possible shard; None: any,
-        by default the name's home. Raises Conflict if the name is used in another shard."""
+        by default the name's home. Raise Conflict if the name is used in another shard."""
         home, verb = shard_of(name, len(self.links)), VERBS[f"claim_{kind}"]
 
         async def ask(at: int, shard: int, number: int, *, is_over: bool) -> tuple[int, int]:
@@ -307,7 +307,7 @@ class Shards:
                 self.opened(link)
 
     def opened(self, link: Link) -> Link:
-        """Return the link, and start to connect it if necessary. Raises ClientClosed."""
+        """Return the link, and start to connect it if necessary. Raise ClientClosed."""
         if self._is_closed:
             raise ClientClosed("the client is closed; make a new one")
         link.ready()
@@ -531,7 +531,7 @@ class Shards:
 
     def _home_and_others(self, topic: Any) -> tuple[Link, list[Link]]:
         """Return the link to the home of a topic's settings, and the links to all other shards.
-        Raises BadRequest."""
+        Raise BadRequest."""
         home = self.of_basis(topic) if isinstance(topic, str) else self.links[0]
         return home, [link for link in self.links if link is not home]
 
@@ -552,7 +552,7 @@ class Shards:
     async def _put_schedule(
         self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
     ) -> Any:
-        """Store a schedule in the shard of its tasks, or else in the home of its name. Raises
+        """Store a schedule in the shard of its tasks, or else in the home of its name. Raise
         Conflict if another shard has a schedule of that name."""
         name, options = fields[0], fields[-1]
         basis = checked_basis(options.get(NewSchedule.field("task").name) or {})
@@ -780,7 +780,7 @@ class SpreadProducer:
         return bool(producers) and all(producer.is_full for producer in producers)
 
     def _home(self, wire: WireTask) -> Producer:
-        """Return the producer of a task; a fast path for most tasks. Raises BadRequest."""
+        """Return the producer of a task; a fast path for most tasks. Raise BadRequest."""
         if len(wire) == 4:
             basis = checked_basis(wire[3])
             if basis is not None:

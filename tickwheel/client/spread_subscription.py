@@ -120,7 +120,7 @@ class SpreadSubscription:
         return self.buffer.parts
 
     async def start(self) -> None:
-        """Subscribe at all connected shards; those that are away join later. Raises a shard's
+        """Subscribe at all connected shards; those that are away join later. Raise a shard's
         refusal, or an error if no shard is connected."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + JOIN_S
@@ -306,7 +306,7 @@ class SpreadSubscription:
     async def _update(self, part: Subscription, share: int) -> ShareUse | None:
         """Set the share of one shard. Return its use, or None if the shard is away; it then gets
         the share when it returns. Until it answers, the greater share counts, because the daemon
-        may have either. Raises the daemon's refusal."""
+        may have either. Raise the daemon's refusal."""
         self._shares[part._shard] = max(share, self._shares[part._shard])
         try:
             use = ShareUse(share, *await part.update_prefetch(share))

@@ -109,7 +109,7 @@ async def status_at(
 ) -> Status:
     """Return the status of the daemon at ``url``, a single address. Standbys answer as well.
 
-    Raises Unreachable after ``timeout`` seconds, or the daemon's refusal.
+    Raise Unreachable after ``timeout`` seconds, or the daemon's refusal.
     """
     addresses = parse_url(url)
     if len(addresses) != 1:

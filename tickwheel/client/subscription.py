@@ -219,7 +219,7 @@ OnMismatch = Literal["update", "warn", "refuse"]
 
 
 def checked_on_mismatch(word: Any) -> OnMismatch | None:
-    """Return a valid word or None. Raises BadRequest."""
+    """Return a valid word or None. Raise BadRequest."""
     if word is not None and word not in get_args(OnMismatch):
         allowed = ", ".join(get_args(OnMismatch))
         raise BadRequest(f"on_mismatch must be one of {allowed}, not {shown(word)}")
@@ -245,7 +245,7 @@ class Mismatch:
         """Whether the subscription has started on at least one shard."""
 
     async def settle(self, conflict: Conflict) -> None:
-        """Return when the subscription can use the group's settings. Raises the conflict, or the
+        """Return when the subscription can use the group's settings. Raise the conflict, or the
         error of changing the settings."""
         difference, _, command = conflict.message.partition(TO_CHANGE)
         differs = difference.partition(SET_OTHERWISE)[2].split("; ")
@@ -358,7 +358,7 @@ class Subscription:
         return self._new_group if parts is None else parts.new_group
 
     async def start(self) -> Self:
-        """Subscribe. Raises the daemon's refusal. Does nothing when started."""
+        """Subscribe. Raise the daemon's refusal. Does nothing when started."""
         async with self._starting:
             parts = await self._all.parts(self) if self._front is None else None
             if not self._is_started and not self._closed:
@@ -416,8 +416,8 @@ class Subscription:
 
     async def update_prefetch(self, prefetch: int) -> tuple[int, int]:
         """Set the prefetch. Return this subscription's unsettled deliveries, and the group's tasks
-        that wait for credit. Raises when the daemon is away; the prefetch is then set on the next
-        connection."""
+        that wait for credit. Raise an error while the daemon is away; the prefetch is then set on
+        the next connection."""
         self._prefetch = self._credit = prefetch
         use = await self._call(FrameType.PREFETCH, self._number, prefetch, True, repeat=False)
         return use["in_flight"], use["ready"]
@@ -697,14 +697,14 @@ class Subscriptions:
         self._last_number = 0
 
     def make(self, subscribe_options: SubscribeOptions, prefetch: int | None) -> Subscription:
-        """Create a subscription without starting it. Raises BadRequest."""
+        """Create a subscription without starting it. Raise BadRequest."""
         if prefetch is not None:
             self.check_prefetch(prefetch)
         self._last_number += 1
         return Subscription(self, self._last_number, subscribe_options, prefetch)
 
     async def parts(self, front: Subscription) -> Spread | None:
-        """Return the subscriptions on all shards, if there are several. Raises if that is
+        """Return the subscriptions on all shards, if there are several. Raise if that is
         unknown."""
         return None if self._parts is None else await self._parts(front)
 
@@ -743,7 +743,7 @@ class Subscriptions:
         self, topic: str, group: str, epoch: int, delivered_ms: int, items: tuple[Any, ...],
         *, leased: bool = True,
     ) -> DeliveryBatch:  # fmt: skip
-        """Return the deliveries of one frame. Raises ValueError if they are malformed."""
+        """Return the deliveries of one frame. Raise ValueError if they are malformed."""
         if min(map(len, items)) < 4:
             raise ValueError("a delivery has fewer than 4 fields")
         calls = self.calls if leased else FINISHED
@@ -752,7 +752,7 @@ class Subscriptions:
         return DeliveryBatch(calls, acks, topic, group, epoch, delivered_ms, waiting, self._codec)
 
     def pulled(self, topic: str, group: str, answer: Any) -> list[Delivery]:
-        """Return the deliveries in the answer to a PULL. Raises ValueError and similar errors if it
+        """Return the deliveries in the answer to a PULL. Raise ValueError and similar errors if it
         is malformed."""
         epoch, delivered_ms, items = answer[:3]
         if not items:
@@ -843,7 +843,7 @@ def subscribe_options(
     broadcast: bool,
     settings: GroupKeywords,
 ) -> SubscribeOptions:
-    """Return checked options. Raises BadRequest naming options that contradict each other."""
+    """Return checked options. Raise BadRequest naming options that contradict each other."""
     if ack not in (MANUAL, ON_DELIVERY):
         raise BadRequest(f"ack must be {MANUAL!r} or {ON_DELIVERY!r}, not {shown(ack)}")
     FLAG.of_python(auto_ack, "auto_ack")

@@ -143,7 +143,7 @@ class TaskChecker:
         return (topic, body, delay_ms), size + len(topic) + PLAIN_BYTES
 
     def check(self, task: Any, field: str = "task") -> CheckedTask:
-        """Return the checked task. Raises BadRequest (or a subclass) naming field, limit and
+        """Return the checked task. Raise BadRequest (or a subclass) naming field, limit and
         value."""
         if not isinstance(task, Task):
             raise BadRequest(f"{field} must be a Task, not {shown(task)}")
@@ -174,7 +174,7 @@ class TaskChecker:
         return self._fitting((topic, body, delay_ms, options), size, field)
 
     def check_all(self, tasks: Iterable[Task]) -> tuple[list[WireTask], list[int]]:
-        """Return every checked task, and their sizes. Raises the error of the first invalid
+        """Return every checked task, and their sizes. Raise the error of the first invalid
         task."""
         wires: list[WireTask] = []
         sizes: list[int] = []
@@ -213,7 +213,7 @@ class TaskChecker:
         delay: Duration | None,
         delays: Iterable[Duration] | None,
     ) -> Columns:
-        """Return checked tasks that differ only in body and delay. Raises like ``check``."""
+        """Return checked tasks that differ only in body and delay. Raise errors like ``check``."""
         name = self.name(topic, "topic")
         checked_bodies = list(bodies)
         limits = self.limits
@@ -251,7 +251,7 @@ class TaskChecker:
     def packed(
         self, topic: str, body: bytes, encoding: Any, field: str, *, repeatable: bool = False
     ) -> tuple[bytes, str | None]:
-        """Return a packed body and its encoding. Raises BadRequest for an invalid encoding."""
+        """Return a packed body and its encoding. Raise BadRequest for an invalid encoding."""
         if encoding is not None:
             encoding = ENCODING.check(encoding, f"{field}.encoding", self.limits)
         if self.codec is None:
@@ -259,7 +259,7 @@ class TaskChecker:
         return self.codec.pack(topic, body, encoding, repeatable=repeatable)
 
     def name(self, value: Any, field: str) -> str:
-        """Return the checked name of a topic or group. Raises BadRequest."""
+        """Return the checked name of a topic or group. Raise BadRequest."""
         if type(value) is str and value in self._names:
             return value
         if not isinstance(value, str) or not _NAME.fullmatch(value):
@@ -358,7 +358,7 @@ def receipts(
     chosen_ms: Sequence[int | None] = (),
 ) -> list[Receipt]:
     """Return the receipts in the daemon's answer to ``tasks``. ``chosen_ms``: due times that the
-    daemon has chosen. Raises ValueError for an answer that does not match."""
+    daemon has chosen. Raise ValueError for an answer that does not match."""
     dues = [
         accepted_ms + task[2] if task[2] is not None else due_of(task, accepted_ms, levels_ms)
         for task in tasks
@@ -372,7 +372,7 @@ def receipts(
 
 
 def merged_receipts(ids: Sequence[int], outcomes: Any) -> list[Receipt]:
-    """Return the receipts in the daemon's answer to tasks with ``if_pending``. Raises ValueError or
+    """Return the receipts in the daemon's answer to tasks with ``if_pending``. Raise ValueError or
     TypeError for a malformed answer."""
     return [
         Receipt(task_id, int(due_ms), cast("Outcome", str(word)))
@@ -442,8 +442,8 @@ def task_of(
     at: datetime | None,
     options: TaskKeywords,
 ) -> Task:
-    """Return the unchecked task of a call. Raises like ``refuse_unknown``, which is called only
-    after a failure because this runs for each task."""
+    """Return the unchecked task of a call. Raise errors like ``refuse_unknown``, which is called
+    only after a failure because this runs for each task."""
     try:
         return Task(topic, body, delay=delay, at=at, **options)
     except TypeError:

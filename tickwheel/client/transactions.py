@@ -122,7 +122,7 @@ class Transaction:
     async def commit(self, *, timeout: Duration | None = None) -> list[Receipt]:
         """Commit: the half tasks become tasks. Return their receipts. Can be repeated.
 
-        Raises TransactionRolledBack if another client has rolled it back, Conflict if an enqueue
+        Raise TransactionRolledBack if another client has rolled it back, Conflict if an enqueue
         failed without an answer, and SendTimeout or ConnectionLost if the outcome is unknown: call
         it again, or leave the decision to the handler of checks."""
         if self._outcome == "rolled back":
@@ -140,7 +140,7 @@ class Transaction:
         return self.receipts
 
     async def rollback(self, *, timeout: Duration | None = None) -> None:
-        """Roll back: the half tasks never existed. Can be repeated. Raises TransactionCommitted if
+        """Roll back: the half tasks never existed. Can be repeated. Raise TransactionCommitted if
         another client has committed it."""
         if self._outcome == "committed":
             raise TransactionCommitted(f"transaction {self.id} was committed")

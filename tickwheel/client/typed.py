@@ -105,7 +105,7 @@ class TypedArguments(Generic[P]):
 
     def options(self, **options: Unpack[TypedTaskOptions]) -> Self:
         """Return a copy with these task options: ``options(delay="30m", key="order-42")``. Options
-        set earlier are kept unless replaced. Raises BadRequest for an invalid delay."""
+        set earlier are kept unless replaced. Raise BadRequest for an invalid delay."""
         refuse_unknown(options, TypedTaskOptions, "options")
         if options.get("encoding") is not None:
             raise BadRequest("encoding is set by the typed task; omit it")
@@ -116,12 +116,12 @@ class TypedArguments(Generic[P]):
         return changed
 
     def body(self, *args: P.args, **kwargs: P.kwargs) -> bytes:
-        """Return the arguments as the body of a task, for example for a schedule. Raises BadRequest
+        """Return the arguments as the body of a task, for example for a schedule. Raise BadRequest
         if they do not fit the parameters."""
         return self._definition.body(args, kwargs)
 
     def task(self, *args: P.args, **kwargs: P.kwargs) -> Task:
-        """Return a Task for ``enqueue_many`` and transactions. Raises like ``body``."""
+        """Return a Task for ``enqueue_many`` and transactions. Raise errors like ``body``."""
         options: dict[str, Any] = {k: v for k, v in self._task_options.items() if k != "timeout"}
         body = self._definition.body(args, kwargs)
         return Task(self.topic, body, **{**options, "encoding": self.encoding})
@@ -135,7 +135,7 @@ class BlockingTask(TypedArguments[P]):
         self._blocking = client
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
-        """Enqueue a task with these arguments. Raises BadRequest, before anything is sent, if the
+        """Enqueue a task with these arguments. Raise BadRequest, before anything is sent, if the
         arguments do not fit; otherwise like the client's ``enqueue``."""
         body, options = self._definition.body(args, kwargs), cast("Any", self._task_options)
         return self._blocking.enqueue(self.topic, body, **{**options, "encoding": self.encoding})
@@ -179,7 +179,7 @@ class _Asynchronous(TypedArguments[P]):
     @_awaited
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """Enqueue a task with these arguments, using the client of ``using`` or of the worker that
-        the task is registered with. Raises BadRequest, before anything is sent, if the arguments do
+        the task is registered with. Raise BadRequest, before anything is sent, if the arguments do
         not fit or no event loop runs; otherwise like ``Client.enqueue``."""
         body, options = self._definition.body(args, kwargs), cast("Any", self._task_options)
         client = self._client or self._definition.client()
@@ -234,7 +234,7 @@ def task(
     Its parameters need annotations that msgspec supports, or pydantic models; the worker passes a
     first parameter of type ``Delivery``. ``version``: the version of the arguments' schema;
     ``upcasters``: for each older version still in use, a function that converts its arguments (a
-    dict) to the next version. ``encoding``: "json" or "msgpack". Raises BadRequest if the function
+    dict) to the next version. ``encoding``: "json" or "msgpack". Raise BadRequest if the function
     cannot be a typed task.
     """
 
@@ -254,7 +254,7 @@ def define(
     encoding: Format,
 ) -> Any:
     """Return the typed task of a function. ``names``: the caller's local names, which annotations
-    can use besides those of the module. Raises BadRequest."""
+    can use besides those of the module. Raise BadRequest."""
     definition = Definition(function, names, topic, version, upcasters or {}, encoding)
     return (DeliveryTask if definition.takes_delivery else TypedTask)(definition)
 
@@ -289,7 +289,7 @@ class Definition:
         self.schema = Schema(topic, self.name, parameters, version, upcasters, encoding)
 
     def client(self) -> Client:
-        """Return the client of the task's worker. Raises BadRequest if it has none."""
+        """Return the client of the task's worker. Raise BadRequest if it has none."""
         if self.client_of_worker is None:
             raise BadRequest(
                 f"{self.name} has no client: register it with a worker, or call"
@@ -298,7 +298,7 @@ class Definition:
         return self.client_of_worker()
 
     def body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Return the arguments of a call as a body. Raises BadRequest naming an invalid
+        """Return the arguments of a call as a body. Raise BadRequest naming an invalid
         argument."""
         try:
             bound = self._signature.bind(*args, **kwargs)
@@ -398,7 +398,7 @@ class Schema:
     # --- at the enqueue -------------------------------------------------------------------------
 
     def encode(self, arguments: Mapping[str, Any]) -> bytes:
-        """Return the arguments as a body, after reading it back like a handler. Raises Unfit."""
+        """Return the arguments as a body, after reading it back like a handler. Raise Unfit."""
         try:
             body: bytes = self._writer.encode(arguments)
         except _CANNOT_WRITE as problem:
@@ -424,7 +424,7 @@ class Schema:
     # --- in a handler ---------------------------------------------------------------------------
 
     def arguments(self, delivery: Delivery) -> dict[str, Any]:
-        """Return the arguments of a delivery. Raises Unfit if no handler of this schema can take
+        """Return the arguments of a delivery. Raise Unfit if no handler of this schema can take
         them, and NewerVersion if a newer one can."""
         body = delivery.body
         content, version = self._content(delivery.encoding)
@@ -510,7 +510,7 @@ def _write_other(value: Any) -> Any:
 
 
 def _is_same(written: Any, read: Any) -> bool:
-    """Whether a value that was read back equals the written one. NaN equals NaN."""
+    """Return whether a value that was read back equals the written one. NaN equals NaN."""
     if written == read or (written != written and read != read):  # noqa: PLR0124  # true for NaN only
         return True
     if type(written) is not type(read):

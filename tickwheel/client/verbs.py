@@ -175,7 +175,7 @@ class WrittenVerbs(GeneratedVerbs):
         return reduce(BulkPreview.and_then, parts)
 
     async def wait_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
-        """Return the bulk operation once it is over. Raises NotFound, and SendTimeout if it is not
+        """Return the bulk operation once it is over. Raise NotFound, and SendTimeout if it is not
         over after ``timeout``."""
         loop = asyncio.get_running_loop()
         until_s = None if timeout is None else loop.time() + seconds(timeout, "timeout")
@@ -223,7 +223,7 @@ class WrittenVerbs(GeneratedVerbs):
         ``fold`` ("first", "second", "both"): local times that a clock change skips or repeats.
         ``catch_up`` ("last", "skip", "all"): occurrences missed within ``catch_up_window`` (a day).
         ``overlap`` ("allow", "skip", "queue_one", "cancel_previous"): what to do while the previous
-        task is unfinished. ``options``: see ScheduledTaskKeywords. Raises BadRequest,
+        task is unfinished. ``options``: see ScheduledTaskKeywords. Raise BadRequest,
         LimitExceeded.
         """
         refuse_unknown(options, ScheduledTaskKeywords, "Client.put_schedule")
@@ -253,7 +253,7 @@ class WrittenVerbs(GeneratedVerbs):
         return answer
 
     async def run_schedule(self, name: str, *, timeout: Duration | None = None) -> int:
-        """Create one task of the schedule now, besides the planned ones. Return its id. Raises
+        """Create one task of the schedule now, besides the planned ones. Return its id. Raise
         NotFound, and ConnectionLost if it may have been created: the request is not repeated."""
         answer = await self._ask("run_schedule", {"name": name}, timeout)
         return read(lambda raw: int(raw[1][0]), answer)
@@ -262,7 +262,7 @@ class WrittenVerbs(GeneratedVerbs):
         self, name: str, start: datetime, end: datetime, *, timeout: Duration | None = None
     ) -> list[int]:
         """Create a task for each occurrence from ``start`` up to, but not including, ``end``.
-        Return their ids. Raises like ``run_schedule``."""
+        Return their ids. Raise errors like ``run_schedule``."""
         request = {"name": name, "start": start, "end": end}
         return read(_ids, await self._ask("backfill_schedule", request, timeout))
 
@@ -306,14 +306,14 @@ class WrittenVerbs(GeneratedVerbs):
         self, transaction: str, *, timeout: Duration | None = None
     ) -> list[int]:
         """Commit a transaction by name: its half tasks become tasks. Return their ids. Can be
-        repeated. Raises UnknownTransaction, TransactionRolledBack."""
+        repeated. Raise UnknownTransaction, TransactionRolledBack."""
         request = {"transaction": transaction}
         return read(_ids, await self._ask("commit_transaction", request, timeout))
 
     async def rollback_transaction(
         self, transaction: str, *, timeout: Duration | None = None
     ) -> None:
-        """Roll back a transaction by name: its half tasks never existed. Can be repeated. Raises
+        """Roll back a transaction by name: its half tasks never existed. Can be repeated. Raise
         UnknownTransaction, TransactionCommitted."""
         await self._ask("rollback_transaction", {"transaction": transaction}, timeout)
 

@@ -259,7 +259,7 @@ class Worker:
         replace the values of the handlers and the worker. ``wait``: keep trying until a daemon
         answers.
 
-        Raises the daemon's refusal of a subscription, at the start or later (NotFound: the group
+        Raise the daemon's refusal of a subscription, at the start or later (NotFound: the group
         was deleted), and, without ``wait``, Unreachable when there is no connection at the start.
         """
         if self._stop_requested is not None:
@@ -328,7 +328,7 @@ class Worker:
             threads.stop()
 
     async def _read(self, lanes: list[Lane]) -> None:
-        """Read deliveries until ``stop``. Raises a lane's error after the grace."""
+        """Read deliveries until ``stop``. Raise a lane's error after the grace."""
         assert self._stop_requested is not None, "the worker runs"
         readers = [asyncio.create_task(lane.read()) for lane in lanes]
         stopping = asyncio.create_task(self._stop_requested.wait())
@@ -368,7 +368,7 @@ class Worker:
 
 def joined(client: Client, workers: Iterable[Worker], *, signals: bool) -> Worker:
     """Return one worker on another client with the handlers of all ``workers``, which do not
-    change. Raises BadRequest when two handlers have the same topic and group."""
+    change. Raise BadRequest when two handlers have the same topic and group."""
     workers = list(workers)
     merged = Worker(client, grace=max(w._grace_s for w in workers), signals=signals)
     for r in (r for worker in workers for r in worker._routes):
@@ -383,7 +383,7 @@ def joined(client: Client, workers: Iterable[Worker], *, signals: bool) -> Worke
 
 
 async def _all(works: Iterable[Any], *, quiet: bool = False) -> None:
-    """Run all coroutines concurrently to their ends. Raises the first error, unless ``quiet``."""
+    """Run all coroutines concurrently to their ends. Raise the first error, unless ``quiet``."""
     ends = await asyncio.gather(*works, return_exceptions=True)
     for end in ends:
         if isinstance(end, BaseException) and not (quiet and isinstance(end, TickwheelError)):
@@ -444,7 +444,7 @@ class Lane:
         self._leases: Leases | None = None
 
     async def start(self) -> None:
-        """Subscribe. Raises the daemon's refusal; ``on_mismatch`` decides when settings differ from
+        """Subscribe. Raise the daemon's refusal; ``on_mismatch`` decides when settings differ from
         the group's."""
         mismatch = Mismatch(self.route.on_mismatch, self._update_group)
         self._subscription.mismatch = mismatch
@@ -466,7 +466,7 @@ class Lane:
         await self._client.configure(route.topic, route.group, **settings)
 
     async def read(self) -> None:
-        """Pass each delivery to a runner, without end. Raises the error that ends the
+        """Pass each delivery to a runner, without end. Raise the error that ends the
         subscription."""
         async for delivery in self._subscription:
             self._begin(delivery)
