@@ -51,8 +51,8 @@ async def ask_in_parts(
     ask: Callable[[int, Sequence[int]], Awaitable[Sequence[Any]]],
 ) -> list[Any]:
     """Return the answer for each item. ``parts`` maps shards to places of items; ``ask`` gets a
-    shard and its places, and returns an answer for each. Of several answers for an
-    item, the most informative is returned. Raise the first error."""
+    shard and its places, and returns an answer for each. If there are several answers
+    for an item, the most informative is returned. Raise the first error."""
     best: dict[int, Any] = {}
 
     async def ask_shard(shard: int, places: Sequence[int]) -> None:
