@@ -179,7 +179,7 @@ def test_the_command_line_rejects_what_nobody_can_unpack_and_goes_on(
     cli.run("enqueue", "t", "right")
     done = cli.run("subscribe", "t", "--group", "g", "--max", "2", "--json")
     assert [json.loads(line)["body"] for line in done.stdout.splitlines()] == ["right"]
-    assert f"task {bad}: bad_body: the body is not zlib" in done.stderr.decode()
+    assert f"task {bad}: bad_body: the body is not valid zlib" in done.stderr.decode()
     (letter,) = cli.json("dead", "list")
     assert (letter["id"], letter["reason"][:8]) == (bad, "BadBody:")
     assert "the body is not valid zlib" in cli.run("show", bad).stdout.decode()

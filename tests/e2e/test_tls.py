@@ -140,7 +140,7 @@ async def test_what_does_not_fit_is_said_in_one_line(
         await Client(plain.url.replace("tcp", "tls")).connect()
     with pytest.raises(errors.BadRequest, match="ca no/such"):
         Client(running.url, ca="no/such.pem")
-    with pytest.raises(errors.BadRequest, match="all of it is tls"):
+    with pytest.raises(errors.BadRequest, match="all addresses or none must use tls"):
         Client("tls://a,tcp://b")
     cli = Cli(running)
     said = cli.fails(1, "stats")
