@@ -1,20 +1,23 @@
-"""The synchronous client, for Django, Flask and scripts. Needs msgpack and nothing heavier.
+"""The synchronous client, for Django, Flask and scripts. Its only dependency is msgpack.
 
     from tickwheel.sync import Client
 
-    client = Client("tcp://127.0.0.1:7355")          # one a process; every thread may use it
+    client = Client("tcp://127.0.0.1:7355")          # one for each process; any thread can use it
     client.enqueue("orders.close", b"42", delay=1800, timeout=2)
 
-It is the asynchronous client, in a thread of its own (``Runtime``): same verbs, same arguments,
-same errors. Each verb is that one's, with its text, its parameters and their types. Invariants:
+It runs the asynchronous client in a separate thread (``Runtime``), with the same verbs, arguments
+and errors. Each verb copies the docstring, parameters and types of the asynchronous one.
+Invariants:
 
-* Every object may be used by every thread at once.
-* The connection is made with the first call, and tried again with the next one when that failed;
-  calls that come meanwhile wait for the same attempt, each for its own time.
-* A runtime belongs to the process that made it: after a fork the child has the object and not the
-  thread, so it never touches its loop, and only makes sure that it does not hold the connection. A
-  client that was there before connects anew in the child; what belongs to the parent's connection
-  says so.
+* Every thread can use every object concurrently.
+* The first call connects. If that fails, the next call tries again; concurrent calls wait for the
+same
+  attempt, each up to its own timeout.
+* A runtime belongs to the process that created it. After a fork the child has the object but not
+the
+  thread, so it never touches the event loop, and only ensures that it does not hold the connection.
+  An inherited client makes a new connection in the child; objects of the parent's connection raise
+  ClientClosed.
 """
 
 from __future__ import annotations
@@ -57,15 +60,15 @@ T = TypeVar("T")
 H = TypeVar("H", bound=Callable[[Check], str | None])
 
 NAME = f"tickwheel-python-sync/{__version__}"
-"""What a client calls itself, unless it is told."""
+"""The default client name."""
 PART = 256
-"""How many items of a listing are fetched from the client's thread at once."""
+"""Items of a listing fetched from the client's thread at once."""
 EXIT_S = 1.0
-"""How long, in seconds, an unclosed client may take for its goodbye when the program ends."""
+"""Maximum seconds that an unclosed client takes to disconnect when the program ends."""
 LEFT_S_MIN = 0.001
-"""The least time, in seconds, that a call has left after connecting: it says that it is over."""
+"""Minimum seconds left for a call after connecting: the call then reports its timeout."""
 STOP_S = 5.0
-"""How long, in seconds, the thread may take to end after the client was closed."""
+"""Maximum seconds to wait for the thread after the client was closed."""
 
 
 # --- the thread -----------------------------------------------------------------------------------
@@ -82,8 +85,8 @@ class Runtime:
         self._connecting: asyncio.Task[AsyncClient] | None = None
         self._closed = False
         self._lock = threading.RLock()
-        """Held while a call is handed to the loop: a call that was handed over is answered. A
-        signal handler may call while it interrupts just that."""
+        """Held while a call is passed to the loop, so that every call gets an answer. Reentrant,
+        because a signal handler may make a call at that moment."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="tickwheel-client", daemon=True)
         self._thread.start()
@@ -93,13 +96,13 @@ class Runtime:
     def call(
         self, method: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
     ) -> T:
-        """Return or raise what ``method(client, *arguments, **options)`` does."""
+        """Return or raise the result of ``method(client, *arguments, **options)``."""
         return self.call_or(None, method, *arguments, **options)
 
     def _check_thread(self) -> None:
         if threading.current_thread() is self._thread:
             raise BadRequest(
-                "a blocking call in the client's own thread would wait for itself for ever: in the"
+                "a blocking call in the client's own thread would wait for itself forever: in the"
                 " callback of a future use enqueue_nowait, or another thread"
             )
 
@@ -110,20 +113,20 @@ class Runtime:
         *arguments: Any,
         **options: Any,
     ) -> T:
-        """``call``; ``unused`` gets, in the loop's thread, a result that came when the caller had
-        been interrupted."""
+        """``call``. If the caller is interrupted, ``unused`` gets the result in the loop's
+        thread."""
         self._check_thread()
         future = self.submit(method, *arguments, **options)
         try:
             return future.result()
         except CancelledError:
-            raise ClientClosed("the client was closed while the call was under way") from None
+            raise ClientClosed("the client was closed during the call") from None
         except BaseException as error:
-            # An answer of the call itself, or Ctrl-C while it was waited for.
+            # The call's own error, or Ctrl-C while waiting for it.
             if not (future.done() and not future.cancelled() and future.exception() is error):
                 future.cancel()
                 if unused is not None:
-                    future.add_done_callback(_give(unused))
+                    future.add_done_callback(_unless_failed(unused))
             raise
 
     def submit(
@@ -132,8 +135,8 @@ class Runtime:
         """``call`` as a future."""
         if self._pid != os.getpid():
             raise ClientClosed(
-                "this is of the process from before a fork: subscriptions and deliveries stay with"
-                " the process that has the connection"
+                "this object belongs to the parent process of a fork: subscriptions and deliveries"
+                " stay with the process that has the connection"
             )
         with self._lock:
             if self._closed:
@@ -147,7 +150,7 @@ class Runtime:
         return client is not None and client.connected
 
     def close(self, timeout_s: float | None) -> None:
-        """Close the client and end the thread; harmless if closed, or of another process."""
+        """Close the client and end the thread. Does nothing if closed, or in another process."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -159,19 +162,19 @@ class Runtime:
         self._thread.join(STOP_S)
 
     def forget(self) -> None:
-        """Abandon the connection in the child of a fork: it is the parent's alone."""
+        """Abandon the connection in the child of a fork: only the parent uses it."""
         client = self._client
         if client is None:
             return
         for link in client._links:
-            connection = link.reconnector.connection if link.is_begun else None
+            connection = link.reconnector.connection if link.is_started else None
             if connection is not None and (descriptor := connection.fileno()) >= 0:
                 self._cover(descriptor)
 
     @staticmethod
     def _cover(descriptor: int) -> None:
-        # A descriptor that is closed here may be another file's when the abandoned socket closes
-        # it again; and the loop's epoll set, which closing it by the loop would change, is shared.
+        # Do not close the descriptor: the abandoned socket would close its number again, which may
+        # then be another file's. Closing it by the loop would change the shared epoll set.
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, descriptor, inheritable=False)
         os.close(nothing)
@@ -206,7 +209,8 @@ class Runtime:
         return await method(client, *arguments, **options)
 
     async def _connected(self, timeout_s: float | None) -> AsyncClient:
-        """The connected client. Raises as ``Client.connect``, and after ``timeout_s``."""
+        """Return the connected client. Raise errors like ``Client.connect``, and after
+        ``timeout_s``."""
         if self._connecting is None or self._connecting.done():
             self._connecting = self._loop.create_task(self._connect())
             self._connecting.add_done_callback(seen)
@@ -227,7 +231,7 @@ class Runtime:
             await asyncio.wait((self._connecting,))
         if self._client is not None:
             await self._client.close(timeout_s)
-        # What is left waits for nothing that could come: a subscription's next delivery ended.
+        # The remaining tasks no longer wait for anything: the subscriptions have ended.
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
             _, stuck = await asyncio.wait(others, timeout=1.0)
@@ -237,8 +241,8 @@ class Runtime:
 
 
 class BesideLoop(Runtime):
-    """A runtime on an event loop that somebody else runs, for an asynchronous client that lives
-    there: neither is ended by this."""
+    """A runtime on an event loop and an asynchronous client that somebody else owns. It ends
+    neither of them."""
 
     def __init__(self, client: AsyncClient, loop: asyncio.AbstractEventLoop) -> None:
         self._pid = os.getpid()
@@ -250,7 +254,7 @@ class BesideLoop(Runtime):
     def _check_thread(self) -> None:
         if asyncio._get_running_loop() is self._loop:
             raise BadRequest(
-                "a blocking call on the event loop would wait for itself for ever: in a coroutine,"
+                "a blocking call on the event loop would wait for itself forever: in a coroutine,"
                 " such as an async def endpoint, await the asynchronous client"
             )
 
@@ -265,31 +269,33 @@ class BesideLoop(Runtime):
         self._closed = True
 
 
-def _give(unused: Callable[[T], None]) -> Callable[[Future[T]], None]:
-    def give(future: Future[T]) -> None:
+def _unless_failed(unused: Callable[[T], None]) -> Callable[[Future[T]], None]:
+    def pass_on(future: Future[T]) -> None:
         if not future.cancelled() and future.exception() is None:
             unused(future.result())
 
-    return give
+    return pass_on
 
 
-# --- verbs, as the asynchronous client has them --------------------------------------------------
+# --- verbs of the asynchronous client ------------------------------------------------------------
 
 
 def _mirrored(
     method: Callable[Concatenate[Any, P], Any], call: Callable[..., R], suffix: str = ""
 ) -> Callable[Concatenate[Any, P], R]:
-    """A verb with the text and the parameters of ``method``. It returns what ``call`` does with the
-    object, ``method`` and the arguments. Raises TypeError at once for arguments that do not fit,
-    whatever the daemon is doing."""
-    method = inspect.unwrap(method)  # as it was written: it is called on the loop
+    """Return a verb with the docstring and parameters of ``method``. It returns the result of
+    ``call`` with the object, ``method`` and the arguments. It raises TypeError at once for
+    arguments that do not fit, whatever the state of the daemon."""
+    method = inspect.unwrap(
+        method
+    )  # without the check for a running loop, which is in another thread
     signature, name = inspect.signature(method), method.__name__ + suffix
     _, *parameters = signature.parameters.values()
-    needed = [one for one in parameters if one.default is one.empty]
-    optional = {one.name for one in parameters if one.default is not one.empty}
-    # Binding takes long; what has all that is needed by its place, and the rest by name, fits.
-    places = -1 if any(one.kind is one.KEYWORD_ONLY for one in needed) else len(needed)
-    told = str(signature.return_annotation).removeprefix("Async")
+    needed = [p for p in parameters if p.default is p.empty]
+    optional = {p.name for p in parameters if p.default is not p.empty}
+    # Binding is slow. Arguments fit if all required ones are positional and all others keywords.
+    places = -1 if any(p.kind is p.KEYWORD_ONLY for p in needed) else len(needed)
+    return_type = str(signature.return_annotation).removeprefix("Async")
 
     @functools.wraps(method)
     def verb(self: Any, /, *arguments: P.args, **options: P.kwargs) -> R:
@@ -300,16 +306,16 @@ def _mirrored(
                 raise TypeError(f"{type(self).__name__}.{name}() {error}") from None
         return call(self, method, *arguments, **options)
 
-    returns = f"Future[{told}]" if suffix else told
+    returns = f"Future[{return_type}]" if suffix else return_type
     verb.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
     verb.__module__, verb.__name__, verb.__qualname__ = __name__, name, f"Client.{name}"
     return verb
 
 
-def _taking(
+def _with_parameters_of(
     method: Callable[Concatenate[Any, P], None],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Says of a function that passes its arguments on to ``method`` which ones it takes."""
+    """Give a function that passes its arguments on to ``method`` the parameters of ``method``."""
 
     def decorate(function: Any) -> Any:
         *parameters, name = inspect.signature(method).parameters.values()
@@ -320,21 +326,18 @@ def _taking(
 
 
 class Calling(Protocol):
-    """What has verbs: it knows how they are called."""
+    """An object with verbs; it knows how to call them."""
 
     def _call(
         self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
     ) -> R:
-        """What ``method``, called in the client's thread with what the verb is about, returns."""
+        """Call ``method`` in the client's thread, with the asynchronous object, and return the
+        result."""
         ...
 
 
 def _wait(
-    own: Calling,
-    method: Callable[..., Coroutine[Any, Any, R]],
-    /,
-    *arguments: Any,
-    **options: Any,
+    own: Calling, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
 ) -> R:
     return own._call(method, *arguments, **options)
 
@@ -342,17 +345,17 @@ def _wait(
 def waits(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], R]:
-    """A verb that returns when it is answered."""
+    """Return a verb that blocks until it is answered."""
     return _mirrored(method, _wait)
 
 
 def _submits(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], Future[R]]:
-    """A verb as a future."""
+    """Return a verb that returns a future."""
 
-    def submit(client: Client, *given: Any, **options: Any) -> Future[R]:
-        return client._runtime().submit(*given, **options)
+    def submit(client: Client, *arguments: Any, **options: Any) -> Future[R]:
+        return client._runtime().submit(*arguments, **options)
 
     return _mirrored(method, submit, "_nowait")
 
@@ -360,62 +363,62 @@ def _submits(
 def _iterates(
     method: Callable[Concatenate[Any, P], AsyncIterator[R]],
 ) -> Callable[Concatenate[Any, P], Iterator[R]]:
-    """A verb that lists."""
+    """Return a verb that lists."""
 
     def iterate(client: Client, method: Any, *arguments: Any, **options: Any) -> Iterator[R]:
         runtime = client._runtime()
         source: AsyncIterator[R] | None = None
 
-        async def part(there: AsyncClient, **_: Any) -> list[R]:
+        async def part(async_client: AsyncClient, **_: Any) -> list[R]:
             nonlocal source
-            source = source or method(there, *arguments, **options)
-            found: list[R] = []
+            source = source or method(async_client, *arguments, **options)
+            items: list[R] = []
             async for item in source:
-                found.append(item)
-                if len(found) == PART:
+                items.append(item)
+                if len(items) == PART:
                     break
-            return found
+            return items
 
         while True:
-            # Its time is for connecting here; each page has it anew.
-            found = runtime.call(part, timeout=options.get("timeout"))
-            yield from found
-            if len(found) < PART:
+            # The timeout applies to connecting here, and then to each page.
+            items = runtime.call(part, timeout=options.get("timeout"))
+            yield from items
+            if len(items) < PART:
                 return
 
     return _mirrored(method, iterate)
 
 
-def _make_there(
+def _make_in_thread(
     client: Client, method: Callable[..., R], arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Runtime, R]:
-    """An object of the asynchronous client, made in its thread."""
+    """Create an object of the asynchronous client in its thread."""
 
-    async def work(there: AsyncClient) -> R:
-        return method(there, *arguments, **options)
+    async def work(async_client: AsyncClient) -> R:
+        return method(async_client, *arguments, **options)
 
     runtime = client._runtime()
     return runtime, runtime.call(work)
 
 
 def _subscribe(client: Client, method: Any, *arguments: Any, **options: Any) -> Subscription:
-    return Subscription(*_make_there(client, method, arguments, options))
+    return Subscription(*_make_in_thread(client, method, arguments, options))
 
 
 def _transact(client: Client, method: Any, *arguments: Any, **options: Any) -> Transaction:
-    return Transaction(*_make_there(client, method, arguments, options))
+    return Transaction(*_make_in_thread(client, method, arguments, options))
 
 
-def _pull(client: Client, *given: Any, **options: Any) -> list[Delivery]:
+def _pull(client: Client, *arguments: Any, **options: Any) -> list[Delivery]:
     runtime = client._runtime()
-    return [Delivery(runtime, one) for one in runtime.call(*given, **options)]
+    return [Delivery(runtime, inner) for inner in runtime.call(*arguments, **options)]
 
 
 # --- objects --------------------------------------------------------------------------------------
 
 
 class _Inner(Generic[T]):
-    """What is made of an object of the asynchronous client, whose verbs it calls."""
+    """A wrapper of an object of the asynchronous client; its verbs call that object."""
 
     __slots__ = ()
 
@@ -429,8 +432,8 @@ class _Inner(Generic[T]):
 
 
 class Delivery(_Inner[AsyncDelivery], Delivered):
-    """One task, to be finished by ``ack``, or given back by ``nack``, ``reject``, ``release``.
-    As the asynchronous one; every verb returns when it is durable."""
+    """One task, finished by ``ack`` or ``reject``, or returned by ``nack``, ``snooze`` or
+    ``release``. Every verb returns when the settlement is durable."""
 
     __slots__ = ("_inner", "_runtime")
 
@@ -441,7 +444,7 @@ class Delivery(_Inner[AsyncDelivery], Delivered):
 
     @property
     def settled(self) -> bool:
-        """Whether ack, nack, reject or release was called; not whether it was answered."""
+        """Whether ack, nack, reject, release or snooze was called, even if not yet answered."""
         return self._inner.settled
 
     ack = waits(AsyncDelivery.ack)
@@ -452,7 +455,7 @@ class Delivery(_Inner[AsyncDelivery], Delivered):
     snooze = waits(AsyncDelivery.snooze)
 
     def ack_nowait(self) -> Future[AckWord]:
-        """``ack`` as a future; acks that come together share a frame."""
+        """``ack`` as a future; acks at about the same time share a frame."""
 
         async def work(_: AsyncClient) -> AckWord:
             return await self._inner.ack()
@@ -469,7 +472,8 @@ class Delivery(_Inner[AsyncDelivery], Delivered):
 
 
 class Transaction(_Inner[AsyncTransaction]):
-    """``with client.transaction("payments") as tx: tx.enqueue(…)``; as the asynchronous one."""
+    """``with client.transaction("payments") as tx: tx.enqueue(…)``; see
+    ``tickwheel.Transaction``."""
 
     def __init__(self, runtime: Runtime, inner: AsyncTransaction) -> None:
         self.id, self.group = inner.id, inner.group
@@ -497,10 +501,10 @@ class Transaction(_Inner[AsyncTransaction]):
 class Subscription:
     """``with client.subscribe(…) as deliveries: for delivery in deliveries: …``
 
-    Several threads may iterate over one subscription; each delivery goes to one of them. Without
-    ``with`` it starts at the first delivery asked for and ends with the client. ``auto_ack``: a
-    delivery is acked when its thread asks for the next one or leaves the ``with``; nacked when an
-    exception leaves the ``with``.
+    Several threads can iterate over one subscription; each delivery goes to one of them. Without
+    ``with`` the subscription starts at the first request for a delivery and ends with the client.
+    With ``auto_ack`` a delivery is acked when its thread requests the next one or leaves the
+    ``with``, and nacked when an exception leaves the ``with``.
     """
 
     def __init__(self, runtime: Runtime, inner: AsyncSubscription) -> None:
@@ -509,15 +513,15 @@ class Subscription:
         self._inner = inner
         self._auto_ack = inner.auto_ack
         self._held: dict[int, Delivery] = {}
-        """With ``auto_ack``: id of a thread → the delivery that its body works on."""
+        """With ``auto_ack``: id of a thread → its current delivery."""
 
     def start(self) -> Self:
-        """Subscribe. Raises what the daemon objects to. Harmless when it is started."""
+        """Subscribe. Raise the daemon's refusal. Does nothing when started."""
         self._runtime.call(lambda _: self._inner.start())
         return self
 
     def close(self) -> None:
-        """No more deliveries; those not handed out go back. Harmless when it is closed."""
+        """End the subscription and release unread deliveries. Does nothing when closed."""
         self._runtime.call(lambda _: self._inner.close())
 
     def __enter__(self) -> Self:
@@ -538,11 +542,11 @@ class Subscription:
         return delivery
 
     def get(self, timeout: Duration | None = None) -> Delivery | None:
-        """The next delivery; None when there is none for ``timeout`` seconds, or there will be
-        none any more (``closed``)."""
+        """Return the next delivery; None after ``timeout`` seconds without one, or when the
+        subscription has ended (``closed``)."""
         self._finish(None)
         timeout_s = None if timeout is None else seconds(timeout, "timeout")
-        inner = self._runtime.call_or(self._give_back, self._take, timeout_s)
+        inner = self._runtime.call_or(self._release, self._take, timeout_s)
         if inner is None:
             return None
         delivery = Delivery(self._runtime, inner)
@@ -552,12 +556,12 @@ class Subscription:
 
     @property
     def closed(self) -> bool:
-        """Whether no more deliveries will come."""
+        """Whether the subscription has ended."""
         return self._inner._closed
 
     @property
     def new_group(self) -> MadeGroup | None:
-        """What there is to say of the group, if this subscription has made it."""
+        """A description of the group, if this subscription created it."""
         return self._inner.new_group
 
     async def _take(self, _: AsyncClient, timeout_s: float | None) -> AsyncDelivery | None:
@@ -566,14 +570,14 @@ class Subscription:
                 return await self._inner._take()
         return None
 
-    def _give_back(self, inner: AsyncDelivery | None) -> None:
-        """Release a delivery whose caller was interrupted before getting it."""
+    def _release(self, inner: AsyncDelivery | None) -> None:
+        """Release a delivery whose caller was interrupted before receiving it."""
         if inner is not None:
             with suppress(TickwheelError):
                 self._runtime.submit(lambda _: inner.release())
 
     def _finish(self, error: BaseException | None) -> None:
-        """With ``auto_ack``: settle the delivery that this thread is done with."""
+        """With ``auto_ack``: settle the delivery that this thread has finished."""
         held = self._held.pop(threading.get_ident(), None)
         if held is None or held.settled:
             return
@@ -586,27 +590,27 @@ class Subscription:
 
 
 class Client:
-    """The client for programs without an event loop; every thread may use it at once.
+    """The client for programs without an event loop; every thread can use it concurrently.
 
-    Arguments, verbs and errors are those of ``tickwheel.Client``; each call returns when it is
-    answered, and takes ``timeout``. It connects with its first call (or ``connect``), in a
-    thread of its own; a program needs one for each daemon, kept for as long as it runs. ``close``,
-    or ``with``, ends it; what a program leaves open is closed when it ends.
+    Arguments, verbs and errors are those of ``tickwheel.Client``. Each call blocks until it is
+    answered, and takes ``timeout``. The first call (or ``connect``) connects, in a separate thread.
+    A program needs one client for each daemon, kept for as long as it runs. ``close``, or the end
+    of ``with``, disconnects; a client that is still open is closed when the program ends.
 
     After a fork (gunicorn's ``preload_app``, multiprocessing) the child's first call makes a new
-    connection. Subscriptions and deliveries from before stay with the parent: here they raise
-    ClientClosed.
+    connection. Subscriptions and deliveries from before the fork stay with the parent: in the child
+    they raise ClientClosed.
     """
 
-    @_taking(AsyncClient.__init__)
-    def __init__(self, *given: Any, **options: Any) -> None:
+    @_with_parameters_of(AsyncClient.__init__)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         options.setdefault("name", NAME)
-        self._set_up(functools.partial(AsyncClient, *given, **options))
+        self._set_up(functools.partial(AsyncClient, *arguments, **options))
         _CLIENTS.add(self)
 
     def _set_up(self, make: Callable[[], AsyncClient]) -> None:
         self._make = make
-        self._codec = make()._codec  # what is wrong with the arguments is said here
+        self._codec = make()._codec  # raises for invalid arguments
         self._handlers: dict[str, Callable[[Check], Coroutine[Any, Any, str | None]]] = {}
         """Producer group → the handler of its checks."""
         self._closed = False
@@ -616,8 +620,8 @@ class Client:
     # --- life -----------------------------------------------------------------------------------
 
     def connect(self) -> Self:
-        """Connect now rather than with the first call. Raises as the asynchronous one, and may be
-        called again."""
+        """Connect now instead of with the first call. Raise errors like
+        ``tickwheel.Client.connect``; the caller can try again."""
 
         async def nothing(_: AsyncClient) -> None: ...
 
@@ -625,8 +629,8 @@ class Client:
         return self
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush acks and enqueues, give back what was not handed out, and say goodbye. Calls that
-        other threads wait for end with ClientClosed. Harmless when it is closed."""
+        """Flush acks and enqueues, release unread deliveries, and disconnect. Calls that other
+        threads wait for raise ClientClosed. Does nothing when closed."""
         with self._lock:
             self._closed = True
             runtime, self._made = self._made, None
@@ -637,7 +641,7 @@ class Client:
         try:
             return self.connect()
         except BaseException as error:
-            if not isinstance(error, Exception):  # interrupted: nobody will close it
+            if not isinstance(error, Exception):  # interrupted: ``__exit__`` is not called
                 self.close(0.0)
             raise
 
@@ -645,34 +649,34 @@ class Client:
         self.close()
 
     def _runtime(self) -> Runtime:
-        made = self._made
-        if made is None:
+        current = self._made
+        if current is None:
             with self._lock:
                 if self._closed:
                     raise ClientClosed("the client is closed; make a new one")
                 if self._made is None:
-                    self._made = Runtime(self._make_asked)
-                made = self._made
-        return made
+                    self._made = Runtime(self._make_client)
+                current = self._made
+        return current
 
     def _call(
         self, method: Callable[..., Coroutine[Any, Any, R]], /, *arguments: Any, **options: Any
     ) -> R:
         return self._runtime().call(method, *arguments, **options)
 
-    def _make_asked(self) -> AsyncClient:
+    def _make_client(self) -> AsyncClient:
         client = self._make()
         for group, handler in list(self._handlers.items()):
             client.on_check(group)(handler)
         return client
 
     def _forked(self) -> None:
-        """Begin anew in the child of a fork: the lock may be held by a thread that is not here."""
+        """Reset the client in the child of a fork: a thread of the parent may hold the lock."""
         self._lock = threading.RLock()
-        made, self._made = self._made, None
-        if made is not None:
-            made.forget()
-            _PARENTS.append(made)
+        runtime, self._made = self._made, None
+        if runtime is not None:
+            runtime.forget()
+            _PARENTS.append(runtime)
 
     # --- verbs ----------------------------------------------------------------------------------
 
@@ -753,35 +757,36 @@ class Client:
     pull = _mirrored(AsyncClient.pull, _pull)
 
     def on_check(self, group: str) -> Callable[[H], H]:
-        """``@client.on_check("payments")``: as the asynchronous one; the function is called in a
-        thread of its own, and may use the client. It is asked while the client is connected:
-        ``connect`` does that if nothing else has."""
+        """Register a function that decides transactions: ``@client.on_check("payments")``. See
+        ``tickwheel.Client.on_check``. The function is called in a separate thread and can use the
+        client. It is asked while the client is connected; call ``connect`` if nothing else does."""
 
         def register(handler: H) -> H:
             async def answer(check: Check) -> str | None:
                 return await asyncio.to_thread(handler, check)
 
-            AsyncClient().on_check(group)(answer)  # what is wrong with it is said here
+            AsyncClient().on_check(group)(answer)  # raises for an invalid handler
             self._handlers[group] = answer
-            made = self._made
-            if made is not None:
+            current = self._made
+            if current is not None:
 
-                async def tell(client: AsyncClient) -> None:
+                async def register_there(client: AsyncClient) -> None:
                     client.on_check(group)(answer)
 
-                made.submit(tell)
+                current.submit(register_there)
             return handler
 
         return register
 
     def body_of(self, task: TaskInfo | ScheduleInfo) -> bytes | None:
-        """The body of a task that was looked up or listed, or of a schedule's tasks, unpacked;
-        None: it has ended, and has none. Raises Undecodable, as ``Delivery.body`` does."""
+        """Return the unpacked body of a task that was looked up or listed, or of a schedule's
+        tasks. None: the task has ended, and its body is gone. Raise Undecodable like
+        ``Delivery.body``."""
         return body_of(self._codec, task)
 
     @property
     def server_info(self) -> Mapping[str, Any]:
-        """What the daemon said last in answer to HELLO: v, epoch, node, role, now_ms, limits."""
+        """The daemon's last answer to HELLO: v, epoch, node, role, now_ms, limits."""
 
         async def read(client: AsyncClient) -> Mapping[str, Any]:
             return client.server_info
@@ -790,7 +795,7 @@ class Client:
 
     @property
     def limits(self) -> Limits:
-        """The limits of the daemon."""
+        """The daemon's limits."""
 
         async def read(client: AsyncClient) -> Limits:
             return client.limits
@@ -799,23 +804,24 @@ class Client:
 
     @property
     def connected(self) -> bool:
-        """Whether a connection stands right now; calls make one, or wait for the next."""
-        made = self._made
-        return made is not None and made.connected
+        """Whether a connection is open now; a call makes one, or waits for the next."""
+        current = self._made
+        return current is not None and current.connected
 
 
 def beside(client: AsyncClient, loop: asyncio.AbstractEventLoop) -> Client:
-    """A synchronous client, for other threads, upon an asynchronous one that lives on this event
-    loop: same connection, same thread. Whoever closes that one ends this one."""
-    found = Client.__new__(Client)
-    found._set_up(lambda: client)
-    found._made = BesideLoop(client, loop)
-    return found
+    """Return a synchronous client for other threads that uses an asynchronous client on this event
+    loop, with the same connection and thread. Closing the asynchronous client ends it."""
+    client_for_threads = Client.__new__(Client)
+    client_for_threads._set_up(lambda: client)
+    client_for_threads._made = BesideLoop(client, loop)
+    return client_for_threads
 
 
 _CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
 _PARENTS: list[Runtime] = []
-"""In a child: the parent's runtimes. Kept, for their end would close what the parent uses."""
+"""The parent's runtimes in a child. They are kept because their end would close descriptors that
+the parent uses."""
 
 
 def _after_fork() -> None:

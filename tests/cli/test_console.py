@@ -35,7 +35,7 @@ def test_the_link_is_shown(daemon: Daemon, capsys: Capture) -> None:
     shown = capsys.readouterr()
     address, _, code = shown.out.strip().partition("#login=")
     assert address == f"{daemon.http}/console/" and code.startswith("once_")
-    assert "it logs in once, until" in shown.err and "secret" not in shown.out + shown.err
+    assert "the link logs in once, until" in shown.err and "secret" not in shown.out + shown.err
 
 
 def test_as_json_with_an_address(daemon: Daemon, capsys: Capture) -> None:

@@ -57,13 +57,13 @@ async def test_a_page_that_is_longer_than_asked_is_cut(capsys: pytest.CaptureFix
     assert len(capsys.readouterr().out.splitlines()) == 2
     await _ask(lambda call: consumers(call, limit=2), T.CONSUMER_LIST, answer)
     shown = capsys.readouterr()
-    assert len(shown.out.splitlines()) == 3 and "there are more than these 2" in shown.err
+    assert len(shown.out.splitlines()) == 3 and "only the first 2 rows are shown" in shown.err
 
 
 async def test_nobody_is_a_remark(capsys: pytest.CaptureFixture[str]) -> None:
     await _ask(consumers, T.CONSUMER_LIST, {"consumers": (), "next": None})
     shown = capsys.readouterr()
-    assert (shown.out, shown.err) == ("", "tickwheel: nobody takes such tasks at the moment\n")
+    assert (shown.out, shown.err) == ("", "tickwheel: no matching consumer is connected\n")
 
 
 async def test_what_the_daemon_refuses_is_said() -> None:

@@ -100,7 +100,7 @@ async def test_what_was_done_before_a_failure_is_said(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        "tickwheel: 1 were requeued before this; the same command goes on with the others\n"
+        "tickwheel: 1 requeued before this error; repeat the command for the others\n"
     )
 
 
@@ -109,10 +109,10 @@ async def test_what_was_done_before_a_failure_is_said(
     [
         ({}, "give ids, or --topic"),
         ({"ids": ["1"], "all_": True}, "ids or --all"),
-        ({"ids": ["1"], "topic": "t"}, "--topic selects"),
-        ({"ids": ["1"], "reason": "x"}, "--reason selects"),
-        ({"ids": ["1"], "rate": 0.0}, "--rate is 0"),
-        ({"all_": True, "rate": float("nan")}, "--rate is nan"),
+        ({"ids": ["1"], "topic": "t"}, "--topic cannot be combined"),
+        ({"ids": ["1"], "reason": "x"}, "--reason cannot be combined"),
+        ({"ids": ["1"], "rate": 0.0}, "--rate must be a number above 0, not 0"),
+        ({"all_": True, "rate": float("nan")}, "--rate must be a number above 0, not nan"),
     ],
 )
 async def test_nothing_is_settled_because_of_a_mistake(given: dict[str, Any], named: str) -> None:
@@ -167,4 +167,4 @@ async def test_what_stays_because_its_ttl_is_over_is_counted_and_named(
         assert await soon(running) == 1
     out, err = capsys.readouterr()
     assert out.startswith("1 requeued, 2 ttl over in ")
-    assert "ttl_over: 2 dead letters were not requeued and stay, because their ttl is over" in err
+    assert "ttl_over: 2 dead letters were not requeued, because their ttl is over" in err

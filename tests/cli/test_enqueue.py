@@ -42,7 +42,7 @@ def test_an_order_key_stands_in_a_line_or_comes_from_the_options() -> None:
     assert read_task(_line(body="x", order_key="b"), defaults).order_key == "b"
     assert read_task(_line(body="x"), defaults).order_key == "a"
     assert read_task(_line(body="x"), TOPIC).order_key is None
-    with pytest.raises(ValueError, match="field order_key: text that is not empty"):
+    with pytest.raises(ValueError, match="field order_key: must be a text that is not empty"):
         read_task(_line(body="x", order_key=""), TOPIC)
 
 
@@ -67,9 +67,12 @@ def test_a_rule_for_a_pending_key_may_be_a_word_or_an_object() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (5, "an action or an object with one is needed, not 5"),
-        ({"window": 5}, "an action or an object with one is needed"),
-        ({"action": "keep", "windows": 5}, "windows is not known; known are action, window,"),
+        (5, "if_pending must be an action or an object with an action, not 5"),
+        ({"window": 5}, "must be an action or an object with an action"),
+        (
+            {"action": "keep", "windows": 5},
+            "windows is not a valid field; valid fields are action, window,",
+        ),
         ({"action": "keep", "window": "soon"}, "if_pending: window: 'soon'"),
         ({"action": "keep", "window": True}, "window: True is not a duration"),
     ],
@@ -85,7 +88,7 @@ def test_options_of_a_rule_need_one() -> None:
     assert rule_of("keep", {"window": 5.0, "unique_until": "started"}) == IfPending(
         "keep", window=5.0, unique_until="started"
     )
-    with pytest.raises(BadRequest, match="--max-wait goes with --if-pending"):
+    with pytest.raises(BadRequest, match="--max-wait requires --if-pending"):
         rule_of(None, {"max_wait": 5.0})
 
 
@@ -106,34 +109,43 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        (b"{", "not JSON"),
+        (b"{", "not valid JSON"),
         (b"\xff", "not UTF-8"),
-        (b"[]", "a JSON object is needed, not list"),
-        (_line(body="x", dealy=1), "field dealy: not known"),
-        (_line(body="x", body_base64="eA=="), "field body: give body or body_base64"),
-        *((_line(body=body), "field body: text is needed") for body in (1, 0, [], {}, False)),
-        (_line(body="\ud800"), "field body: holds half a surrogate pair"),
-        (_line(body_base64="!"), "field body_base64: not base64"),
-        (_line(body_base64=1), "field body_base64: not base64"),
+        (b"[]", "must be a JSON object, not list"),
+        (_line(body="x", dealy=1), "field dealy is not a valid field"),
+        (_line(body="x", body_base64="eA=="), "field body: give either body or body_base64"),
+        *((_line(body=body), "field body: must be a text") for body in (1, 0, [], {}, False)),
+        (_line(body="\ud800"), "field body: must not contain half a surrogate pair"),
+        (_line(body_base64="!"), "field body_base64: not valid base64"),
+        (_line(body_base64=1), "field body_base64: not valid base64"),
         (_line(body="x", delay=-1), "field delay: -1 is not a duration"),
         (_line(body="x", delay=float("nan")), "field delay: nan is not a duration"),
         (_line(body="x", delay=True), "field delay: True is not a duration"),
         (_line(body="x", delay="soon"), "field delay: 'soon' is not a duration"),
-        (_line(body="x", at=5), "field at: 5 is of the wrong type"),
+        (_line(body="x", at=5), "field at: must be a text, not 5"),
         (_line(body="x", at="soon"), "field at: 'soon' is not an ISO-8601"),
-        (_line(body="x", at="2030-01-01", delay=1), "field at: give delay or at"),
-        (_line(body="x", topic=""), "field topic: text that is not empty"),
-        (_line(body="x", key=7), "field key: text that is not empty"),
-        (_line(body="x", priority=256), "field priority: 0 to 255 is allowed, not 256"),
-        (_line(body="x", priority=True), "field priority: 0 to 255"),
-        (_line(body="x", properties={"a": [1]}), "field properties: an object of texts"),
-        (_line(body="x", delay=1, delay_ms=1), "field delay_ms: give delay or delay_ms, not both"),
-        (_line(body="x", delay_ms="5m"), "field delay_ms: milliseconds are needed, not '5m'"),
-        (_line(body="x", at="2030-01-01", due_ms=1), "field due_ms: give at or due_ms, not both"),
-        (_line(body="x", due_ms=2**51), "field due_ms: 2251799813685248 is not a time"),
+        (_line(body="x", at="2030-01-01", delay=1), "field at: give either delay or at"),
+        (_line(body="x", topic=""), "field topic: must be a text that is not empty"),
+        (_line(body="x", key=7), "field key: must be a text that is not empty"),
+        (_line(body="x", priority=256), "field priority: must be 0 to 255, not 256"),
+        (_line(body="x", priority=True), "field priority: must be 0 to 255"),
+        (_line(body="x", properties={"a": [1]}), "field properties: must be an object of texts"),
+        (
+            _line(body="x", delay=1, delay_ms=1),
+            "field delay_ms: give either delay or delay_ms, not both",
+        ),
+        (_line(body="x", delay_ms="5m"), "field delay_ms: must be milliseconds, not '5m'"),
+        (
+            _line(body="x", at="2030-01-01", due_ms=1),
+            "field due_ms: give either at or due_ms, not both",
+        ),
+        (_line(body="x", due_ms=2**51), "field due_ms: 2251799813685248 is not a valid time"),
         (_line(body="x", ttl="x"), "field ttl: 'x' is not a duration"),
-        (_line(body="x", delay_level=0), "field delay_level: 1 to 2147483647 is allowed, not 0"),
-        (_line(body="x", delay_level=1, delay=1), "field delay_level: give it, delay or at"),
+        (_line(body="x", delay_level=0), "field delay_level: must be 1 to 2147483647, not 0"),
+        (
+            _line(body="x", delay_level=1, delay=1),
+            "field delay_level: give only one of delay_level",
+        ),
         (_line(body="x", retry=5), "field retry: a retry policy must be a SPEC or an object"),
         (_line(body="x", retry="fixed:x=1"), "field retry: 'x=1' in fixed: write delay="),
     ],
@@ -203,15 +215,15 @@ def test_csv_says_what_json_says() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"topic,colour\n", "line 1: field colour: not known"),
-        (b"topic,body,topic\n", "line 1: field topic: named twice"),
-        (b"key,priority\na,1\nb,high\n", "line 3: field priority: a whole number is needed"),
-        (b"key,priority\na,1.0\n", "line 2: field priority: a whole number"),
-        (b"key,due_ms\na,soon\n", "line 2: field due_ms: a whole number"),
+        (b"topic,colour\n", "line 1: field colour is not a valid field"),
+        (b"topic,body,topic\n", "line 1: field topic is repeated"),
+        (b"key,priority\na,1\nb,high\n", "line 3: field priority: must be an integer"),
+        (b"key,priority\na,1.0\n", "line 2: field priority: must be an integer"),
+        (b"key,due_ms\na,soon\n", "line 2: field due_ms: must be an integer"),
         (b"key,delay\na,soon\n", "line 2: field delay: 'soon' is not a duration"),
         (b"key,at\na,tomorrow\n", "line 2: field at: "),
-        (b"key,properties\na,eu\n", "line 2: field properties: not JSON"),
-        (b"key,body\na,b,c\n", "line 2: 3 cells, but the first line names 2 fields"),
+        (b"key,properties\na,eu\n", "line 2: field properties: not valid JSON"),
+        (b"key,body\na,b,c\n", "line 2: 3 cells, but the first line has 2 fields"),
         (b'key,body\na,"b\nc\n', "line 2: not CSV"),
         (b'key,body\na,"b\n"c\n', "line 2: not CSV"),
         (b"key,body\na,b\nc,\xff\n", "line 3: not UTF-8"),

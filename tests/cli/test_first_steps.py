@@ -79,7 +79,7 @@ def test_every_help_fits_and_is_grouped_by_what_one_wants_to_do(
     monkeypatch.setenv("COLUMNS", str(TERMINAL))
     assert run(["--help"]) == 0
     text = capsys.readouterr().out
-    for panel in ("A daemon and its store", "Tasks", "Topics and groups", "Look at what happens"):
+    for panel in ("A daemon and its store", "Tasks", "Topics and groups", "Observe"):
         assert f" {panel} " in text
     first = [line.split()[1] for line in text.splitlines() if line.startswith("│ ")]
     commands: Any = get_command(app)
@@ -166,7 +166,7 @@ async def test_the_commands_that_a_new_group_is_told_mend_what_they_are_told_of(
 
 
 def test_pause_of_a_topic_that_is_not_there_says_so(daemon: Daemon) -> None:
-    assert "no topic ordres yet" in said(daemon, "pause", "ordres").stderr
+    assert "topic ordres does not exist yet" in said(daemon, "pause", "ordres").stderr
     said(daemon, "enqueue", "orders", "x")
     assert said(daemon, "pause", "orders").stderr == ""
 

@@ -96,12 +96,12 @@ async def test_setting_the_filter_of_a_group(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "name what shall change"),
+        ({}, "give at least one setting"),
         ({"tags": "eu", "all_": True}, "--tags, --where or both"),
-        ({"where": "a > 1", "no_where": True}, "--no-where takes away"),
+        ({"where": "a > 1", "no_where": True}, "--no-where removes a setting"),
         ({"no_tags": True, "all_": True}, "--tags, --where or both"),
-        ({"order_attempts": 5, "no_order": True}, "--no-order takes away"),
-        ({"rate_each": 5.0, "no_fair": True}, "--no-fair takes away"),
+        ({"order_attempts": 5, "no_order": True}, "--no-order removes a setting"),
+        ({"rate_each": 5.0, "no_fair": True}, "--no-fair removes a setting"),
     ],
 )
 async def test_setting_needs_what_shall_change(options: dict[str, Any], words: str) -> None:
@@ -167,7 +167,7 @@ async def test_creating_a_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.out == (
         "orders  g  active  rate 5/s burst 9  retry fixed:delay=5s,retries=2,jitter=0\n"
     )
-    assert "existed before" in said.err
+    assert "already exists" in said.err
 
 
 async def test_deleting_says_what_it_held(capsys: pytest.CaptureFixture[str]) -> None:

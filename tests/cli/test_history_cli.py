@@ -73,7 +73,7 @@ def test_it_says_why_a_delivery_was_late(tmp_path: Path, capsys: Capture) -> Non
 def test_it_lists_the_newest_first(folder: Path, capsys: Capture) -> None:
     code, lines, err = call(capsys, "history", "--dir", str(folder))
     assert (code, err) == (0, "")
-    assert lines[0].split() == ["time", "event", "task", "topic", "group", "what"]
+    assert lines[0].split() == ["time", "event", "task", "topic", "group", "details"]
     words = [
         "acked",
         "delivered",
@@ -122,8 +122,8 @@ def test_what_is_not_there_is_4_and_what_is_wrong_is_2(folder: Path, capsys: Cap
     assert call(capsys, "history", "--dir", str(folder), "--key", "none")[0] == 4
     assert call(capsys, "history", "--dir", str(folder), "--topic", "none")[0] == 0
     for wrong, said in (
-        (["--event", "eaten"], "known are enqueued"),
-        (["--id", "x"], "not a task id"),
+        (["--event", "eaten"], "--event must be one of enqueued"),
+        (["--id", "x"], "not a valid task id"),
         (["--since", "soon"], "neither"),
     ):
         code, _, err = call(capsys, "history", "--dir", str(folder), *wrong)
@@ -208,7 +208,7 @@ def test_following_shows_what_comes(
 def test_a_finished_task_is_shown_from_history_alone(folder: Path, capsys: Capture) -> None:
     arguments = ["show", str(A), "--flow", "--history", str(folder), "--url", "127.0.0.1:1"]
     code, lines, err = call(capsys, *arguments)
-    assert code == 0 and "from the history alone" in err
+    assert code == 0 and "using only the history" in err
     assert lines[0] == f"History of task {A}"
     assert [line.split()[2] for line in lines[2:3]] == ["enqueued"]
     assert [word in "\n".join(lines) for word in ("42 ms", "node-1", "attempt")] == [True] * 3
@@ -225,7 +225,7 @@ def test_a_task_that_nobody_knows_is_4(folder: Path, capsys: Capture) -> None:
     code, _, err = call(
         capsys, "show", "77", str(A), "--flow", "--history", str(folder), "--url", "127.0.0.1:1"
     )
-    assert code == 4 and "not_found: nothing is known of task 77" in err
+    assert code == 4 and "not_found: task 77 is unknown" in err
     code, _, err = call(capsys, "show", "77", "--flow", "--url", "127.0.0.1:1")
     assert code == 3 and "unreachable" in err
 
@@ -269,7 +269,7 @@ async def test_the_story_comes_from_the_daemon_where_no_folder_is_named(capsys: 
     assert await show_flow(told | {"complete": False}, ended) == 0
     out, err = capsys.readouterr()
     assert f"History of task {A}" in out and "acked" in out
-    assert "the story is too long for one answer" in err
+    assert "the history is too long for one answer" in err
     none = {"events": [], "is_kept": False, "complete": True}
     assert await show_flow(none, {"id": A, "state": "gone"}) == 4
     err = capsys.readouterr().err
@@ -284,7 +284,7 @@ async def test_a_stored_task_without_a_story_is_4(is_kept: bool, capsys: Capture
     assert await show_flow(told, stored) == 4
     out, err = capsys.readouterr()
     assert f"Task {A}" in out
-    assert f"the daemon's history says nothing of task {A}" in err
+    assert f"the daemon's history has no events of task {A}" in err
 
 
 # --- restore -----------------------------------------------------------------------------------
@@ -318,12 +318,12 @@ def restore(capsys: Capture, folder: Path, *options: str) -> tuple[int, list[str
 async def test_restore_from_the_command_line(folder: Path, capsys: Capture) -> None:
     backup = await make_backup(folder, [TaskRow(make_id(9), LATER_MS, "t", b"old")])
     code, lines, err = restore(capsys, folder, "--from", backup, "--dry-run")
-    assert code == 0 and lines[0].startswith("What would be restored into sqlite:///")
+    assert code == 0 and lines[0].startswith("Would be restored into sqlite:///")
     assert not (folder / "new.db").exists()
     code, lines, err = restore(capsys, folder, "--from", backup)
     assert code == 0 and lines[0].startswith("Restored into sqlite:///")
     shown = {line.rsplit("  ", 1)[0].strip(): line.rsplit("  ", 1)[1] for line in lines[2:]}
-    assert (shown["tasks"], shown["of the backup"], shown["of the history"]) == ("2", "1", "1")
+    assert (shown["tasks"], shown["from the backup"], shown["from the history"]) == ("2", "1", "1")
     assert shown["exact"] == "no: at least once"
     assert "did not stop cleanly" in err
     assert set((await held(url(folder))).rows) == {make_id(9), B}
@@ -362,13 +362,13 @@ def test_a_key_is_looked_up_in_the_history_without_a_daemon(folder: Path, capsys
     asked = (*NOBODY, "show", "--key", "k1", "--history", str(folder), "--json")
     code, lines, err = call(capsys, *asked)
     assert code == 0
-    assert "from the history alone" in err
+    assert "using only the history" in err
     (shown,) = objects(lines)
     assert shown["id"] == str(A)
     assert shown["flow"][0]["event"] == "enqueued"
     code, lines, err = call(capsys, *NOBODY, "show", "--key", "none", "--history", str(folder))
     assert (code, lines) == (4, [])
-    assert "no task with key 'none' is stored, nor in the history" in err
+    assert "no task with key 'none' is stored, or in the history" in err
     code, _, err = call(capsys, *NOBODY, "show", "--key", "k1")
     assert code == 3 and "unreachable" in err
 
@@ -376,10 +376,10 @@ def test_a_key_is_looked_up_in_the_history_without_a_daemon(folder: Path, capsys
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["show"], "ids, or --key"),
-        (["show", "5", "--key", "k"], "one of them"),
-        (["show", "5", "--topic", "t"], "go with --key"),
-        (["show", "5", "--before", "1h"], "go with --key"),
+        (["show"], "either ids or --key"),
+        (["show", "5", "--key", "k"], "either ids or --key"),
+        (["show", "5", "--topic", "t"], "require --key"),
+        (["show", "5", "--before", "1h"], "require --key"),
         (["show", "--key", "k", "--before", "tomorrow"], "tomorrow"),
         (["list", "--before", "tomorrow"], "tomorrow"),
     ],

@@ -70,7 +70,7 @@ async def test_a_key_is_paused_and_resumed(capsys: pytest.CaptureFixture[str]) -
     )
     assert asked == ("t", "g", None, 7)
     shown = capsys.readouterr().out
-    assert shown.startswith("value 7  paused before, since 2027-") and shown.endswith(" by ann\n")
+    assert shown.startswith("value 7  already paused since 2027-") and shown.endswith(" by ann\n")
     await _ask(
         lambda c: groups.pause_key(c, topic="t", group="g", value="7"),
         T.PAUSE_KEY,
@@ -92,7 +92,7 @@ async def test_a_key_is_paused_and_resumed(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == "key a  resumed\nkey b  was not paused\n"
     call = Call(None, None, Output(as_json=False))
     for named in ({}, {"value": 5, "key": "a"}):
-        with pytest.raises(BadRequest, match="--key or --value"):
+        with pytest.raises(BadRequest, match="--key, --value"):
             await groups.pause_key(call, topic="t", group="g", **named)
 
 

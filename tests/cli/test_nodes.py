@@ -61,7 +61,7 @@ async def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert found[0] == NODE | {
         "since": "2026-09-21T14:13:20.000Z", "seen": "2026-09-21T14:13:20.500Z",
     }  # fmt: skip
-    assert "nobody serves shard 1" in shown.err
+    assert "no daemon serves shard 1" in shown.err
     assert codes == [0, EXIT_FAILED]
 
 
@@ -74,7 +74,7 @@ async def test_a_shard_is_moved(capsys: pytest.CaptureFixture[str]) -> None:
     answer: dict[str, Any] = {"shard": 3, "node": "b"}
     asked = await _ask(lambda c: nodes.move(c, 3, "b"), T.SHARD_MOVE, answer)
     assert asked == (3, "b")
-    assert capsys.readouterr().out == "shard 3 shall be on b\n"
+    assert capsys.readouterr().out == "shard 3 moves to b\n"
     asked = await _ask(
         lambda c: nodes.move(c, 3, anywhere=True), T.SHARD_MOVE, answer | {"node": None},
         as_json=True,
@@ -85,7 +85,7 @@ async def test_a_shard_is_moved(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("node", "anywhere"), [(None, False), ("b", True)])
 async def test_where_a_shard_shall_be_is_said_once(node: str | None, *, anywhere: bool) -> None:
-    with pytest.raises(BadRequest, match="a NODE, or --anywhere"):
+    with pytest.raises(BadRequest, match="either NODE or --anywhere"):
         await nodes.move(Call(None, None, Output(as_json=False)), 3, node, anywhere=anywhere)
 
 
@@ -94,7 +94,7 @@ async def test_a_node_is_drained(capsys: pytest.CaptureFixture[str], *, undo: bo
     answer = {"node": "b", "draining": not undo}
     asked = await _ask(lambda c: nodes.drain(c, "b", undo=undo), T.NODE_DRAIN, answer)
     assert asked == ("b", not undo)
-    said = "b gets shards again" if undo else "b gives its shards away, and gets none"
+    said = "b gets shards again" if undo else "b gives its shards away and gets no more"
     assert capsys.readouterr().out == said + "\n"
 
 
@@ -117,14 +117,14 @@ async def test_shards_say_who_has_them_where_they_go_and_what_they_wait_for(
             assert (first["shard"], first["node"], first["pid"]) == (0, "a", 4711)
             assert (first["wanted"], first["waits"], first["url"]) == ("b", "b reads", daemon.url)
             assert (second["shard"], second["node"], second["reachable"]) == (1, None, False)
-            assert second["message"] == "nobody serves it"
+            assert second["message"] == "no daemon serves it"
             return
         head, one, two = shown.splitlines()
         assert head.split()[:4] == ["shard", "node", "address", "pid"]
         assert one.split()[:4] == ["0", "a", daemon.address, "4711"]
-        assert "ready, goes to b (b reads)" in one
+        assert "ready, moves to b (b reads)" in one
         assert two.split()[:4] == ["1", "-", "-", "-"]
-        assert "unreachable: nobody serves it, goes to b (b starts)" in two
+        assert "unreachable: no daemon serves it, moves to b (b starts)" in two
 
 
 async def test_the_shards_of_a_daemon_that_is_alone(capsys: pytest.CaptureFixture[str]) -> None:

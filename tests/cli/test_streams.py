@@ -152,7 +152,7 @@ async def test_an_interrupted_file_of_tasks_says_how_to_go_on(
     with pytest.raises(asyncio.CancelledError):
         await sending
     said = capsys.readouterr().err
-    assert "2 tasks are stored, up to line 2; whether those of the next 2 lines are is not" in said
+    assert "2 tasks are stored, up to line 2; the tasks of the next 2 lines may be" in said
     assert "(tail -n +3 FILE) | the same command with --from -" in said
 
 

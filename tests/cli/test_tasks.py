@@ -30,7 +30,7 @@ OTHER = {"cause": "leased", "detail": "It is with w.", "group": "h", "command": 
 @pytest.mark.parametrize("words", [[], ["--key", "a"], ["--topic", "t"], ["7", "--key", "a"]])
 def test_explain_names_what_it_needs(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert run(["explain", *words]) == EXIT_USAGE
-    assert "give a task's ID, or --topic and --key" in capsys.readouterr().err
+    assert "give either ID, or --topic and --key" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("cause", "code"), [("key_busy", 0), ("gone", 4), ("not_found", 4)])

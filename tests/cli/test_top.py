@@ -63,7 +63,7 @@ def test_what_is_wrong_right_now_stands_above_the_table() -> None:
     frame = Meter().read(_stats(10.0, a=_topic()))
     assert frame.fields()["troubles"] == []
     troubles = [("error", "Topic a is full"), *[("note", f"note {n}") for n in range(4)]]
-    frame = replace(frame, wrong=overview(troubles, left_out=7))
+    frame = replace(frame, overview=overview(troubles, left_out=7))
     lines = frame_text(frame).splitlines()
     assert lines[3:7] == ["error: Topic a is full", "note: note 0", "note: note 1", "and 9 more"]
     assert lines[8].startswith("topic")
@@ -176,7 +176,7 @@ def test_what_is_counted_for_all_topics_only_is_a_dash_for_who_may_read_some() -
     found = Stats.of({**raw, "partial": True, "topics": {}})
     assert not any(getattr(found, name) for name in names)
     shown = "\n".join(" ".join(row) for row in stats_grids(found)[0].rows)
-    assert "counts of the topics that may be read" in shown and "lateness" not in shown
+    assert "counts only topics that the token can read" in shown and "lateness" not in shown
 
 
 # --- keys ----------------------------------------------------------------------------------------
@@ -204,17 +204,17 @@ def test_a_filter_is_typed_kept_and_cleared() -> None:
     controls = Controls()
     assert controls.press(["/", "q", "s", "x"]) is False
     controls.press([*keys_of("\x7f"), UP])
-    assert (controls.wanted, controls.is_typing) == ("qs", True)
+    assert (controls.filter, controls.is_typing) == ("qs", True)
     assert controls.line.startswith("filter: qs_")
     controls.press([ENTER])
-    assert (controls.wanted, controls.is_typing, controls.sort) == ("qs", False, "busy")
+    assert (controls.filter, controls.is_typing, controls.sort) == ("qs", False, "busy")
     assert "/ filter: qs" in controls.line
     controls.press([ESCAPE])
-    assert controls.wanted == ""
+    assert controls.filter == ""
     controls.press(["/", "a", ESCAPE])
-    assert (controls.wanted, controls.is_typing) == ("", False)
+    assert (controls.filter, controls.is_typing) == ("", False)
     controls.press(["/", *"x" * 300])
-    assert len(controls.wanted) == 255
+    assert len(controls.filter) == 255
 
 
 def test_keys_scroll_and_stop_at_both_ends() -> None:

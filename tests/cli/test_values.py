@@ -75,7 +75,7 @@ def test_ids() -> None:
     assert options.parse_id("0") == 0
     assert options.parse_id(str(2**63 - 1)) == 2**63 - 1
     for text in ("", "-1", "x", "1.0", "٣", str(2**63)):
-        with pytest.raises(ValueError, match="not a task id"):
+        with pytest.raises(ValueError, match="not a valid task id"):
             options.parse_id(text)
 
 

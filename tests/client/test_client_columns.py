@@ -117,7 +117,7 @@ async def test_a_frame_fits_also_when_it_must_be_sent_as_tasks() -> None:
         ({"bodies": [b""], "delays": [-1]}, errors.BadRequest, "delays[0]"),
         ({"bodies": [b""], "delays": [float("nan")]}, errors.BadRequest, "delays[0]"),
         ({"bodies": [b""], "delays": [1e9]}, errors.DueTooFar, "delays[0] is"),
-        ({"bodies": [b""], "delay": 1, "delays": [1]}, errors.BadRequest, "give one of them"),
+        ({"bodies": [b""], "delay": 1, "delays": [1]}, errors.BadRequest, "either delay or delays"),
         ({"topic": "a b", "bodies": []}, errors.BadRequest, "topic must be"),
     ],
 )

@@ -309,7 +309,7 @@ async def test_a_frame_over_the_daemons_limit_is_refused_and_never_sent() -> Non
     async with FakeDaemon(frame_bytes_max=1024) as daemon:
         client = daemon.client()
         early = client.enqueue_nowait("t", b"x" * 2000)  # the daemon has not said its limit yet
-        with pytest.raises(errors.LimitExceeded, match=r"frame of 2\d+ bytes; the limit is 1024"):
+        with pytest.raises(errors.LimitExceeded, match=r"has 2\d+ bytes; the limit is 1024"):
             await soon(early)
         peer = await daemon.peer()
         for kind in kinds:

@@ -682,7 +682,7 @@ async def test_a_hello_that_no_daemon_reads_is_refused_and_not_sent(long: dict[s
         client = daemon.client(**long)
         for asked in (client.connect, client.ping, client.stats):
             with pytest.raises(
-                errors.LimitExceeded, match=r"frame of \d+ bytes; the limit is 65536"
+                errors.LimitExceeded, match=r"name has \d+ bytes; the limit is 65536"
             ):
                 await soon(asked())
         assert daemon.connections <= 3

@@ -157,7 +157,7 @@ async def test_what_the_daemon_objects_to_is_raised() -> None:
     [
         ({"prefetch": -1}, "prefetch"),
         ({"prefetch": 65_536}, "65535"),
-        ({"lease": 0.05}, "100 ms or more"),
+        ({"lease": 0.05}, "lease must be between 100 ms"),
         ({"lease": 13 * 3600}, "lease_max_s"),
         ({"lease": -1}, "lease"),
         ({"group": "a b"}, "group"),

@@ -191,8 +191,8 @@ async def test_no_active_one_says_who_was_asked_and_what_each_said() -> None:
             await soon(client.connect())
         assert raised.value.retryable
         message = raised.value.message
-        assert f"{standby.address}: standby, it names 127.0.0.1:1 as active" in message
-        assert f"{other.address}: standby, it knows no active one" in message
+        assert f"{standby.address}: standby; active: 127.0.0.1:1" in message
+        assert f"{other.address}: standby; no active daemon known" in message
         assert f"{silent.address}: " in message
         assert "127.0.0.1:1: [Errno" in message
 

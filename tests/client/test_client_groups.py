@@ -122,7 +122,7 @@ async def test_a_consumer_names_what_its_group_says_of_them() -> None:
         assert frame[-1] == LINES_WIRE
         peer.ok(frame, {"lease_ms": 30_000})
         await soon(starting)
-        with pytest.raises(errors.BadRequest, match="fair_by has no meaning with broadcast"):
+        with pytest.raises(errors.BadRequest, match="fair_by has no effect with broadcast"):
             client.subscribe("t", broadcast=True, fair_by="key")
 
 

@@ -187,7 +187,7 @@ async def test_what_cannot_be_claimed_is_named(wrong: Any) -> None:
         await do(Once(), wrong)
     with pytest.raises(errors.BadRequest, match="key must be"):
         Once().claim(delivery, key=wrong)
-    with pytest.raises(errors.BadRequest, match="key goes with a delivery"):
+    with pytest.raises(errors.BadRequest, match="key requires a delivery"):
         Once().claim("text", key="ann")
 
 

@@ -198,7 +198,7 @@ async def test_a_rule_about_a_key_goes_with_that_key_alone() -> None:
         client = await shards.client().connect()
         with pytest.raises(errors.BadRequest, match="if_pending"):
             await client.enqueue("t", b"", key="a", order_key="b", if_pending="keep")
-        with pytest.raises(errors.BadRequest, match="shard_by says"):
+        with pytest.raises(errors.BadRequest, match="shard_by decides"):
             await client.enqueue("t", b"", key="a", shard_by="b", if_pending="keep")
         first = await client.enqueue("t", b"", key="a", if_pending="keep", delay=HOUR)
         again = await client.enqueue("t", b"", key="a", if_pending="keep", delay=HOUR)
@@ -286,11 +286,11 @@ async def test_a_transaction_has_the_tasks_of_one_shard() -> None:
         transaction = client.transaction("p")
         await transaction.enqueue("t", b"", key=keys[1], delay=HOUR)
         await transaction.enqueue("t", b"", delay=HOUR)
-        with pytest.raises(errors.BadRequest, match="are of several"):
+        with pytest.raises(errors.BadRequest, match="are in several"):
             await transaction.enqueue("t", b"", key=keys[2])
         assert shards_of(await transaction.commit()) == [1, 1]
         other = client.transaction("p")
-        with pytest.raises(errors.BadRequest, match="are of several"):
+        with pytest.raises(errors.BadRequest, match="are in several"):
             await other.enqueue_many([Task("t", b"", key=key) for key in keys])
 
 
@@ -612,7 +612,7 @@ async def test_what_is_made_and_set_needs_its_home_alone(caplog: pytest.LogCaptu
             made = await soon(client.create_group(TOPIC, "g", rate=3))
         assert (made.created, made.rate) == (True, 3)
         assert having(shards, "g") == [0, 1]
-        assert f"create_group of topic {TOPIC}: shards 2 were away" in caplog.text
+        assert f"create_group of topic {TOPIC}: shards 2 are away" in caplog.text
         assert (await soon(client.configure(TOPIC, group="g", rate=4))).rate == 4
         assert (await soon(client.configure(TOPIC, rate=5))).rate == 5
 
@@ -728,7 +728,7 @@ async def test_of_a_group_that_is_set_otherwise_the_worker_decides(
             # ``tags`` and ``where`` are one filter: the part that is not named is taken away.
             expected = {"tags": None, "where": None, **wanted}
             assert {field: getattr(now, field) for field in expected} == expected
-            assert "this code's settings become the group's" in said
+            assert "the group gets this code's settings" in said
         else:
             assert now.raw | {"created": True} == made.raw
             assert CHANGES[name] in said

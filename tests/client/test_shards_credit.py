@@ -137,11 +137,11 @@ async def test_with_a_daemon_that_does_not_tell_the_shares_stay(
     async def refused(part: Subscription, prefetch: int) -> tuple[int, int]:
         raise errors.BadRequest("the frame has 3 fields, expected 2: sub, prefetch")
 
-    monkeypatch.setattr(Subscription, "tell_prefetch", refused)
+    monkeypatch.setattr(Subscription, "update_prefetch", refused)
     async with client.subscribe("t", prefetch=PREFETCH) as deliveries:
         await put(client, 1, 100)
         assert deliveries._parts is not None
-        await comes(lambda: deliveries._parts._following.done())
+        await comes(lambda: deliveries._parts._balancing.done())
         assert sorted(await shares(client)) == [2, 3, 3]
         await take(deliveries, 2)
 
@@ -151,7 +151,7 @@ async def test_credit_that_a_shard_may_still_have_goes_to_nobody(
 ) -> None:
     """Shard 0 does not say whether it has given any up."""
     share = -(-PREFETCH // COUNT)
-    tell, asked = Subscription.tell_prefetch, Counter[int]()
+    tell, asked = Subscription.update_prefetch, Counter[int]()
 
     async def silent(part: Subscription, prefetch: int) -> tuple[int, int]:
         asked[part._shard] += 1
@@ -160,7 +160,7 @@ async def test_credit_that_a_shard_may_still_have_goes_to_nobody(
             raise errors.SendTimeout("PREFETCH was sent and not answered")
         return await tell(part, prefetch)
 
-    monkeypatch.setattr(Subscription, "tell_prefetch", silent)
+    monkeypatch.setattr(Subscription, "update_prefetch", silent)
     async with client.subscribe("t", prefetch=PREFETCH) as deliveries:
         await put(client, 1, 100)
         await take(deliveries, 4)

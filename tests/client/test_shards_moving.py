@@ -173,7 +173,7 @@ async def test_a_shard_that_nobody_serves_keeps_nobody_from_the_others(
             await enqueued(client, first, key_in(0, 2))
             with pytest.raises(errors.Unreachable, match="no daemon of shard 1") as raised:
                 await soon(client.enqueue("t", b"", key=key_in(1, 2)))
-            assert "does not have shard 1, it knows nobody who has it" in raised.value.message
+            assert "does not have shard 1; no other daemon known" in raised.value.message
             route.serve(1, second)
             await enqueued(client, second, key_in(1, 2))
 
@@ -336,9 +336,9 @@ def test_a_shard_is_looked_for_at_its_own_place_first_then_where_somebody_is() -
     assert places.around(1) == [
         ("a", 7357), ("given", 7355), ("a", 7356), ("b", 7358), ("b", 7359),
     ]  # fmt: skip
-    places.stands(3, address("b", 7359))
+    places.connected_at(3, address("b", 7359))
     assert places.around(1)[2:4] == [("b", 7359), ("a", 7356)], "a daemon that is there comes first"
-    places.stands(3, None)
+    places.connected_at(3, None)
     assert places.around(1)[2:4] == [("a", 7356), ("b", 7358)]
 
 
@@ -367,8 +367,8 @@ def test_a_shard_that_nobody_names_is_looked_for_where_it_was() -> None:
     places = Places(2, [address("given")], secure=False)
     places.learn({"shards": ["", "tcp://b:1"]})
     assert places.around(0) == [address("given"), ("b", 1)]
-    places.stands(0, ("x", 9))
-    places.stands(0, None)
+    places.connected_at(0, ("x", 9))
+    places.connected_at(0, None)
     assert places.around(0) == [("x", 9), address("given"), ("b", 1)]
 
 
@@ -459,7 +459,7 @@ class Around:
 
     def learn(self, info: Any) -> None: ...
 
-    def stands(self, at: Address | None) -> None: ...
+    def connected_at(self, at: Address | None) -> None: ...
 
 
 async def test_of_those_that_know_nothing_better_a_few_are_asked_in_turn(
@@ -514,7 +514,7 @@ async def test_an_address_whose_daemon_said_goodbye_comes_last_for_a_while() -> 
     search.ended(errors.Draining(), silent=False, steady=True)
     await search._round()
     assert daemons.asked == [address(host) for host in "bca"]
-    search._given_until_s = 0.0
+    search._successor_until_s = 0.0
     daemons.asked.clear()
     await search._round()
     assert daemons.asked == [address(host) for host in "abc"]
@@ -540,11 +540,11 @@ async def test_an_heir_that_names_the_one_before_it_sends_nobody_back(
     search = daemons.search("z")
     search.follow(Around("ac"))
     search.at = address("a")
-    search.ended(errors.Draining(), silent=False, steady=True, heir=address("b"))
+    search.ended(errors.Draining(), silent=False, steady=True, successor=address("b"))
     for _ in range(3):
         await search._round()
     assert daemons.asked == [address("b")] * 3
-    search._given_until_s = 0.0
+    search._successor_until_s = 0.0
     await search._round()
     assert daemons.asked[3:] == [address("a"), address("c")], "not for ever"
 
@@ -652,7 +652,7 @@ async def test_a_daemon_that_gets_its_lease_back_keeps_its_clients(hasty: None) 
         await soon(waiting)
         peer.send(T.LEASE, True)
         member = reconnector_of(client, 1)
-        await comes(lambda: member._looking is None)
+        await comes(lambda: member._searching is None)
         await comes(lambda: not third.open)
         count = len(route.hellos)
         for _ in range(20):  # it flaps, faster than a search begins
@@ -727,7 +727,7 @@ async def test_a_connection_that_ends_during_the_search_is_looked_for_as_ever(ha
         peer = await third.peer()
         peer.store(await peer.next(T.ENQUEUE))
         await soon(waiting)
-        assert reconnector_of(client, 1)._looking is None
+        assert reconnector_of(client, 1)._searching is None
 
 
 async def test_a_client_that_closes_during_the_search_leaves_nothing(hasty: None) -> None:
@@ -739,7 +739,7 @@ async def test_a_client_that_closes_during_the_search_leaves_nothing(hasty: None
         await comes(lambda: bool(third.open))
         await soon(client.close())
         await comes(lambda: not (first.open or second.open or third.open))
-        assert not [task for task in asyncio.all_tasks() if "_look_beside" in repr(task)]
+        assert not [task for task in asyncio.all_tasks() if "_search_beside" in repr(task)]
 
 
 def beside(route: Around, attempt: Any) -> module.Beside:

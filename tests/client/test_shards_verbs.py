@@ -580,7 +580,7 @@ async def test_a_task_of_a_shard_that_is_away_is_explained_by_that(
         shards.lose(1)
         found = await room.client.explain(ids[1])
         assert (found.cause, found.id, found.command) == ("shard_away", ids[1], "tickwheel shards")
-        assert "It may be in shard 1" in found.detail
+        assert "The task may be in shard 1" in found.detail
         assert (await room.client.explain(ids[2])).cause == "scheduled"
         assert (await room.client.explain(topic="t", key="none")).cause == "shard_away"
         shards.away.clear()

@@ -178,12 +178,12 @@ async def test_a_task_apart_from_workers_needs_a_client(wheel: TestWheel) -> Non
         await wheel.settle()
     assert got == [2, 1, 0, 0]
     assert run._definition.client() is worker._client
-    with pytest.raises(BadRequest, match="has a handler already"):
+    with pytest.raises(BadRequest, match="already has a handler"):
         worker.register(run, group="g")
     wrong: Any = run.__wrapped__  # type: ignore[attr-defined]  # the function
-    with pytest.raises(BadRequest, match="register takes a typed task"):
+    with pytest.raises(BadRequest, match="task must be a typed task"):
         worker.register(wrong)
-    with pytest.raises(BadRequest, match="using takes a client"):
+    with pytest.raises(BadRequest, match="client must be a client"):
         run.using(wrong)
 
 
@@ -289,8 +289,8 @@ async def test_and_is_a_dead_letter_when_it_comes_all_the_same(
         (b"x", "protobuf;v=2", "$: expected json or msgpack, got protobuf;v=2"),
         (b"[" * 100_000, "json", "$: "),
         (b"\x91" * 100_000, "msgpack", "$: "),
-        (b"{}", "json;v=0", "$: expected a version of 1 to 1000000, got 0"),
-        (b"{}", "json;v=x", "$: expected a version of 1 to 1000000, got x"),
+        (b"{}", "json;v=0", "$: expected a version between 1 and 1000000, got 0"),
+        (b"{}", "json;v=x", "$: expected a version between 1 and 1000000, got x"),
     ],
 )
 async def test_bodies_that_are_none_are_dead_letters(
@@ -373,11 +373,11 @@ async def test_a_newer_version_is_tried_again_and_an_older_one_without_upcaster_
     async with wheel.working(worker):
         await wheel.settle()
     (letter,) = await wheel.dead_letters()
-    assert letter.reason == "$: version 1 is not known any more: it has no upcaster"
+    assert letter.reason == "$: version 1 is no longer supported: it has no upcaster"
     (group,) = (await wheel.client.lookup(newer.id)).groups.values()
     assert (group.state, got) == ("waiting", [])
     assert "NewerVersion: the task's arguments have version 4" in group.failures[0].reason
-    assert "knows those up to 3" in group.failures[0].reason
+    assert "supports versions up to 3" in group.failures[0].reason
 
 
 # --- definitions ---------------------------------------------------------------------------------
@@ -405,12 +405,14 @@ def test_what_cannot_be_a_typed_task_is_refused_where_it_is_written() -> None:
         yield n
 
     wrong: list[tuple[Any, str]] = [
-        (bare, "parameter n has no annotation"), (starred, "parameter n has no name"),
-        (keywords, "parameter n has no name"), (positional, "parameter n has no name"),
-        (late, "parameter delivery, the delivery, must be the first one"),
+        (bare, "parameter n must have an annotation"),
+        (starred, "parameter n must not be positional"),
+        (keywords, "parameter n must not be positional"),
+        (positional, "parameter n must not be positional"),
+        (late, "parameter delivery, the delivery, must be the first parameter"),
         (unknown, "its annotations cannot be read: name 'NotThere'"),
-        (unwritable, "its parameters cannot be read: Type unions"),
-        (forgets, "plain function and calls delivery.nack"), (yields, "has a yield"),
+        (unwritable, "unsupported types: Type unions"),
+        (forgets, "plain function and calls delivery.nack"), (yields, "must not be a generator"),
         (7, "a typed task must be a function, not 7"), (dict, "not the class dict"),
     ]  # fmt: skip
     for function, says in wrong:
@@ -425,8 +427,8 @@ def test_what_cannot_be_a_typed_task_is_refused_where_it_is_written() -> None:
         ({"topic": "a b"}, "topic must be 1 to 255"),
         ({"version": 0}, "version must be an integer of 1 to 1000000, not 0"),
         ({"version": True}, "version must be an integer"),
-        ({"upcasters": {1: dict}}, "upcasters are from versions below 1, not 1"),
-        ({"version": 2, "upcasters": {1: 7}}, "upcasters: 1 must be a function, not 7"),
+        ({"upcasters": {1: dict}}, "upcasters must be for versions below 1, not 1"),
+        ({"version": 2, "upcasters": {1: 7}}, "upcasters[1] must be a function, not 7"),
         ({"encoding": "xml"}, "encoding must be 'json' or 'msgpack', not 'xml'"),
     ],
 )

@@ -70,7 +70,7 @@ async def test_every_verb_of_the_client(client: Client, topic: str) -> None:
     found = [one async for one in client.list_bulk(topic=topic, state="done", limit=3)]
     assert [one.kind for one in found] == ["run_now", "reschedule", "reschedule"]
     slow = await client.cancel(topic=topic, filter={}, rate=0.01)
-    with pytest.raises(SendTimeout, match="goes on"):
+    with pytest.raises(SendTimeout, match="still runs"):
         await client.wait_bulk(slow.id, timeout=0.1)
     assert (await client.cancel_bulk(slow.id)).state == "cancelled"
     assert (await client.wait_bulk(slow.id)).is_over
@@ -193,7 +193,7 @@ def test_commands_that_make_a_bulk(running: Daemon) -> None:
     shown = cli.run("cancel", topic, "--tags", "a", "--dry-run").stdout.decode().splitlines()
     assert (shown[0], len(shown)) == ("dry run  2 of 4 would be changed", 3)
     said = cli.fails(1, "cancel", topic, "--where", "n > 1")
-    assert said.endswith("2 tasks of topic cli with where n > 1 would be cancelled; say --yes\n")
+    assert said.endswith("2 tasks of topic cli with where n > 1 would be cancelled; add --yes\n")
     bulk = cli.one("reschedule", topic, "--all", "--shift", "30m", "--wait")
     assert (bulk["state"], bulk["changed"], bulk["arguments"]) == (
         "done",
@@ -239,7 +239,7 @@ def test_a_crowd_is_spread_from_a_terminal_and_without_an_event_loop(running: Da
     tried = cli.one("reschedule", topic, "--all", "--spread", "20s", "--dry-run")
     assert (tried["matched"], tried["would_change"]) == (40, 40)
     said = cli.fails(2, "reschedule", topic, "--all", "--spread", "20s", "--delay", "1h")
-    assert "--spread goes with --at" in said
+    assert "--spread cannot be combined with --delay" in said
 
 
 def test_commands_for_dead_letters_that_match(running: Daemon) -> None:
@@ -267,8 +267,11 @@ def test_commands_for_dead_letters_that_match(running: Daemon) -> None:
         (("cancel", "7", "--where", "n > 1"), "by one of these"),
         (("cancel", "--topic", "cli", "--key", "k", "--dry-run"), "by one of these"),
         (("cancel", "--topic", "cli", "--where", "n >", "--yes"), "where, character"),
-        (("reschedule", "--topic", "cli", "--all"), "give --delay, --at, --shift or --spread"),
-        (("dead", "requeue", "7", "--where", "n > 1"), "do not go with it"),
+        (
+            ("reschedule", "--topic", "cli", "--all"),
+            "give exactly one of --delay, --at, --shift, --spread",
+        ),
+        (("dead", "requeue", "7", "--where", "n > 1"), "cannot be combined with --where"),
         (("cancel", "--topic", "cli", "--due-from", "soon"), "neither an ISO-8601 time"),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_group_is_there_before_its_first_subscriber_and_after_kill_9(
     assert (made["retry"]["kind"], made["retry"]["delay_ms"]) == ("fixed", 50)
     cli.one("groups", "create", "orders", "mail")
     again = cli.run("groups", "create", "orders", "billing", "--rate", "1")
-    assert b"existed before" in again.stderr
+    assert b"already exists" in again.stderr
     task_id = cli.one("enqueue", "orders", "x")["id"]
     daemon.restart(kill=True)
     groups = _groups(cli, "orders")

@@ -165,7 +165,7 @@ def test_the_command_line_shows_what_it_has_the_keys_for(
     assert '{"n": 1}' in [one["body"] for one in got]
     assert all("aesgcm" not in one.get("encoding", "") for one in got)
     os.chmod(path, 0o644)
-    assert "others may read it (mode 0644)" in cli.fails(2, "show", sealed)
+    assert "its mode must be 0600 or stricter, not 0644" in cli.fails(2, "show", sealed)
 
 
 def test_the_command_line_rejects_what_nobody_can_unpack_and_goes_on(
@@ -179,10 +179,10 @@ def test_the_command_line_rejects_what_nobody_can_unpack_and_goes_on(
     cli.run("enqueue", "t", "right")
     done = cli.run("subscribe", "t", "--group", "g", "--max", "2", "--json")
     assert [json.loads(line)["body"] for line in done.stdout.splitlines()] == ["right"]
-    assert f"task {bad}: bad_body: the body is not zlib" in done.stderr.decode()
+    assert f"task {bad}: bad_body: the body is not valid zlib" in done.stderr.decode()
     (letter,) = cli.json("dead", "list")
     assert (letter["id"], letter["reason"][:8]) == (bad, "BadBody:")
-    assert "the body is not zlib" in cli.run("show", bad).stdout.decode()
+    assert "the body is not valid zlib" in cli.run("show", bad).stdout.decode()
 
 
 def test_schedules_on_the_command_line_are_packed_and_shown(

@@ -267,7 +267,7 @@ def test_flow_by_key_and_ended_tasks_from_the_history(running: Daemon, topic: st
     assert (shown["id"], shown["state"]) == (new, "cancelled")
     assert [event["event"] for event in shown["flow"]] == ["enqueued", "cancelled"]
     narrower = ["--history", history, "--before", "1h"]
-    assert "nor in the history" in cli.fails(4, "show", "--key", key, *narrower)
+    assert "or in the history" in cli.fails(4, "show", "--key", key, *narrower)
     assert cli.json("show", "--key", key, "--topic", "none", "--history", history, expect=4) == []
     live = cli.one("enqueue", topic, "x", "--key", key, "--delay", "1h")["id"]
     while cli.code("history", "--dir", history, "--id", live) == 4:

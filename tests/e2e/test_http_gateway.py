@@ -162,7 +162,7 @@ def test_all_shards_are_restored_as_one_and_serve_what_they_had(
     again = machine.ask("POST", "/v1/restores", {"into": "new.db", "backup": "a.db"})
     assert (again.status, again.json["code"]) == (409, "conflict")
     assert "shard 0: new-shard-0.db exists already" in again.json["detail"]
-    assert "no shard has begun it" in again.json["detail"]
+    assert "no shard has started the restore" in again.json["detail"]
     assert len(machine.ask("GET", "/v1/restores").json["restores"]) == 2
     assert machine.parent.terminate() == 0
     for shard, file in enumerate(files):

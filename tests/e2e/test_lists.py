@@ -150,11 +150,11 @@ def test_json_has_all_and_a_table_says_where_it_stops(full: tuple[Cli, Path], wo
         return
     assert count == MANY
     assert rows == ROWS_SHOWN
-    assert b"more than these 100" in table.stderr and table.stderr.count(b"\n") == 1
+    assert b"only the first 100 rows" in table.stderr and table.stderr.count(b"\n") == 1
     for limit, stops in ((7, True), (MANY, False)):
         some = cli.run(*arguments, "--limit", str(limit))
         assert len(some.stdout.splitlines()) - 1 == limit
-        assert (b"more than these" in some.stderr) == stops
+        assert (b"only the first" in some.stderr) == stops
         assert len(cli.json(*arguments, "--limit", str(limit))) == limit
 
 

@@ -342,7 +342,7 @@ def test_commands_show_nodes_and_move_shards(pair: Nodes) -> None:
     until(lambda: cli.code("shards") == 0, 60, pair.log)
     [first] = [one for one in cli.json("shards") if one["shard"] == 0]
     assert (first["node"], first["placed"]) == (other, other)
-    assert "may be on any node" in cli.run("shards", "move", "0", "--anywhere").stdout.decode()
+    assert "can be on any node" in cli.run("shards", "move", "0", "--anywhere").stdout.decode()
     assert "not there" in cli.fails(4, "shards", "move", "0", "nobody")
     assert "0 to 2" in cli.fails(2, "shards", "move", "9", "a")
     assert "--anywhere" in cli.fails(2, "shards", "move", "0")

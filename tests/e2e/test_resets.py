@@ -126,10 +126,10 @@ async def test_at_the_command_line(client: Client, running: Daemon, topic: str) 
     def reset() -> None:
         cli = Cli(running)
         tried = cli.run(*command, "--dry-run").stdout.decode()
-        assert "3 tasks would come again, due from" in tried
+        assert "3 tasks would be delivered again, due from" in tried
         assert cli.one(*command, "--dry-run")["tasks"] == 3
         unsure = cli.run(*command, expect=1).stderr.decode()
-        assert f"would come to group g of topic {topic} again; say --yes" in unsure
+        assert f"would be delivered to group g of topic {topic} again; add --yes" in unsure
         done = cli.run(*command, "--yes", "--wait", "--rate", "100").stdout.decode()
         assert "done  3 of 3 changed" in done
 

@@ -118,14 +118,16 @@ def test_a_file_is_applied_and_says_what_it_changes_first(daemon: Daemon, tmp_pa
     cli = Cli(daemon)
     file = tmp_path / "schedules.toml"
     file.write_text(FILE)
-    assert "--yes does it" in cli.run("schedule", "apply", str(file), expect=2).stderr.decode()
+    assert (
+        "add --yes to confirm" in cli.run("schedule", "apply", str(file), expect=2).stderr.decode()
+    )
     assert cli.json("schedule", "list") == []
     done = cli.run("schedule", "apply", str(file), "--yes", "--json")
     outcomes = [json.loads(line)["outcome"] for line in done.stdout.splitlines()]
     assert outcomes == ["created", "created"]
     assert b"tickwheel: nightly: create\ntickwheel: often: create\n" in done.stderr
     again = cli.run("schedule", "apply", str(file), "--yes")
-    assert b"nothing is different" in again.stderr
+    assert b"no schedule differs from the file" in again.stderr
     file.write_text(FILE.partition("[schedule.often]")[0].replace('"all"', '"some"'))
     changed = cli.run("schedule", "apply", str(file), "--yes", "--prune")
     assert b"nightly: change body b'all' -> b'some'\ntickwheel: often: delete\n" in changed.stderr
@@ -159,9 +161,9 @@ def test_what_is_wrong_is_one_line_and_nothing_is_stored(daemon: Daemon, tmp_pat
     file = tmp_path / "wrong.toml"
     for text, words in {
         "[schedule.a]\nevery='5s'": "topic is missing",
-        "[schedule.a]\ntopic='t'\never='5s'": "ever is not known",
-        "[schedule.a]\ntopic=5": "topic is 5, which is of the wrong type",
-        "[other]": "only tables [schedule.NAME]",
+        "[schedule.a]\ntopic='t'\never='5s'": "ever is not a valid field",
+        "[schedule.a]\ntopic=5": "topic has the wrong type: 5",
+        "[other]": "must contain only tables [schedule.NAME]",
         "x": "wrong.toml",
     }.items():
         file.write_text(text)

@@ -135,12 +135,12 @@ async def test_what_does_not_fit_is_said_in_one_line(
         await Client(running.url.replace("tls", "tcp"), token="of-everything").connect()
     with (
         Daemon(tmp_path / "plain") as plain,
-        pytest.raises(errors.TlsFailed, match="does not speak TLS"),
+        pytest.raises(errors.TlsFailed, match="does not use TLS"),
     ):
         await Client(plain.url.replace("tcp", "tls")).connect()
     with pytest.raises(errors.BadRequest, match="ca no/such"):
         Client(running.url, ca="no/such.pem")
-    with pytest.raises(errors.BadRequest, match="all of it is tls"):
+    with pytest.raises(errors.BadRequest, match="all addresses or none must use tls"):
         Client("tls://a,tcp://b")
     cli = Cli(running)
     said = cli.fails(1, "stats")
@@ -188,7 +188,7 @@ async def test_a_certificate_of_a_strange_authority_opens_nothing(
 ) -> None:
     shop = Authority(tmp_path, "stranger").sign("shop")
     files = {"client_cert": str(shop.cert), "client_key": str(shop.key), "token": ""}
-    with pytest.raises(errors.Unreachable, match="does it take our certificate"):
+    with pytest.raises(errors.Unreachable, match="does the daemon accept the client"):
         await client(running, authority, **files, connect_timeout=3.0).connect()
     said = "the client's certificate: unable to get local issuer"
     await comes(lambda: said in running.log_text())

@@ -831,13 +831,13 @@ BESIDE = (
     Bug(
         "an-heir-is-one-of-many",
         "a client asks around where its shard goes, although it was told",
-        {"Search._heir_alone": (returning("None"),)},
+        {"Search._only_successor": (returning("None"),)},
         (MOVING + "whom_a_goodbye_names_is_asked_and_nobody_else",),
     ),
     Bug(
         "an-attempt-blocks-its-address",
         "one connection that says nothing keeps a client from a daemon that would answer another",
-        {"Search._may_repeat": (instead("one.since_s <= silent_s", "False"),)},
+        {"Search._may_repeat": (instead("a.since_s <= silent_s", "False"),)},
         (MOVING + "a_connection_that_says_nothing_holds_up_no_other_one_to_the_heir",),
     ),
     Bug(
@@ -849,7 +849,7 @@ BESIDE = (
     Bug(
         "a-lease-that-is-back-is-still-looked-for",
         "clients ask others as long as the connection stands",
-        {"Reconnector._leased": (dropped("_look_no_more"),)},
+        {"Reconnector._lease_changed": (dropped("_end_search"),)},
         (MOVING + "a_daemon_that_gets_its_lease_back_keeps_its_clients",),
     ),
     Bug(
@@ -954,7 +954,7 @@ WHOLE = (
         "a shard is looked for where it was found last, and nowhere else",
         {
             "Places.around": (
-                preceded("_found", "if shard in self._found: return [self._found[shard]]"),
+                preceded("_last", "if shard in self._last: return [self._last[shard]]"),
             ),
         },
         (SIMULATED_WHOLE,),

@@ -62,7 +62,7 @@ def test_the_reference_has_every_verb_with_its_arguments(site: Path) -> None:
                 )
                 assert f'id="{where}.{kind.__name__}.{name}"' in page, f"{kind.__name__}.{name}"
     plain = re.sub(r"<[^>]+>", "", page)
-    for words in ("not answered in time", "delay_level", "OutcomeUnknown when nobody knows"):
+    for words in ("not answered within", "delay_level", "OutcomeUnknown when the task was sent"):
         assert words in plain
 
 

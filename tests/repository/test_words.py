@@ -163,8 +163,6 @@ PACKAGES_AT_MOST = {
     "scripts": 10,
     "tests": 540,
     "tickwheel": 30,
-    "tickwheel/cli": 60,
-    "tickwheel/client": 120,
     "tickwheel/contrib": 10,
     "tickwheel/demo": 10,
     "tickwheel/history": 30,

@@ -430,9 +430,9 @@ def test_a_child_gives_up_the_connections_to_all_shards() -> None:
     def to(descriptor: int) -> Any:
         connection = SimpleNamespace(fileno=lambda: descriptor)
         reconnector = SimpleNamespace(connection=connection)
-        return SimpleNamespace(reconnector=reconnector, is_begun=True)
+        return SimpleNamespace(reconnector=reconnector, is_started=True)
 
-    unconnected = SimpleNamespace(is_begun=False)
+    unconnected = SimpleNamespace(is_started=False)
     here: Any = SimpleNamespace(_links=[*map(to, pipes), unconnected])
     runtime = Runtime.__new__(Runtime)
     runtime._client = here

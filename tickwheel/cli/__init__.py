@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 def main() -> int:
-    """Run the ``tickwheel`` command; returns the exit code."""
+    """Run the ``tickwheel`` command. Return the exit code."""
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401
@@ -25,9 +25,9 @@ def main() -> int:
 
 class Extra(NamedTuple):
     what: str
-    """What needs the extra, as the beginning of a sentence."""
+    """The feature that needs the extra, as the beginning of a sentence."""
     modules: tuple[str, ...]
-    """The modules of the extra, as they are imported."""
+    """The import names of the extra's modules."""
 
 
 EXTRAS = {
@@ -56,10 +56,10 @@ EXTRAS = {
 
 
 def advice(module: str | None) -> str | None:
-    """The line for a module that cannot be imported; None when no extra brings it."""
+    """Return the message for a module that cannot be imported; None if no extra has it."""
     top = (module or "").partition(".")[0]
     for name, extra in EXTRAS.items():
         if top in extra.modules:
-            what = f"{extra.what} needs {top}, which is not installed"
-            return f"{what}: pip install 'tickwheel[{name}]'"
+            reason = f"{extra.what} needs {top}, which is not installed"
+            return f"{reason}: pip install 'tickwheel[{name}]'"
     return None

@@ -1,7 +1,7 @@
-"""The program ``tickwheel``: its commands, what can be said before them, and its exit codes.
+"""The program ``tickwheel``: its commands, its shared options and its exit codes.
 
-``run`` goes from arguments to exit code: 0 done, 1 failed, 2 usage (or a request that the daemon
-calls wrong), 3 the daemon cannot be reached, 4 there is no such task. Whatever a user can cause
+``run`` turns arguments into an exit code: 0 done, 1 failed, 2 usage (or a request that the daemon
+refuses as invalid), 3 the daemon cannot be reached, 4 no such task. Any error that a user can cause
 is one line on stderr; a traceback means a bug.
 """
 
@@ -18,17 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from tickwheel import environment
-from tickwheel.cli import (
-    enqueue,
-    groups,
-    history,
-    nodes,
-    schedules,
-    serve,
-    subscribe,
-    tasks,
-    top,
-)
+from tickwheel.cli import enqueue, groups, history, nodes, schedules, serve, subscribe, tasks, top
 from tickwheel.cli.call import (
     EXIT_FAILED,
     JSON_HELP,
@@ -54,11 +44,11 @@ OTHER_WORDS = {
     "delay": "reschedule", "postpone": "reschedule", "get": "show", "ls": "list", "tasks": "list",
     "queues": "topics", "start": "serve", "server": "serve", "worker": "work",
 }  # fmt: skip
-"""Words that others have for a command, and that command."""
+"""Other names for commands → the command."""
 
 
 class _Root(TyperGroup):
-    """The first word of a command line: a word of another queue names the command here."""
+    """The first word of a command line. For another product's word it suggests the command here."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0] if args else ""
@@ -70,20 +60,20 @@ class _Root(TyperGroup):
 app = typer.Typer(
     name="tickwheel",
     cls=_Root,
-    help="A durable timing-wheel scheduler: hand in tasks, get each when it is due.",
+    help="A durable timing-wheel scheduler: enqueue tasks and receive each when it is due.",
     epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 daemon unreachable, 4 not found.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-CA_HELP = "tls://: whom to trust instead of the system's authorities (PEM)."
-CERT_HELP = "tls://: the certificate to show to a daemon that asks for one (PEM)."
-KEY_HELP = "Its key, when that is in a file of its own."
+CA_HELP = "tls://: certificates to trust instead of the system's (PEM)."
+CERT_HELP = "tls://: the client certificate, if the daemon requires one (PEM)."
+KEY_HELP = "The key of --client-cert, if it is in a separate file."
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"tickwheel {__version__}")
         raise typer.Exit
 
@@ -103,20 +93,20 @@ def shared(
     ] = None,
     keys_file: Annotated[str | None, option(KEYS_HELP, "FILE", envvar=KEYS_VARIABLE)] = None,
     version: Annotated[
-        bool, flag("Say it and end.", "--version", callback=_version, is_eager=True)
+        bool, flag("Print the version and exit.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Kept for the command that follows."""
+    """Store the options before the command's name for the command."""
     environment.check(_settings)
     ctx.obj = Shared(url=url, token=token, as_json=as_json)
-    # For every client of this process, also one that a program of `work` makes.
+    # For every client of this process, including those that a program of `work` creates.
     files = {"CA": ca, "CLIENT_CERT": client_cert, "CLIENT_KEY": client_key}
     files["KEYS_FILE"] = keys_file
     os.environ.update({f"TICKWHEEL_{name}": path for name, path in files.items() if path})
 
 
 def _settings() -> Iterable[str] | None:
-    """The daemon's settings, where it is installed."""
+    """Return the names of the daemon's settings, if the daemon is installed."""
     try:
         from tickwheel.server.settings import Settings
     except ModuleNotFoundError:
@@ -129,7 +119,7 @@ def _settings() -> Iterable[str] | None:
 SERVE = "A daemon and its store"
 TASKS = "Tasks"
 TOPICS = "Topics and groups"
-WATCH = "Look at what happens"
+WATCH = "Observe"
 
 COMMANDS: tuple[tuple[str, Command], ...] = (
     (SERVE, serve.serve), (SERVE, serve.demo), (SERVE, serve.check), (SERVE, serve.init),
@@ -143,11 +133,11 @@ COMMANDS: tuple[tuple[str, Command], ...] = (
     (TOPICS, subscribe.consumers), (SERVE, history.restore), (WATCH, history.report),
     (WATCH, top.top), (WATCH, top.console), (TASKS, subscribe.work), (WATCH, serve.bench),
 )  # fmt: skip
-"""Each with the part of the help where it stands; its name is its function's."""
+"""Commands with the panel of the help that lists them; a command has its function's name."""
 
 
 def _below(panel: str, name: str, help_: str, *, lists: bool = True, **functions: Command) -> None:
-    """Add the commands below ``tickwheel NAME``; ``lists``: its ``list`` is meant by default."""
+    """Add the commands of ``tickwheel NAME``. ``lists``: ``list`` is the default command."""
     group = nested(app, name, help_, panel=panel, list_by_default=lists)
     for word, function in functions.items():
         command(group, _word(word))(function)
@@ -160,7 +150,7 @@ def _word(name: str) -> str:
 for _panel, _function in COMMANDS:
     command(app, _word(_function.__name__), panel=_panel)(_function)
 _below(
-    SERVE, "shards", "Shards: which there are and where (by default); move one, drain a node.",
+    SERVE, "shards", "Shards: list (by default), move one, drain a node.",
     list=nodes.list_shards, move=nodes.move, drain=nodes.drain,
 )  # fmt: skip
 _below(
@@ -183,15 +173,15 @@ _below(
     show=groups.show_policy, set=groups.set_policy, clear=groups.clear_policy,
 )  # fmt: skip
 _below(
-    TOPICS, "pending", "Set a topic's rule for tasks whose key is pending.",
+    TOPICS, "pending", "A topic's rule for tasks with a pending key: set, clear.",
     lists=False, set=groups.set_pending, clear=groups.clear_pending,
 )  # fmt: skip
 _below(
-    TOPICS, "push", "Groups that are sent to a URL: list (by default), set, remove, test, log, …",
+    TOPICS, "push", "Groups that push to a URL: list (by default), set, remove, test, log, …",
     lists=True, **groups.OF_PUSH,
 )  # fmt: skip
 _below(
-    TOPICS, "forward", "Groups that are sent to another broker: list (by default), set, remove.",
+    TOPICS, "forward", "Groups that forward to another broker: list (by default), set, remove.",
     lists=True, **groups.OF_FORWARD,
 )  # fmt: skip
 _below(
@@ -206,21 +196,21 @@ _below(
     commit=enqueue.commit_transaction, rollback=enqueue.rollback_transaction,
 )  # fmt: skip
 _below(
-    TASKS, "bulk", "Bulk operations over all that matches: list (by default), show, cancel.",
+    TASKS, "bulk", "Bulk operations: list (by default), show, cancel.",
     list=tasks.list_bulk, show=tasks.show_bulk, cancel=tasks.cancel_bulk,
 )  # fmt: skip
 _below(
-    SERVE, "token", "Tokens with rights of their own: create, list, revoke; needs no daemon.",
+    SERVE, "token", "Tokens with restricted rights: create, list, revoke; needs no daemon.",
     lists=False, create=serve.create_token, list=serve.list_tokens, revoke=serve.revoke_token,
 )  # fmt: skip
 _below(
-    TASKS, "dead", "Dead letters: look at them, requeue them, delete them.", lists=False,
+    TASKS, "dead", "Dead letters: list, show, requeue, delete.", lists=False,
     list=tasks.list_dead, show=tasks.show_dead, requeue=tasks.requeue, delete=tasks.delete,
     purge=tasks.purge,
 )  # fmt: skip
 _below(
     WATCH, "history",
-    "What happened to tasks: search it (by default), or make some up for trials.",
+    "The history of tasks: search it (by default), or generate a synthetic one.",
     list=history.list_, tasks=history.tasks, generate=history.generate,
 )  # fmt: skip
 
@@ -228,39 +218,39 @@ _below(
 # --- from arguments to exit code -----------------------------------------------------------------
 
 EXIT_INTERRUPTED = 130
-"""128 + SIGINT, as shells count."""
+"""128 + SIGINT, the convention of shells."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run ``tickwheel ARGUMENTS…``; returns the exit code. Raises ModuleNotFoundError."""
+    """Run ``tickwheel ARGUMENTS…``. Return the exit code. Raise ModuleNotFoundError."""
     _fill_streams()
     code = _run(arguments)
     return code if _is_written() else code or EXIT_FAILED
 
 
 def _fill_streams() -> None:
-    """Put something in the place of standard streams that are closed, on which every use fails:
-    else the next file or socket would take their descriptors."""
-    for fd, name, mode, wrong in (
+    """Open /dev/null for closed standard streams. Otherwise every use of them fails, and the next
+    file or socket gets their descriptors."""
+    for fd, name, mode, opposite in (
         (0, "stdin", "r", os.O_WRONLY),
         (1, "stdout", "w", os.O_RDONLY),
-        (2, "stderr", "w", os.O_WRONLY),  # there is nobody to tell
+        (2, "stderr", "w", os.O_WRONLY),  # errors have no reader
     ):
         try:
             os.fstat(fd)
         except OSError:
-            found = os.open(os.devnull, wrong)
-            if found != fd:
-                os.dup2(found, fd)
-                os.close(found)
+            opened = os.open(os.devnull, opposite)
+            if opened != fd:
+                os.dup2(opened, fd)
+                os.close(opened)
             os.set_inheritable(fd, True)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115  # as long as the process
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115  # open until the process ends
 
 
 def _is_written() -> bool:
-    """Whether stdout has taken everything. What it, or stderr, has not would fail again at the
-    exit."""
+    """Return whether stdout has accepted everything. Unwritten data of stdout or stderr would fail
+    again at the exit."""
     _flush(sys.stderr)
     return _flush(sys.stdout)
 
@@ -276,22 +266,22 @@ def _flush(stream: TextIO) -> bool:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    # What the client logs, a command says in its own words; `subscribe` alone shows it.
+    # Commands report errors in their own words; only `subscribe` shows the client's log.
     logging.getLogger("tickwheel.client").addHandler(logging.NullHandler())
     try:
-        found = typer.main.get_command(app).main(
+        code = typer.main.get_command(app).main(
             args=None if arguments is None else list(arguments),
             prog_name="tickwheel",
             standalone_mode=False,
         )
-        return found if isinstance(found, int) else 0
+        return code if isinstance(code, int) else 0
     except typer.TyperException as error:
         return _usage(error)
     except TickwheelError as error:
         remark(f"{error.code}: {_one_line(error.message)}{_hint(error)}")
         return exit_code(error)
     except BrokenPipeError:
-        return EXIT_FAILED  # the reader has gone
+        return EXIT_FAILED  # the reader has closed the pipe
     except OSError as error:
         remark(f"io_error: {_one_line(str(error))}")
         return EXIT_FAILED
@@ -300,9 +290,9 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _hint(error: TickwheelError) -> str:
-    """Advice for somebody who sees the error for the first time; often empty."""
+    """Return advice for a user who sees the error for the first time; often empty."""
     if type(error) is Unreachable:
-        return "; is there a daemon? `tickwheel serve` starts one, --url names another address"
+        return "; is the daemon running? `tickwheel serve` starts it, --url sets another address"
     return ""
 
 
@@ -310,7 +300,7 @@ def _usage(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "tickwheel"
     message = _one_line(error.format_message()).rstrip(".")
-    if message:  # without one the help has been shown instead
+    if message:  # empty: the help was shown instead
         remark(f"usage: {message} (see {path} --help)")
     return int(error.exit_code)
 

@@ -1,14 +1,14 @@
-"""How a command talks to the daemon and ends: its registration, its shared options, its questions.
+"""Commands: how they are registered, call the daemon, and ask questions.
 
-``command`` registers a function that takes a ``Call``: the address of the daemon, its token,
-the output. These three options are understood before the command's name (for all that follows)
-and after it (which wins), so that nobody has to remember where they belong. A command that is
-marked ``offline`` asks no daemon and has ``--json`` alone. ``nested`` makes commands below a
-command. ``ask`` asks a person; a script decides by an option.
+``command`` registers a function that takes a ``Call``: the daemon's address, the token and the
+output. The shared options are accepted before the command's name (for all commands) and after it
+(which takes precedence), so that nobody has to remember their place. A command marked ``offline``
+needs no daemon and has only ``--json``. ``nested`` makes a group of commands. ``ask`` asks a
+person; a script decides by an option.
 
-A block of options that several commands have is a ``TypedDict``, each key with its type and help as
-a parameter has them; a command takes it as ``**options: Unpack[GroupOptions]`` and finds there what
-was given. Where a command says of one of them something else, it is marked with ``described``.
+A block of options that several commands share is a ``TypedDict``, each key annotated like a
+parameter. A command takes it as ``**options: Unpack[GroupOptions]`` and gets the options that were
+given. ``described`` replaces the help of such an option for one command.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ EXIT_NOT_FOUND = 4
 
 FILE_MODE_ENV = "TICKWHEEL_FILE_MODE"
 
-URL_HELP = "The daemon: tcp://HOST:PORT or tls://HOST:PORT, several with commas. Default: tcp://127.0.0.1:7355."
-TOKEN_HELP = "The token that the daemon asks for."
-KEYS_HELP = "Keys of encrypted bodies, a line NAME BASE64 each; no other user may read it."
-JSON_HELP = "One JSON object a line on stdout; remarks go to stderr."
+URL_HELP = "The daemon: tcp://HOST:PORT or tls://HOST:PORT, several separated by commas. Default: tcp://127.0.0.1:7355."
+TOKEN_HELP = "The token for the daemon."
+KEYS_HELP = "Keys of encrypted bodies: lines NAME BASE64, readable only by you."
+JSON_HELP = "One JSON object per line on stdout; remarks go to stderr."
 SHARED = "Shared by all commands"
 
 Command = Callable[..., Any]
-"""A command's function, a coroutine or not; its result is the exit code, None for 0."""
+"""A command's function, a coroutine or not. It returns the exit code; None means 0."""
 F = TypeVar("F", bound=Command)
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ _Json = Annotated[bool, typer.Option("--json", help=JSON_HELP, rich_help_panel=S
 
 
 CONNECT_S = 3.0
-"""How long a command tries to find a daemon, in seconds."""
+"""Seconds that a command searches for a daemon."""
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,16 @@ class Call:
     token: str | None
     out: Output
     has_written_token: bool = False
-    """Whether the token stood on the command line, and not in the environment."""
+    """Whether the token was given on the command line instead of in the environment."""
 
     def client(self, **options: Any) -> Client:
-        """A client that is not connected yet, for use in ``async with``. A person waits less long
-        for a daemon that is not there than a program does."""
+        """Return a client that is not connected, for ``async with``. It waits less long for a
+        missing daemon than the client of a program."""
         options = {"connect_timeout": CONNECT_S, **options}
         return Client(self.url, token=self.token, name="tickwheel-cli", **options)
 
     async def ask(self, question: Callable[[Client], Awaitable[T]]) -> T:
-        """The daemon's answer to one question."""
+        """Return the daemon's answer to one request."""
         async with self.client() as client:
             return await question(client)
 
@@ -111,9 +111,9 @@ class Call:
         find: Callable[[Client, int | None], AsyncIterator[T]],
         listing: Listing[T],
     ) -> None:
-        """Show what ``find(client, how many)`` finds, as the listing has it."""
+        """Show the items that ``find(client, count)`` yields."""
         async with self.client() as client:
-            await listing.ask(limit, lambda most: find(client, most))
+            await listing.ask(limit, lambda count: find(client, count))
 
 
 def merge(
@@ -123,7 +123,7 @@ def merge(
     keys_file: str | None = None,
     as_json: bool = False,
 ) -> Call:
-    """The options of a command: one after it wins over the same one before it."""
+    """Merge the shared options: an option after the command's name takes precedence."""
     if keys_file is not None:  # for every client of this process
         os.environ[KEYS_VARIABLE] = keys_file
     shared = ctx.obj if isinstance(ctx.obj, Shared) else Shared()
@@ -141,27 +141,29 @@ def merge(
 
 @dataclass(frozen=True)
 class Default:
-    """Beside an option of a block: its value when it is not given, instead of None or false."""
+    """The default value of an option in a block, instead of None or false."""
 
     value: Any
 
 
 def limit_file_mode() -> None:
-    """Give the files of a command that has no settings the ``file_mode`` of the environment.
-    Raises BadRequest for one that is not a mode."""
+    """Apply the environment's ``file_mode`` to the files of a command without settings. Raise
+    BadRequest for an invalid mode."""
     mode = environment.value(FILE_MODE_ENV) or disk.FILE_MODE
     if mode not in disk.FILE_MODES:
-        raise BadRequest(f"{FILE_MODE_ENV} must be {', '.join(disk.FILE_MODES)}, not {mode!r:.20}")
+        raise BadRequest(
+            f"{FILE_MODE_ENV} must be one of {', '.join(disk.FILE_MODES)}, not {mode!r:.20}"
+        )
     disk.withhold(mode)
 
 
 def offline(json_help: str | None = JSON_HELP) -> Callable[[F], F]:
-    """Mark a command that asks no daemon: of the shared options it has ``--json`` at most."""
+    """Mark a command that needs no daemon: its only shared option is ``--json``, if any."""
     return _marked("json_help", json_help)
 
 
 def described(**helps: str) -> Callable[[F], F]:
-    """Mark a command with its own help texts of options that are in its block."""
+    """Mark a command with other help texts for options of its block."""
     return _marked("helps", helps)
 
 
@@ -176,7 +178,7 @@ def _marked(name: str, value: Any) -> Callable[[F], F]:
 def command(
     app: typer.Typer, name: str | None = None, *, panel: str | None = None
 ) -> Callable[[F], F]:
-    """Register ``function(call, …) -> exit code or None``, a coroutine or not."""
+    """Register ``function(call, …)``, a coroutine or not, which returns an exit code or None."""
 
     def decorate(function: F) -> F:
         hints = get_type_hints(function, include_extras=True)
@@ -187,8 +189,8 @@ def command(
 
         @functools.wraps(function)
         def run(ctx: typer.Context, **values: Any) -> int | None:
-            shared = {one: values.pop(one) for one in _SHARED if one in values}
-            options = given({one.name: values.pop(one.name) for one in block})
+            shared = {name: values.pop(name) for name in _SHARED if name in values}
+            options = given({option.name: values.pop(option.name) for option in block})
             result = function(merge(ctx, **shared), **values, **options)
             code: int | None = asyncio.run(result) if inspect.iscoroutine(result) else result
             return code
@@ -212,12 +214,12 @@ _SHARED = ("url", "token", "keys_file", "as_json")
 
 
 def _named(parameter: inspect.Parameter) -> inspect.Parameter:
-    """With the option's name where typer would give it another: a flag has no opposite, and what
-    Python keeps for itself no underscore."""
+    """Set the option's name where typer would choose another: a flag gets no opposite, and a Python
+    keyword no underscore."""
     value_type, info, *_ = get_args(parameter.annotation)
-    is_other = value_type is bool or parameter.name.endswith("_")
-    # Beside a type, typer keeps the first name as the default.
-    if not isinstance(info, OptionInfo) or isinstance(info.default, str) or not is_other:
+    needs_name = value_type is bool or parameter.name.endswith("_")
+    # With a type, typer keeps the first name as the default.
+    if not isinstance(info, OptionInfo) or isinstance(info.default, str) or not needs_name:
         return parameter
     info = copy.copy(info)
     info.param_decls = (f"--{parameter.name.rstrip('_').replace('_', '-')}",)
@@ -230,8 +232,8 @@ def _shared_parameters(function: Command) -> list[inspect.Parameter]:
         "as_json": (_Json, False),
     }  # fmt: skip
     if hasattr(function, "json_help"):
-        its_json = Annotated[bool, typer.Option("--json", help=function.json_help)]
-        kinds = {"as_json": (its_json, False)} if function.json_help is not None else {}
+        json_flag = Annotated[bool, typer.Option("--json", help=function.json_help)]
+        kinds = {"as_json": (json_flag, False)} if function.json_help is not None else {}
     return [
         inspect.Parameter(name, _KEYWORD, annotation=kind, default=default)
         for name, (kind, default) in kinds.items()
@@ -239,27 +241,28 @@ def _shared_parameters(function: Command) -> list[inspect.Parameter]:
 
 
 def _parameters(unpacked: Any, helps: Mapping[str, str]) -> list[inspect.Parameter]:
-    """A parameter for each key of ``Unpack[block]``; by default a flag is false, others None."""
+    """Return a parameter for each key of ``Unpack[block]``; the default is false for a flag, else
+    None."""
     (block,) = get_args(unpacked)
-    found = []
+    parameters = []
     for name, kind in get_type_hints(block, include_extras=True).items():
         value_type, info, *default = get_args(kind)
         if name in helps:
             info = copy.copy(info)
             info.help = helps[name]
         value = default[0].value if default else False if value_type is bool else None
-        its_kind: Any = Annotated[value_type, info]
-        found.append(inspect.Parameter(name, _KEYWORD, annotation=its_kind, default=value))
-    return found
+        annotation: Any = Annotated[value_type, info]
+        parameters.append(inspect.Parameter(name, _KEYWORD, annotation=annotation, default=value))
+    return parameters
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that somebody gave."""
-    return {name: it for name, it in values.items() if it is not None and it is not False}
+    """Return the values that were given."""
+    return {name: v for name, v in values.items() if v is not None and v is not False}
 
 
 def exit_code(error: TickwheelError) -> int:
-    """The exit code of an error, by its kind, so that scripts can distinguish errors."""
+    """Return the exit code of an error by its kind, so that scripts can distinguish errors."""
     if isinstance(error, (Unreachable, ConnectionLost)):
         return EXIT_UNREACHABLE
     if isinstance(error, (NotFound, TaskGone)):
@@ -274,7 +277,7 @@ _HELP = ("--help", "-h")
 
 
 class ListByDefault(TyperGroup):
-    """A group whose ``list`` is meant when the first word is none of its commands."""
+    """A group of commands that runs ``list`` when the first word is not one of its commands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing and (not args or args[0] not in {*self.commands, *_HELP}):
@@ -290,38 +293,38 @@ def nested(
     panel: str | None = None,
     list_by_default: bool = False,
 ) -> typer.Typer:
-    """The group ``tickwheel NAME``, ready for its commands."""
+    """Return the group ``tickwheel NAME``, to which commands can be added."""
     kind = ListByDefault if list_by_default else TyperGroup
-    found = typer.Typer(help=help_, cls=kind)
-    app.add_typer(found, name=name, no_args_is_help=not list_by_default, rich_help_panel=panel)
-    return found
+    group = typer.Typer(help=help_, cls=kind)
+    app.add_typer(group, name=name, no_args_is_help=not list_by_default, rich_help_panel=panel)
+    return group
 
 
 # --- questions to a person -----------------------------------------------------------------------
 
 
 def can_ask(call: Call) -> bool:
-    """Whether a person at a terminal can answer."""
+    """Return whether a person at a terminal can answer."""
     return not call.out.as_json and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ask(question: str) -> bool:
-    """Ask for yes or no; no is the default. Blocks, so ask while no connection is open."""
-    # The event loop's own handler would only note a Ctrl-C and let the question stand.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Ask for yes or no, default no. Blocks, so call it only without an open connection."""
+    # The event loop's own handler would only record a Ctrl-C, and the question would remain.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return typer.confirm(question, err=True)
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
 def confirmed(
     call: Call, refusal: str, question: str, nothing: str = "nothing was changed"
 ) -> bool:
-    """Whether a person says yes. A script is told by ``refusal`` what would happen; ``nothing`` is
-    the remark of a no."""
+    """Return whether a person says yes. For a script, ``refusal`` says what would happen;
+    ``nothing`` is the remark after a no."""
     if not can_ask(call):
-        call.out.remark(f"conflict: {refusal}; say --yes")
+        call.out.remark(f"conflict: {refusal}; add --yes")
         return False
     if not ask(question):
         call.out.remark(nothing)

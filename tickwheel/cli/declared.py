@@ -1,8 +1,8 @@
-"""Commands that are one request and one answer, derived from the declarations of their verbs.
+"""Commands with one request and one answer, derived from the declarations of their verbs.
 
 The declaration (``Verb.command``) names the command and the fields that are its arguments; all
-other fields are options. Help, types, bounds and defaults are those of the request's fields. What a
-command shows of the answer, and its exit code, is a function that knows the answer.
+other fields are options. Help, types, bounds and defaults come from the request's fields. A
+function for each command shows the answer and returns the exit code.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from tickwheel.errors import BadRequest
 from tickwheel.model.values import INTEGER_MAX
 
 Show = Callable[[Call, Mapping[str, Any], Any], int | None]
-"""Show what a verb has answered: the call, what was asked by the names of the client's keywords,
-and the answer. Its result is the exit code, None for 0."""
+"""Shows the answer of a verb, given the call, the request by the client's keywords, and the answer.
+Returns the exit code; None means 0."""
 
 FILE_BYTES_MAX = 64 * 1024
 
 
 def declared(name: str, show: Show, note: str = "") -> Command:
-    """The command of this verb; ``note`` is the end of its help."""
+    """Return the command of a verb; ``note`` is the end of its help."""
     verb = VERBS[name]
     method = verb.methods[0].name if verb.methods else verb.name
     arguments = [word.lower() for word in verb.command.split() if word.isupper()]
     fields = {_parameter_name(field): field for field in verb.asked.fields()}
 
     async def run(call: Call, **values: Any) -> int | None:
-        asked = {
+        request = {
             fields[name].python: _value(fields[name], value)
             for name, value in values.items()
             if value is not None
         }
         one_of = verb.asked.one_of
-        if one_of and sum(name in asked for name in one_of) != 1:
-            raise BadRequest(f"give --{' or --'.join(one_of)}, one of them")
-        answer = await call.ask(lambda client: getattr(client, method)(**asked))
-        return show(call, asked, answer)
+        if one_of and sum(name in request for name in one_of) != 1:
+            raise BadRequest(f"give exactly one of --{', --'.join(one_of)}")
+        answer = await call.ask(lambda client: getattr(client, method)(**request))
+        return show(call, request, answer)
 
-    own = sorted(  # what is needed first, as Python wants it; each kind in its declared order
+    own = sorted(  # required parameters first, as Python demands; otherwise in declared order
         (_parameter(name, field, is_argument=field.name in arguments)
          for name, field in fields.items()),
         key=lambda parameter: parameter.default is not inspect.Parameter.empty,
@@ -71,8 +71,8 @@ def declared(name: str, show: Show, note: str = "") -> Command:
 
 
 def _help(verb: Verb) -> str:
-    """What a verb does, without the errors that its method raises; its first sentence is all that
-    a list of commands shows."""
+    """Return a verb's help, without the errors of its method. A list of commands shows only the
+    first sentence."""
     text = (verb.text or f"{verb.summary}.").partition(" Raises ")[0]
     return _shown(text.replace(". ", ".\n\n", 1))
 
@@ -82,7 +82,8 @@ def _shown(text: str) -> str:
 
 
 def _parameter_name(field: Field) -> str:
-    """The name of the parameter, from which the option has its own: ``--url`` is the daemon's."""
+    """Return the parameter's name, which is also the option's: ``--url`` already means the
+    daemon's."""
     if isinstance(field.kind, (Secrets, Password)):
         return "secret_file"
     name = "to" if isinstance(field.kind, Url) else field.name.removesuffix(field.kind.unit)
@@ -100,9 +101,9 @@ def _parameter(name: str, field: Field, *, is_argument: bool) -> inspect.Paramet
         parse = parse_id if isinstance(kind, kinds.Id) else None
         info = argument(field.name.upper(), text, parse, **more)
     elif isinstance(kind, Secrets):
-        info = option(f"{text} They are in this file, a line each: {kind.bounds}.", "FILE")
+        info = option(f"{text} The file has one on each line: {kind.bounds}.", "FILE")
     elif isinstance(kind, Password):
-        info = option(f"{text} It is in this file.", "FILE")
+        info = option(f"{text} The file contains it.", "FILE")
     elif isinstance(kind, kinds.Flag):
         type_, info = bool, flag(text)
     elif isinstance(kind, kinds.Span):
@@ -117,8 +118,8 @@ def _parameter(name: str, field: Field, *, is_argument: bool) -> inspect.Paramet
         info = option(text, "|".join(kind.words))
     else:
         info = option(text, "URL" if isinstance(kind, Url) else None)
-    its_type: Any = type_ | None if default is None and type_ is not Any else type_
-    annotation: Any = Annotated[its_type, info]
+    annotated_type: Any = type_ | None if default is None and type_ is not Any else type_
+    annotation: Any = Annotated[annotated_type, info]
     keyword = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, keyword, annotation=annotation, default=default)
 
@@ -128,14 +129,15 @@ def _bounds(kind: kinds.Whole) -> dict[str, Any]:
 
 
 def _value(field: Field, value: Any) -> Any:
-    """What an option says, as the client takes it."""
+    """Return an option's value as the client accepts it."""
     if isinstance(field.kind, Secrets):
         return read_secrets(value)
     return read_secrets(value)[0] if isinstance(field.kind, Password) else value
 
 
 def read_secrets(path: str) -> list[str]:
-    """The lines of a file that has secrets; lines with # are comments. Raises BadRequest."""
+    """Return the secrets in a file, one from each line that is not a comment (#). Raise
+    BadRequest."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
@@ -147,7 +149,7 @@ def read_secrets(path: str) -> list[str]:
     if len(data) > FILE_BYTES_MAX:
         raise BadRequest(f"--secret-file {path} has more than {FILE_BYTES_MAX} bytes")
     lines = (line.strip() for line in text.splitlines())
-    found = [line for line in lines if line and not line.startswith("#")]
-    if not found:
-        raise BadRequest(f"--secret-file {path} has no secret in it")
-    return found
+    secrets = [line for line in lines if line and not line.startswith("#")]
+    if not secrets:
+        raise BadRequest(f"--secret-file {path} contains no secret")
+    return secrets

@@ -1,12 +1,12 @@
-"""What producers hand in: ``tickwheel enqueue``, one task from an argument or stdin, or many from
-JSON lines; and ``tickwheel transactions``, those that nobody has decided.
+"""Commands of producers: ``enqueue`` stores one task from an argument or stdin, or many from JSON
+lines or CSV; ``transactions`` shows and decides transactions.
 
-``--from`` reads one object a line: ``topic``, ``body`` (text) or ``body_base64``, ``delay``
-(seconds, or text such as ``"5m"``) or ``at`` (ISO-8601), and what else may be said of a task, under
-the names of Python, as JSON has it: ``retry`` is a SPEC such as ``"fixed:delay=30s,retries=5"``, or
-a map as the wire has it, ``if_pending`` an action, or an object with one and what else is said of
-it. What a line leaves out is taken from the command's own options. ``read_tasks`` is pure: lines
-in, tasks or a named mistake out.
+``--from`` reads one object per line: ``topic``, ``body`` (text) or ``body_base64``, ``delay``
+(seconds, or text such as ``"5m"``) or ``at`` (ISO-8601), and the other options of a task under
+their Python names. ``retry`` is a SPEC such as ``"fixed:delay=30s,retries=5"``, or a map in wire
+form. ``if_pending`` is an action, or an object with an action and options. The command's options
+are defaults for fields that a line omits. ``read_tasks`` is pure: it turns lines into tasks, or
+raises an error that names the line.
 """
 
 from __future__ import annotations
@@ -76,35 +76,32 @@ from tickwheel.model.records import PropertyValue
 
 _MERGED = ("kept", "replaced", "rejected")
 CHUNK_TASKS = 2_000
-"""Tasks enqueued together in bulk; what is confirmed is confirmed chunk by chunk."""
+"""Tasks enqueued together in bulk; chunks are confirmed one by one."""
 T = TypeVar("T")
 
 
 class EnqueueOptions(TaskOptions, RuleOptions):
-    """What may be said of a task on the command line, and of a pending key."""
+    """The options of a task and of a rule for pending keys."""
 
 
 async def enqueue(
     call: Call,
     topic: Annotated[
-        str | None, argument("TOPIC", "Where it belongs. With --from: for lines without one.")
+        str | None,
+        argument("TOPIC", "The task's topic. With --from: the default for lines without a topic."),
     ] = None,
-    body: Annotated[
-        str | None, argument("BODY", "What is delivered; - reads it from stdin.")
-    ] = None,
+    body: Annotated[str | None, argument("BODY", "The task's body; - reads it from stdin.")] = None,
     source: Annotated[
         Path | None,
-        option("One task a line, JSON or CSV (by the name's end); - is stdin.", "FILE", "--from"),
+        option("File with one task per line, JSON or .csv; - is stdin.", "FILE", "--from"),
     ] = None,
-    is_csv: Annotated[
-        bool, flag("What --from reads is CSV, whatever its name is.", "--csv")
-    ] = False,
+    is_csv: Annotated[bool, flag("Read --from as CSV, regardless of its name.", "--csv")] = False,
     delay: DelayOption = None,
     at: AtOption = None,
     delay_level: Annotated[
         int | None,
         option(
-            "Instead: a level of the daemon's table of delays; its default is RocketMQ's.",
+            "Level in the daemon's table of delays (default: RocketMQ's), instead of a delay.",
             "N",
             min=1,
             max=LEVEL_MAX,
@@ -113,31 +110,31 @@ async def enqueue(
     if_pending: IfPendingOption = None,
     **options: Unpack[EnqueueOptions],
 ) -> None:
-    """Hand in a task to be delivered later. Confirmed means durable.
+    """Enqueue a task to be delivered later. When it is confirmed, it is durable.
 
-    Bulk input (--from) has one JSON object a line with "topic", "body" or "body_base64", "delay"
-    or "at", and what else the options here say, under their names ("order_key"; "properties" is an
-    object); they hold for lines that do not say it. CSV has the fields' names in its first line;
-    an empty cell says nothing, "properties" is JSON. A file is checked as a whole before the first
-    task is sent.
+    Bulk input (--from) has one JSON object per line with "topic", "body" or "body_base64", "delay"
+    or "at", and fields named like the options here ("order_key"; "properties" is an object). The
+    options are defaults for lines without the field. CSV has the fields' names in its first line;
+    an empty cell is a missing field, "properties" is JSON. A file is checked completely before the
+    first task is sent.
     """
     due = given({"delay": delay, "at": at, "delay_level": delay_level})
     if delay is not None and at is not None:
-        raise BadRequest("give --delay or --at, not both")
+        raise BadRequest("give either --delay or --at, not both")
     if len(due) > 1:
-        raise BadRequest("give --delay-level, --delay or --at, one of them")
-    of_rule = {name: value for name, value in options.items() if name in _OF_A_RULE}
-    of_task = {name: value for name, value in options.items() if name not in _OF_A_RULE}
-    keywords = task_keywords(cast("TaskOptions", of_task))
-    keywords |= {"if_pending": rule_of(if_pending, cast("RuleOptions", of_rule)), **due}
+        raise BadRequest("give only one of --delay-level, --delay and --at")
+    rule_options = {name: value for name, value in options.items() if name in _OF_A_RULE}
+    task_options = {name: value for name, value in options.items() if name not in _OF_A_RULE}
+    keywords = task_keywords(cast("TaskOptions", task_options))
+    keywords |= {"if_pending": rule_of(if_pending, cast("RuleOptions", rule_options)), **due}
     if source is not None:
         if body is not None or "key" in options:
-            raise BadRequest("with --from, body and key stand in the file's lines")
+            raise BadRequest("with --from, give body and key in the file")
         is_csv = is_csv or source.suffix.lower() == ".csv"
         await _bulk(call, source, Defaults(topic, **keywords), read_csv if is_csv else read_tasks)
         return
     if is_csv:
-        raise BadRequest("--csv goes with --from")
+        raise BadRequest("--csv requires --from")
     if topic is None or body is None:
         raise BadRequest("give TOPIC and BODY (or - for stdin), or --from FILE.jsonl")
     async with call.client() as client:
@@ -153,14 +150,14 @@ async def enqueue(
 
 
 def read_stdin(bytes_max: int) -> bytes:
-    """All of stdin. Raises LimitExceeded, without reading on, and OSError."""
-    found = sys.stdin.buffer.read(bytes_max + 1)
-    if len(found) > bytes_max:
+    """Read all of stdin. Raise LimitExceeded, without reading on, and OSError."""
+    data = sys.stdin.buffer.read(bytes_max + 1)
+    if len(data) > bytes_max:
         raise LimitExceeded(
             f"the body on stdin has more than {bytes_max} bytes; the limit is {bytes_max}"
             " (body_bytes_max)"
         )
-    return found
+    return data
 
 
 _OF_A_RULE = RuleOptions.__optional_keys__
@@ -181,9 +178,9 @@ async def _bulk(call: Call, source: Path, defaults: Defaults, read: ReadTasks) -
         async with call.client() as client:
             columns = ("{task.fields[count]:,} tasks", "BarColumn", "TaskProgressColumn")
             rate = "{task.fields[rate]:,.0f}/s"
-            # By bytes, as lines are not known before.
-            with progress_bar(*columns, rate, total=total_bytes, count=0, rate=0.0) as changed:
-                await _send(call, client, lines, defaults, changed, read)
+            # Progress is measured in bytes, because the number of lines is unknown.
+            with progress_bar(*columns, rate, total=total_bytes, count=0, rate=0.0) as update:
+                await _send(call, client, lines, defaults, update, read)
 
 
 @contextmanager
@@ -200,26 +197,26 @@ def _opened(source: Path) -> Iterator[BinaryIO]:
 
 
 def _check_first(lines: BinaryIO, defaults: Defaults, read: ReadTasks) -> int | None:
-    """Check all lines of a regular file, so that a bad one costs nothing; returns its bytes."""
+    """Check all lines of a regular file before any is sent. Return its bytes; None for a pipe."""
     try:
         status = os.fstat(lines.fileno())
     except (OSError, io.UnsupportedOperation):
         return None
     if not stat.S_ISREG(status.st_mode):
         return None
-    began = lines.tell()
+    start = lines.tell()
     for _ in read(_Counted(lines), defaults):
         pass
-    lines.seek(began)
+    lines.seek(start)
     return status.st_size
 
 
 async def _send(
-    call: Call, client: Client, lines: BinaryIO, defaults: Defaults, changed: Callable[..., None],
+    call: Call, client: Client, lines: BinaryIO, defaults: Defaults, update: Callable[..., None],
     read_all: ReadTasks | None = None,
 ) -> None:  # fmt: skip
-    """Send tasks in chunks. What was confirmed before an error stays, and is counted; of an
-    interruption the chunk that is on its way as well, if it is answered soon."""
+    """Send tasks in chunks. Tasks confirmed before an error are stored and counted. After an
+    interruption the chunk in flight is counted as well, if it is answered soon."""
     sent = read = 0
     began = time.monotonic()
     counted = _Counted(lines)
@@ -228,21 +225,21 @@ async def _send(
     outcomes: Counter[str] = Counter()
     try:
         while chunk := list(itertools.islice(tasks, CHUNK_TASKS)):
-            asked = client.enqueue_many([task for task, _ in chunk])
-            sending = asyncio.ensure_future(asked)  # looked at below
+            enqueuing = client.enqueue_many([task for task, _ in chunk])
+            sending = asyncio.ensure_future(enqueuing)  # checked below
             receipts = await asyncio.shield(sending)
             sending = None
             sent, read = sent + len(receipts), counted.number
             outcomes.update(receipt.outcome for receipt in receipts)
             rate = sent / max(time.monotonic() - began, 0.001)
-            changed(advance=sum(size for _, size in chunk), count=sent, rate=rate)
+            update(advance=sum(size for _, size in chunk), count=sent, rate=rate)
             if call.out.as_json:
                 for (task, _), receipt in zip(chunk, receipts, strict=True):
                     call.out.record(_receipt_fields(task.topic, receipt))
     except TickwheelError:
-        call.out.remark(f"{sent} tasks were enqueued before this")
+        call.out.remark(f"{sent} tasks were enqueued before this error")
         raise
-    except BaseException:  # interrupted, or nobody reads the answers any more
+    except BaseException:  # interrupted, or the reader of the output has gone
         if sending is not None:
             await asyncio.wait((sending,), timeout=LAST_CHUNK_S)
             if sending.done() and not sending.cancelled() and sending.exception() is None:
@@ -251,32 +248,32 @@ async def _send(
         raise
     took_s = time.monotonic() - began
     if not call.out.as_json:
-        said = f"{sent} tasks enqueued"
+        summary = f"{sent} tasks enqueued"
         if merged := [f"{outcomes[word]:,} {word}" for word in _MERGED if outcomes[word]]:
-            said = ", ".join((f"{outcomes['stored']:,} new", *merged))
-        call.out.line(f"{said} in {format_duration(took_s)}")
+            summary = ", ".join((f"{outcomes['stored']:,} new", *merged))
+        call.out.line(f"{summary} in {format_duration(took_s)}")
 
 
 LAST_CHUNK_S = 5.0
-"""How long, in seconds, an interrupted command waits for the answer to what it has sent."""
+"""Maximum seconds that an interrupted command waits for the answer to its last chunk."""
 
 
 def _interrupted(sent: int, read: int, unknown: int, is_csv: bool) -> str:
-    """Return a sentence on how many tasks are stored, and how to go on."""
-    known = f"interrupted: {sent} tasks are stored, up to line {read}"
+    """Return a sentence on how many tasks are stored, and how to continue."""
+    text = f"interrupted: {sent} tasks are stored, up to line {read}"
     if unknown:
-        known += f"; whether those of the next {unknown} lines are is not known"
+        text += f"; the tasks of the next {unknown} lines may be stored"
     head = "head -n 1 FILE; " if is_csv else ""
     rest = f"({head}tail -n +{max(read, int(is_csv)) + 1} FILE)"
-    return f"{known}. To go on: {rest} | the same command with --from -{' --csv' * is_csv}"
+    return f"{text}. To continue: {rest} | the same command with --from -{' --csv' * is_csv}"
 
 
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
-"""The longest line: a frame's largest task with every byte escaped is shorter."""
+"""Maximum bytes of a line; even a frame's largest task with every byte escaped is shorter."""
 
 
 class _Counted:
-    """The lines of a file, none longer than ``LINE_BYTES_MAX``, counted. Raises BadLine."""
+    """Counts the lines of a file. Raises BadLine for a line over ``LINE_BYTES_MAX``."""
 
     def __init__(self, lines: BinaryIO) -> None:
         self._lines = lines
@@ -301,12 +298,12 @@ FIELDS = frozenset(("topic", "body", "body_base64", "delay", "delay_ms", "due_ms
 _NUMBERS = frozenset(
     field.python for field in TaskFields.fields() if isinstance(field.kind, Whole)
 ) | {name for name in FIELDS if name.endswith("_ms")}
-"""Fields that are whole numbers."""
+"""Fields that are integers."""
 EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 class Defaults:
-    """The topic and the keywords of a task for lines that do not say them."""
+    """Default topic and keywords for lines without the fields."""
 
     def __init__(self, topic: str | None = None, **keywords: Any) -> None:
         self.topic = topic
@@ -314,7 +311,7 @@ class Defaults:
 
 
 class BadLine(BadRequest):
-    """A line of the input cannot be read as a task; the message names line and field."""
+    """A line of the input is not a valid task; the message names line and field."""
 
     def __init__(self, number: int, problem: str) -> None:
         super().__init__(f"line {number}: {problem}")
@@ -322,7 +319,7 @@ class BadLine(BadRequest):
 
 
 def read_tasks(lines: Iterable[bytes], defaults: Defaults) -> Iterator[tuple[Task, int]]:
-    """Each task with the bytes of its line; empty lines are passed over. Raises BadLine."""
+    """Yield each task with the bytes of its line, skipping empty lines. Raise BadLine."""
     skipped_bytes = 0
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -339,7 +336,8 @@ ReadTasks = Callable[[Iterable[bytes], Defaults], Iterator[tuple[Task, int]]]
 
 
 def read_csv(lines: Iterable[bytes], defaults: Defaults) -> Iterator[tuple[Task, int]]:
-    """``read_tasks`` of CSV (RFC 4180), whose first line names the fields. Raises BadLine."""
+    """``read_tasks`` for CSV (RFC 4180) with the fields' names in the first line. Raise
+    BadLine."""
     read_bytes = 0
 
     def texts() -> Iterator[str]:
@@ -376,14 +374,14 @@ def read_csv(lines: Iterable[bytes], defaults: Defaults) -> Iterator[tuple[Task,
 def _header(row: list[str]) -> list[str]:
     _check_known(row)
     if twice := [name for name, count in Counter(row).items() if count > 1]:
-        raise ValueError(f"field {twice[0]}: named twice")
+        raise ValueError(f"field {twice[0]} is repeated")
     return row
 
 
 def _cells(names: list[str], row: list[str]) -> dict[str, Any]:
-    """What a row says, with the types that JSON would have. Raises ValueError."""
+    """Return the fields of a row, with the types of JSON. Raise ValueError."""
     if len(row) != len(names):
-        raise ValueError(f"{len(row)} cells, but the first line names {len(names)} fields")
+        raise ValueError(f"{len(row)} cells, but the first line has {len(names)} fields")
     return {name: _cell(name, cell) for name, cell in zip(names, row, strict=True) if cell}
 
 
@@ -395,47 +393,49 @@ def _cell(name: str, cell: str) -> Any:
             raise ValueError(f"field {name}: {error}") from None
     if name in _NUMBERS:
         if re.fullmatch(r"-?[0-9]{1,20}", cell) is None:
-            raise ValueError(f"field {name}: a whole number is needed, not {cell!r:.40}")
+            raise ValueError(f"field {name}: must be an integer, not {cell!r:.40}")
         return int(cell)
     return cell
 
 
 def _check_known(names: Iterable[str]) -> None:
     if unknown := sorted(set(names) - FIELDS):
-        raise ValueError(f"field {unknown[0]}: not known; known are {', '.join(sorted(FIELDS))}")
+        raise ValueError(
+            f"field {unknown[0]} is not a valid field; valid fields are {', '.join(sorted(FIELDS))}"
+        )
 
 
 def read_task(line: bytes, defaults: Defaults) -> Task:
-    """The task in one line. Raises ValueError naming the field."""
+    """Parse the task in a line. Raise ValueError naming the field."""
     return _task_of(_object(line), defaults)
 
 
-def _task_of(said: dict[str, Any], defaults: Defaults) -> Task:
-    """The task of which this is said. Raises ValueError naming the field."""
-    _check_known(said)
-    due = _due(said)
+def _task_of(fields: dict[str, Any], defaults: Defaults) -> Task:
+    """Return the task with these fields. Raise ValueError naming the field."""
+    _check_known(fields)
+    due = _due(fields)
     if all(value is None for value in due.values()):
         due = {name: defaults.keywords.get(name) for name in due}
-    topic = _parsed(said, "topic", _text) or defaults.topic
+    topic = _parsed(fields, "topic", _text) or defaults.topic
     if topic is None:
-        raise ValueError("field topic: missing (in the line and on the command line)")
-    of_task: dict[str, Any] = {}
+        raise ValueError("field topic: missing in the line and on the command line")
+    options: dict[str, Any] = {}
     for field in TaskFields.fields():
-        name, by_default = field.python, defaults.keywords.get(field.python)
+        name, default = field.python, defaults.keywords.get(field.python)
         if name in due:
             continue
-        value = _read(said, name, field.kind)
-        if isinstance(value, dict):  # properties that both say are those of the line
-            value = {**(by_default or {}), **value}
-        of_task[name] = by_default if value is None else value
-    of_task = {name: value for name, value in of_task.items() if value is not None}
-    return Task(topic, _body(said), **due, **of_task)
+        value = _read(fields, name, field.kind)
+        if isinstance(value, dict):  # a property of the line replaces the same default property
+            value = {**(default or {}), **value}
+        options[name] = default if value is None else value
+    options = {name: value for name, value in options.items() if value is not None}
+    return Task(topic, _body(fields), **due, **options)
 
 
-def _read(said: dict[str, Any], name: str, kind: FieldKind) -> Any:
-    """What a line says of a task in the field ``name``; None: nothing."""
+def _read(fields: dict[str, Any], name: str, kind: FieldKind) -> Any:
+    """Return a line's value of the field ``name``, or None."""
     if isinstance(kind, Span):
-        return _span(said, name)
+        return _span(fields, name)
     parse: Callable[[Any], Any] = _text
     if isinstance(kind, Policy):
         parse = policy_of_json
@@ -445,51 +445,51 @@ def _read(said: dict[str, Any], name: str, kind: FieldKind) -> Any:
         parse = _properties
     elif isinstance(kind, Whole):
         parse = partial(_whole, kind)
-    value = _parsed(said, name, parse)
+    value = _parsed(fields, name, parse)
     return retry_of(value) if isinstance(kind, Policy) else value
 
 
 def _object(line: bytes | str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+        raise ValueError(f"not valid JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
-        raise ValueError("not JSON: nested too deeply") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"a JSON object is needed, not {type(found).__name__}")
-    return found
+        raise ValueError("not valid JSON: nested too deeply") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"must be a JSON object, not {type(fields).__name__}")
+    return fields
 
 
-def _due(said: dict[str, Any]) -> dict[str, Any]:
-    """The delay, the time and the delay level of a line, of which one is said at most."""
-    delay, at = _span(said, "delay"), _at(said)
-    level = _read(said, "delay_level", TaskFields.field("delay_level").kind)
+def _due(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the delay, the time and the delay level of a line, which can have one of them."""
+    delay, at = _span(fields, "delay"), _at(fields)
+    level = _read(fields, "delay_level", TaskFields.field("delay_level").kind)
     if delay is not None and at is not None:
-        raise ValueError("field at: give delay or at, not both")
+        raise ValueError("field at: give either delay or at, not both")
     if level is not None:
         if delay is not None or at is not None:
-            raise ValueError("field delay_level: give it, delay or at, one of them")
+            raise ValueError("field delay_level: give only one of delay_level, delay and at")
     return {"delay": delay, "at": at, "delay_level": level}
 
 
-def _body(said: dict[str, Any]) -> bytes:
-    encoded = said.get("body_base64")
-    if said.get("body") is not None and encoded is not None:
-        raise ValueError("field body: give body or body_base64, one of them")
+def _body(fields: dict[str, Any]) -> bytes:
+    encoded = fields.get("body_base64")
+    if fields.get("body") is not None and encoded is not None:
+        raise ValueError("field body: give either body or body_base64")
     if encoded is None:
-        return _parsed(said, "body", _body_text) or b""
+        return _parsed(fields, "body", _body_text) or b""
     try:
         return base64.b64decode(encoded, validate=True)
     except (binascii.Error, TypeError, ValueError):
-        raise ValueError("field body_base64: not base64") from None
+        raise ValueError("field body_base64: not valid base64") from None
 
 
-def _parsed(said: dict[str, Any], name: str, parse: Callable[[Any], T]) -> T | None:
-    """A field as ``parse`` reads it; None: it is not said."""
-    value = said.get(name)
+def _parsed(fields: dict[str, Any], name: str, parse: Callable[[Any], T]) -> T | None:
+    """Return a field parsed by ``parse``, or None if it is missing."""
+    value = fields.get(name)
     if value is None:
         return None
     try:
@@ -500,14 +500,14 @@ def _parsed(said: dict[str, Any], name: str, parse: Callable[[Any], T]) -> T | N
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"text that is not empty is needed, not {value!r:.40}")
+        raise ValueError(f"must be a text that is not empty, not {value!r:.40}")
     _utf8(value)
     return value
 
 
 def _body_text(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise ValueError(f"text is needed, not {value!r:.40}")
+        raise ValueError(f"must be a text, not {value!r:.40}")
     return _utf8(value)
 
 
@@ -515,21 +515,21 @@ def _utf8(text: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError("holds half a surrogate pair") from None
+        raise ValueError("must not contain half a surrogate pair") from None
 
 
 def _properties(value: Any) -> dict[str, PropertyValue]:
     if not isinstance(value, dict) or not all(
-        isinstance(one, (str, int, float)) for one in value.values()
+        isinstance(item, (str, int, float)) for item in value.values()
     ):
-        what = "an object of texts, numbers and truth values"
-        raise ValueError(f"{what} is needed, not {value!r:.40}")
+        kinds = "an object of texts, numbers and truth values"
+        raise ValueError(f"must be {kinds}, not {value!r:.40}")
     return value
 
 
 def _whole(kind: Any, value: Any) -> int:
     if type(value) is not int or not kind.low <= value <= kind.high:
-        raise ValueError(f"{kind.low} to {kind.high} is allowed, not {value!r:.40}")
+        raise ValueError(f"must be {kind.low} to {kind.high}, not {value!r:.40}")
     return value
 
 
@@ -537,41 +537,41 @@ def _moment(value: Any) -> datetime:
     try:
         return EPOCH + timedelta(milliseconds=_milliseconds(value))
     except OverflowError:
-        raise ValueError(f"{value} is not a time that can be counted") from None
+        raise ValueError(f"{value} is not a valid time") from None
 
 
 def _milliseconds(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= DURATION_MS_MAX:
-        raise ValueError(f"milliseconds are needed, not {value!r:.40}")
+        raise ValueError(f"must be milliseconds, not {value!r:.40}")
     return value
 
 
-def _span(said: dict[str, Any], name: str) -> float | None:
-    """Seconds in the field ``name`` as people write it, or in ``name``_ms."""
-    written_ms = _parsed(said, name, duration_ms)
-    if written_ms is not None and said.get(f"{name}_ms") is not None:
-        raise ValueError(f"field {name}_ms: give {name} or {name}_ms, not both")
-    ms = _parsed(said, f"{name}_ms", _milliseconds) if written_ms is None else written_ms
+def _span(fields: dict[str, Any], name: str) -> float | None:
+    """Return the seconds in the field ``name``, as text or number, or in ``name``_ms."""
+    written_ms = _parsed(fields, name, duration_ms)
+    if written_ms is not None and fields.get(f"{name}_ms") is not None:
+        raise ValueError(f"field {name}_ms: give either {name} or {name}_ms, not both")
+    ms = _parsed(fields, f"{name}_ms", _milliseconds) if written_ms is None else written_ms
     return None if ms is None else ms / 1000
 
 
-def _at(said: dict[str, Any]) -> datetime | None:
-    """The due time in the field ``at``, or in ``due_ms``."""
-    at, due_ms = said.get("at"), said.get("due_ms")
+def _at(fields: dict[str, Any]) -> datetime | None:
+    """Return the due time in the field ``at`` or ``due_ms``."""
+    at, due_ms = fields.get("at"), fields.get("due_ms")
     if at is not None and due_ms is not None:
-        raise ValueError("field due_ms: give at or due_ms, not both")
+        raise ValueError("field due_ms: give either at or due_ms, not both")
     if due_ms is not None:
-        return _parsed(said, "due_ms", _moment)
+        return _parsed(fields, "due_ms", _moment)
     if at is not None and not isinstance(at, str):
-        raise ValueError(f"field at: {at!r:.40} is of the wrong type")
-    return _parsed(said, "at", parse_at)
+        raise ValueError(f"field at: must be a text, not {at!r:.40}")
+    return _parsed(fields, "at", parse_at)
 
 
 # --- transactions --------------------------------------------------------------------------------
 
 
 class TransactionStates(StrEnum):
-    """The states of transactions that may be asked for."""
+    """The states of transactions."""
 
     OPEN = "open"
     PARKED = "parked"
@@ -581,19 +581,20 @@ class TransactionStates(StrEnum):
 
 async def list_transactions(
     call: Call,
-    group: Annotated[str | None, option("Only this producer group.")] = None,
+    group: Annotated[str | None, option("Only of this producer group.")] = None,
     state: Annotated[
-        TransactionStates | None, option("Default: open and parked, those that are not decided.")
+        TransactionStates | None,
+        option("Only transactions in this state. Default: open and parked."),
     ] = None,
     limit: LimitOption = None,
 ) -> None:
-    """Transactions that nobody has decided. A parked one waits for you: its producers were asked
-    often enough."""
+    """List undecided transactions. A parked transaction needs your decision, because its producers
+    were asked often enough."""
     only: TransactionState | None = None if state is None else state.value
-    nothing = "there is no such transaction"
+    nothing = "no matching transactions"
     await call.listed(
         limit,
-        lambda client, most: client.list_transactions(group=group, state=only, limit=most),
+        lambda client, limit_: client.list_transactions(group=group, state=only, limit=limit_),
         Listing.of(call.out, COLUMNS, transaction_fields, nothing, SPARE),
     )
 
@@ -601,27 +602,29 @@ async def list_transactions(
 COLUMNS = (
     column("transaction", "id"), *text_columns("group", "state"), column("tasks", right=True),
     column("began", "began_ms", format_time),
-    Column[TransactionInfo]("asked", lambda one: f"{one.asked} of {one.checks}", right=True),
+    Column[TransactionInfo]("asked", lambda row: f"{row.asked} of {row.checks}", right=True),
     column("topics", show=", ".join),
 )  # fmt: skip
 SPARE = ("topics", "asked")
 
 
-def _show_transaction(call: Call, asked: Mapping[str, Any], found: TransactionInfo) -> None:
+def _show_transaction(call: Call, request: Mapping[str, Any], transaction: TransactionInfo) -> None:
     if call.out.as_json:
-        call.out.record(transaction_fields(found) | {"halves": list(found.raw["halves"])})
+        call.out.record(
+            transaction_fields(transaction) | {"halves": list(transaction.raw["halves"])}
+        )
         return
     facts: dict[str, str | int] = {
-        "group": found.group,
-        "state": found.state,
-        "tasks": found.tasks,
-        "bytes": found.bytes,
-        "topics": ", ".join(found.topics),
-        "asked": f"{found.asked} of {found.checks} times",
+        "group": transaction.group,
+        "state": transaction.state,
+        "tasks": transaction.tasks,
+        "bytes": transaction.bytes,
+        "topics": ", ".join(transaction.topics),
+        "asked": f"{transaction.asked} of {transaction.checks} times",
     }
-    call.out.grid(facts_grid(("transaction", found.id), facts | time_facts(found)))
-    if found.halves:
-        call.out.grid(grid_of(HALVES, found.halves))
+    call.out.grid(facts_grid(("transaction", transaction.id), facts | time_facts(transaction)))
+    if transaction.halves:
+        call.out.grid(grid_of(HALVES, transaction.halves))
 
 
 def _due_text(half: HalfTask) -> str:
@@ -639,22 +642,22 @@ HALVES = (
 )  # fmt: skip
 
 
-def _say_committed(call: Call, asked: Mapping[str, Any], ids: Sequence[int]) -> None:
-    name = asked["transaction"]
+def _show_committed(call: Call, request: Mapping[str, Any], ids: Sequence[int]) -> None:
+    name = request["transaction"]
     fields = {"id": name, "outcome": "committed", "ids": [str(i) for i in ids]}
     call.out.result(fields, f"{name}  committed  {len(ids)} tasks")
 
 
-def _say_rolled_back(call: Call, asked: Mapping[str, Any], none: None) -> None:
-    name = asked["transaction"]
+def _show_rolled_back(call: Call, request: Mapping[str, Any], none: None) -> None:
+    name = request["transaction"]
     call.out.result({"id": name, "outcome": "rolled_back", "ids": []}, f"{name}  rolled back")
 
 
 show_transaction = declared("show_transaction", _show_transaction)
-commit_transaction = declared("commit_transaction", _say_committed)
-rollback_transaction = declared("rollback_transaction", _say_rolled_back)
+commit_transaction = declared("commit_transaction", _show_committed)
+rollback_transaction = declared("rollback_transaction", _show_rolled_back)
 
 
-def transaction_fields(found: TransactionInfo) -> dict[str, Any]:
-    """A transaction in the form of ``--json``."""
-    return fields_of(found, without="halves")
+def transaction_fields(transaction: TransactionInfo) -> dict[str, Any]:
+    """Return a transaction for ``--json``."""
+    return fields_of(transaction, without="halves")

@@ -1,12 +1,12 @@
 """Commands on topics and their groups: ``topics``, ``groups``, ``pause``, ``resume``, ``rate``,
-``policy``, ``pending``; resets of a group, its order keys and fair shares; ``push`` and
-``forward``: groups whose tasks are sent to a URL, or to another broker, instead of to subscribers.
+``policy``, ``pending``; resets, order keys and fair shares of a group; ``push`` and ``forward`` for
+groups that send their tasks to a URL or to another broker instead of to subscribers.
 
-Each group of a topic gets every task of it. Of the retry policies that are set, the task's own
-wins, then the group's, the topic's, the daemon's.
+Each group of a topic gets every task of it. A task's own retry policy takes precedence, then the
+group's, the topic's, and the daemon's.
 
-Secrets of targets come from files, a line each, and are shown by no command. (The address of a
-target is ``--to``: ``--url`` is the daemon's, here as everywhere.)
+Secrets of targets are read from files, one on each line, and no command shows them. (The address of
+a target is ``--to``, because ``--url`` is the daemon's for every command.)
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ from tickwheel.errors import BadRequest, Conflict, NotFound
 from tickwheel.model.policies import parse_policy
 
 FIRST = "delete them first"
-"""Ends the daemon's message when force does not help."""
+"""The end of the daemon's message when force does not help."""
 
 # --- columns of topics and groups ----------------------------------------------------------------
 
 
 def rate_limit(settings: Map) -> str:
-    """``100/s``, ``100/s burst 200``, or a dash for no limit."""
+    """Format ``100/s``, ``100/s burst 200``, or a dash without a limit."""
     limit, burst = settings.get("rate"), settings.get("burst")
     if limit is None:
         return "-"
@@ -101,9 +101,9 @@ def rate_limit(settings: Map) -> str:
 
 
 def _replay(group: Map) -> str:
-    """How far tasks from before the group have been looked at for it; a dash: all have been."""
-    found = group.get("replay")
-    return "-" if found is None else f"{found['share']:.0%}"
+    """Format the progress of a group's replay; a dash when it is complete."""
+    replay = group.get("replay")
+    return "-" if replay is None else f"{replay['share']:.0%}"
 
 
 def _held_up(row: Map) -> str:
@@ -113,37 +113,37 @@ def _held_up(row: Map) -> str:
 
 
 def _pause(row: Map) -> str:
-    """That a topic or group is paused, and since when if that is known."""
+    """Return that a topic or group is paused, and since when if known."""
     since_ms = row.get("paused_ms")
     return "paused" if since_ms is None else f"paused {ago(since_ms)}"
 
 
 def filter_text(group: Map) -> str:
-    """The filter of a group, or a dash for none."""
+    """Format the filter of a group; a dash without one."""
     parts = (f"{name} {group[name]}" for name in ("tags", "where") if group.get(name))
     return ", ".join(parts) or "-"
 
 
 def lines_texts(group: Map) -> list[str]:
-    """The settings of order keys and fair shares of a group, in words."""
-    found = []
+    """Return the settings of a group's order keys and fair shares in words."""
+    texts = []
     if (retry_ms := group.get("order_retry_ms")) is not None:
-        found.append(f"order retry {spec_duration(retry_ms)}")
+        texts.append(f"order retry {spec_duration(retry_ms)}")
     failure, attempts = group.get("order_failure"), group.get("order_attempts")
     if failure is not None:
-        found.append(
-            "tried for ever" if attempts is None else f"{failure} after {attempts} attempts"
+        texts.append(
+            "retried forever" if attempts is None else f"{failure} after {attempts} attempts"
         )
     if (value := group.get("fair_by")) is not None:
         limit, rate = group.get("limit_each"), group.get("rate_each")
         limits = [f"{limit} in flight"] if limit is not None else []
         limits += [f"{rate:g}/s"] if rate is not None else []
-        found.append(f"fair by {value}" + (f" ({', '.join(limits)} each)" if limits else ""))
-    return found
+        texts.append(f"fair by {value}" + (f" ({', '.join(limits)} each)" if limits else ""))
+    return texts
 
 
 def _unused_groups(topic: Map) -> str:
-    """How many groups nobody has used for long; a dash: none."""
+    """Format the number of groups that have been unused for long; a dash for none."""
     groups = (topic.get("groups") or {}).values()
     count = sum(group.get("unused_ms") is not None for group in groups)
     return format_count(count) if count else "-"
@@ -156,11 +156,11 @@ _SPARE = (
     "acked", "delivered", "enqueued", "unused", "groups", "replay", "members", "retry", "rate",
     "oldest", "order, shares", "filter",
 )  # fmt: skip
-"""Columns that a narrow terminal leaves out, in this order: current counts stay longest."""
+"""Columns that a narrow terminal leaves out, in this order; current counts stay longest."""
 
 
 def topics_grid(topics: Map) -> Grid:
-    """A table with a row for each topic of STATS."""
+    """Return a table with a row for each topic of the statistics."""
     columns = (
         column("topic"), *count_columns(*STATES), OLDEST, _PAUSED, _RATE,
         Column[Map]("groups", lambda row: format_count(len(row.get("groups") or {})), right=True),
@@ -171,7 +171,7 @@ def topics_grid(topics: Map) -> Grid:
 
 
 def groups_grid(groups: Sequence[Map]) -> Grid:
-    """A table with a row for each group of STATS, with the names of its topic and its own."""
+    """Return a table with a row for each group, including the names of topic and group."""
     columns = (
         *text_columns("topic", "group"), *count_columns(*GROUP_STATES), OLDEST,
         column("members", "subscribers", format_count),
@@ -187,37 +187,37 @@ def groups_grid(groups: Sequence[Map]) -> Grid:
 
 
 async def _topics(call: Call) -> dict[str, Any]:
-    """Each topic by name with what STATS say of it, sorted."""
+    """Return the statistics of each topic by name, sorted."""
     stats = await call.ask(Client.stats)
     return dict(sorted((stats.raw.get("topics") or {}).items()))
 
 
 async def topics(call: Call) -> None:
-    """Every topic: its counts, its oldest ready task, whether it is paused, its rate limit."""
-    found = await _topics(call)
+    """List topics: counts, oldest ready task, pause, rate limit."""
+    by_name = await _topics(call)
     if not call.out.as_json:
-        call.out.grid(topics_grid(found))
+        call.out.grid(topics_grid(by_name))
         return
-    for name, topic in found.items():
+    for name, topic in by_name.items():
         call.out.record({"topic": name, **topic})
 
 
 async def list_groups(
-    call: Call, topic: Annotated[str | None, argument("TOPIC", "Only this topic's groups.")] = None
+    call: Call, topic: Annotated[str | None, argument("TOPIC", "Only groups of this topic.")] = None
 ) -> None:
-    """Groups with their counts and settings."""
+    """List groups with their counts and settings."""
     topics = await _topics(call)
     if topic is not None:
         topics = {topic: _known(topics, topic)}
-    found = [
-        {"topic": name, "group": group, **of_group}
-        for name, of_topic in topics.items()
-        for group, of_group in sorted((of_topic.get("groups") or {}).items())
+    rows = [
+        {"topic": name, "group": group, **stats}
+        for name, topic_stats in topics.items()
+        for group, stats in sorted((topic_stats.get("groups") or {}).items())
     ]
     if not call.out.as_json:
-        call.out.grid(groups_grid(found))
+        call.out.grid(groups_grid(rows))
         return
-    for group in found:
+    for group in rows:
         call.out.record(group)
 
 
@@ -230,11 +230,11 @@ def _known(topics: Map, topic: str) -> Any:
 async def delete_topic(
     call: Call,
     topic: TopicArgument,
-    force: Annotated[bool, flag("Also when it holds tasks; they end as deleted.")] = False,
+    force: Annotated[bool, flag("Delete it even with tasks; they end as deleted.")] = False,
 ) -> int:
     """Delete a topic with its groups, settings and dead letters.
 
-    What it still holds is shown and asked about first. A schedule that enqueues to it has to be
+    Shows the number of its tasks and asks first. A schedule that enqueues to the topic must be
     deleted before.
     """
     return await _delete(call, topic, None, force)
@@ -244,14 +244,14 @@ async def delete_group(
     call: Call,
     topic: TopicArgument,
     group: GroupArgument,
-    force: Annotated[bool, flag("Also when it holds tasks; they are gone for it.")] = False,
+    force: Annotated[bool, flag("Delete it even with tasks; the group loses them.")] = False,
 ) -> int:
-    """Delete a group. What it still holds is shown and asked about first."""
+    """Delete a group. Shows the number of its tasks and asks first."""
     return await _delete(call, topic, group, force)
 
 
 async def _delete(call: Call, topic: str, group: str | None, force: bool) -> int:
-    """Delete a group or topic; at a terminal ask first if it holds anything, and then use force."""
+    """Delete a group or topic. If it has tasks, ask at a terminal, and then force it."""
     try:
         await _delete_now(call, topic, group, force)
     except Conflict as conflict:
@@ -260,8 +260,8 @@ async def _delete(call: Call, topic: str, group: str | None, force: bool) -> int
         if not can_ask(call):
             raise Conflict(f"{conflict.message}; --force deletes it with them") from None
         call.out.remark(conflict.message)
-        what = f"topic {topic}" if group is None else f"group {group} of {topic}"
-        if not ask(f"Delete {what} and what it holds?"):
+        subject = f"topic {topic}" if group is None else f"group {group} of {topic}"
+        if not ask(f"Delete {subject} with its contents?"):
             call.out.remark("nothing was deleted")
             return EXIT_FAILED
         await _delete_now(call, topic, group, True)
@@ -274,31 +274,31 @@ async def _delete_now(call: Call, topic: str, group: str | None, force: bool) ->
         held = (await call.ask(lambda client: client.delete_topic(topic, force=force))).raw
     else:
         held = (await call.ask(lambda client: client.delete_group(topic, group, force=force))).raw
-    counted = (*STATES, "groups") if group is None else GROUP_STATES
-    what = ", ".join(f"{held[n]:,} {head(n)}" for n in counted if held.get(n))
-    named = {"topic": topic} if group is None else {"topic": topic, "group": group}
-    line = f"{'  '.join(named.values())}  deleted" + (f" with {what}" if what else "")
-    call.out.result({**named, "deleted": True, **held}, line)
+    names = (*STATES, "groups") if group is None else GROUP_STATES
+    contents = ", ".join(f"{held[n]:,} {head(n)}" for n in names if held.get(n))
+    labels = {"topic": topic} if group is None else {"topic": topic, "group": group}
+    line = f"{'  '.join(labels.values())}  deleted" + (f" with {contents}" if contents else "")
+    call.out.result({**labels, "deleted": True, **held}, line)
 
 
 # --- settings ------------------------------------------------------------------------------------
 
 
 async def _configure(call: Call, topic: str, group: str | None = None, **changed: Any) -> None:
-    """Change settings of a topic or group, and show those that hold now."""
+    """Change settings of a topic or group, and show all of them."""
     settings = await call.ask(lambda client: client.configure(topic, group, **changed))
     show_settings(call, settings)
 
 
 def show_settings(call: Call, settings: GroupSettings) -> None:
-    """Show the settings that hold now."""
+    """Show the current settings."""
     call.out.result(dict(settings.raw), settings_line(settings.raw))
 
 
 def settings_line(settings: Map) -> str:
-    """The settings of a topic or group on one line."""
+    """Format the settings of a topic or group on one line."""
     group = settings.get("group")
-    limit, wanted = rate_limit(settings), filter_text(settings)
+    limit, filter_ = rate_limit(settings), filter_text(settings)
     policy, rule = settings.get("retry"), settings.get("if_pending")
     parts = [
         f"{settings.get('topic')}" + (f"  {group}" if group else ""),
@@ -307,7 +307,7 @@ def settings_line(settings: Map) -> str:
         None if policy is None else f"retry {describe_policy(policy)}",
         None if rule is None else f"if pending: {describe_rule(rule)}",
         "broadcasts only" if settings.get("broadcast_only") else None,
-        None if wanted == "-" else wanted,
+        None if filter_ == "-" else filter_,
         *lines_texts(settings),
     ]
     return "  ".join(part for part in parts if part is not None)
@@ -316,11 +316,11 @@ def settings_line(settings: Map) -> str:
 async def broadcast_topic(
     call: Call,
     topic: TopicArgument,
-    off: Annotated[bool, flag("It keeps what comes due for its first group again.")] = False,
+    off: Annotated[bool, flag("Undo: keep due tasks for the topic's first group again.")] = False,
 ) -> None:
-    """Keep a topic for broadcasts only: what comes due goes to whoever listens, and ends.
+    """Use a topic for broadcasts only: a due task goes to the current listeners and ends.
 
-    It has no groups then, and keeps nothing for one. What is waiting for a group ends, too.
+    The topic then has no groups and keeps no tasks for one. Tasks waiting for a group end as well.
     """
     await _configure(call, topic, broadcast_only=not off)
 
@@ -328,48 +328,48 @@ async def broadcast_topic(
 async def pause(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
     """Deliver nothing of a topic, or to one of its groups, until it is resumed.
 
-    Enqueues go on; what is in flight may still be acked. It holds over restarts.
+    Enqueues continue; tasks in flight can still be acked. The pause outlasts restarts.
     """
     async with call.client() as client:
         if group is None and topic not in (await client.stats()).topics:
-            call.out.remark(f"there is no topic {topic} yet: it is paused from its first task on")
+            call.out.remark(f"topic {topic} does not exist yet; it is paused from its first task")
         show_settings(call, await client.pause(topic, group))
 
 
 async def resume(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
-    """Deliver again what was paused."""
+    """Resume delivery after a pause."""
     show_settings(call, await call.ask(lambda client: client.resume(topic, group)))
 
 
 async def rate(
     call: Call,
     topic: TopicArgument,
-    limit: Annotated[str, argument("N|none", "Deliveries a second; none lifts the limit.")],
+    limit: Annotated[str, argument("N|none", "Deliveries per second; none removes the limit.")],
     group: MaybeGroup = None,
     burst: BurstOption = None,
 ) -> None:
-    """Deliver no more than N a second of a topic, or to one of its groups.
+    """Limit deliveries of a topic, or to one of its groups, to N per second.
 
-    For the backlog after a downtime: what is due waits its turn, nothing is lost.
+    Use it for the backlog after a downtime: due tasks wait, and none is lost.
     """
     per_second = parse_rate(limit)
     if per_second is None and burst is not None:
-        raise BadRequest("--burst goes with a rate, not with none")
+        raise BadRequest("--burst requires a rate, not none")
     also = {"burst": burst} if per_second is None or burst is not None else {}
     await _configure(call, topic, group, rate=per_second, **also)
 
 
 def parse_rate(text: str) -> float | None:
-    """A rate above 0; None for ``none``."""
+    """Parse a rate above 0; None for ``none``. Raise BadRequest."""
     if text.strip().lower() == "none":
         return None
     try:
-        found = float(text)
+        per_second = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
-        raise BadRequest(f"the rate is {text!r:.40}; a number above 0 is needed, or none")
-    return found
+        per_second = 0.0
+    if not 0 < per_second < float("inf"):
+        raise BadRequest(f"the rate must be a number above 0, or none, not {text!r:.40}")
+    return per_second
 
 
 parse_start = word_or(("now", "first"), parse_at, "now nor first nor an ISO-8601 time")
@@ -382,68 +382,70 @@ async def create_group(
     start: Annotated[
         Any,
         option(
-            "From when on tasks are its own: from now, all that are there, or ISO-8601.",
+            "The first tasks of the group: from now, all stored tasks, or since an ISO-8601 time.",
             "now|first|TIME",
             parse=parse_start,
         ),
     ] = "now",
     **options: Unpack[NewGroupOptions],
 ) -> None:
-    """Create a group before its first subscriber comes. One that exists stays as it is."""
+    """Create a group before its first subscriber. An existing group is not changed."""
     check_rate(options.get("rate"))
     if "burst" in options and "rate" not in options:
-        raise BadRequest("--burst goes with --rate")
+        raise BadRequest("--burst requires --rate")
     keywords: dict[str, Any] = {"start": start, **group_keywords(options)}
     keywords["retry"] = retry_of(options.get("retry"))
     settings = await call.ask(lambda client: client.create_group(topic, group, **keywords))
     show_settings(call, settings)
     if not settings.raw.get("created", True):
-        call.out.remark(f"group {group} of {topic} existed before; nothing was changed")
+        call.out.remark(f"group {group} of {topic} already exists; nothing was changed")
 
 
 async def set_group(
     call: Call,
     topic: TopicArgument,
     group: GroupArgument,
-    all_: Annotated[bool, flag("No filter: it gets every task again.")] = False,
+    all_: Annotated[bool, flag("Remove the filter: the group gets every task again.")] = False,
     no_tags: Annotated[bool, flag("Remove the filter's tags.")] = False,
     no_where: Annotated[bool, flag("Remove the filter's condition.")] = False,
-    no_order: Annotated[bool, flag("Failed tasks of order keys as by default again.")] = False,
-    no_fair: Annotated[bool, flag("No fair shares.")] = False,
-    **of_group: Unpack[GroupOptions],
+    no_order: Annotated[bool, flag("Reset the settings of order keys to the defaults.")] = False,
+    no_fair: Annotated[bool, flag("Remove the fair shares.")] = False,
+    **options: Unpack[GroupOptions],
 ) -> None:
-    """Change a group's filter, how it tries tasks of order keys again, and its fair shares.
+    """Change a group's filter, its retries of order keys, and its fair shares.
 
-    What came due before is judged by the filter that it had. What is not named stays; a limit of 0
-    is none.
+    Tasks that came due earlier keep the filter of that time. Options that are not given do not
+    change; a limit of 0 removes the limit.
     """
-    changed: dict[str, Any] = {**group_keywords(of_group)}
+    changed: dict[str, Any] = {**group_keywords(options)}
     if all_ and (no_tags or no_where or changed.keys() & {"tags", "where"}):
-        raise BadRequest("name --tags, --where or both; or --all")
-    for none, option_, names in (
+        raise BadRequest("give --tags, --where or both, or else --all")
+    for is_removed, option_, names in (
         (all_, "--all", ("tags", "where")),
         (no_tags, "--no-tags", ("tags",)),
         (no_where, "--no-where", ("where",)),
         (no_order, "--no-order", ("order_retry", "order_attempts", "order_failure")),
         (no_fair, "--no-fair", ("fair_by", "limit_each", "rate_each")),
     ):
-        if none and changed.keys() & set(names):
-            raise BadRequest(f"{option_} takes away what other options set; give one of them")
-        changed |= dict.fromkeys(names) if none else {}
+        if is_removed and changed.keys() & set(names):
+            raise BadRequest(
+                f"{option_} removes a setting that another option sets; give only one of them"
+            )
+        changed |= dict.fromkeys(names) if is_removed else {}
     if not changed:
-        raise BadRequest("name what shall change: --tags, --where, --order-retry, --fair-by, …")
+        raise BadRequest("give at least one setting: --tags, --where, --order-retry, --fair-by, …")
     await _configure(call, topic, group, **changed)
 
 
 async def set_pending(
     call: Call, topic: TopicArgument, action: ActionArgument, **options: Unpack[RuleOptions]
 ) -> None:
-    """What becomes of a topic's tasks whose key is pending, unless they say it themselves."""
+    """Set a topic's rule for tasks with a pending key, unless a task has its own rule."""
     await _configure(call, topic, if_pending=rule_of(action, options))
 
 
 async def clear_pending(call: Call, topic: TopicArgument) -> None:
-    """Such tasks are all stored again."""
+    """Remove a topic's rule: every task with a pending key is stored again."""
     await _configure(call, topic, if_pending=None)
 
 
@@ -451,7 +453,7 @@ async def clear_pending(call: Call, topic: TopicArgument) -> None:
 
 
 async def show_policy(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
-    """The policies of a topic and its groups; none set means the next outer one."""
+    """Show the policies of a topic and its groups, and which policy applies."""
     of_topic = _known(await _topics(call), topic)
     groups, own = of_topic.get("groups") or {}, of_topic.get("retry")
     if group is not None and group not in groups:
@@ -461,12 +463,12 @@ async def show_policy(call: Call, topic: TopicArgument, group: MaybeGroup = None
     rows = []
     for name, policy in policies:
         holds, level = (policy, "group") if policy is not None and name else (own, "topic")
-        said = {"topic": topic, "group": name, "retry": policy, "holds": holds}
-        rows.append(said | {"from": level if holds is not None else "daemon"})
+        row = {"topic": topic, "group": name, "retry": policy, "holds": holds}
+        rows.append(row | {"from": level if holds is not None else "daemon"})
     Listing.of(call.out, POLICIES, dict).show(rows)
 
 
-def _what_holds(row: Map) -> str:
+def _effective(row: Map) -> str:
     holds = row["holds"]
     return describe_policy(holds) if holds is not None else "the daemon's default"
 
@@ -475,7 +477,7 @@ POLICIES = (
     column("topic"),
     Column[Map]("group", lambda row: row["group"] or ""),
     column("own policy", "retry", describe_policy),
-    Column("what holds", _what_holds),
+    Column("effective", _effective),
 )
 
 
@@ -490,7 +492,7 @@ async def set_policy(
 
 
 async def clear_policy(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
-    """Take away a topic's or group's own policy; the next outer one holds again."""
+    """Remove the policy of a topic or group; the next outer policy applies again."""
     await _configure(call, topic, group, retry=None)
 
 
@@ -509,19 +511,19 @@ async def reset_group(
     to: Annotated[
         Any,
         option(
-            "Since when: all that is known, ISO-8601, or 2h for two hours ago.",
+            "Start of the time span: the first known task, ISO-8601, or 2h for two hours ago.",
             "first|TIME|AGO",
             parse=parse_to,
         ),
     ],
     rate: Annotated[float | None, option("Maximum tasks per second.", "N")] = None,
-    dry_run: Annotated[bool, flag("Say what would come again; do nothing.")] = False,
+    dry_run: Annotated[bool, flag("Print what would be delivered again; change nothing.")] = False,
     yes: YesOption = False,
-    wait: Annotated[bool, flag("Until the bulk operation is over; shows how far it is.")] = False,
+    wait: Annotated[bool, flag("Wait for the end, and show progress.")] = False,
 ) -> int:
-    """Give a group again what came due since a moment and what it has finished, or missed.
+    """Deliver to a group again the tasks due since a time that it has finished or missed.
 
-    Each task comes as a new one that says which it stands for. Other groups notice nothing.
+    Each task is delivered as a new task that refers to the old one. Other groups are not affected.
     """
     check_rate(rate)
     async with call.client() as client:
@@ -531,11 +533,11 @@ async def reset_group(
             when = f"{_span(preview)}{_lost(preview)}"
             if dry_run:
                 fields = {"topic": topic, "group": group, **preview.raw}
-                call.out.result(fields, f"dry run  {counted} would come again{when}")
+                call.out.result(fields, f"dry run  {counted} would be delivered again{when}")
                 return 0
-            whom, what = f"group {group} of topic {topic}", f"{counted}{when}"
-            refusal = f"{what} would come to {whom} again"
-            if not confirmed(call, refusal, f"Give {whom} {what} again?"):
+            target, subject = f"group {group} of topic {topic}", f"{counted}{when}"
+            refusal = f"{subject} would be delivered to {target} again"
+            if not confirmed(call, refusal, f"Deliver {subject} to {target} again?"):
                 return EXIT_FAILED
         bulk = await client.reset_group(topic, group, to=to, rate=rate)
         if wait:
@@ -543,26 +545,26 @@ async def reset_group(
     return say_bulk(call, bulk)
 
 
-def _span(found: ResetPreview) -> str:
-    if found.first is None:
+def _span(preview: ResetPreview) -> str:
+    if preview.first is None:
         return ""
-    first, last = (format_time(found.raw[name]) for name in ("first_ms", "last_ms"))
+    first, last = (format_time(preview.raw[name]) for name in ("first_ms", "last_ms"))
     return f", due from {first} to {last}"
 
 
-def _lost(found: ResetPreview) -> str:
-    """The part of a preview about tasks that cannot come again, and gaps; empty: there are none."""
-    lost = f"; {found.lost:,} cannot, their bodies were not kept" if found.lost else ""
-    if found.incomplete:
-        gaps = "a gap" if found.incomplete == 1 else f"{found.incomplete:,} gaps"
-        lost += f"; incomplete: the history has {gaps} in that time, more may be left out"
+def _lost(preview: ResetPreview) -> str:
+    """Describe lost tasks and gaps in a preview; empty without any."""
+    lost = f"; {preview.lost:,} cannot be: their bodies were not kept" if preview.lost else ""
+    if preview.incomplete:
+        gaps = "a gap" if preview.incomplete == 1 else f"{preview.incomplete:,} gaps"
+        lost += f"; incomplete: the history has {gaps} in that time, so tasks may be missing"
     return lost
 
 
 # --- order keys and fair shares ------------------------------------------------------------------
 
 ANSWER_MAX = 1000
-"""Keys in one answer of the daemon, which has no next page: the first ones matter most."""
+"""Maximum keys in one answer of the daemon, which has no next page: the first matter most."""
 KeyLimitOption = Annotated[
     int | None,
     option(
@@ -581,39 +583,39 @@ K = TypeVar("K", HeldKey, KeyLine, PausedKey)
 async def held_keys(
     call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
 ) -> None:
-    """Order keys that wait for you, the oldest first: the task that failed, why, what waits."""
+    """List held order keys, the oldest first: the failed task, its reason, waiting tasks."""
     columns = (
         column("key", show=_key_text), column("task", "id", right=True), SINCE,
         column("attempts", "attempt", format_count), *count_columns("waiting"),
         column("reason", show=reason_text),
     )  # fmt: skip
-    none = f"no key of group {group} of topic {topic} is held"
-    await _list_keys(call, limit, Client.held_keys, (topic, group), columns, none)
+    nothing = f"no key of group {group} of topic {topic} is held"
+    await _list_keys(call, limit, Client.held_keys, (topic, group), columns, nothing)
 
 
 async def paused_keys(
     call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
 ) -> None:
-    """Keys that were stopped by pause-key, the oldest first: who did it, when, what waits."""
+    """List keys stopped by pause-key, the oldest first: by whom, since when, waiting tasks."""
     columns = (
         column("by", "kind"), column("value", show=_key_text), SINCE,
         column("who", "by", _key_text), *count_columns("waiting"),
     )  # fmt: skip
-    none = f"no key of group {group} of topic {topic} is paused"
-    await _list_keys(call, limit, Client.paused_keys, (topic, group), columns, none)
+    nothing = f"no key of group {group} of topic {topic} is paused"
+    await _list_keys(call, limit, Client.paused_keys, (topic, group), columns, nothing)
 
 
 async def key_lines(
     call: Call, topic: TopicArgument, group: GroupArgument, limit: KeyLimitOption = None
 ) -> None:
-    """Who waits for whom: order keys, and values that share the group, with most tasks waiting."""
+    """List order keys and values of fair shares with the most waiting tasks."""
     columns = (
         column("by", "kind"), column("value", show=_key_text),
         column("state", show=head), *count_columns("in_flight", "waiting"),
         column("task", "id", right=True),
     )  # fmt: skip
-    none = f"nothing of group {group} of topic {topic} waits for its turn"
-    await _list_keys(call, limit, Client.key_lines, (topic, group), columns, none)
+    nothing = f"no task of group {group} of topic {topic} waits for its turn"
+    await _list_keys(call, limit, Client.key_lines, (topic, group), columns, nothing)
 
 
 async def _list_keys(
@@ -622,46 +624,46 @@ async def _list_keys(
     find: Callable[..., Awaitable[list[K]]],
     names: tuple[str, str],
     columns: Sequence[Column[Any]],
-    none: str,
+    nothing: str,
 ) -> None:
-    """Show as many keys as the list goes; says so if the daemon's answer is full."""
-    most = min(asked(call.out, limit) or ANSWER_MAX, ANSWER_MAX)
-    found = await call.ask(lambda client: find(client, *names, limit=most))
-    if limit is None and len(found) == ANSWER_MAX:
-        call.out.remark(f"these are the first {ANSWER_MAX:,}; the daemon shows no more at once")
+    """Show keys up to the limit, and remark if the daemon's answer is full."""
+    keys_max = min(asked(call.out, limit) or ANSWER_MAX, ANSWER_MAX)
+    keys = await call.ask(lambda client: find(client, *names, limit=keys_max))
+    if limit is None and len(keys) == ANSWER_MAX:
+        call.out.remark(f"these are the first {ANSWER_MAX:,}; the daemon returns no more at once")
 
-    def fields(one: K) -> dict[str, Any]:
-        whose = dict(zip(("topic", "group"), names, strict=True))
-        return whose | fields_of(one)
+    def fields(key: K) -> dict[str, Any]:
+        labels = dict(zip(("topic", "group"), names, strict=True))
+        return labels | fields_of(key)
 
-    Listing.of(call.out, columns, fields, none).show(cut(call.out, limit, found))
+    Listing.of(call.out, columns, fields, nothing).show(cut(call.out, limit, keys))
 
 
 class HeldOptions(TypedDict, total=False):
-    """Which held key is meant."""
+    """The options that select a held key."""
 
-    task_id: Annotated[int | None, argument("TASK_ID", "The task that is held.", parse_id)]
-    key: Annotated[str | None, option("Instead of it: its order key.")]
+    task_id: Annotated[int | None, argument("TASK_ID", "The held task.", parse_id)]
+    key: Annotated[str | None, option("The order key, instead of the task.")]
 
 
 async def release_key(
     call: Call, topic: TopicArgument, group: GroupArgument, **held: Unpack[HeldOptions]
 ) -> int:
-    """Try the task of a held key again at once, its failures counted anew."""
+    """Try the task of a held key again at once, with its failures reset."""
     return await _act_on_key(call, Client.release_key, topic, group, held)
 
 
 async def skip_key(
     call: Call, topic: TopicArgument, group: GroupArgument, **held: Unpack[HeldOptions]
 ) -> int:
-    """Give the task of a held key up: it is a dead letter, and its key goes on."""
+    """Give up the task of a held key: it becomes a dead letter, and the key continues."""
     return await _act_on_key(call, Client.skip_key, topic, group, held)
 
 
 async def _act_on_key(call: Call, verb: Verb, topic: str, group: str, held: HeldOptions) -> int:
     task_id, key = held.get("task_id"), held.get("key")
     if (task_id is None) == (key is None):
-        raise BadRequest("give TASK_ID or --key, one of them")
+        raise BadRequest("give either TASK_ID or --key")
     word = await call.ask(lambda client: verb(client, topic, group, task_id, key=key))
     shown_id = None if task_id is None else str(task_id)
     fields = {"topic": topic, "group": group, "task_id": shown_id, "key": key, "result": word}
@@ -670,24 +672,24 @@ async def _act_on_key(call: Call, verb: Verb, topic: str, group: str, held: Held
     return EXIT_NOT_FOUND if word == NOT_HELD else 0
 
 
-def _say_pause(call: Call, asked: Map, found: KeyPause) -> None:
-    if not found.changed:
-        since = format_time(found.raw["since_ms"])
-        how = f"paused before, since {since} by {found.by}" if found.paused else "was not paused"
+def _show_pause(call: Call, request: Map, pause_: KeyPause) -> None:
+    if not pause_.changed:
+        since = format_time(pause_.raw["since_ms"])
+        how = f"already paused since {since} by {pause_.by}" if pause_.paused else "was not paused"
     else:
-        how = "paused" if found.paused else "resumed"
-    said = {name: asked.get(name) for name in ("topic", "group", "key", "value")}
-    name = "key" if "key" in asked else "value"
-    call.out.result(said | fields_of(found), f"{name} {_key_text(asked[name])}  {how}")
+        how = "paused" if pause_.paused else "resumed"
+    labels = {name: request.get(name) for name in ("topic", "group", "key", "value")}
+    name = "key" if "key" in request else "value"
+    call.out.result(labels | fields_of(pause_), f"{name} {_key_text(request[name])}  {how}")
 
 
-def _say_resumed(call: Call, asked: Map, found: KeyPause) -> int:
-    _say_pause(call, asked, found)
-    return 0 if found.changed else EXIT_NOT_FOUND
+def _show_resumed(call: Call, request: Map, pause_: KeyPause) -> int:
+    _show_pause(call, request, pause_)
+    return 0 if pause_.changed else EXIT_NOT_FOUND
 
 
-pause_key = declared("pause_key", _say_pause)
-resume_key = declared("resume_key", _say_resumed, "Exit code 4: it was not paused.")
+pause_key = declared("pause_key", _show_pause)
+resume_key = declared("resume_key", _show_resumed, "Exit code 4 if it was not paused.")
 
 
 def _key_text(value: object) -> str:
@@ -708,13 +710,13 @@ OF_GROUPS: dict[str, Callable[..., Any]] = {
     "resume_key": resume_key,
     "paused": paused_keys,
 }
-"""The commands below ``tickwheel groups``, by name, in the order in which the help shows them."""
+"""The commands of ``tickwheel groups`` by name, in the order of the help."""
 
 
-# --- groups that are sent elsewhere --------------------------------------------------------------
+# --- groups with targets ------------------------------------------------------------------------
 
 ERROR_SHOWN = 60
-"""Characters of an error in a table."""
+"""Maximum characters of an error in a table."""
 MaybeTopic = Annotated[str | None, argument("TOPIC", "Only of this topic.")]
 
 
@@ -722,68 +724,68 @@ MaybeTopic = Annotated[str | None, argument("TOPIC", "Only of this topic.")]
 
 
 async def list_push(call: Call, topic: MaybeTopic = None) -> None:
-    """Every push, and how it goes."""
+    """List pushes with their states."""
     await _list(call, topic, "push")
 
 
-def _say_log(call: Call, asked: Map, found: Sequence[PushSent]) -> None:
-    nothing = f"nothing was sent for group {asked['group']} of topic {asked['topic']} yet"
-    Listing.of(call.out, SENT, fields_of, nothing).show(found)
+def _show_log(call: Call, request: Map, requests: Sequence[PushSent]) -> None:
+    nothing = f"no request was sent for group {request['group']} of topic {request['topic']} yet"
+    Listing.of(call.out, SENT, fields_of, nothing).show(requests)
 
 
 def _cut(text: str | None) -> str:
     return printable(text or "")[:ERROR_SHOWN] or "-"
 
 
-def _took(one: PushSent) -> str:
-    return format_duration(one.duration_ms / 1000)
+def _took(sent: PushSent) -> str:
+    return format_duration(sent.duration_ms / 1000)
 
 
 STATUS = column("status", right=True)
 SENT = (
     column("number", right=True), column("at", "at_ms", format_time),
     column("task", "id", right=True), column("attempt", right=True),
-    Column[PushSent]("result", lambda one: one.result + (" (again)" if one.again else "")),
+    Column[PushSent]("result", lambda sent: sent.result + (" (again)" if sent.again else "")),
     STATUS, Column("took", _took, right=True),
-    Column[PushSent]("answer", lambda one: _cut(one.error or one.body)),
+    Column[PushSent]("answer", lambda sent: _cut(sent.error or sent.body)),
 )  # fmt: skip
 
 
-def _say_sent(call: Call, asked: Map, one: PushSent) -> int | None:
+def _show_sent(call: Call, request: Map, sent: PushSent) -> int | None:
     if call.out.as_json:
-        call.out.record(fields_of(one))
+        call.out.record(fields_of(sent))
     else:
         facts = {
-            "result": one.result,
-            "status": STATUS.cell(one),
-            "took": _took(one),
-            "address": one.address or "-",
-            "error": _cut(one.error),
-            "answer": _cut(one.body),
+            "result": sent.result,
+            "status": STATUS.cell(sent),
+            "took": _took(sent),
+            "address": sent.address or "-",
+            "error": _cut(sent.error),
+            "answer": _cut(sent.body),
         }
-        call.out.grid(facts_grid(("what", "value"), facts))
-    return None if one.result == "acked" else EXIT_FAILED
+        call.out.grid(facts_grid(("field", "value"), facts))
+    return None if sent.result == "acked" else EXIT_FAILED
 
 
 # --- forward, and both ----------------------------------------------------------------------------
 
 
 async def list_forward(call: Call, topic: MaybeTopic = None) -> None:
-    """Every forwarder, and how it goes."""
+    """List forwarders with their states."""
     await _list(call, topic, "forward")
 
 
 async def _list(call: Call, topic: str | None, kind: str) -> None:
-    found = await call.ask(lambda client: client.targets(topic=topic))
+    targets = await call.ask(lambda client: client.targets(topic=topic))
     nothing = "no group is pushed" if kind == "push" else "no group is forwarded"
-    rows = [one for one in found if one.kind == kind]
+    rows = [target for target in targets if target.kind == kind]
     Listing.of(call.out, TARGETS, fields_of, nothing).show(rows)
 
 
-def _trouble(one: TargetInfo) -> str:
-    if one.state not in ("ended", "failing", "open"):
+def _trouble(target: TargetInfo) -> str:
+    if target.state not in ("ended", "failing", "open"):
         return "-"
-    return _cut(one.reason if one.state == "ended" else one.last_error)
+    return _cut(target.reason if target.state == "ended" else target.last_error)
 
 
 TARGETS = (
@@ -793,28 +795,30 @@ TARGETS = (
 )  # fmt: skip
 
 
-def _say_set(call: Call, asked: Map, one: TargetInfo) -> None:
-    verb = "pushed" if one.kind == "push" else "forwarded"
-    said = f"group {one.group} of topic {one.topic} is {verb} to {one.url}"
-    call.out.result(fields_of(one), said)
+def _show_set(call: Call, request: Map, target: TargetInfo) -> None:
+    verb = "pushed" if target.kind == "push" else "forwarded"
+    line = f"group {target.group} of topic {target.topic} is {verb} to {target.url}"
+    call.out.result(fields_of(target), line)
 
 
-def _say_removed(call: Call, asked: Map, found: TargetRemoved) -> None:
-    said = f"group {asked['group']} of topic {asked['topic']} is not sent to {found.url} any more"
-    call.out.result(fields_of(found), said)
+def _show_removed(call: Call, request: Map, removed: TargetRemoved) -> None:
+    line = (
+        f"group {request['group']} of topic {request['topic']} is no longer sent to {removed.url}"
+    )
+    call.out.result(fields_of(removed), line)
 
 
 NOT_ACKED = "Exit code 1 unless the answer was 2xx."
-_remove = declared("remove_target", _say_removed)
+_remove = declared("remove_target", _show_removed)
 OF_PUSH: dict[str, Callable[..., Any]] = {
     "list": list_push,
-    "set": declared("set_push", _say_set),
+    "set": declared("set_push", _show_set),
     "remove": _remove,
-    "test": declared("test_push", _say_sent, NOT_ACKED),
-    "log": declared("push_log", _say_log),
-    "resend": declared("resend", _say_sent, NOT_ACKED),
+    "test": declared("test_push", _show_sent, NOT_ACKED),
+    "log": declared("push_log", _show_log),
+    "resend": declared("resend", _show_sent, NOT_ACKED),
 }
-"""The commands below ``tickwheel push``, as ``OF_GROUPS``, and ``tickwheel forward``."""
+"""The commands of ``tickwheel push`` by name; ``OF_FORWARD`` has those of ``tickwheel forward``."""
 OF_FORWARD: dict[str, Callable[..., Any]] = {
-    "list": list_forward, "set": declared("set_forward", _say_set), "remove": _remove
+    "list": list_forward, "set": declared("set_forward", _show_set), "remove": _remove
 }  # fmt: skip

@@ -1,8 +1,8 @@
-"""The files of a daemon's history: ``history`` searches and shows them, ``restore`` rebuilds a lost
-store from the latest backup and them, ``report`` makes tables and a page of them.
-No daemon is needed; none may use the store that is restored.
+"""Commands on a daemon's history: ``history`` searches and shows it, ``restore`` rebuilds a lost
+store from the latest backup and the history, ``report`` makes tables and a page of it. They need no
+daemon; no daemon may use the restored store.
 
-The packages for it, and Spark, are imported when a command runs, so that others start quickly.
+Their packages, and Spark, are imported when a command runs, so that other commands start quickly.
 """
 
 from __future__ import annotations
@@ -59,30 +59,31 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 
 GRID_ROWS_MAX = 10_000
-"""Up to so many events are shown as a table; more are shown line by line, as they are found."""
+"""Maximum events of a table; more events are printed line by line as they are found."""
 FOLLOW_POLL_S = 0.2
 DIR_ENV = "TICKWHEEL_HISTORY_DIR"
-DIR_HELP = "The history's folder: the daemon's setting history_dir."
+DIR_HELP = "Folder of the history: the daemon's setting history_dir."
 
 DirOption = Annotated[str | None, option(DIR_HELP, "DIR", "--dir", envvar=DIR_ENV)]
 
 
 class QueryOptions(TypedDict, total=False):
-    """Which events are meant."""
+    """The options that select events."""
 
     ids: Annotated[
-        list[int] | None, option("This task's; repeatable.", "ID", "--id", parse=parse_id)
+        list[int] | None,
+        option("Only of this task; can be repeated.", "ID", "--id", parse=parse_id),
     ]
     key: Annotated[str | None, option("Only tasks with this key.")]
-    topic: Annotated[str | None, option("Only this topic's.")]
-    group: Annotated[str | None, option("Only this group's.")]
+    topic: Annotated[str | None, option("Only of this topic.")]
+    group: Annotated[str | None, option("Only of this group.")]
     schedule: Annotated[str | None, option("Only of this schedule.")]
     transaction: Annotated[str | None, option("Only of this transaction.")]
     events: Annotated[
-        list[str] | None, option("Only these: delivered, acked, …; repeatable.", "EVENT", "--event")
+        list[str] | None, option("Only delivered, acked, …; can be repeated.", "EVENT", "--event")
     ]
-    since: Annotated[datetime | None, moment("From then on: ISO-8601, or 2h for two hours ago.")]
-    until: Annotated[datetime | None, moment("Before then: ISO-8601, or 2h for two hours ago.")]
+    since: Annotated[datetime | None, moment("From this time on: ISO-8601, or 2h ago.")]
+    until: Annotated[datetime | None, moment("Before this time: ISO-8601, or 2h ago.")]
 
 
 @offline("The events as they are stored.")
@@ -92,56 +93,59 @@ def list_(
     limit: Annotated[
         int | None,
         option(
-            "Maximum number; 0: all, oldest first."
+            "Maximum number; 0: all, the oldest first."
             f" Default: all with --json, {ROWS_SHOWN} as a table.",
             "N",
             min=0,
         ),
     ] = None,
-    oldest_first: Annotated[bool, flag("The oldest of them, instead of the newest.")] = False,
+    oldest_first: Annotated[bool, flag("Show the oldest events instead of the newest.")] = False,
     follow: Annotated[
-        bool, flag("Go on with what happens; Ctrl-C ends.", "--follow", "-f")
+        bool, flag("Continue with new events until Ctrl-C.", "--follow", "-f")
     ] = False,
     **options: Unpack[QueryOptions],
 ) -> int:
-    """Events of the history, newest first.
+    """Show events of the history, the newest first.
 
-    Exit code 4 when a task, a key or a transaction was asked for and nothing is there.
+    Exit code 4 if a task, a key or a transaction was given and has no events.
     """
     from tickwheel.history.read import Query
     from tickwheel.history.segments import Tally
 
     folder = folder_of(directory, "--dir")
-    wanted_: dict[str, Any] = {**options}
-    wanted_["ids"] = frozenset(options.get("ids") or ()) or None
-    wanted_["events"] = _event_names(options.get("events"))
+    query_options: dict[str, Any] = {**options}
+    query_options["ids"] = frozenset(options.get("ids") or ()) or None
+    query_options["events"] = _event_names(options.get("events"))
     for name in ("since", "until"):
-        wanted_[f"{name}_ms"] = _ms(wanted_.pop(name, None))
-    query, tally = Query(**wanted_), Tally()
+        query_options[f"{name}_ms"] = _ms(query_options.pop(name, None))
+    query, tally = Query(**query_options), Tally()
     if follow:
         return _follow(call, folder, query, tally)
-    most = None if limit == 0 else wanted(call.out, limit)
-    found = _show_events(call, _find(folder, query, most, tally, oldest_first=oldest_first), most)
+    events_max = None if limit == 0 else wanted(call.out, limit)
+    shown = _show_events(
+        call, _find(folder, query, events_max, tally, oldest_first=oldest_first), events_max
+    )
     remark_skipped(call, tally)
-    asked = (query.ids, query.key, query.transaction) != (None, None, None)
-    return EXIT_NOT_FOUND if asked and not found else 0
+    is_specific = (query.ids, query.key, query.transaction) != (None, None, None)
+    return EXIT_NOT_FOUND if is_specific and not shown else 0
 
 
 @offline()
 def tasks(
     call: Call,
     directory: DirOption = None,
-    key: Annotated[str | None, option("With this key.")] = None,
-    topic: Annotated[str | None, option("Only this topic.")] = None,
+    key: Annotated[str | None, option("Only tasks with this key.")] = None,
+    topic: Annotated[str | None, option("Only of this topic.")] = None,
     since: Annotated[
-        datetime | None, moment("Enqueued then or later: ISO-8601, or 2h ago.")
+        datetime | None,
+        moment("Enqueued at this time or later: ISO-8601, or 2h for two hours ago."),
     ] = None,
-    until: Annotated[datetime | None, moment("Enqueued before then.")] = None,
+    until: Annotated[datetime | None, moment("Enqueued before this time.")] = None,
     limit: LimitOption = None,
 ) -> int:
-    """Tasks of the history, finished ones too, the newest first: what each was, and its end.
+    """List tasks of the history, including finished ones, the newest first, with their ends.
 
-    Exit code 4 when there is none.
+    Exit code 4 if there is none.
     """
     from tickwheel.history.read import Query, search_tasks
     from tickwheel.history.segments import Tally
@@ -154,8 +158,8 @@ def tasks(
         column("attempts", right=True), Column("body", _task_body),
     )  # fmt: skip
     query = Query(key=key, topic=topic, since_ms=_ms(since), until_ms=_ms(until))
-    found = cut(call.out, limit, search_tasks(folder_of(directory, "--dir"), query, tally))
-    count = Listing.of(call.out, columns, dict, "", ("attempts",)).show(found)
+    rows = cut(call.out, limit, search_tasks(folder_of(directory, "--dir"), query, tally))
+    count = Listing.of(call.out, columns, dict, "", ("attempts",)).show(rows)
     remark_skipped(call, tally)
     return 0 if count else EXIT_NOT_FOUND
 
@@ -164,31 +168,32 @@ def _cut(value: str | None) -> str:
     return printable(value or "-", BODY_SHOWN_MAX)
 
 
-def _task_body(one: Mapping[str, Any]) -> str:
-    body = printable(str(one.get("body", one.get("body_base64", ""))), BODY_SHOWN_MAX)
-    if body and one.get("encoding") is not None:
-        text = one.get("body")
-        stored = base64.b64decode(one["body_base64"]) if text is None else text.encode()
-        body = stored_text(one["topic"], stored, one["encoding"])
+def _task_body(task: Mapping[str, Any]) -> str:
+    body = printable(str(task.get("body", task.get("body_base64", ""))), BODY_SHOWN_MAX)
+    if body and task.get("encoding") is not None:
+        text = task.get("body")
+        stored = base64.b64decode(task["body_base64"]) if text is None else text.encode()
+        body = stored_text(task["topic"], stored, task["encoding"])
     return body
 
 
 def _find(
-    folder: Path, query: Query, most: int | None, tally: Tally, *, oldest_first: bool
+    folder: Path, query: Query, events_max: int | None, tally: Tally, *, oldest_first: bool
 ) -> Iterable[Event]:
-    """The events of a query: all without ``most``, else one more than these, if there is one."""
+    """Return the events of a query: all, or with ``events_max`` one more than that if there is
+    one."""
     from tickwheel.history import read
 
-    if most is None or oldest_first:
+    if events_max is None or oldest_first:
         return read.search(folder, query, tally)
-    return read.newest(folder, query, min(most + 1, max(most, read.NEWEST_MAX)), tally)
+    return read.newest(folder, query, min(events_max + 1, max(events_max, read.NEWEST_MAX)), tally)
 
 
-def _show_events(call: Call, events: Iterable[Event], most: int | None) -> int:
-    """Show events; returns how many there were."""
-    if most is not None:
-        events = cut(call.out, most, events)
-    if not call.out.as_json and most is not None and most <= GRID_ROWS_MAX:
+def _show_events(call: Call, events: Iterable[Event], events_max: int | None) -> int:
+    """Show events. Return their number."""
+    if events_max is not None:
+        events = cut(call.out, events_max, events)
+    if not call.out.as_json and events_max is not None and events_max <= GRID_ROWS_MAX:
         grid = grid_of(COLUMNS, events)
         if grid.rows:
             call.out.grid(grid)
@@ -222,19 +227,19 @@ def _follow(call: Call, folder: Path, query: Query, tally: Tally) -> int:
 # --- shared with other commands ------------------------------------------------------------------
 
 
-def folder_of(given: str | None, option: str) -> Path:
-    """The folder of the history, which must exist. Raises BadRequest."""
-    name = given or environment.value(DIR_ENV)
+def folder_of(name: str | None, option: str) -> Path:
+    """Return the folder of the history, which must exist. Raise BadRequest."""
+    name = name or environment.value(DIR_ENV)
     if not name:
-        raise BadRequest(f"name the history's folder with {option} or {DIR_ENV}")
+        raise BadRequest(f"give the history's folder with {option} or {DIR_ENV}")
     folder = Path(name)
     if not folder.is_dir():
-        raise BadRequest(f"history {name}: no such folder")
+        raise BadRequest(f"the history's folder {name} does not exist")
     return folder
 
 
 def remark_skipped(call: Call, tally: Tally) -> None:
-    """Report lines and segments that could not be read."""
+    """Remark lines and segments that could not be read."""
     if tally.torn:
         call.out.remark(f"{tally.torn:,} torn lines were skipped")
     if tally.unreadable:
@@ -247,7 +252,7 @@ def _event_names(events: list[str] | None) -> frozenset[str] | None:
     names = [name for text in events or () for name in text.replace("-", "_").split(",")]
     for name in names:
         if name not in EVENTS:
-            raise BadRequest(f"--event is {name!r:.60}; known are {', '.join(EVENTS)}")
+            raise BadRequest(f"--event must be one of {', '.join(EVENTS)}, not {name!r:.60}")
     return frozenset(names) if names else None
 
 
@@ -261,31 +266,31 @@ REASON_SHOWN_MAX = 80
 
 
 def event_line(event: Event) -> str:
-    """An event as one line, for events that are shown as they come."""
-    at, word, task, topic, group, what = (column.cell(event) for column in COLUMNS)
-    return f"{at}  {word:<12}  {task:>19}  {topic}  {group}  {what}".rstrip()
+    """Return an event as one line, for events that are printed one by one."""
+    at, word, task, topic, group, details = (column.cell(event) for column in COLUMNS)
+    return f"{at}  {word:<12}  {task:>19}  {topic}  {group}  {details}".rstrip()
 
 
 def flow_grid(task_id: int, events: Iterable[Event]) -> Grid:
-    """One task's story: when, how long after the one before, what, who, where."""
-    before_ms: int | None = None
+    """Return one task's history: time, time since the previous event, event, details, node."""
+    previous_ms: int | None = None
 
     def after(event: Event) -> str:
-        nonlocal before_ms
-        last_ms, before_ms = before_ms, event["time_ms"]
-        return "" if last_ms is None else format_duration((event["time_ms"] - last_ms) / 1000)
+        nonlocal previous_ms
+        earlier_ms, previous_ms = previous_ms, event["time_ms"]
+        return "" if earlier_ms is None else format_duration((event["time_ms"] - earlier_ms) / 1000)
 
     columns = (
-        TIME, Column("after", after, right=True), EVENT, column("group", show=_said),
-        column("attempt", show=_said, right=True),
-        Column[Event]("what", lambda event: _what(event, with_attempt=False)),
-        column("node", show=_said),
+        TIME, Column("after", after, right=True), EVENT, column("group", show=_plain),
+        column("attempt", show=_plain, right=True),
+        Column[Event]("details", lambda event: _details(event, with_attempt=False)),
+        column("node", show=_plain),
     )  # fmt: skip
     return grid_of(columns, events, title=f"History of task {task_id}")
 
 
-def _what(event: Event, *, with_attempt: bool) -> str:
-    """What an event says beside its name."""
+def _details(event: Event, *, with_attempt: bool) -> str:
+    """Describe an event, apart from its name."""
     parts = []
     if with_attempt and event.get("attempt", 1) != 1:
         parts.append(f"attempt {event['attempt']}")
@@ -330,19 +335,19 @@ def _word(event: Event) -> str:
 
 
 def _text(event: Event, name: str) -> str:
-    return _said(event.get(name))
+    return _plain(event.get(name))
 
 
-def _said(value: Any) -> str:
+def _plain(value: Any) -> str:
     return "" if value is None else printable(str(value))
 
 
 TIME = Column[Event]("time", lambda event: format_time(event["time_ms"]))
 EVENT = Column("event", _word)
 COLUMNS = (
-    TIME, EVENT, column("task", "task_id", _said, right=True), column("topic", show=_said),
-    column("group", show=_said),
-    Column[Event]("what", lambda event: _what(event, with_attempt=True)),
+    TIME, EVENT, column("task", "task_id", _plain, right=True), column("topic", show=_plain),
+    column("group", show=_plain),
+    Column[Event]("details", lambda event: _details(event, with_attempt=True)),
 )  # fmt: skip
 
 
@@ -352,7 +357,7 @@ SHOWN_IDS_MAX = 10
 
 
 class Overdue(StrEnum):
-    """What becomes of restored tasks that are due already."""
+    """What to do with restored tasks that are already due."""
 
     INCLUDE = "include"
     SKIP = "skip"
@@ -363,29 +368,27 @@ def restore(
     call: Call,
     into: Annotated[str, option("The new, empty store: sqlite:///… or redis://…", "URL", "--into")],
     backup: Annotated[
-        str | None, option("The latest backup. Without: history only.", "BACKUP.db", "--from")
+        str | None, option("The latest backup. Default: only the history.", "BACKUP.db", "--from")
     ] = None,
-    history: Annotated[list[str] | None, option(f"{DIR_HELP} Repeatable.", "DIR")] = None,
+    history: Annotated[list[str] | None, option(f"{DIR_HELP} Can be repeated.", "DIR")] = None,
     ids: Annotated[
-        list[int] | None, option("Only this task; repeatable.", "ID", "--id", parse=parse_id)
+        list[int] | None, option("Only this task; can be repeated.", "ID", "--id", parse=parse_id)
     ] = None,
     overdue: Annotated[
-        Overdue, option("Tasks that were due already: they go out at once, or stay away.")
+        Overdue, option("Tasks that are already due: deliver them at once, or leave them out.")
     ] = Overdue.INCLUDE,
-    allow_missing_bodies: Annotated[
-        bool, flag("Leave out what cannot be restored, and go on.")
-    ] = False,
-    dry_run: Annotated[bool, flag("Say what would be restored; write nothing.")] = False,
+    allow_missing_bodies: Annotated[bool, flag("Leave out tasks that cannot be restored.")] = False,
+    dry_run: Annotated[bool, flag("Print what would be restored; write nothing.")] = False,
     shard: Annotated[
-        int | None, option("Where the history holds several.", min=0, max=1023)
+        int | None, option("The shard, if the history has several.", min=0, max=1023)
     ] = None,
 ) -> int:
     """Rebuild a lost store from the latest backup and the history since.
 
-    Ids are kept. Exact after a clean stop; after a crash tasks may come once more than they
-    should. Exit code 1 when tasks enqueued after the backup have no body in the history
-    (history_bodies was off): nothing is written then, unless --allow-missing-bodies. Exit
-    code 4 when a task named by --id is not there.
+    Ids are kept. The result is exact after a clean stop; after a crash, tasks may be delivered once
+    more. Exit code 1 if tasks enqueued after the backup have no body in the history (history_bodies
+    was off): nothing is written then, unless --allow-missing-bodies is given. Exit code 4 if a task
+    given by --id does not exist.
     """
     from tickwheel.history.restore import Plan
     from tickwheel.history.restore import restore as run
@@ -411,8 +414,8 @@ def restore(
 
 
 class RestoreProgress:
-    """How far a restore is, on stderr: a line that is written over on a terminal, else a line now
-    and then."""
+    """The progress of a restore on stderr: one line that is rewritten on a terminal, else a line
+    every few seconds."""
 
     WORDS: ClassVar = {
         "backup": "copying the backup", "events": "events applied", "tasks": "tasks counted",
@@ -424,19 +427,19 @@ class RestoreProgress:
     def __init__(self) -> None:
         self._is_terminal = sys.stderr is not None and sys.stderr.isatty()
         self._every_s = self.EVERY_S if self._is_terminal else self.EVERY_S_LINES
-        self._said_s = self._began_s = time.monotonic()
+        self._shown_s = self._began_s = time.monotonic()
         self._step = ""
         self._is_open = False
 
-    def __call__(self, step: str, done: int, of: int | None) -> None:
+    def __call__(self, step: str, done: int, total: int | None) -> None:
         now_s = time.monotonic()
         if step != self._step:
             self._step, self._began_s = step, now_s
-        if now_s - self._said_s >= self._every_s:
-            self._said_s = now_s
-            self._say(restore_line(self.WORDS[step], done, of, now_s - self._began_s))
+        if now_s - self._shown_s >= self._every_s:
+            self._shown_s = now_s
+            self._show(restore_line(self.WORDS[step], done, total, now_s - self._began_s))
 
-    def _say(self, text: str) -> None:
+    def _show(self, text: str) -> None:
         self._is_open = self._is_terminal
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(
@@ -445,25 +448,25 @@ class RestoreProgress:
             sys.stderr.flush()
 
     def end(self) -> None:
-        """Leave a terminal's line free."""
+        """Clear the line on a terminal."""
         if self._is_open:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write("\r\x1b[K")
 
 
-def restore_line(what: str, done: int, of: int | None, spent_s: float) -> str:
-    """``120,000 of 1,000,000 events applied (12 %), 30,000/s, 29 s left``"""
+def restore_line(label: str, done: int, total: int | None, spent_s: float) -> str:
+    """Format ``120,000 of 1,000,000 events applied (12 %), 30,000/s, 29 s left``."""
     if not done:
-        return what
+        return label
     rate = done / spent_s if spent_s > 0 else 0.0
-    found = f"{done:,} {what}"
-    if of and of >= done:
-        found = f"{done:,} of {of:,} {what} ({done * 100 // of} %)"
+    text = f"{done:,} {label}"
+    if total and total >= done:
+        text = f"{done:,} of {total:,} {label} ({done * 100 // total} %)"
     if rate:
-        found += f", {rate:,.0f}/s"
-        if of and of > done:
-            found += f", {format_duration((of - done) / rate)} left"
-    return found
+        text += f", {rate:,.0f}/s"
+        if total and total > done:
+            text += f", {format_duration((total - done) / rate)} left"
+    return text
 
 
 def _show_restored(call: Call, into: str, report: Report) -> None:
@@ -473,10 +476,10 @@ def _show_restored(call: Call, into: str, report: Report) -> None:
         call.out.record({"into": without_secrets(into), **report.fields()})
         return
     name = without_secrets(into)
-    title = f"What would be restored into {name}" if report.dry_run else f"Restored into {name}"
+    title = f"Would be restored into {name}" if report.dry_run else f"Restored into {name}"
     if report.refused:
         title = f"Nothing was written to {name}"
-    call.out.grid(facts_grid(("what", "value"), _report_facts(report), title))
+    call.out.grid(facts_grid(("count", "value"), _report_facts(report), title))
     for text in _report_remarks(report):
         call.out.remark(text)
 
@@ -484,9 +487,9 @@ def _show_restored(call: Call, into: str, report: Report) -> None:
 def _report_facts(report: Report) -> dict[str, str | int]:
     shown: dict[str, str | int] = {
         "tasks": report.restored,
-        "of the backup": report.from_backup,
-        "of the history": report.from_history,
-        "overdue, they go out at once": report.overdue,
+        "from the backup": report.from_backup,
+        "from the history": report.from_history,
+        "overdue, delivered at once": report.overdue,
         "waiting for a retry": report.waiting,
         "dead letters": report.dead_letters,
         "groups": report.groups,
@@ -500,39 +503,39 @@ def _report_facts(report: Report) -> dict[str, str | int]:
         shown["events applied"] = report.events
         shown["newest event"] = format_time(report.last_event_ms)
         missing = report.without_body.count or report.schedules_without_body
-        why_not = "bodies are missing" if missing else "at least once"
-        shown["exact"] = "yes" if report.exact else f"no: {why_not}"
+        reason = "bodies are missing" if missing else "at least once"
+        shown["exact"] = "yes" if report.exact else f"no: {reason}"
     return shown | {"epoch": str(report.epoch)}
 
 
 def _report_remarks(report: Report) -> list[str]:
-    found = [f"the history has gaps: {gap}" for gap in report.gaps]
+    remarks = [f"the history has gaps: {gap}" for gap in report.gaps]
     if report.history and not report.clean_stop:
         spool = "" if report.tail_ms is None else (
-            f"; the spool was written to for {format_duration(report.tail_ms / 1000)} after it"
+            f"; the spool was written for another {format_duration(report.tail_ms / 1000)}"
         )  # fmt: skip
-        found.append(
-            f"the daemon did not stop cleanly: what came after the newest event is lost{spool}"
+        remarks.append(
+            f"the daemon did not stop cleanly: everything after the newest event is lost{spool}"
         )
     if not report.history:
-        found.append("without a history the store is as it was when the backup was made")
+        remarks.append("without a history the store is in the state of the backup")
     if report.without_body.count:
-        found.append(
-            f"{_listed(report.without_body)} cannot be restored: enqueued after the backup, and"
-            " the history has no bodies"
+        remarks.append(
+            f"{_listed(report.without_body)} cannot be restored: they were enqueued after the"
+            " backup, and the history has no bodies"
             + ("" if not report.refused else "; --allow-missing-bodies restores the others")
         )
-    for what, names, why in (
+    for noun, names, why in (
         ("schedules", report.schedules_without_body,
-         "cannot be restored: put after the backup, and the history has no bodies"),
+         "cannot be restored: they were put after the backup, and the history has no bodies"),
         ("transactions", report.transactions_lost,
-         "are lost: tasks were prepared after the backup and not decided"),
+         "are lost: their tasks were prepared after the backup and not decided"),
     ):  # fmt: skip
         if names:
-            found.append(f"{len(names):,} {what} ({_first(names, len(names))}) {why}")
+            remarks.append(f"{len(names):,} {noun} ({_first(names, len(names))}) {why}")
     if report.not_found.count:
-        found.append(f"not_found: {_listed(report.not_found)} not there, or ended")
-    return found
+        remarks.append(f"not_found: {_listed(report.not_found)} do not exist, or have ended")
+    return remarks
 
 
 def _listed(listed: Listed) -> str:
@@ -551,38 +554,38 @@ def _first(names: Sequence[str], count: int) -> str:
 def generate(
     call: Call,
     out: Annotated[Path, option("A new or empty folder.", "DIR", file_okay=False)],
-    tasks: Annotated[int, option("Number; each has about 3.6 events.", min=1)] = 100_000,
-    days: Annotated[int, option("Days to spread them over.", min=1, max=3660)] = 3,
-    seed: Annotated[int, option("The same seed makes the same history.")] = 1,
+    tasks: Annotated[int, option("Number of tasks; each has about 3.6 events.", min=1)] = 100_000,
+    days: Annotated[int, option("Number of days to spread the tasks over.", min=1, max=3660)] = 3,
+    seed: Annotated[int, option("Seed; the same seed makes the same history.")] = 1,
     start: Annotated[
-        str | None, option("The first day, UTC. Default: so that yesterday is the last.", "DATE")
+        str | None, option("The first day, UTC. By default the last day is yesterday.", "DATE")
     ] = None,
 ) -> int:
     """Write synthetic history: topics, rhythms, bursts, failures, slow consumers, dead letters.
 
-    Every event is marked as synthetic, and so is every report of it.
+    Every event, and every report of the events, is marked as synthetic.
     """
     from tickwheel.demo.synthetic_history import Plan
     from tickwheel.demo.synthetic_history import generate as make
 
     if out.exists() and any(out.iterdir()):
         call.out.remark(
-            f"failed: {out} is not empty; synthetic history is never mixed into another"
+            f"failed: {out} must be empty: synthetic history is never mixed with other files"
         )
         return EXIT_FAILED
     plan = Plan(tasks=tasks, days=days, seed=seed, start_ms=_start_ms(start, days))
     began_s = time.monotonic()
-    made = make(plan, out, _show_progress if sys.stderr.isatty() else None)
+    written = make(plan, out, _show_progress if sys.stderr.isatty() else None)
     took_s = time.monotonic() - began_s
     fields = {
-        "out": str(out), "synthetic": True, "seed": seed, "events": made.lines,
-        "by_event": dict(sorted(made.events.items())), "segments": made.segments,
-        "bytes": made.bytes, "seconds": round(took_s, 3),
+        "out": str(out), "synthetic": True, "seed": seed, "events": written.lines,
+        "by_event": dict(sorted(written.events.items())), "segments": written.segments,
+        "bytes": written.bytes, "seconds": round(took_s, 3),
     }  # fmt: skip
     call.out.result(
         fields,
-        f"{made.lines:,} synthetic events of {tasks:,} tasks in {made.segments:,} segments "
-        f"({made.bytes / 1e6:,.1f} MB), {format_duration(took_s)}: {out}",
+        f"{written.lines:,} synthetic events of {tasks:,} tasks in {written.segments:,} segments "
+        f"({written.bytes / 1e6:,.1f} MB), {format_duration(took_s)}: {out}",
     )
     return 0
 
@@ -595,15 +598,15 @@ def _start_ms(text: str | None, days: int) -> int:
             first = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).date()
         except ValueError:
             raise typer.BadParameter(
-                f"{text!r} is not a date; write for example 2026-01-31", param_hint="--start"
+                f"{text!r} is not a valid date; write for example 2026-01-31", param_hint="--start"
             ) from None
     midnight = datetime(first.year, first.month, first.day, tzinfo=UTC)
     return round(midnight.timestamp() * 1000)
 
 
-def _show_progress(done: int, of: int) -> None:
-    end = "\n" if done == of else ""
-    sys.stderr.write(f"\rtickwheel: hour {done} of {of}{end}")
+def _show_progress(done: int, total: int) -> None:
+    end = "\n" if done == total else ""
+    sys.stderr.write(f"\rtickwheel: hour {done} of {total}{end}")
     sys.stderr.flush()
 
 
@@ -611,33 +614,33 @@ def _show_progress(done: int, of: int) -> None:
 
 
 class ReportOptions(TypedDict, total=False):
-    """What a report is of, and how Spark makes it."""
+    """The options of a report: its data, and how Spark computes it."""
 
-    since: Annotated[str | None, option("From this time on, by the quarter of an hour.", "TIME")]
+    since: Annotated[str | None, option("From this quarter of an hour on.", "TIME")]
     until: Annotated[str | None, option("Before this time.", "TIME")]
     topic: Annotated[
-        list[str] | None, option("Only these topics; * stands for anything. Repeat it.")
+        list[str] | None, option("Only these topics; * matches anything. Can be repeated.")
     ]
     timezone: Annotated[
-        str, option("Zone of hours and days: Europe/Berlin, …", "ZONE"), Default("UTC")
+        str, option("Time zone of hours and days: Europe/Berlin, …", "ZONE"), Default("UTC")
     ]
     slo: Annotated[
         list[str] | None, option("For example 'orders.*=50ms@99.9%'.", "TOPIC=TARGET@SHARE")
     ]
     stuck_after: Annotated[str, option("Overdue by this is stuck.", "DURATION"), Default("1h")]
-    sealed_only: Annotated[bool, flag("Leave out segments that are still written.")]
-    top: Annotated[int, option("Number of the slowest.", min=1, max=1000), Default(20)]
+    sealed_only: Annotated[bool, flag("Leave out segments that are still being written.")]
+    top: Annotated[int, option("Number of the slowest deliveries.", min=1, max=1000), Default(20)]
     batch_mb: Annotated[
-        int, option("History loaded at a time, as it lies there.", "MB", min=1), Default(256)
+        int, option("Size of the files loaded at a time.", "MB", min=1), Default(256)
     ]
-    memory: Annotated[str, option("Spark's heap.", "SIZE"), Default("2g")]
+    memory: Annotated[str, option("Size of Spark's heap.", "SIZE"), Default("2g")]
     master: Annotated[
         str, option("Spark's master; for clusters see docs/reports.md.", "URL"), Default("local[*]")
     ]
     class_cache: Annotated[
         str | None,
         option(
-            "Keeps Java's classes (200 MB) for a quicker start; 'off': does not.",
+            "Cache of Java's classes (200 MB) for a quicker start; 'off': no cache.",
             "DIR",
             envvar="TICKWHEEL_CLASS_CACHE",
             show_default="~/.cache/tickwheel/java",
@@ -651,16 +654,16 @@ def report(
     history: Annotated[
         list[str],
         option(
-            "A daemon's history_dir, or a URL that Spark knows; repeat it for each node.", "DIR"
+            "A daemon's history_dir, or a URL that Spark supports; repeat it for each node.", "DIR"
         ),
     ],
-    out: Annotated[str, option("Where table, figures and page are kept.", "DIR")],
+    out: Annotated[str, option("Folder for the table, figures and page.", "DIR")],
     **options: Unpack[ReportOptions],
 ) -> int:
     """Make a report of the delivery history: an HTML page, CSV and Parquet.
 
-    Only what is new since the last report into the same folder is loaded; when nothing is, and the
-    options are the same, the last report still holds and is not made again.
+    Loads only what is new since the last report in the same folder. If nothing is new and the
+    options are the same, the last report is kept.
     """
     from tickwheel.reports import ReportError
     from tickwheel.reports.session import missing_part
@@ -674,11 +677,11 @@ def report(
     began_s = time.monotonic()
     try:
         settings = _report_settings(history, out, options)
-        found = still_holds(settings) or _made(call.out, settings, options)
+        summary = still_holds(settings) or _make(call.out, settings, options)
     except ReportError as error:
         call.out.remark(f"report_failed: {' '.join(str(error).split())}")
         return EXIT_FAILED
-    show_report(call.out, found, settings, time.monotonic() - began_s)
+    show_report(call.out, summary, settings, time.monotonic() - began_s)
     return 0
 
 
@@ -689,13 +692,13 @@ def _report_settings(history: list[str], out: str, options: ReportOptions) -> Re
         stuck_after_s = parse_duration(options["stuck_after"])
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--stuck-after") from None
-    every: dict[str, Any] = {**dict.fromkeys(ReportOptions.__optional_keys__), **options}
-    named = every | {"history": history, "out": out}
-    return ReportSettings.of(named, round(stuck_after_s * 1000))
+    all_options: dict[str, Any] = {**dict.fromkeys(ReportOptions.__optional_keys__), **options}
+    named_options = all_options | {"history": history, "out": out}
+    return ReportSettings.of(named_options, round(stuck_after_s * 1000))
 
 
-def _made(output: Output, settings: ReportSettings, options: ReportOptions) -> Summary:
-    """Make a report, with a Spark of its own."""
+def _make(output: Output, settings: ReportSettings, options: ReportOptions) -> Summary:
+    """Make a report in a new Spark session."""
     from tickwheel.reports.job import run
     from tickwheel.reports.session import little_to_do, started
 
@@ -718,17 +721,17 @@ _STAGES = {
 
 @contextlib.contextmanager
 def _report_progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Progress on stderr: bars on a terminal, else a line for each stage."""
+    """Show progress on stderr: bars on a terminal, else a line for each stage."""
     if quiet:
-        yield lambda stage, done, of: None
+        yield lambda stage, done, total: None
         return
     if not sys.stderr.isatty():
         shown: set[str] = set()
 
-        def line(stage: str, done: int, of: int) -> None:
+        def line(stage: str, done: int, total: int) -> None:
             if stage not in shown:
                 shown.add(stage)
-                remark(_STAGES[stage] + (f" ({of / 1e6:.1f} MB)" if stage == "loading" else ""))
+                remark(_STAGES[stage] + (f" ({total / 1e6:.1f} MB)" if stage == "loading" else ""))
 
         yield line
         return
@@ -737,54 +740,54 @@ def _report_progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]
     with progress_bars(*columns) as progress:
         bars: dict[str, Any] = {}
 
-        def bar(stage: str, done: int, of: int) -> None:
+        def bar(stage: str, done: int, total: int) -> None:
             if stage not in bars:
-                bars[stage] = progress.add_task(_STAGES[stage], total=max(of, 1))
-            # Nothing to do is done.
-            progress.update(bars[stage], completed=done if of else 1)
+                bars[stage] = progress.add_task(_STAGES[stage], total=max(total, 1))
+            # Without work the stage is complete.
+            progress.update(bars[stage], completed=done if total else 1)
 
         yield bar
 
 
-def show_report(output: Output, found: Summary, settings: ReportSettings, took_s: float) -> None:
+def show_report(output: Output, summary: Summary, settings: ReportSettings, took_s: float) -> None:
     if output.as_json:
         output.record(
             {
-                **{n: getattr(found, n) for n in ("page", "new_events", "events", "duplicates")},
-                "quarantined": sum(row["lines"] for row in found.quarantine),
-                "synthetic": bool(found.synthetic),
-                "left_out": found.left_out,
-                "stuck": found.stuck,
-                "stuck_listed": found.stuck_listed,
-                "slo_missed": sum(row["met"] is False for row in found.slo),
-                "load_s": round(found.load_s, 3),
-                "figures_s": round(found.figures_s, 3),
-                "all": found.all,
-                "topics": found.topics,
+                **{n: getattr(summary, n) for n in ("page", "new_events", "events", "duplicates")},
+                "quarantined": sum(row["lines"] for row in summary.quarantine),
+                "synthetic": bool(summary.synthetic),
+                "left_out": summary.left_out,
+                "stuck": summary.stuck,
+                "stuck_listed": summary.stuck_listed,
+                "slo_missed": sum(row["met"] is False for row in summary.slo),
+                "load_s": round(summary.load_s, 3),
+                "figures_s": round(summary.figures_s, 3),
+                "all": summary.all,
+                "topics": summary.topics,
             }
         )
         return
     from tickwheel.reports.page import whole
     from tickwheel.reports.state import left_out_remark
 
-    output.grid(report_grid(whole(found.topics), found.slo))
-    new, every = found.new_events, found.events
+    output.grid(report_grid(whole(summary.topics), summary.slo))
+    new, every = summary.new_events, summary.events
     output.line("")
-    output.line(f"{new:,} new events, {every:,} in all, {format_duration(took_s)}: {found.page}")
-    if found.synthetic:
+    output.line(f"{new:,} new events, {every:,} in all, {format_duration(took_s)}: {summary.page}")
+    if summary.synthetic:
         output.remark("synthetic data: no figure here was measured")
-    for place in found.left_out:
+    for place in summary.left_out:
         output.remark(left_out_remark(place))
-    for row in found.quarantine:
+    for row in summary.quarantine:
         output.remark(f"quarantine: {row['lines']:,} lines {row['reason']}")
-    if found.stuck:
-        cut = found.stuck_listed < found.stuck
-        which = f"the {found.stuck_listed:,} longest overdue are in" if cut else "see"
-        output.remark(f"stuck: {found.stuck:,} tasks, {which} {settings.out}/csv/stuck.csv")
+    if summary.stuck:
+        cut = summary.stuck_listed < summary.stuck
+        which = f"the {summary.stuck_listed:,} longest overdue are in" if cut else "see"
+        output.remark(f"stuck: {summary.stuck:,} tasks, {which} {settings.out}/csv/stuck.csv")
 
 
 def report_grid(topics: list[dict[str, Any]], slos: list[dict[str, Any]]) -> Grid:
-    """The summary as a table: a row for each topic and group."""
+    """Return the summary as a table with a row for each topic and group."""
     met = {(row["topic"], row["group"]): row["met"] for row in slos}
     words = {None: "-", True: "met", False: "MISSED"}
     columns = (

@@ -1,13 +1,13 @@
-"""What a terminal or ``--json`` shows: results on stdout, everything else on stderr.
+"""Output of commands: results on stdout, everything else on stderr.
 
-With ``--json`` a result is one JSON object a line. Without it, tables: drawn by rich on a
-terminal, plain aligned columns into a pipe or file. ``NO_COLOR`` is obeyed (by rich).
+With ``--json`` a result is one JSON object per line. Without it, tables: drawn by rich on a
+terminal, plain aligned columns into a pipe or file. ``NO_COLOR`` is respected (by rich).
 
-A list goes as JSON to its end, as a table to ROWS_SHOWN, or as far as ``--limit`` says. A table
-that stops before the end says so on stderr: nobody takes a part for the whole.
+A list is complete as JSON, has ROWS_SHOWN rows as a table, or as many as ``--limit``. A table that
+stops early says so on stderr, so that nobody takes a part for the whole.
 
-Commands choose their columns and rows; how a time, a count, an age, a policy or a body looks is
-decided here.
+Commands choose their columns and rows; this module formats times, counts, ages, policies and
+bodies.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ Map = Mapping[str, Any]
 # --- values for people ---------------------------------------------------------------------------
 
 BODY_SHOWN_MAX = 60
-"""Characters of a body in a table; JSON holds all of it."""
+"""Maximum characters of a body in a table; JSON has all of it."""
 
 
 def format_duration(seconds: float) -> str:
-    """A duration in its two largest units: ``1h 30m``, ``12.5 s``, ``3 ms``."""
+    """Format a duration in its two largest units: ``1h 30m``, ``12.5 s``, ``3 ms``."""
     total_ms = round(abs(seconds) * 1000)
     sign = "-" if seconds < 0 and total_ms else ""
     if total_ms < 1_000:
@@ -80,12 +80,12 @@ def format_duration(seconds: float) -> str:
 
 
 def format_count(value: Any) -> str:
-    """A count as ``12,345``; a dash when it is not known."""
+    """Format a count as ``12,345``; a dash if unknown."""
     return f"{value:,}" if isinstance(value, int) else "-"
 
 
 def format_time(at_ms: int | None) -> str:
-    """A local time to the millisecond, and its offset; a dash for none."""
+    """Format a local time to the millisecond, with its offset; a dash for None."""
     if at_ms is None:
         return "-"
     try:
@@ -97,28 +97,28 @@ def format_time(at_ms: int | None) -> str:
 
 
 def ago(at_ms: int | None) -> str:
-    """How long ago a time was, by this machine's clock; a dash for none."""
+    """Format the time since ``at_ms`` by this machine's clock; a dash for None."""
     if at_ms is None:
         return "-"
     return format_duration(max(0.0, time.time() - at_ms / 1000))
 
 
 def trouble_lines(overview: Map, most: int | None = None) -> list[str]:
-    """What is wrong right now, a line each, ``most`` of them: the worst first."""
-    found = [f"{one['level']}: {printable(one['text'])}" for one in overview["troubles"]]
-    shown = found[:most]
-    left_out = len(found) - len(shown) + overview["troubles_left_out"]
+    """Return at most ``most`` lines with the current troubles, the worst first."""
+    lines = [f"{row['level']}: {printable(row['text'])}" for row in overview["troubles"]]
+    shown = lines[:most]
+    left_out = len(lines) - len(shown) + overview["troubles_left_out"]
     return [*shown, *([f"and {left_out:,} more"] if left_out else [])]
 
 
 def iso_time(at_ms: int) -> str:
-    """A time in UTC, as JSON readers expect it."""
-    found = datetime.fromtimestamp(at_ms // 1000, UTC).replace(microsecond=at_ms % 1000 * 1000)
-    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Format a time in UTC, as JSON readers expect it."""
+    moment = datetime.fromtimestamp(at_ms // 1000, UTC).replace(microsecond=at_ms % 1000 * 1000)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def printable(text: str, length_max: int | None = None) -> str:
-    """``text`` on one line, without anything that a terminal would obey."""
+    """Return ``text`` on one line, with control characters escaped."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     if length_max is not None and len(shown) > length_max:
         return shown[: length_max - 1] + "…"
@@ -126,12 +126,12 @@ def printable(text: str, length_max: int | None = None) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A value on one line; a dash for none, and for an empty one."""
+    """Format a value on one line; a dash for None and for an empty text."""
     return "-" if value is None else printable(str(value)) or "-"
 
 
 def body_text(body: bytes, length_max: int | None = BODY_SHOWN_MAX) -> str:
-    """A body as text for people, cut to ``length_max`` characters."""
+    """Format a body for people, cut to ``length_max`` characters."""
     try:
         return printable(body.decode("utf-8"), length_max)
     except UnicodeDecodeError:
@@ -139,7 +139,7 @@ def body_text(body: bytes, length_max: int | None = BODY_SHOWN_MAX) -> str:
 
 
 def describe_rule(raw: str | Mapping[str, Any]) -> str:
-    """A rule about pending keys on one line."""
+    """Format a rule for pending keys on one line."""
     if isinstance(raw, str):
         return raw
     parts = [str(raw["action"])]
@@ -152,7 +152,7 @@ def describe_rule(raw: str | Mapping[str, Any]) -> str:
 
 
 def format_policy(policy: Mapping[str, Any] | str | None) -> str:
-    """The policy as a SPEC that ``parse_policy`` reads back; a dash when none is set."""
+    """Format a policy as a SPEC that ``parse_policy`` accepts; a dash for None."""
     if policy is None:
         return "-"
     if isinstance(policy, str):
@@ -173,23 +173,23 @@ def format_policy(policy: Mapping[str, Any] | str | None) -> str:
 
 
 def short_policy(policy: Mapping[str, Any] | str | None) -> str:
-    """The policy for a narrow column: its name, or kind and number of retries; a dash for none."""
+    """Format a policy for a narrow column: its name, or kind and retries; a dash for None."""
     if not isinstance(policy, Mapping) or policy.get("name") or policy.get("kind") == "none":
         return format_policy(policy)
     return f"{policy.get('kind')} x{policy.get('retries')}"
 
 
 def describe_policy(policy: Mapping[str, Any] | str | None) -> str:
-    """The policy as a SPEC, with the meaning of a name behind it."""
+    """Format a policy as a SPEC, followed by the meaning of its name."""
     spec = format_policy(policy)
     if isinstance(policy, str) or policy is None or not policy.get("name"):
         return spec
-    meant = format_policy({key: value for key, value in policy.items() if key != "name"})
-    return spec if meant == spec else f"{spec} ({meant})"
+    meaning = format_policy({key: value for key, value in policy.items() if key != "name"})
+    return spec if meaning == spec else f"{spec} ({meaning})"
 
 
 def spec_duration(ms: int) -> str:
-    """A duration exactly, as a SPEC has it: ``1m30s``, ``500ms``, ``2h``."""
+    """Format a duration exactly, as in a SPEC: ``1m30s``, ``500ms``, ``2h``."""
     parts, rest_ms = [], ms
     for unit in ("d", "h", "m", "s", "ms"):
         count, rest_ms = divmod(rest_ms, UNITS_MS[unit])
@@ -208,8 +208,8 @@ def _shown(name: str, value: Any) -> str:
 # --- tables --------------------------------------------------------------------------------------
 
 NAME_WIDTHS = 20, 12
-"""Characters after which a name is folded where there is little room; a narrower name is used
-before a text is left out. A text is folded at its blanks."""
+"""Maximum characters of a word in a narrow table. The smaller width is tried before a text column
+is left out. Texts are folded at blanks."""
 TEXT_WIDTH = 12
 TIME_WIDTH = 19
 GAP = 2
@@ -227,12 +227,12 @@ class Grid:
     right: Collection[str] = ()
     """The columns of numbers."""
     times: Collection[str] = ()
-    """The columns of times, which lose their milliseconds where there is little room."""
+    """The columns of times, which lose their milliseconds in a narrow table."""
     spare: Sequence[str] = ()
-    """The columns that are left out first, in this order."""
+    """The columns to leave out first, in this order."""
 
     def plain(self) -> str:
-        """The table as text in aligned columns, two blanks between them, none at the end."""
+        """Return the table as text in aligned columns, separated by two blanks."""
         lines = [list(self.columns), *map(list, self.rows)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
         text = [self.title] if self.title else []
@@ -245,12 +245,11 @@ class Grid:
         return "\n".join(text)
 
     def fitted(self, width: int) -> tuple[Grid, list[str]]:
-        """What ``width`` characters have room for, and the columns that they have not.
+        """Return the table that fits ``width`` characters, and the columns left out.
 
-        First times do without their milliseconds, then columns go that say nothing in any row, then
-        texts are folded. Columns are left out after that: ``spare`` in its order, counts from the
-        right, and, when texts are folded still narrower, texts from the right. Whatever a row is
-        called by stays.
+        The steps are: drop milliseconds, drop columns that are empty in every row, fold texts, then
+        leave out columns: ``spare`` in its order, counts from the right, and, with texts folded
+        still narrower, texts from the right. The first column always stays.
         """
         if self._takes(range(len(self.columns))) <= width:
             return self, []
@@ -275,13 +274,13 @@ class Grid:
         return self.columns[column] in {*self.spare, *self.right}
 
     def _least(self, kept: list[int]) -> int:
-        """The column among ``kept`` that can be missed most easily."""
+        """Return the column in ``kept`` that is needed least."""
         for name in self.spare:
             for i in kept[1:]:
                 if self.columns[i] == name:
                     return i
         counts = [i for i in kept[1:] if self.columns[i] in self.right]
-        # Of texts the second may still be part of the name, as a group is.
+        # The second of the texts may still be part of the name, for example a group.
         return counts[-1] if counts else kept[-1]
 
     def _without_milliseconds(self) -> Grid:
@@ -293,23 +292,23 @@ class Grid:
         return replace(self, rows=rows)
 
     def widths(self, width: int) -> list[int]:
-        """The width of each column. Room that texts do not need goes to columns from the left."""
+        """Return the width of each column. Spare room goes to columns from the left."""
         every = range(len(self.columns))
         fold = next((fold for fold in NAME_WIDTHS if self._takes(every, fold) <= width), TEXT_WIDTH)
-        found = [self._needed(i, fold) for i in every]
+        sizes = [self._needed(i, fold) for i in every]
         left = width - self._takes(every, fold)
         for i in every:
-            more = min(max(left, 0), self._needed(i) - found[i])
-            found[i], left = found[i] + more, left - more
-        return found
+            more = min(max(left, 0), self._needed(i) - sizes[i])
+            sizes[i], left = sizes[i] + more, left - more
+        return sizes
 
     def _takes(self, kept: Iterable[int], fold: int | None = None) -> int:
-        # Rich reckons with a blank behind the last column, too.
+        # Rich also counts a blank after the last column.
         return sum(self._needed(i, fold) + GAP for i in kept) - GAP + 1
 
     def _needed(self, column: int, fold: int | None = None) -> int:
-        """The characters that a column needs, with names folded after ``fold``. A count is never
-        cut; a text may be folded at its blanks, and a word of it that is too long anywhere."""
+        """Return the characters that a column needs, with words folded after ``fold``. Counts are
+        never cut. Texts are folded at blanks, and words that are too long anywhere."""
         cells = [line[column] for line in [self.columns, *self.rows]]
         full = max(map(len, cells))
         if fold is None or self.columns[column] in self.right:
@@ -326,8 +325,8 @@ _MILLISECONDS = re.compile(r"(\d:\d\d)\.\d{3}\b")
 def facts_grid(
     heads: tuple[str, str], facts: Mapping[str, str | int], title: str = "", *, right: bool = False
 ) -> Grid:
-    """A table of names and values: whole numbers as ``12,345``, texts as they are. ``right``: the
-    values stand right."""
+    """Return a table of names and values, with integers as ``12,345``. ``right``: align the values
+    to the right."""
     rows: list[Sequence[str]] = [
         (name, f"{value:,}" if isinstance(value, int) else value) for name, value in facts.items()
     ]
@@ -335,11 +334,11 @@ def facts_grid(
 
 
 def hidden_text(hidden: Sequence[str]) -> str:
-    return f"not in this width: {', '.join(hidden)} (--json has all)"
+    return f"columns left out: {', '.join(hidden)} (--json has all)"
 
 
 def table_of(grid: Grid, width: int, *, dim: bool = False) -> Table:
-    """A grid as a rich table."""
+    """Convert a grid to a rich table."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -371,12 +370,12 @@ def table_of(grid: Grid, width: int, *, dim: bool = False) -> Table:
 def remark(text: str) -> None:
     """Write one line to stderr."""
     encoding = sys.stderr.encoding or "ascii"
-    with suppress(OSError, ValueError):  # it is full, or closed: there is nowhere to say so
+    with suppress(OSError, ValueError):  # full or closed: there is no other place to report it
         sys.stderr.write(f"tickwheel: {text}\n".encode(encoding, "replace").decode(encoding))
         sys.stderr.flush()
 
 
-# --- where it goes -------------------------------------------------------------------------------
+# --- streams --------------------------------------------------------------------------------------
 
 
 class Output:
@@ -386,19 +385,19 @@ class Output:
         self.as_json = as_json
 
     def record(self, fields: dict[str, Any]) -> None:
-        """Write one result as a line of JSON, at once."""
+        """Write one result as a line of JSON, without delay."""
         escape = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
         sys.stdout.write(json.dumps(fields, ensure_ascii=escape, default=str) + "\n")
         sys.stdout.flush()
 
     def line(self, text: str) -> None:
-        """Write one line of a result for people, at once."""
+        """Write one line of a result for people, without delay."""
         encoding = sys.stdout.encoding or "ascii"
         sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
         sys.stdout.flush()
 
     def result(self, fields: dict[str, Any], line: str) -> None:
-        """Write one result: its fields as JSON, or for people its line."""
+        """Write one result: its fields as JSON, or its line for people."""
         if self.as_json:
             self.record(fields)
         else:
@@ -418,60 +417,56 @@ class Output:
             remark(hidden_text(hidden))
 
     def remark(self, text: str) -> None:
-        """Write a remark beside the result, on stderr."""
+        """Write a remark about the result to stderr."""
         remark(text)
 
 
-# --- columns, each said once ---------------------------------------------------------------------
+# --- columns --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A column of a table: its head, and how its cell is read from a thing."""
+    """A column of a table: its head, and the function that formats its cell."""
 
     head: str
     cell: Callable[[T], str]
     right: bool = False
-    """Whether the cells are numbers, which stand right."""
+    """Whether the cells are numbers, which are aligned right."""
     is_time: bool = False
-    """Whether the cells are times, which lose their milliseconds where there is little room."""
+    """Whether the cells are times, which lose their milliseconds in a narrow table."""
 
 
 def column(
-    head: str,
-    name: str | None = None,
-    show: Callable[[Any], str] = as_text,
-    *,
-    right: bool = False,
+    head: str, name: str | None = None, show: Callable[[Any], str] = as_text, *, right: bool = False
 ) -> Column[Any]:
-    """A column of what things have as ``name``, by default as the head says, made text of by
+    """Return a column of the field or attribute ``name`` (default: from the head), formatted by
     ``show``."""
     name = name or head.replace(" ", "_")
 
-    def cell(one: Any) -> str:
-        return show(one.get(name) if isinstance(one, Mapping) else getattr(one, name))
+    def cell(item: Any) -> str:
+        return show(item.get(name) if isinstance(item, Mapping) else getattr(item, name))
 
     is_number = right or show in (format_count, ago)
     return Column(head, cell, is_number, is_time=show is format_time)
 
 
-def row_of(columns: Iterable[Column[Any]], one: Any) -> tuple[str, ...]:
-    """The cells of a thing."""
-    return tuple(column.cell(one) for column in columns)
+def row_of(columns: Iterable[Column[Any]], item: Any) -> tuple[str, ...]:
+    """Return the cells of an item."""
+    return tuple(column.cell(item) for column in columns)
 
 
 def grid_of(
     columns: Sequence[Column[Any]],
-    things: Iterable[Any] = (),
+    items: Iterable[Any] = (),
     *,
     title: str = "",
     spare: Sequence[str] = (),
 ) -> Grid:
-    """A table with a row for each thing; ``spare`` as a grid has it."""
+    """Return a table with a row for each item; ``spare`` is as in ``Grid``."""
     return Grid(
         [column.head for column in columns],
         title,
-        [row_of(columns, one) for one in things],
+        [row_of(columns, item) for item in items],
         right={column.head for column in columns if column.right},
         times={column.head for column in columns if column.is_time},
         spare=spare,
@@ -481,39 +476,39 @@ def grid_of(
 # --- lists ---------------------------------------------------------------------------------------
 
 ROWS_SHOWN: Final = 100
-"""Rows of a table, unless ``--limit`` says otherwise."""
+"""Default maximum rows of a table."""
 
 
 def wanted(out: Output, limit: int | None) -> int | None:
-    """How many rows are shown; None: all."""
+    """Return the maximum rows to show; None: all."""
     return limit if limit is not None or out.as_json else ROWS_SHOWN
 
 
 def asked(out: Output, limit: int | None) -> int | None:
-    """How many rows to ask for: a table asks for one more than it shows, to know if it stops."""
+    """Return the rows to request: a table requests one more than it shows, to know if it stops."""
     most = wanted(out, limit)
     return most if most is None or out.as_json else most + 1
 
 
-def cut(out: Output, limit: int | None, found: Iterable[T]) -> Iterator[T]:
-    """The rows of ``found``, as far as the list goes."""
-    most = wanted(out, limit)
-    for count, one in enumerate(found):
-        if most is not None and count >= most:
+def cut(out: Output, limit: int | None, rows: Iterable[T]) -> Iterator[T]:
+    """Yield the rows to show, and remark if there are more."""
+    rows_max = wanted(out, limit)
+    for count, row in enumerate(rows):
+        if rows_max is not None and count >= rows_max:
             if not out.as_json:
-                _remark_stop(out, most)
+                _remark_stop(out, rows_max)
             return
-        yield one
+        yield row
 
 
-def _remark_stop(out: Output, most: int) -> None:
-    out.remark(f"there are more than these {most:,}: --limit N shows N, --json all")
+def _remark_stop(out: Output, rows_max: int) -> None:
+    out.remark(f"only the first {rows_max:,} rows are shown: --limit N shows N, --json all")
 
 
 @dataclass
 class Listing(Generic[T]):
-    """Things of one kind, one after the other: each by ``fields`` as JSON at once, or by ``row``
-    into ``grid``, which is shown at the end; ``nothing`` is the remark of an empty one."""
+    """Items of one kind: each is written at once as JSON by ``fields``, or added by ``row`` to
+    ``grid``, which is shown at the end; ``nothing`` is the remark of an empty listing."""
 
     out: Output
     grid: Grid
@@ -531,31 +526,31 @@ class Listing(Generic[T]):
         nothing: str | None = None,
         spare: Sequence[str] = (),
     ) -> Listing[Any]:
-        """The listing whose table has these columns; ``spare`` as a grid has it."""
+        """Return a listing with these columns; ``spare`` is as in ``Grid``."""
         row = partial(row_of, columns)
         return Listing(out, grid_of(columns, spare=spare), row, fields, nothing)
 
-    def add(self, one: T) -> None:
+    def add(self, item: T) -> None:
         self.count += 1
         if self.out.as_json:
-            self.out.record(self.fields(one))
+            self.out.record(self.fields(item))
         else:
-            self.grid.rows.append(self.row(one))
+            self.grid.rows.append(self.row(item))
 
-    def show(self, found: Iterable[T]) -> int:
-        """Show all of these; returns how many they were."""
-        for one in found:
-            self.add(one)
+    def show(self, items: Iterable[T]) -> int:
+        """Show all items. Return their number."""
+        for item in items:
+            self.add(item)
         return self._end()
 
     async def ask(self, limit: int | None, ask: Callable[[int | None], AsyncIterator[T]]) -> None:
-        """Show what ``ask(how many)`` finds, as far as the list goes."""
-        most = wanted(self.out, limit)
-        async for one in ask(asked(self.out, limit)):
-            if most is not None and self.count >= most:
-                _remark_stop(self.out, most)
+        """Show the items that ``ask(count)`` yields, up to the limit."""
+        rows_max = wanted(self.out, limit)
+        async for item in ask(asked(self.out, limit)):
+            if rows_max is not None and self.count >= rows_max:
+                _remark_stop(self.out, rows_max)
                 break
-            self.add(one)
+            self.add(item)
         self._end()
 
     def _end(self) -> int:
@@ -572,7 +567,7 @@ class Listing(Generic[T]):
 
 
 def body_fields(body: bytes) -> dict[str, Any]:
-    """``{"body": text}`` when it is UTF-8, else ``{"body_base64": …}``; bulk input reads both."""
+    """Return ``{"body": text}`` for UTF-8, else ``{"body_base64": …}``; bulk input reads both."""
     try:
         return {"body": body.decode("utf-8")}
     except UnicodeDecodeError:
@@ -580,42 +575,43 @@ def body_fields(body: bytes) -> dict[str, Any]:
 
 
 def fields_of(answer: Answer, *, without: str = "") -> dict[str, Any]:
-    """What the daemon says of a thing, in the form of ``--json``: its moments, which end in _ms, as
-    text, too; its ids as text, as readers that keep numbers as doubles need them."""
+    """Return an answer's fields for ``--json``, with its times (``…_ms``) also as text, and with
+    its ids as text, because some readers store numbers as doubles."""
     fields = dict(answer.raw)
     fields.pop(without, None)
-    for one in answer.fields():
-        if isinstance(one.kind, Id) and fields.get(one.name) is not None:
-            fields[one.name] = str(fields[one.name])
+    for shape in answer.fields():
+        if isinstance(shape.kind, Id) and fields.get(shape.name) is not None:
+            fields[shape.name] = str(fields[shape.name])
     return fields | {name: iso_time(at_ms) for name, at_ms in _moments(answer)}
 
 
 def time_facts(answer: Answer) -> dict[str, str]:
-    """The moments that are known of a thing, by name, as facts of a table."""
+    """Return the known times of an answer by name, for a table."""
     return {name: format_time(at_ms) for name, at_ms in _moments(answer)}
 
 
 def _moments(answer: Answer) -> Iterator[tuple[str, int]]:
-    for one in answer.fields():
-        if isinstance(one.kind, Moment) and answer.raw.get(one.name) is not None:
-            yield one.name.removesuffix("_ms"), answer.raw[one.name]
+    for shape in answer.fields():
+        if isinstance(shape.kind, Moment) and answer.raw.get(shape.name) is not None:
+            yield shape.name.removesuffix("_ms"), answer.raw[shape.name]
 
 
 # --- progress ------------------------------------------------------------------------------------
 
 
 def progress_bars(*columns: str) -> Progress:
-    """Progress bars on stderr; each column is a text about a bar, or named as rich names it."""
+    """Return progress bars on stderr; a column is a text about a bar, or the name of a rich
+    column."""
     from rich import progress
     from rich.console import Console
 
-    made = [progress.TextColumn(one) if "{" in one else getattr(progress, one)() for one in columns]
-    return progress.Progress(*made, console=Console(stderr=True))
+    parts = [progress.TextColumn(c) if "{" in c else getattr(progress, c)() for c in columns]
+    return progress.Progress(*parts, console=Console(stderr=True))
 
 
 @contextmanager
 def progress_bar(*columns: str, total: int | None, **fields: Any) -> Iterator[Callable[..., None]]:
-    """One bar, if stderr is a terminal; what is yielded is told what has changed of it."""
+    """Show a bar if stderr is a terminal. Yields a function that updates its fields."""
     if not sys.stderr.isatty():
         yield lambda **changed: None
         return
@@ -627,49 +623,50 @@ def progress_bar(*columns: str, total: int | None, **fields: Any) -> Iterator[Ca
 # --- tables of counts ----------------------------------------------------------------------------
 
 STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
-"""Counts of what is there now; a group has no scheduled tasks of its own."""
+"""Counts of the current state; a group has no scheduled tasks."""
 GROUP_STATES = STATES[1:]
 TOTALS = ("enqueued", "delivered", "acked")
-"""Counts of what has happened."""
+"""Counts of past events."""
 
 
 def head(name: str) -> str:
-    """The name of a count for people."""
+    """Return the name of a count for people."""
     return name.replace("_", " ")
 
 
 def text_columns(*names: str) -> list[Column[Any]]:
-    """Columns of texts, with the names that things have for them."""
+    """Return columns of texts with these field names."""
     return [column(head(name), name) for name in names]
 
 
 def count_columns(*names: str) -> list[Column[Any]]:
-    """Columns of counts, with the names that things have for them."""
+    """Return columns of counts with these field names."""
     return [column(head(name), name, format_count) for name in names]
 
 
 def age(oldest_ms: Any) -> str:
-    """How long the oldest ready task has been waiting; a dash when there is none."""
+    """Format the time that the oldest ready task has waited; a dash without one."""
     return format_duration(oldest_ms / 1000) if isinstance(oldest_ms, int) and oldest_ms else "-"
 
 
 OLDEST = Column[Map]("oldest", lambda row: age(row.get("oldest_ready_ms")), right=True)
 
 
-# --- stored bodies: unpacked, as far as this process has the keys ---------------------------------
+# --- stored bodies: unpacked, if this process has the keys
+# -----------------------------------------
 
 
 @lru_cache(2)
 def _codec(keys_file: str | None, bytes_max: int) -> Codec:
-    """What unpacks bodies, with the keys of the file that this process was given."""
+    """Return a codec with the keys of the process's file of keys."""
     return Codec(keys_file=keys_file, unpacked_bytes_max=bytes_max)
 
 
 def unpacked(
     topic: str, body: bytes, encoding: str | None, *, whole: bool = False
 ) -> tuple[bytes, str | None, str]:
-    """A body as far as it can be read here, what it is then, and why it is no further. ``whole``:
-    it is worked on, and not only shown."""
+    """Return a body unpacked as far as possible, its encoding then, and why it stopped. ``whole``:
+    the body is processed, not only shown, so the larger limit applies."""
     if encoding is None:
         return body, None, ""
     try:
@@ -692,7 +689,7 @@ def stored_text(
     *,
     whole: bool = False,
 ) -> str:
-    """``body_text`` of a stored body, unpacked; or why it cannot be."""
+    """Return ``body_text`` of a stored body, unpacked; or why it cannot be unpacked."""
     body, encoding, why = unpacked(topic, body, encoding, whole=whole)
     if why:
         return printable(f"({len(body)} bytes: {why})")
@@ -705,8 +702,8 @@ def stored_text(
 def stored_fields(
     topic: str, body: bytes, encoding: str | None, *, whole: bool = False
 ) -> dict[str, Any]:
-    """``body_fields`` of a stored body, unpacked if that can be; with ``encoding``, what it is, and
-    ``stored_encoding``, where that was another one."""
+    """Return ``body_fields`` of a stored body, unpacked if possible, with its ``encoding``, and
+    with ``stored_encoding`` if that differs."""
     body, now, _ = unpacked(topic, body, encoding, whole=whole)
     fields = body_fields(body) | {"encoding": now}
     return fields if now == encoding else fields | {"stored_encoding": encoding}

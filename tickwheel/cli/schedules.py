@@ -1,7 +1,8 @@
-"""``tickwheel schedule``: recurring schedules: put, list, show, next, pause, resume, run, backfill,
-delete; and ``apply``, which makes what stands in a file so and shows the difference first.
+"""Recurring schedules: ``put``, ``list``, ``show``, ``next``, ``pause``, ``resume``, ``run``,
+``backfill``, ``delete``; and ``apply``, which changes schedules to match a file and shows the
+differences first.
 
-A file has one table a schedule; its keys are those of ``put``:
+A file has one table for each schedule, with the options of ``put``:
 
     [schedule.daily]
     topic = "mails"
@@ -64,40 +65,38 @@ NameArgument = Annotated[str, argument("NAME", "The schedule's name.")]
 
 
 class TimingOptions(TypedDict, total=False):
-    """When a schedule runs."""
+    """The options for the times of a schedule."""
 
     cron: Annotated[str | None, option("Five fields, six with seconds first, or @daily, …", "EXPR")]
     timezone: Annotated[str | None, option("Zone of --cron: Europe/Berlin. Default: UTC.", "ZONE")]
-    every: Annotated[float | None, duration("Instead of --cron: 5s, 1h30m.")]
-    anchor: Annotated[datetime | None, point("What --every is counted from. Default: now.")]
-    jitter: Annotated[float | None, duration("Longest random delay, fixed for an occurrence.")]
-    start: Annotated[datetime | None, point("Nothing before it.")]
-    end: Annotated[datetime | None, point("Nothing after it.")]
+    every: Annotated[float | None, duration("Interval, instead of --cron: 5s, 1h30m.")]
+    anchor: Annotated[datetime | None, point("Time from which --every is counted. Default: now.")]
+    jitter: Annotated[float | None, duration("Maximum random delay, fixed for each occurrence.")]
+    start: Annotated[datetime | None, point("No occurrence before this time.")]
+    end: Annotated[datetime | None, point("No occurrence after this time.")]
     runs_max: Annotated[int | None, option("Maximum number of runs.", "N", "--runs", min=1)]
-    gap: Annotated[str | None, option("A fixed time that the clock jumps over.", "after|skip")]
-    fold: Annotated[str | None, option("A fixed time that comes twice.", "first|second|both")]
-    catch_up: Annotated[
-        str | None, option("What was missed is made up for, or not.", "last|skip|all")
-    ]
-    catch_up_window: Annotated[float | None, duration("Nothing older. Default: 1d.")]
+    gap: Annotated[str | None, option("For a local time that is skipped.", "after|skip")]
+    fold: Annotated[str | None, option("For a local time that is repeated.", "first|second|both")]
+    catch_up: Annotated[str | None, option("Which missed occurrences to run.", "last|skip|all")]
+    catch_up_window: Annotated[float | None, duration("Maximum age of these. Default: 1d.")]
     overlap: Annotated[
         str | None,
         option(
-            "While the task of the run before is unfinished.",
+            "What to do while the previous task is unfinished.",
             "allow|skip|queue_one|cancel_previous",
         ),
     ]
 
 
 class PutOptions(TimingOptions, TaskOptions):
-    """When a schedule runs, and what its tasks are."""
+    """The options for the times of a schedule and for its tasks."""
 
 
 _OF_TASKS = [field for field, _ in kept_options()]
 _HELPS = {
-    **dict.fromkeys((field.python for field in _OF_TASKS), "For its tasks."),
-    "prop": "For its tasks; may be repeated.",
-    "within": "A due window of its tasks.",
+    **dict.fromkeys((field.python for field in _OF_TASKS), "Option of the schedule's tasks."),
+    "prop": "Property of the schedule's tasks; can be repeated.",
+    "within": "Due window of the schedule's tasks.",
     "retry": SPEC_HELP,
 }
 
@@ -106,41 +105,41 @@ _HELPS = {
 async def put(
     call: Call,
     name: NameArgument,
-    topic: Annotated[str, option("Where its tasks belong.")],
-    body: Annotated[str, option("What is delivered.")] = "",
+    topic: Annotated[str, option("The topic of its tasks.")],
+    body: Annotated[str, option("The body of its tasks.")] = "",
     **options: Unpack[PutOptions],
 ) -> None:
-    """Make a schedule, or make the one of this name so. Putting the same again changes nothing."""
+    """Create or change a schedule. Repeating the same command changes nothing."""
     keywords = task_keywords(options)
     keywords |= {"topic": topic, "body": os.fsencode(body)}
-    found = await call.ask(lambda client: client.put_schedule(name, **keywords))
-    _say(call, found, str(found.outcome))
+    schedule = await call.ask(lambda client: client.put_schedule(name, **keywords))
+    _show_change(call, schedule, str(schedule.outcome))
 
 
-# --- looking -------------------------------------------------------------------------------------
+# --- reading -------------------------------------------------------------------------------------
 
 
 async def list_(call: Call) -> None:
-    """Every schedule: when it runs, what is next, how often it ran."""
+    """List schedules with their timing, next time and number of runs."""
     async with call.client() as client:
-        found = [one async for one in client.list_schedules()]
-    Listing.of(call.out, COLUMNS, schedule_fields).show(found)
+        schedules = [schedule async for schedule in client.list_schedules()]
+    Listing.of(call.out, COLUMNS, schedule_fields).show(schedules)
 
 
-def _show(call: Call, asked: Mapping[str, Any], found: ScheduleInfo) -> None:
+def _show(call: Call, request: Mapping[str, Any], schedule: ScheduleInfo) -> None:
     if call.out.as_json:
-        call.out.record(schedule_fields(found))
+        call.out.record(schedule_fields(schedule))
         return
-    raw = found.raw
+    raw = schedule.raw
     facts = {
-        "schedule": found.name,
-        "topic": found.topic,
+        "schedule": schedule.name,
+        "topic": schedule.topic,
         "when": timing(raw),
-        "state": _state(found),
+        "state": _state(schedule),
         "catch-up": f"{raw['catch_up']}, of {spec_duration(raw['catch_up_ms'])}",
         "overlap": str(raw["overlap"]),
-        "runs": format_count(found.runs),
-        "body": stored_text(found.topic, found.body, encoding_of(found)),
+        "runs": format_count(schedule.runs),
+        "body": stored_text(schedule.topic, schedule.body, encoding_of(schedule)),
     }
     grid = facts_grid(("field", "value"), facts)
     grid.rows += [("next", format_time(at)) for at in raw.get("planned_ms") or ()]
@@ -157,11 +156,11 @@ def _show(call: Call, asked: Mapping[str, Any], found: ScheduleInfo) -> None:
 async def next_(
     call: Call,
     name: NameArgument,
-    count: Annotated[int, option("How many.", None, "-n", min=1, max=100)] = 5,
+    count: Annotated[int, option("Number of times.", None, "-n", min=1, max=100)] = 5,
 ) -> None:
-    """The next planned times of a schedule."""
-    found = await call.ask(lambda client: client.show_schedule(name, planned=count))
-    for at_ms in found.raw.get("planned_ms") or ():
+    """Show the next planned times of a schedule."""
+    schedule = await call.ask(lambda client: client.show_schedule(name, planned=count))
+    for at_ms in schedule.raw.get("planned_ms") or ():
         record = {"name": name, "planned_ms": at_ms, "planned": iso_time(at_ms)}
         call.out.result(record, format_time(at_ms))
 
@@ -169,26 +168,26 @@ async def next_(
 # --- changing ------------------------------------------------------------------------------------
 
 
-def _said(word: str) -> Show:
-    return lambda call, asked, found: _say(call, found, word)
+def _changed(word: str) -> Show:
+    return lambda call, request, schedule: _show_change(call, schedule, word)
 
 
-def _say(call: Call, found: ScheduleInfo, word: str) -> None:
-    line = f"{found.name}  {word}  {timing(found.raw)}  next {_next(found)}"
-    call.out.result(schedule_fields(found) | {"outcome": word}, line)
+def _show_change(call: Call, schedule: ScheduleInfo, word: str) -> None:
+    line = f"{schedule.name}  {word}  {timing(schedule.raw)}  next {_next(schedule)}"
+    call.out.result(schedule_fields(schedule) | {"outcome": word}, line)
 
 
-def _say_ids(call: Call, asked: Mapping[str, Any], ids: list[int]) -> None:
+def _show_ids(call: Call, request: Mapping[str, Any], ids: list[int]) -> None:
     for task_id in ids:
-        call.out.result({"name": asked["name"], "id": str(task_id)}, str(task_id))
+        call.out.result({"name": request["name"], "id": str(task_id)}, str(task_id))
 
 
 show = declared("show_schedule", _show)
-pause = declared("pause_schedule", _said("paused"))
-resume = declared("resume_schedule", _said("resumed"))
-run = declared("run_schedule", lambda call, asked, task_id: _say_ids(call, asked, [task_id]))
-backfill = declared("backfill_schedule", _say_ids)
-delete = declared("delete_schedule", _said("deleted"))
+pause = declared("pause_schedule", _changed("paused"))
+resume = declared("resume_schedule", _changed("resumed"))
+run = declared("run_schedule", lambda call, request, task_id: _show_ids(call, request, [task_id]))
+backfill = declared("backfill_schedule", _show_ids)
+delete = declared("delete_schedule", _changed("deleted"))
 
 
 # --- apply ---------------------------------------------------------------------------------------
@@ -201,9 +200,9 @@ _FIELDS = {
 
 
 def _rank(name: str) -> int:
-    """The place of a field among others: texts, durations, times, numbers, what is a table."""
+    """Return the rank of a field in the order: texts, durations, times, numbers, tables."""
     kind = _FIELDS[name].kind
-    number = next((n for n, one in enumerate((Span, Moment, Whole), 1) if isinstance(kind, one)), 4)
+    number = next((n for n, t in enumerate((Span, Moment, Whole), 1) if isinstance(kind, t)), 4)
     return 0 if isinstance(kind, Body) or kind.json is str else number
 
 
@@ -212,61 +211,61 @@ FIELDS = tuple(sorted(_FIELDS, key=_rank))
 
 async def apply(
     call: Call,
-    file: Annotated[Path, argument("FILE.toml", "One table a schedule.")],
-    yes: Annotated[bool, flag("Do not ask.")] = False,
-    prune: Annotated[bool, flag("Delete those that are not in the file.")] = False,
+    file: Annotated[Path, argument("FILE.toml", "A file with one table for each schedule.")],
+    yes: Annotated[bool, flag("Do not ask for confirmation.")] = False,
+    prune: Annotated[bool, flag("Delete schedules that are not in the file.")] = False,
 ) -> int:
-    """Make what stands in a file so. The difference is shown and asked about first."""
-    wanted = read_file(file)
+    """Change schedules to match a file. Shows the differences and asks first."""
+    tables = read_file(file)
     async with call.client() as client:
-        there = {one.name: one async for one in client.list_schedules()}
-        plan = [(_difference(there.get(name), given), name) for name, given in wanted.items()]
-        plan += [("delete", name) for name in there if prune and name not in wanted]
-        changes = [(what, name) for what, name in plan if what]
-        for what, name in changes:
-            call.out.remark(f"{name}: {what}")
+        existing = {schedule.name: schedule async for schedule in client.list_schedules()}
+        plan = [(_difference(existing.get(name), table), name) for name, table in tables.items()]
+        plan += [("delete", name) for name in existing if prune and name not in tables]
+        changes = [(change, name) for change, name in plan if change]
+        for change, name in changes:
+            call.out.remark(f"{name}: {change}")
         if not changes:
-            call.out.remark("nothing is different")
+            call.out.remark("no schedule differs from the file")
             return 0
         if not yes and not can_ask(call):
-            raise BadRequest("this would change schedules; --yes does it without being asked")
+            raise BadRequest("this would change schedules; add --yes to confirm")
         if not yes and not ask(f"Change {len(changes)} schedules?"):
             call.out.remark("nothing was changed")
             return EXIT_FAILED
-        for what, name in changes:
-            if what == "delete":
-                _say(call, await client.delete_schedule(name), "deleted")
+        for change, name in changes:
+            if change == "delete":
+                _show_change(call, await client.delete_schedule(name), "deleted")
             else:
-                found: ScheduleInfo = await client.put_schedule(name, **wanted[name])
-                _say(call, found, str(found.outcome))
+                schedule: ScheduleInfo = await client.put_schedule(name, **tables[name])
+                _show_change(call, schedule, str(schedule.outcome))
     return 0
 
 
 def read_file(file: Path) -> dict[str, dict[str, Any]]:
-    """Name → arguments of ``Client.put_schedule``. Raises BadRequest naming what is wrong."""
+    """Return name → arguments of ``Client.put_schedule``. Raise BadRequest naming the error."""
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BadRequest(f"{file}: {error}") from None
     tables = content.pop("schedule", {})
     if content or not isinstance(tables, dict):
-        raise BadRequest(f"{file}: only tables [schedule.NAME] are known")
-    found: dict[str, dict[str, Any]] = {}
+        raise BadRequest(f"{file}: must contain only tables [schedule.NAME]")
+    schedules: dict[str, dict[str, Any]] = {}
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise BadRequest(f"{file}: schedule.{name} is not a table")
+            raise BadRequest(f"{file}: schedule.{name} must be a table")
         try:
-            found[name] = {field: _value(field, value) for field, value in table.items()}
+            schedules[name] = {field: _value(field, value) for field, value in table.items()}
         except ValueError as error:
             raise BadRequest(f"{file}: schedule.{name}: {error}") from None
-        if "topic" not in found[name]:
+        if "topic" not in schedules[name]:
             raise BadRequest(f"{file}: schedule.{name}: topic is missing")
-    return found
+    return schedules
 
 
 def _value(field: str, value: Any) -> Any:
     if field not in _FIELDS:
-        raise ValueError(f"{field} is not known; known are {', '.join(FIELDS)}")
+        raise ValueError(f"{field} is not a valid field; valid fields are {', '.join(FIELDS)}")
     kind = _FIELDS[field].kind
     if isinstance(kind, Whole) and not isinstance(kind, Span) and type(value) is int:
         return value
@@ -275,7 +274,7 @@ def _value(field: str, value: Any) -> Any:
     if isinstance(kind, Properties) and isinstance(value, dict):
         return value
     if not isinstance(value, str):
-        raise ValueError(f"{field} is {value!r:.40}, which is of the wrong type")
+        raise ValueError(f"{field} has the wrong type: {value!r:.40}")
     if isinstance(kind, Body):
         return value.encode()
     if isinstance(kind, Span):
@@ -285,36 +284,36 @@ def _value(field: str, value: Any) -> Any:
     return retry_of(parse_policy(value)) if isinstance(kind, Policy) else value
 
 
-def _difference(there: ScheduleInfo | None, given: Mapping[str, Any]) -> str:
-    """The change of a schedule in words; empty: nothing changes."""
-    if there is None:
+def _difference(existing: ScheduleInfo | None, table: Mapping[str, Any]) -> str:
+    """Describe the change of a schedule; empty without a change."""
+    if existing is None:
         return "create"
-    body, encoding, _ = unpacked(there.topic, there.body, encoding_of(there), whole=True)
-    of_tasks = {**there.raw["task"], "encoding": encoding}
-    known: dict[str, Any] = {**there.raw, **of_tasks, "body": body}
+    body, encoding, _ = unpacked(existing.topic, existing.body, encoding_of(existing), whole=True)
+    task_fields = {**existing.raw["task"], "encoding": encoding}
+    current: dict[str, Any] = {**existing.raw, **task_fields, "body": body}
     changed = [
         f"{field} {_plain(before)} -> {_plain(after)}"
         for field in FIELDS
-        for before, after in [_pair(field, known, given.get(field))]
+        for before, after in [_pair(field, current, table.get(field))]
         if before != after
     ]
     return f"change {', '.join(changed)}" if changed else ""
 
 
-def _pair(field: str, known: Mapping[str, Any], given: Any) -> tuple[Any, Any]:
-    """The present and the wanted value of a field, comparable; equal if the file says nothing."""
-    kind, before = _FIELDS[field].kind, known.get(_FIELDS[field].name)
+def _pair(field: str, current: Mapping[str, Any], value: Any) -> tuple[Any, Any]:
+    """Return the current and the new value of a field, comparable; equal if it does not change."""
+    kind, before = _FIELDS[field].kind, current.get(_FIELDS[field].name)
     if field == "retry" and isinstance(before, Mapping):
-        # A policy is answered with all its numbers: those that are said must be among them.
-        after = given and policy_wire(given, field)
-        said = {"name": after} if isinstance(after, str) else after or {}
-        return (after, after) if after and said.items() <= before.items() else (before, after)
-    if field == "anchor" and (given is None or known.get("every_ms") is None):
+        # The daemon answers a policy with all its numbers; those of the file must be among them.
+        after = value and policy_wire(value, field)
+        policy = {"name": after} if isinstance(after, str) else after or {}
+        return (after, after) if after and policy.items() <= before.items() else (before, after)
+    if field == "anchor" and (value is None or current.get("every_ms") is None):
         return before, before
-    if given is None:
+    if value is None:
         return before, _DEFAULTS.get(field)
-    of_wire = isinstance(kind, (Span, Moment, Policy))
-    return before, kind.of_python(given, field) if of_wire else given
+    is_wire = isinstance(kind, (Span, Moment, Policy))
+    return before, kind.of_python(value, field) if is_wire else value
 
 
 def _plain(value: Any) -> str:
@@ -331,21 +330,21 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def timing(raw: Mapping[str, Any]) -> str:
-    """The timing of a schedule in short."""
+    """Return the timing of a schedule in short."""
     if raw.get("cron") is not None:
         return f"{raw['cron']} {raw['timezone']}"
     return f"every {spec_duration(raw['every_ms'])}"
 
 
-def _state(found: ScheduleInfo) -> str:
-    if found.paused:
+def _state(schedule: ScheduleInfo) -> str:
+    if schedule.paused:
         return "paused"
-    return "active" if found.next is not None else "over"
+    return "active" if schedule.next is not None else "over"
 
 
-def _next(found: ScheduleInfo) -> str:
-    next_ms = found.raw.get("next_ms")
-    return _state(found) if found.paused or next_ms is None else format_time(next_ms)
+def _next(schedule: ScheduleInfo) -> str:
+    next_ms = schedule.raw.get("next_ms")
+    return _state(schedule) if schedule.paused or next_ms is None else format_time(next_ms)
 
 
 COLUMNS = (
@@ -354,16 +353,16 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def schedule_fields(found: ScheduleInfo) -> dict[str, Any]:
-    """A schedule for ``--json``: what the daemon says, with body, ids and times as text, too."""
-    fields = fields_of(found, without="body")
-    stored = stored_fields(found.topic, found.body, encoding_of(found))
+def schedule_fields(schedule: ScheduleInfo) -> dict[str, Any]:
+    """Return a schedule for ``--json``, with body, ids and times also as text."""
+    fields = fields_of(schedule, without="body")
+    stored = stored_fields(schedule.topic, schedule.body, encoding_of(schedule))
     if (encoding := stored.pop("encoding")) is not None:
         fields["task"] = {**fields["task"], "encoding": encoding}
     fields |= stored
     if fields.get("recent") is not None:
         fields["recent"] = [{**run, "id": run["id"] and str(run["id"])} for run in fields["recent"]]
-    if "planned_ms" in found.raw:
-        planned_ms = list(found.raw["planned_ms"])
+    if "planned_ms" in schedule.raw:
+        planned_ms = list(schedule.raw["planned_ms"])
         fields |= {"planned_ms": planned_ms, "planned": list(map(iso_time, planned_ms))}
     return fields

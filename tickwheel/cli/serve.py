@@ -1,10 +1,10 @@
-"""A daemon as a whole, and its store: ``serve``, ``init``, ``check``, ``status``, ``backup``; its
-tokens; ``demo``, and ``bench``, how fast it is from here (`make bench` compares with others).
+"""Commands for a daemon and its store: ``serve``, ``init``, ``check``, ``status``, ``backup``,
+``reshard``, tokens, ``demo``, and ``bench`` to measure a daemon (`make bench` compares products).
 
-``status``, ``backup`` and ``bench`` ask running daemons. The others know the daemon's packages, and
-import them when the command runs: operating a remote daemon needs only the extra ``cli``.
+``status``, ``backup`` and ``bench`` ask running daemons. The other commands import the daemon's
+packages when they run, so operating a remote daemon needs only the extra ``cli``.
 
-``token`` changes a file that the daemon reads; one that runs notices the change by itself.
+``token`` changes a file; a running daemon notices the change by itself.
 """
 
 from __future__ import annotations
@@ -52,54 +52,59 @@ if TYPE_CHECKING:
 STORE_HELP = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db, redis://HOST:PORT/DB"
     ", redis+sentinel://HOST:PORT,…/DB?master=NAME, redis+cluster://HOST:PORT,…/."
-    " Default: tickwheel.db here."
+    " Default: tickwheel.db in this folder."
 )
 JSON_HERE = "JSON on stdout."
 
 StoreOption = Annotated[str | None, option(STORE_HELP, "URL")]
-ConfigOption = Annotated[str | None, option("Settings; environment and flags win.", "FILE.toml")]
-VolatileOption = Annotated[bool, flag("Use a Redis that may lose what it holds.")]
+ConfigOption = Annotated[
+    str | None, option("File of settings; environment and options take precedence.", "FILE.toml")
+]
+VolatileOption = Annotated[bool, flag("Accept a Redis that may lose its data.")]
 
 
 class SettingsOptions(TypedDict, total=False):
-    """The settings of a daemon that have an option of their own, by their names."""
+    """The settings of a daemon that have an option."""
 
     store: StoreOption
     listen: Annotated[
-        str | None, option("Default: tcp://127.0.0.1:7355. Port 0: any free one.", "URL")
+        str | None, option("Default: tcp://127.0.0.1:7355. Port 0: any free port.", "URL")
     ]
     processes: Annotated[
         str | None,
         option(
-            "A daemon for each of so many shards, with --store sqlite:///DIR/; auto: for each"
+            "Number of shards, each with a daemon, for --store sqlite:///DIR/; auto: one for each"
             " processor. Default: 1.",
             "N|auto",
         ),
     ]
     http: Annotated[
         str | None,
-        option("Serve the HTTP API, /healthz and /metrics there. Default: off.", "HOST:PORT"),
+        option("Address of the HTTP API, /healthz and /metrics. Default: off.", "HOST:PORT"),
     ]
     http_all: Annotated[
         str | None,
         option(
-            "With --processes and --http: health, metrics and addresses of all shards together,"
-            " there. Default: off.",
+            "With --processes and --http: address of the health, metrics and shards of all"
+            " together. Default: off.",
             "HOST:PORT",
         ),
     ]
-    node: Annotated[str | None, option("Its name in stats and logs. Default: the host's.", "NAME")]
+    node: Annotated[
+        str | None, option("Name in statistics and logs. Default: the host name.", "NAME")
+    ]
     serve_token: Annotated[
-        str | None, option("Who shows it may do all. Not --token: a client shows that.", "TOKEN")
+        str | None, option("A token with all rights. (--token is the token of a client.)", "TOKEN")
     ]
     advertise: Annotated[
-        str | None, option("Where others are told to find it. Default: where it listens.", "URL")
+        str | None,
+        option("Address announced to clients and daemons. Default: the --listen address.", "URL"),
     ]
     leader_ttl_s: Annotated[
         float | None,
         option(
-            "With Redis: so long after the active daemon's last word another takes over."
-            " Default: 3.",
+            "With Redis: seconds without a sign of life of the active daemon after which another"
+            " takes over. Default: 3.",
             "SECONDS",
             "--leader-ttl",
         ),
@@ -108,52 +113,54 @@ class SettingsOptions(TypedDict, total=False):
     resident_bytes_max: Annotated[
         int | None,
         option(
-            "Task bodies kept in memory. Default: 256 MiB, with Redis (all of them) 2 GiB.", "BYTES"
+            "Maximum bytes of task bodies in memory. Default: 256 MiB, with Redis 2 GiB.", "BYTES"
         ),
     ]
     accept_clock: Annotated[
-        bool, flag("The clock is right, however long nobody served: fire what is due.")
+        bool, flag("Trust the clock even after a long downtime, and deliver due tasks.")
     ]
     history_dir: Annotated[
-        str | None, option("Write there what happens to every task. Default: no history.", "DIR")
+        str | None, option("Folder for the history of every task. Default: no history.", "DIR")
     ]
     tokens_file: Annotated[
-        str | None, option("Tokens with rights of their own: `tickwheel token`.", "FILE")
+        str | None, option("File of tokens with restricted rights; see `tickwheel token`.", "FILE")
     ]
-    tls_cert: Annotated[
-        str | None, option("The certificate for tls:// and https:// (PEM).", "FILE")
-    ]
+    tls_cert: Annotated[str | None, option("Certificate for tls:// and https:// (PEM).", "FILE")]
     tls_key: Annotated[str | None, option("Its key. Default: in the same file.", "FILE")]
-    tls_client_ca: Annotated[str | None, option("Who signs the certificates of clients.", "FILE")]
+    tls_client_ca: Annotated[
+        str | None, option("Authorities that sign client certificates (PEM).", "FILE")
+    ]
     push_allow: Annotated[
         list[str] | None,
-        option("A private network where tasks may be sent; may be repeated.", "CIDR"),
+        option("A private network that pushes may reach; can be repeated.", "CIDR"),
     ]
     insecure: Annotated[
-        bool, flag("Listen beyond this machine without tokens or without TLS all the same.")
+        bool, flag("Allow listening beyond this machine without tokens or without TLS.")
     ]
     ready_file: Annotated[
-        str | None, option("Written once it serves: its addresses, as JSON.", "FILE")
+        str | None, option("File to write once it serves: addresses as JSON.", "FILE")
     ]
-    log_format: Annotated[str | None, option("Default: console.", "console|json")]
-    log_level: Annotated[str | None, option("Default: info.", "debug|info|warning|error")]
+    log_format: Annotated[str | None, option("Log format. Default: console.", "console|json")]
+    log_level: Annotated[
+        str | None, option("Minimum log level. Default: info.", "debug|info|warning|error")
+    ]
 
 
 @offline(json_help=None)
 def serve(
     call: Call,
     config: ConfigOption = None,
-    set_: Annotated[list[str] | None, option("Any setting; may be repeated.", "NAME=VALUE")] = None,
+    set_: Annotated[list[str] | None, option("Any setting; can be repeated.", "NAME=VALUE")] = None,
     **options: Unpack[SettingsOptions],
 ) -> int:
     """Run a daemon until SIGTERM or Ctrl-C. Exit code 0 after a clean stop.
 
-    Every setting can also stand in the TOML file (name = value) or in the environment
-    (TICKWHEEL_NAME). Flags win over the environment, the environment over the file.
+    Every setting can also be given in a TOML file (name = value) or in the environment
+    (TICKWHEEL_NAME). Options take precedence over the environment, the environment over the file.
     """
-    # TICKWHEEL_TOKEN of a shell was not meant as the daemon's, and is not looked at.
+    # A TICKWHEEL_TOKEN in the environment is the client's, and is ignored.
     if call.has_written_token:
-        raise BadRequest("--token is what a client shows; the daemon's own is --serve-token")
+        raise BadRequest("--token is for clients; use --serve-token for the daemon's token")
     settings = _load_settings(config, {**_assignments(set_ or []), **options})
     _import_parts(settings)
     unblock_stderr()
@@ -173,7 +180,7 @@ def serve(
 
 
 def _import_parts(settings: Settings) -> None:
-    """Import what these settings need, so that a missing package is reported before the start."""
+    """Import the packages that these settings need, to report missing ones before the start."""
     if settings.http is not None:
         import tickwheel.server.http.app
         import tickwheel.server.metrics.exposition
@@ -187,17 +194,17 @@ def _import_parts(settings: Settings) -> None:
 
 
 def _assignments(texts: list[str]) -> dict[str, str]:
-    found = {}
+    settings = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise BadRequest(f"--set {text!r}: write NAME=VALUE")
-        found[name] = value
-    return found
+            raise BadRequest(f"--set must be NAME=VALUE, not {text!r}")
+        settings[name] = value
+    return settings
 
 
 def _load_settings(config: str | None, overrides: Mapping[str, Any]) -> Settings:
-    """The settings of a daemon, whose ``file_mode`` holds from now on in this process."""
+    """Load the settings of a daemon, and apply their ``file_mode`` to this process."""
     from tickwheel.server import settings
 
     loaded = settings.load(config, dict(overrides))
@@ -208,18 +215,18 @@ def _load_settings(config: str | None, overrides: Mapping[str, Any]) -> Settings
 @offline(JSON_HERE)
 def demo(
     call: Call,
-    seconds: Annotated[int, option("How long tasks come in.", min=5, max=600)] = 20,
+    seconds: Annotated[int, option("Seconds in which tasks are enqueued.", min=5, max=600)] = 20,
     tasks: Annotated[
-        int, option("How many, evenly over that time.", min=100, max=1_000_000)
+        int, option("Number of tasks, spread evenly over that time.", min=100, max=1_000_000)
     ] = 20_000,
-    plain: Annotated[bool, flag("Lines instead of a live view.")] = False,
+    plain: Annotated[bool, flag("Print lines instead of a live view.")] = False,
 ) -> int:
-    """See it work: a daemon, 20,000 tasks, a kill -9 half way; nothing lost, nothing early.
+    """Demonstrate a daemon with 20,000 tasks and a kill -9 half way: nothing is lost or early.
 
-    Needs no running daemon; everything is made in a temporary folder. Exit code 1 when a task
-    was lost or early.
+    Needs no running daemon and works in a temporary folder. Exit code 1 if a task was lost or
+    early.
     """
-    import tickwheel.server.daemon  # noqa: F401  # what is missing is said here, not by a child
+    import tickwheel.server.daemon  # noqa: F401  # report missing packages here, not in a child
     from tickwheel.demo.demonstration import run_demo
 
     return run_demo(seconds=seconds, tasks=tasks, plain=plain, json=call.out.as_json)
@@ -227,16 +234,16 @@ def demo(
 
 @offline(JSON_HERE)
 def check(call: Call, store: StoreOption = None, config: ConfigOption = None) -> int:
-    """Check a store that no daemon has open: every row read, counts against a full scan.
+    """Check a store that no daemon has open: read every row, compare counts with a full scan.
 
-    Nothing is changed. Exit code 1 when something is wrong.
+    Changes nothing. Exit code 1 if something is wrong.
     """
     settings = _load_settings(config, given({"store": store}))
     from tickwheel.persistence import audit
 
-    found = audit.check(settings.store)
-    counts = {name: getattr(found, name) for name in ("tasks", "progress", "dead", "sessions")}
-    problems = list(found.problems)
+    report = audit.check(settings.store)
+    counts = {name: getattr(report, name) for name in ("tasks", "progress", "dead", "sessions")}
+    problems = list(report.problems)
     if call.out.as_json:
         call.out.record({"store": settings.store, **counts, "problems": problems})
     else:
@@ -257,33 +264,32 @@ def init(
     force: Annotated[
         bool,
         flag(
-            "Begin anew where a store was lost. Redis: also when there is data, which is removed"
-            " for good."
+            "Start over after a store was lost. Redis: even with data, which is deleted for good."
         ),
     ] = False,
     branch: Annotated[
         bool,
-        flag("Go on with a store that lacks what its history knows: an older copy, for example."),
+        flag("Continue with a store that is older than its history, for example an older copy."),
     ] = False,
     yes: YesOption = False,
     allow_volatile_store: VolatileOption = False,
     processes: Annotated[
-        str | None, option("How many shards a folder (sqlite:///DIR/) gets.", "N|auto")
+        str | None, option("Number of shards of a folder (sqlite:///DIR/).", "N|auto")
     ] = None,
     config: ConfigOption = None,
 ) -> int:
-    """Lay a store out without serving: a new SQLite file, a folder of several (--processes), or an
-    empty shard in Redis.
+    """Create a store without serving: a SQLite file, a folder of shards (--processes), or an empty
+    shard in Redis.
 
-    What is there already is refused, with exit code 1. A daemon does not start with a store
-    that was lost or set back, as its history or the files beside it say; two options decide. With
-    --force a store begins anew: a SQLite file that is missing, empty or was never used; a shard
-    in Redis also when there is data: everything in it is removed, and no daemon that used it before
-    can write to it any more. With --branch a store keeps what it has, and its next start begins a
-    new branch. Never done while a daemon has the store.
+    Refuses an existing store with exit code 1. A daemon does not start with a store that was lost
+    or set back, according to its history or the files next to it; two options resolve this.
+    --force starts over: a SQLite file that is missing, empty or was never used; a shard in Redis
+    even with data, which is deleted, and no daemon that used it before can write to it. --branch
+    keeps the store's data, and its next start begins a new branch. No daemon may have the store
+    open.
     """
     if force and branch:
-        raise BadRequest("--force begins anew and --branch goes on; name one of them")
+        raise BadRequest("give either --force or --branch")
     overrides = {"store": store, "allow_volatile_store": allow_volatile_store}
     settings = _load_settings(config, given({**overrides, "processes": processes}))
     from tickwheel.persistence import parse, shard_folder, with_setting, without_secrets
@@ -293,22 +299,22 @@ def init(
 
         if force or branch:
             raise BadRequest(
-                "--force and --branch are of one shard: name its database, --store"
+                "--force and --branch apply to a single shard: give its database, --store"
                 " sqlite:///DIR/shard-1.db"
             )
         shards = folders.init(settings)
-        _show_laid_out(call, settings.store, f"was laid out with {shards} shards", shards=shards)
+        _show_laid_out(call, settings.store, f"was created with {shards} shards", shards=shards)
         return 0
     url, kind = settings.store, parse(settings.store).kind
     if kind == "memory":
-        raise BadRequest("store memory: is empty at every start; there is nothing to lay out")
+        raise BadRequest("store memory: is empty at every start and needs no init")
     if kind == "sqlite":
         path = os.path.realpath(parse(url).path)
         if branch:
             from tickwheel.persistence.sqlite import database
 
-            held = database.begin_branch(path)
-            return _show_branch(call, url, f"{path}, which ends with epoch {held.last.epoch},")
+            meta = database.begin_branch(path)
+            return _show_branch(call, url, f"{path}, which ends with epoch {meta.last.epoch},")
         return _lay_out_sqlite(call, url, path, force=force)
     if settings.allow_volatile_store:
         url = with_setting(url, "allow_volatile_store", "1")
@@ -320,11 +326,11 @@ def init(
     return _lay_out_redis(call, url, force=force, yes=yes)
 
 
-def _show_branch(call: Call, url: str, what: str) -> int:
+def _show_branch(call: Call, url: str, subject: str) -> int:
     from tickwheel.persistence import without_secrets
 
-    said = {"store": without_secrets(url), "created": False, "branch": True}
-    call.out.result(said, f"{what} begins a new branch with its next start")
+    fields = {"store": without_secrets(url), "created": False, "branch": True}
+    call.out.result(fields, f"{subject} begins a new branch with its next start")
     return 0
 
 
@@ -337,7 +343,7 @@ def _lay_out_sqlite(call: Call, url: str, path: str, *, force: bool) -> int:
     if force:
         database.begin_anew(path)
     elif os.path.exists(path):
-        raise Conflict(f"{path} exists already")
+        raise Conflict(f"{path} already exists")
     layout = layout_around(path)
 
     async def lay_out() -> None:
@@ -351,7 +357,7 @@ def _lay_out_sqlite(call: Call, url: str, path: str, *, force: bool) -> int:
         database.write_meta(path, {database.SINCE_EPOCH: layout.epoch})
     if force:
         database.write_meta(path, {database.BRANCH: NEW})
-    _show_laid_out(call, url, "was laid out")
+    _show_laid_out(call, url, "was created")
     return 0
 
 
@@ -360,28 +366,30 @@ def _lay_out_redis(call: Call, url: str, *, force: bool, yes: bool) -> int:
     from tickwheel.persistence.redis import opening, options_from
 
     options = options_from(url)
-    found = asyncio.run(opening.look(options))
-    if found.exists and not _may_remove(call, found, force=force, yes=yes):
+    existing = asyncio.run(opening.look(options))
+    if existing.exists and not _may_remove(call, existing, force=force, yes=yes):
         return EXIT_FAILED
-    incarnation = asyncio.run(opening.lay_out(options, found, sources().wall_ms(), is_branch=force))
-    what = "was laid out anew" if found.exists else "was laid out"
-    removed = found.counts if found.exists else None
+    incarnation = asyncio.run(
+        opening.lay_out(options, existing, sources().wall_ms(), is_branch=force)
+    )
+    what = "was created again" if existing.exists else "was created"
+    removed = existing.counts if existing.exists else None
     _show_laid_out(
-        call, found.store, what, shard=found.shard, incarnation=incarnation, removed=removed
+        call, existing.store, what, shard=existing.shard, incarnation=incarnation, removed=removed
     )
     return 0
 
 
-def _may_remove(call: Call, found: Found, *, force: bool, yes: bool) -> bool:
-    """Show what there is; whether the operator confirms that it is removed."""
-    what = f"{found.shard} in {found.store} is {found.state}"
+def _may_remove(call: Call, existing: Found, *, force: bool, yes: bool) -> bool:
+    """Show the existing store. Return whether the operator confirms its removal."""
+    subject = f"{existing.shard} in {existing.store} is {existing.state}"
     if not force:
-        raise Conflict(f"{what}. Exists already; --force removes it and lays it out anew")
-    call.out.remark(what)
+        raise Conflict(f"{subject}. It already exists; --force deletes it and creates it again")
+    call.out.remark(subject)
     if yes:
         return True
-    question = "Remove all of it for good, and lay the shard out anew?"
-    return confirmed(call, "all of it would be removed for good", question)
+    question = "Delete all of it for good, and create the shard again?"
+    return confirmed(call, "all of it would be deleted for good", question)
 
 
 def _show_laid_out(call: Call, store: str, what: str, **more: object) -> None:
@@ -395,28 +403,30 @@ def _show_laid_out(call: Call, store: str, what: str, **more: object) -> None:
 @offline(JSON_HERE)
 def deploy_files(
     call: Call,
-    directory: Annotated[str, argument("DIR", "Where to write them; made if need be.")],
-    force: Annotated[bool, flag("Overwrite what is there.")] = False,
+    directory: Annotated[str, argument("DIR", "Folder for the files; created if necessary.")],
+    force: Annotated[bool, flag("Overwrite existing files.")] = False,
 ) -> None:
-    """Write out the files that run and watch a daemon: systemd units, compose files and their
+    """Write the files that run and monitor a daemon: systemd units, compose files and their
     Dockerfile, manifests for Kubernetes, rules for Prometheus and dashboards for Grafana.
 
-    Nothing is written, with exit code 1, if one of them is there already.
+    Writes nothing, with exit code 1, if one of them already exists.
     """
     from tickwheel import deployment
 
-    folder, found = Path(directory), deployment.files()
-    there = [name for name in found if (folder / name).exists()]
-    if there and not force:
+    folder, contents = Path(directory), deployment.files()
+    existing = [name for name in contents if (folder / name).exists()]
+    if existing and not force:
         raise Conflict(
-            f"{folder} has {len(there)} of these files already, {there[0]} for example;"
+            f"{folder} already has {len(existing)} of these files, for example {existing[0]};"
             " --force overwrites them"
         )
-    for name, said in found.items():
+    for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(said)
-    fields = {"dir": str(folder), "files": sorted(found)}
-    call.out.result(fields, f"{len(found)} files in {folder}; begin with {folder}/deploy/README.md")
+        (folder / name).write_bytes(content)
+    fields = {"dir": str(folder), "files": sorted(contents)}
+    call.out.result(
+        fields, f"{len(contents)} files in {folder}; begin with {folder}/deploy/README.md"
+    )
 
 
 # --- reshard -------------------------------------------------------------------------------------
@@ -425,26 +435,24 @@ def deploy_files(
 @offline("The report as JSON.")
 def reshard(
     call: Call,
-    to: Annotated[
-        int, option("How many shards there shall be.", "N", "--to", min=1, max=SHARDS_MAX)
-    ],
+    to: Annotated[int, option("New number of shards.", "N", "--to", min=1, max=SHARDS_MAX)],
     store: StoreOption = None,
     into: Annotated[
         str | None,
-        option("The folder to be made of a single database.", "sqlite:///DIR/", "--into"),
+        option("The new folder, if --store is a single database.", "sqlite:///DIR/", "--into"),
     ] = None,
-    dry_run: Annotated[bool, flag("Check everything and say what would move; write nothing.")] = (
+    dry_run: Annotated[bool, flag("Check everything and print what would move; write nothing.")] = (
         False
     ),
     config: ConfigOption = None,
 ) -> int:
-    """Change the number of shards of a folder (--store sqlite:///DIR/), or make a folder of a
-    single database (--store sqlite:///FILE.db --into sqlite:///DIR/), while no daemon serves.
+    """Change the number of shards of a folder (--store sqlite:///DIR/), or turn a single database
+    into a folder (--store sqlite:///FILE.db --into sqlite:///DIR/), while no daemon serves.
 
-    Ids stay as they are; what has a key goes to the shard of its key. The new databases are
-    written beside those there are, verified, and count from one moment on; the others are kept,
-    and opened no more. What cannot be moved exactly is refused before anything is changed. If
-    it was cut off, run it again.
+    Ids do not change; tasks with a key go to the shard of the key. New databases are written next
+    to the old ones, verified, and put into use at one moment; the old ones are kept, but never
+    opened again. Anything that cannot be moved exactly is refused before any change. After an
+    interruption, run the command again.
     """
     settings = _load_settings(config, given({"store": store}))
     from tickwheel.server import reshard as resharding
@@ -454,7 +462,7 @@ def reshard(
     if call.out.as_json:
         call.out.record(report.fields())
     elif report.already:
-        call.out.line(f"{report.into} has {to} shards already")
+        call.out.line(f"{report.into} already has {to} shards")
     else:
         _show_resharded(call, report)
     return 0
@@ -473,57 +481,57 @@ def _show_resharded(call: Call, report: Report) -> None:
         facts[f"tasks of shard {shard['shard']}"] = shard["tasks"]
     would = "would have" if report.dry_run else "has"
     title = f"{report.into} {would} {report.to} shards"
-    call.out.grid(facts_grid(("what", "value"), facts, title))
+    call.out.grid(facts_grid(("count", "value"), facts, title))
     if report.kept:
-        call.out.remark(f"kept, and opened no more: {', '.join(report.kept)}")
+        call.out.remark(f"kept, but no longer used: {', '.join(report.kept)}")
 
 
 # --- status --------------------------------------------------------------------------------------
 
 _MIRROR = {
-    True: "yes: a Redis that came back empty or older gets everything again from memory",
-    False: "no: one that came back a little older gets the newest batches again; one that came back"
-    " empty stops the daemon, and `tickwheel restore` is needed",
+    True: "yes: a Redis that returns empty or older gets everything again from memory",
+    False: "no: a Redis that returns slightly older gets the newest batches again; one that returns"
+    " empty stops the daemon, and needs `tickwheel restore`",
 }
-"""What ``Status.mirror`` promises, for people."""
+"""``Status.mirror`` for people."""
 _STATUS_COLUMNS = ("address", "node", "role", "state", "epoch", "since", "store")
 
 
 async def status(call: Call) -> int:
-    """Every daemon of --url, the active one that a standby names, and all shards: role, state,
-    since when.
+    """Show every daemon of --url, the active daemon that a standby names, and all shards: role,
+    state and start.
 
-    Exit code 0 when an active one is ready (or still loading), with several shards one of each;
-    1 when none is, 3 when no address can be reached.
+    Exit code 0 if an active daemon is ready (or still loading), for every shard; 1 if not, 3 if no
+    address can be reached.
     """
-    found = await statuses(call.url, token=call.token, name="tickwheel-cli")
+    by_url = await statuses(call.url, token=call.token, name="tickwheel-cli")
     grid = Grid(_STATUS_COLUMNS, right=("epoch",))
-    Listing(call.out, grid, status_row, status_fields).show(found.items())
+    Listing(call.out, grid, status_row, status_fields).show(by_url.items())
     if not call.out.as_json:
-        answers = [answer for answer in found.values() if isinstance(answer, Status)]
+        answers = [answer for answer in by_url.values() if isinstance(answer, Status)]
         for line in dict.fromkeys(line for answer in answers for line in _store_lines(answer)):
             call.out.line(line)
         if any(answer.serves for answer in answers):
-            for line in await _wrong_now(call):
+            for line in await _troubles(call):
                 call.out.line(line)
-    return _status_exit_code(found)
+    return _status_exit_code(by_url)
 
 
-async def _wrong_now(call: Call) -> list[str]:
-    """What is wrong with the daemon right now; nothing where it does not say, or may not."""
+async def _troubles(call: Call) -> list[str]:
+    """Return the daemon's current troubles; empty if it does not answer or refuses."""
     try:
         async with call.client(retries=0) as client:
-            return trouble_lines((await client.overview(timeout=WRONG_S)).raw)
+            return trouble_lines((await client.overview(timeout=TROUBLES_S)).raw)
     except TickwheelError:
         return []
 
 
-WRONG_S = 3.0
-"""How long, in seconds, ``status`` waits for what is wrong right now."""
+TROUBLES_S = 3.0
+"""Maximum seconds that ``status`` waits for the current troubles."""
 
 
 def _store_lines(answer: Status) -> Iterator[str]:
-    """What is to be known of the store of a daemon; shards have most of it in common."""
+    """Yield lines about a daemon's store, most of which all shards share."""
     if answer.store_at and "+" in answer.store:
         yield f"the master of the store: {printable(answer.store_at)}"
     if answer.durability:
@@ -532,30 +540,30 @@ def _store_lines(answer: Status) -> Iterator[str]:
         yield f"mirror: {_MIRROR[answer.mirror]}"
 
 
-def _status_exit_code(found: dict[str, Status | TickwheelError]) -> int:
-    """The exit code for scripts: 0 when an active daemon serves, of each shard."""
-    answers = [answer for answer in found.values() if isinstance(answer, Status)]
+def _status_exit_code(by_url: dict[str, Status | TickwheelError]) -> int:
+    """Return the exit code: 0 if an active daemon serves, for each shard."""
+    answers = [answer for answer in by_url.values() if isinstance(answer, Status)]
     serving = {answer.shard for answer in answers if answer.serves}
     if serving and len(serving) >= max(len(answer.shards) for answer in answers):
         return 0
-    silent = all(isinstance(answer, (Unreachable, ConnectionLost)) for answer in found.values())
+    silent = all(isinstance(answer, (Unreachable, ConnectionLost)) for answer in by_url.values())
     return EXIT_UNREACHABLE if silent else EXIT_FAILED
 
 
 Answered = tuple[str, Status | TickwheelError]
-"""The address that was asked, and what it answered."""
+"""A URL and its daemon's answer."""
 
 
-def status_fields(one: Answered) -> dict[str, Any]:
-    """The answer of one address; ``address`` in it is what the daemon tells others."""
-    url, answer = one
+def status_fields(answered: Answered) -> dict[str, Any]:
+    """Return the answer of a URL; its ``address`` is the one that the daemon announces."""
+    url, answer = answered
     if isinstance(answer, Status):
         return {"url": url, "reachable": True, **answer.raw}
     return {"url": url, "reachable": False, "error": answer.code, "message": answer.message}
 
 
-def status_row(one: Answered) -> tuple[str, ...]:
-    url, answer = one
+def status_row(answered: Answered) -> tuple[str, ...]:
+    url, answer = answered
     address = url.removeprefix("tcp://").removeprefix("tls://")
     if not isinstance(answer, Status):
         reachable = not isinstance(answer, (Unreachable, ConnectionLost))
@@ -571,8 +579,8 @@ def status_row(one: Answered) -> tuple[str, ...]:
 def _state(answer: Status) -> str:
     parts = [answer.detail] if answer.detail else []
     if answer.state == "loading":
-        of = "" if answer.to_load is None else f" of {answer.to_load:,}"
-        parts.append(f"{answer.loaded:,}{of} loaded")
+        total = "" if answer.to_load is None else f" of {answer.to_load:,}"
+        parts.append(f"{answer.loaded:,}{total} loaded")
     state = answer.state.replace("_", " ")
     return printable(f"{state} ({', '.join(parts)})" if parts else state)
 
@@ -589,11 +597,9 @@ def _since(answer: Status) -> str:
 
 async def backup(
     call: Call,
-    name: Annotated[
-        str, argument("NAME", "A file name in the daemon's backup folder; must not exist.")
-    ],
+    name: Annotated[str, argument("NAME", "A new file name in the daemon's backup folder.")],
 ) -> None:
-    """Copy the store while the daemon goes on. The copy is one moment's state."""
+    """Copy the store while the daemon runs. The copy is the state at one moment."""
     done = await call.ask(lambda client: client.backup(name))
     path, size = done.path, done.bytes
     call.out.result({"path": path, "bytes": size}, f"{path}  {size:,} bytes")
@@ -604,18 +610,18 @@ BENCH_S_MAX = 300.0
 
 async def bench(
     call: Call,
-    tasks: Annotated[int, option("For each way to enqueue.", min=1, max=1_000_000)] = 20_000,
+    tasks: Annotated[int, option("Tasks for each way to enqueue.", min=1, max=1_000_000)] = 20_000,
     rate: Annotated[
-        int, option("Tasks a second while lateness is measured.", min=0, max=50_000)
+        int, option("Tasks per second during the measurement of lateness.", min=0, max=50_000)
     ] = 2_000,
-    seconds: Annotated[int, option("How long that is done.", min=1, max=60)] = 5,
+    seconds: Annotated[int, option("Seconds of that measurement.", min=1, max=60)] = 5,
     body_bytes: Annotated[
         int, option("Size of a body.", "BYTES", "--body", min=0, max=1 << 20)
     ] = 100,
 ) -> int:
-    """Measure a running daemon: enqueues, deliveries with acks, lateness. Uses its own topic.
+    """Measure a running daemon: enqueues, deliveries with acks, lateness. Uses a separate topic.
 
-    All of it is durable work on the daemon's real store; nothing is left there afterwards.
+    All work is durable in the daemon's store; nothing is left there afterwards.
     """
     from tickwheel.demo.demonstration import Bench
 
@@ -630,7 +636,7 @@ async def bench(
                 if rate:
                     await run.lateness(rate, seconds)
         except TimeoutError:
-            raise SendTimeout(f"not through after {BENCH_S_MAX:g} s; try fewer --tasks") from None
+            raise SendTimeout(f"not finished within {BENCH_S_MAX:g} s; try fewer --tasks") from None
         finally:
             await run.clear()
     _show_bench(call, run.result, rate)
@@ -656,11 +662,11 @@ def _show_bench(call: Call, result: Result, rate: int) -> None:
     if call.out.as_json:
         call.out.record(fields)
         return
-    named = {
-        name.replace("_per_s", " a second").replace("_ms", " ms").replace("_", " "): value
+    labels = {
+        name.replace("_per_s", " per second").replace("_ms", " ms").replace("_", " "): value
         for name, value in fields.items()
     }
-    call.out.grid(facts_grid(("measured", "value"), named, right=True))
+    call.out.grid(facts_grid(("measured", "value"), labels, right=True))
 
 
 # --- tokens --------------------------------------------------------------------------------------
@@ -673,22 +679,22 @@ TokensOption = Annotated[
 @offline(JSON_HERE)
 def create_token(
     call: Call,
-    name: Annotated[str, argument("NAME", "Its owner.")],
+    name: Annotated[str, argument("NAME", "The owner of the token.")],
     file: TokensOption,
     scope: Annotated[
         list[str] | None,
         option(
-            "produce, consume, read, operate, admin or all; for topics such as orders or"
-            " orders.*, without a pattern for all. May be repeated.",
+            "produce, consume, read, operate, admin or all, for topics such as orders or orders.*;"
+            " for all topics without a pattern. Can be repeated.",
             "RIGHT[=PATTERN,...]",
         ),
     ] = None,
-    expires: Annotated[float | None, duration("From now: 90d, 12h. Default: never.")] = None,
+    expires: Annotated[float | None, duration("Lifetime: 90d, 12h. Default: unlimited.")] = None,
     certificate: Annotated[
         str | None,
         option(
-            "Instead of a secret: what a client's certificate must say, for example CN=billing,"
-            " or URI=spiffe://shop/billing.",
+            "Instead of a secret: the required content of a client's certificate, for example"
+            " CN=billing, or URI=spiffe://shop/billing.",
             "CN=NAME,...",
         ),
     ] = None,
@@ -696,14 +702,14 @@ def create_token(
         list[str] | None,
         option(
             "Upper limits: tasks_per_s, bytes_per_s, pending, connections, subscriptions,"
-            " transactions. May be repeated. Default: the daemon's quota_… settings.",
+            " transactions. Can be repeated. Default: the daemon's quota_… settings.",
             "NAME=NUMBER",
         ),
     ] = None,
 ) -> None:
-    """Make a token and show it, this once: what is kept is a hash.
+    """Create a token and show it once: the file contains only a hash.
 
-    Others of the same name stay valid: make the new one, hand it out, revoke the old one.
+    Other tokens of the same name stay valid: create the new one, distribute it, revoke the old one.
     """
     from tickwheel.server import tokens
 
@@ -714,17 +720,17 @@ def create_token(
     token, text = tokens.create(Path(file), name, grants, now_ms, expires_ms, certificate, quotas)
     call.out.result({"token": text or None, **_token_fields(token, None)}, text or token.id)
     if not call.out.as_json:
-        opens = "this is shown once" if text else f"a certificate with {certificate} opens it"
+        opens = "this is shown once" if text else f"certificate required: {certificate}"
         call.out.remark(f"token {token.id} of {name}: {_scopes(token)}; {opens}")
 
 
 @offline(JSON_HERE)
 def list_tokens(call: Call, file: TokensOption) -> None:
-    """The tokens of the file, with their rights, ends and last use; never what they read."""
+    """List the tokens of the file with their rights, expiry and last use, never their secrets."""
     from tickwheel.server import tokens
 
     path = Path(file)
-    found, used = tokens.read(path), tokens.read_used(path)
+    tokens_by_id, used = tokens.read(path), tokens.read_used(path)
     now_ms = time.time_ns() // 1_000_000
 
     def fields(token: Token) -> dict[str, Any]:
@@ -736,7 +742,7 @@ def list_tokens(call: Call, file: TokensOption) -> None:
         created, last = format_time(token.created_ms), format_time(used.get(token.id))
         return token.id, token.name, _scopes(token), created, ends, last
 
-    Listing(call.out, tokens_grid(), row, fields).show(found.values())
+    Listing(call.out, tokens_grid(), row, fields).show(tokens_by_id.values())
 
 
 def tokens_grid() -> Grid:
@@ -750,11 +756,11 @@ def tokens_grid() -> Grid:
 @offline(JSON_HERE)
 def revoke_token(
     call: Call,
-    which: Annotated[str, argument("ID|NAME", "Which one.")],
+    which: Annotated[str, argument("ID|NAME", "The token's id or name.")],
     file: TokensOption,
-    every: Annotated[bool, flag("All with this name.", "--all")] = False,
+    every: Annotated[bool, flag("All tokens with this name.", "--all")] = False,
 ) -> None:
-    """Take a token out of the file: within seconds its connections end, and it opens nothing."""
+    """Revoke a token: its connections end within seconds, and it is no longer accepted."""
     from tickwheel.server import tokens
 
     for token in tokens.revoke(Path(file), which, every=every):

@@ -1,20 +1,20 @@
-"""Those who take tasks, or look at them: ``tickwheel subscribe`` prints what comes due, or hands
-each task to a command; ``peek`` only looks, and so does ``subscribe --no-ack``; ``consumers`` lists
-who is connected; ``work`` runs a worker that a program defines.
+"""Commands that receive or observe tasks: ``subscribe`` prints due tasks, or passes each to a
+command; ``peek`` and ``subscribe --no-ack`` only show tasks; ``consumers`` lists the connected
+consumers; ``work`` runs a worker that a program defines.
 
-Order of ``subscribe``: a task is printed (or its command has run) before it is acked, so that a
-crash in between repeats it and never loses it. Acks of what was only printed are not waited for one
-by one; all of them are before the command ends. ``--exec`` runs one command for one delivery: the
-body on its stdin, the verdict by its exit code. Meanwhile the lease is extended.
+``subscribe`` prints a task (or runs its command) before it acks the task, so that a crash in
+between repeats it and never loses it. Acks of printed tasks are not awaited one by one, but all are
+awaited before the command ends. ``--exec`` runs one command for each delivery, with the body on its
+stdin; its exit code settles the delivery. The lease is extended meanwhile.
 
-``peek`` never touches a group. It follows a topic by a broadcast subscription, which owns nothing,
-and which begins before the first look, so that no task falls between them.
+``peek`` never touches a group. It follows a topic by a broadcast subscription, which owns nothing
+and begins before the first listing, so that no task is missed.
 
-``work`` shows what its worker does: on a terminal by one line on stderr, drawn again four times a
-second below what the program prints and logs; with ``--json`` by a line of JSON on stdout for each
-finished delivery, and nothing else there: what the program prints goes to stderr. Otherwise by log
-lines alone. The errors of the program are its own: what goes wrong while it is imported is said in
-one line with the place; what a handler raises is logged, and becomes a nack.
+``work`` shows what its worker does. On a terminal it redraws one line on stderr four times a
+second, below the program's output and log. With ``--json`` it writes a line of JSON to stdout for
+each finished delivery, and the program's output goes to stderr. Otherwise it only logs. An error
+while the program is imported is reported on one line with its place; an exception of a handler is
+logged, and becomes a nack.
 """
 
 from __future__ import annotations
@@ -81,13 +81,7 @@ from tickwheel.client.delivery import unpack_aside
 from tickwheel.client.leases import Leases
 from tickwheel.client.subscription import settle_failed
 from tickwheel.client.worker import Worker
-from tickwheel.contrib.workers import (
-    RELOAD_GRACE_S,
-    is_child,
-    load_worker,
-    set_up_log,
-    supervise,
-)
+from tickwheel.contrib.workers import RELOAD_GRACE_S, is_child, load_worker, set_up_log, supervise
 from tickwheel.errors import BadBody, BadRequest, NotFound, TickwheelError, Undecodable
 from tickwheel.log_writer import END_S, unblock_stderr, unblocked, writer_of
 
@@ -105,46 +99,48 @@ ACKS = (MANUAL, "on_delivery")
 
 
 class DeliveryOptions(TypedDict, total=False):
-    """How tasks are delivered, and what becomes of each."""
+    """How to deliver tasks, and what to do with each."""
 
     no_ack: Annotated[
-        bool, flag("Look only, as `tickwheel peek --follow` does: no group, no lease, no effect.")
+        bool,
+        flag("Only show tasks, like `tickwheel peek --follow`: no group, no lease, no effect."),
     ]
     exec_: Annotated[
         str | None,
         option(
-            "Run CMD (by sh) for each: body on stdin, TICKWHEEL_ID, _TOPIC, _ATTEMPT, _DUE_MS"
-            " in the environment. Exit 0 acks, anything else is a nack with the code as reason.",
+            "Run CMD (by sh) for each task: body on stdin, TICKWHEEL_ID, _TOPIC, _ATTEMPT, _DUE_MS"
+            " in the environment. Exit code 0 acks; any other is a nack with the code as reason.",
             "CMD",
         ),
     ]
     prefetch: Annotated[
         int | None,
-        option("Unsettled tasks at a time. Default: 256; with --exec 1.", min=1, max=PREFETCH_MAX),
+        option("Maximum unsettled tasks. Default: 256; with --exec 1.", min=1, max=PREFETCH_MAX),
     ]
     lease: Annotated[
         float | None,
         duration(
-            "After this long without an ack a task is delivered again. Default: 30s. "
-            "Kept up while a command runs."
+            "Time without an ack after which a task is delivered again. Default: 30s."
+            " Extended while a command runs."
         ),
     ]
     retry: RetryOption
     ack: Annotated[
         str,
         option(
-            "on_delivery: at most once. The daemon is through with a task before it sends it.",
+            "on_delivery: at most once. The daemon finishes a task before it sends it.",
             "manual|on_delivery",
         ),
         Default(MANUAL),
     ]
     broadcast: Annotated[
-        bool, flag("All that comes due while this runs, whoever else gets it; no retry.")
+        bool,
+        flag("Receive every task that comes due while this runs, in addition to groups; no retry."),
     ]
 
 
 class SubscribeOptions(DeliveryOptions, GroupOptions):
-    """How tasks are delivered, and what holds for a group that is made by this."""
+    """How to deliver tasks, and the settings of a group that is created."""
 
 
 async def subscribe(
@@ -153,31 +149,30 @@ async def subscribe(
         str | None, argument("TOPIC", "Topic to receive from.", autocompletion=complete_topics)
     ] = None,
     named: Annotated[
-        str | None,
-        option("Instead of TOPIC.", "TOPIC", "--topic", autocompletion=complete_topics),
+        str | None, option("Instead of TOPIC.", "TOPIC", "--topic", autocompletion=complete_topics)
     ] = None,
     group: Annotated[
         str | None,
         option(
-            "Each group gets every task; its members share them. One that is not there is"
-            " made, and stays. [default: default]",
+            "The group: each group gets every task, and its members share them. A new group is"
+            " created, and stays. [default: default]",
             autocompletion=complete_groups,
         ),
     ] = None,
-    max_: Annotated[int | None, option("End after this many.", "N", min=1)] = None,
+    max_: Annotated[int | None, option("End after this number of tasks.", "N", min=1)] = None,
     **options: Unpack[SubscribeOptions],
 ) -> None:
     """Receive tasks as they come due, and ack them. Ctrl-C ends it cleanly.
 
-    --retry is the group's policy from then on, unless it has another one. --tags and --where
-    are the filter of a group that is made by this, and what --order-… and --fair-by with its limits
-    say holds for it; one that is there must have the same.
+    --retry sets the policy of a group that has none. --tags and --where set the filter of a new
+    group, --order-…, --fair-by and its limits the other settings; an existing group must have the
+    same settings.
     """
     if topic is not None and named is not None:
-        raise BadRequest("give TOPIC or --topic, one of them")
+        raise BadRequest("give either TOPIC or --topic")
     topic = named if topic is None else topic
     if topic is None:
-        raise BadRequest("give TOPIC, or --topic: whose tasks to receive")
+        raise BadRequest("give the topic as TOPIC or --topic")
     ack, broadcast = options.get("ack", MANUAL), options.get("broadcast", False)
     _check(options, ack)
     if options.get("no_ack"):
@@ -191,9 +186,9 @@ async def subscribe(
     cmd = options.get("exec_")
     receiver = Receiver(call, cmd, settles=settles)
     credit = options.get("prefetch") or (1 if cmd is not None else PREFETCH_DEFAULT)
-    of_group = {name: it for name, it in options.items() if name in GroupOptions.__optional_keys__}
+    group_options = {n: v for n, v in options.items() if n in GroupOptions.__optional_keys__}
     keywords: dict[str, Any] = {"prefetch": min(credit, max_ or credit), "broadcast": broadcast}
-    keywords |= group_keywords(cast("GroupOptions", of_group))
+    keywords |= group_keywords(cast("GroupOptions", group_options))
     if not broadcast:
         keywords |= {"group": group or GROUP_DEFAULT, "ack": ack}
     if settles:
@@ -210,53 +205,53 @@ async def subscribe(
 def _check(options: DeliveryOptions, ack: str) -> None:
     lease = options.get("lease")
     if "no_ack" in options and "exec_" in options:
-        raise BadRequest("--no-ack and --exec exclude each other")
+        raise BadRequest("--no-ack cannot be combined with --exec")
     if lease is not None and lease < LEASE_S_MIN:
-        raise BadRequest(f"--lease is {lease} s; {LEASE_S_MIN} s is the least")
+        raise BadRequest(f"--lease must be at least {LEASE_S_MIN} s, not {lease} s")
     if ack not in ACKS:
-        raise BadRequest(f"--ack is {ack!r:.40}; known are {', '.join(ACKS)}")
+        raise BadRequest(f"--ack must be one of {', '.join(ACKS)}, not {ack!r:.40}")
 
 
 def _check_settled(kind: str, options: Mapping[str, Any]) -> None:
-    """Refuse options about acks where the daemon waits for none."""
+    """Raise BadRequest for options about acks when the daemon waits for none."""
     for name in ("group", "lease", "retry"):
         if options.get(name) is not None:
-            raise BadRequest(f"--{name} has no meaning with {kind}: nothing is delivered again")
+            raise BadRequest(f"--{name} has no effect with {kind}: nothing is redelivered")
 
 
 def _check_looks(options: Mapping[str, Any]) -> None:
-    """Refuse what is said of deliveries and groups where there are none."""
+    """Raise BadRequest for options about deliveries and groups with --no-ack."""
     for name, value in options.items():
         if name != "no_ack" and value is not None:
-            what = f"--{name.rstrip('_').replace('_', '-')}"
-            raise BadRequest(f"{what} has no meaning with --no-ack, which looks without a group")
+            option_name = f"--{name.rstrip('_').replace('_', '-')}"
+            raise BadRequest(f"{option_name} has no effect with --no-ack, which uses no group")
 
 
 async def peek(
     call: Call,
-    topic: Annotated[str, argument("TOPIC", "Topic to look at.", autocompletion=complete_topics)],
-    key: Annotated[str | None, option("Only those with this key.")] = None,
-    due: Annotated[bool, flag("Only those that have come due.")] = False,
-    newest_first: Annotated[bool, flag("The highest id first.")] = False,
+    topic: Annotated[str, argument("TOPIC", "Topic to show.", autocompletion=complete_topics)],
+    key: Annotated[str | None, option("Only tasks with this key.")] = None,
+    due: Annotated[bool, flag("Only tasks that are due.")] = False,
+    newest_first: Annotated[bool, flag("Show the highest id first.")] = False,
     follow: Annotated[
-        bool, flag("Only those that have come due, then each that comes due, until Ctrl-C.")
+        bool, flag("Only tasks that are due, and then each as it comes due, until Ctrl-C.")
     ] = False,
     limit: LimitOption = None,
 ) -> None:
-    """Look at the tasks that a topic still has to deliver, without any effect.
+    """Show the undelivered tasks of a topic, without any effect.
 
-    They come with their bodies, in the order of their ids. No group is made, no task is leased, no
-    attempt is counted. Exit code 4: there is no such topic.
+    Shows the tasks with their bodies in the order of ids. No group is created, no task is leased,
+    and no attempt is counted. Exit code 4 if the topic does not exist.
     """
-    wanted: dict[str, Any] = {"key": key, "due": due or follow, "newest_first": newest_first}
+    query: dict[str, Any] = {"key": key, "due": due or follow, "newest_first": newest_first}
     if follow:
-        await _look(call, topic, wanted, limit)
+        await _look(call, topic, query, limit)
         return
     listing = Listing.of(call.out, COLUMNS, task_fields)
 
-    async def look(client: Client, most: int | None) -> AsyncIterator[TaskInfo]:
+    async def look(client: Client, count_max: int | None) -> AsyncIterator[TaskInfo]:
         is_empty = True
-        async for info in client.peek(topic, **wanted, limit=most):
+        async for info in client.peek(topic, **query, limit=count_max):
             is_empty = False
             yield info
         if is_empty and topic not in (await client.stats()).topics:
@@ -265,20 +260,20 @@ async def peek(
     await call.listed(limit, look, listing)
 
 
-async def _look(call: Call, topic: str, wanted: Mapping[str, Any], max_: int | None) -> None:
-    """Show what a topic has that is due, then what comes due, ``max_`` tasks at most."""
-    out, key, stop = call.out, wanted.get("key"), _stop_on_signals()
+async def _look(call: Call, topic: str, query: Mapping[str, Any], max_: int | None) -> None:
+    """Show a topic's due tasks, then each as it comes due, at most ``max_`` tasks."""
+    out, key, stop = call.out, query.get("key"), _stop_on_signals()
     seen: set[int] = set()
-    async with call.client() as client, client.subscribe(topic, broadcast=True) as coming:
+    async with call.client() as client, client.subscribe(topic, broadcast=True) as broadcasts:
         _show_log()
-        async for info in client.peek(topic, **wanted, limit=max_):
+        async for info in client.peek(topic, **query, limit=max_):
             if stop.is_set():
                 return
             seen.add(info.id)
             out.result(task_fields(info), task_line(info))
         shown = len(seen)
         while max_ is None or shown < max_:
-            delivery = await _next(coming, stop)
+            delivery = await _next(broadcasts, stop)
             if delivery is None:
                 return
             if delivery.id in seen or key not in (None, delivery.key):
@@ -288,19 +283,19 @@ async def _look(call: Call, topic: str, wanted: Mapping[str, Any], max_: int | N
 
 
 class _Remarks(logging.Handler):
-    """Shows what the client logs, such as a lost connection, as remarks."""
+    """Shows the client's log, such as a lost connection, as remarks."""
 
     def emit(self, record: logging.LogRecord) -> None:
         remark(record.getMessage())
 
 
 def _show_log() -> None:
-    """Show the client's log from now on. A failure to connect, before, is reported by itself."""
+    """Show the client's log from now on. An earlier failure to connect is reported separately."""
     logging.getLogger("tickwheel.client").addHandler(_Remarks(logging.WARNING))
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """An event that the first SIGINT or SIGTERM sets; a second one ends things the hard way."""
+    """Return an event that the first SIGINT or SIGTERM sets; a second one cancels the command."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
@@ -319,8 +314,8 @@ class Receiver:
     """Prints or executes each delivery, and settles it."""
 
     def __init__(self, call: Call, cmd: str | None, *, settles: bool) -> None:
-        """``settles``: whether deliveries are to be acked; else each task was over before it
-        came."""
+        """``settles``: whether to ack deliveries; if not, each task was finished before it was
+        sent."""
         self._out = call.out
         self._settles = settles
         self._cmd = cmd
@@ -329,7 +324,7 @@ class Receiver:
         self._failed: BaseException | None = None
 
     async def run(self, deliveries: Subscription, max_: int | None, stop: asyncio.Event) -> None:
-        """Handle deliveries until ``max_`` were handled, the stream ends, or ``stop`` is set."""
+        """Handle deliveries until ``max_`` are handled, the stream ends, or ``stop`` is set."""
         handled = 0
         if self._settles:
             self._leases = deliveries.keep_leases()
@@ -341,7 +336,7 @@ class Receiver:
                 await self._handle(delivery)
                 handled += 1
         finally:
-            # Also after a failure half way, for example when nobody reads what is printed.
+            # Also after a failure, for example when the reader of the output has gone.
             await self._release_held()
             await asyncio.gather(*self._acks, return_exceptions=True)
         if self._failed is not None:
@@ -351,7 +346,7 @@ class Receiver:
         if self._leases is None:
             await self._handle_settled(delivery)
             return
-        # No callback for a lost lease: the result of the late ack or nack says it.
+        # A lost lease needs no callback: the answer to the late ack or nack reports it.
         self._leases.hold(delivery, lambda word: None)
         await unpack_aside(delivery)
         try:
@@ -368,7 +363,7 @@ class Receiver:
             self._leases.drop(delivery)
             self._ack(delivery)
         else:
-            # With --json the command's own output must not stand between the objects.
+            # With --json the command's output must not be mixed with the objects.
             code = await execute(self._cmd, delivery, output_to_stderr=self._out.as_json)
             self._leases.drop(delivery)
             if code == 0:
@@ -384,9 +379,9 @@ class Receiver:
         self._print(delivery, code, "done")
 
     async def _release_held(self) -> None:
-        """Release the deliveries that are held, which costs no attempts."""
+        """Release held deliveries, without counting attempts."""
         held = self._leases.close() if self._leases is not None else []
-        # A release that fails is no loss: the lease ends by itself.
+        # A release may fail: the lease ends by itself.
         await asyncio.gather(*(d.release() for d in held), return_exceptions=True)
 
     def _ack(self, delivery: Delivery) -> None:
@@ -394,8 +389,8 @@ class Receiver:
             self._acks.discard(future)
             error = None if future.cancelled() else future.exception()
             if isinstance(error, TickwheelError) and error.retryable:
-                # Its task comes again, to whoever is there: no reason to receive nothing more.
-                remark(f"task {delivery.id}: its ack has no answer: {error}")
+                # The task will be delivered again: keep receiving.
+                remark(f"task {delivery.id}: its ack was not answered: {error}")
             elif self._failed is None:
                 self._failed = error
 
@@ -406,7 +401,7 @@ class Receiver:
     def _print(
         self, delivery: Delivery, code: int | None = None, result: str | None = None
     ) -> None:
-        """Show a delivery; ``code``: the exit code of its command."""
+        """Print a delivery. ``code``: the exit code of its command."""
         if self._out.as_json:
             fields = delivery_fields(delivery)
             if code is not None:
@@ -419,27 +414,27 @@ class Receiver:
 
 
 async def _next(deliveries: AsyncIterator[Delivery], stop: asyncio.Event) -> Delivery | None:
-    """The next delivery; None: there will be none."""
-    coming = asyncio.ensure_future(anext(deliveries, None))
+    """Return the next delivery; None at the end."""
+    upcoming = asyncio.ensure_future(anext(deliveries, None))
     stopping = asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait({coming, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if coming.done() and not stop.is_set():
-            return coming.result()
+        await asyncio.wait({upcoming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if upcoming.done() and not stop.is_set():
+            return upcoming.result()
         return None
     finally:
-        # What came in the moment of stopping was not started: closing the stream releases it.
-        for task in (coming, stopping):
+        # Closing the stream releases a delivery that arrived while stopping.
+        for task in (upcoming, stopping):
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(coming, stopping, return_exceptions=True)
+            await asyncio.gather(upcoming, stopping, return_exceptions=True)
 
 
 # --- commands ------------------------------------------------------------------------------------
 
 
 def reason_of(code: int) -> str:
-    """The reason of a failure, for the task's record."""
+    """Return the reason of a failure for the task's record."""
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):
@@ -448,19 +443,19 @@ def reason_of(code: int) -> str:
 
 
 async def execute(cmd: str, delivery: Delivery, *, output_to_stderr: bool) -> int:
-    """Run ``sh -c CMD`` to its end; returns its exit code, negative for a signal. Cancelled: the
-    command and its children are killed.
+    """Run ``sh -c CMD`` to its end. Return its exit code, negative for a signal. A cancellation
+    kills the command and its children.
 
-    Its environment says what a delivery has beside its body. It has a process group of its own, so
-    that Ctrl-C lets it finish what it has begun.
+    The environment has the delivery's fields except its body. The command has a separate process
+    group, so that it can finish after Ctrl-C.
     """
     names = ("id", "topic", "attempt", "failures", "due_ms")
-    said = {f"TICKWHEEL_{name.upper()}": str(getattr(delivery, name)) for name in names}
+    variables = {f"TICKWHEEL_{name.upper()}": str(getattr(delivery, name)) for name in names}
     process = await asyncio.create_subprocess_shell(
         cmd,
         stdin=asyncio.subprocess.PIPE,
         stdout=sys.stderr.fileno() if output_to_stderr else None,
-        env={**os.environ, **said},
+        env={**os.environ, **variables},
         start_new_session=True,
     )
     try:
@@ -478,7 +473,7 @@ async def execute(cmd: str, delivery: Delivery, *, output_to_stderr: bool) -> in
 
 
 def delivery_fields(delivery: Delivery) -> dict[str, object]:
-    """A delivery in the form of ``--json``."""
+    """Return a delivery for ``--json``."""
     names = (
         "topic", "group", "due_ms", "delivered_ms", "attempt", "failures", "key", "tag", "priority",
     )  # fmt: skip
@@ -493,11 +488,11 @@ def delivery_fields(delivery: Delivery) -> dict[str, object]:
 
 def _body_fields(delivery: Delivery) -> dict[str, Any]:
     fields = stored_fields(delivery.topic, delivery.raw[3], delivery.encoding, whole=True)
-    return {name: it for name, it in fields.items() if it is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def delivery_line(delivery: Delivery) -> str:
-    """One delivery for people: when, how late, which, what."""
+    """Format a delivery on one line: time, lateness, id, attempt and body."""
     late = format_duration((delivery.delivered_ms - delivery.due_ms) / 1000)
     again = f"  attempt {delivery.attempt}" if delivery.attempt > 1 else ""
     if delivery.replay_of is not None:
@@ -509,24 +504,24 @@ def delivery_line(delivery: Delivery) -> str:
 # --- consumers -----------------------------------------------------------------------------------
 
 BROADCAST = "(broadcast)"
-"""Shown in place of the group of a broadcast subscription, which has none."""
+"""Shown instead of a group for broadcast subscriptions."""
 
 
 async def consumers(
     call: Call, topic: TopicOption = None, group: GroupOption = None, limit: LimitOption = None
 ) -> None:
-    """Who is connected and takes tasks: each subscription, and each pull that waits."""
+    """List the connected consumers: subscriptions, and pulls that wait."""
     await call.listed(
         limit,
-        lambda client, most: client.list_consumers(topic=topic, group=group, limit=most),
-        Listing.of(call.out, CONSUMERS, fields_of, "nobody takes such tasks at the moment", SPARE),
+        lambda client, count_max: client.list_consumers(topic=topic, group=group, limit=count_max),
+        Listing.of(call.out, CONSUMERS, fields_of, "no matching consumer is connected", SPARE),
     )
 
 
 CONSUMERS = (
-    Column[ConsumerInfo]("host", lambda one: printable(one.host or one.address)),
+    Column[ConsumerInfo]("host", lambda consumer: printable(consumer.host or consumer.address)),
     column("pid", right=True), column("topic"),
-    Column[ConsumerInfo]("group", lambda one: BROADCAST if one.group is None else one.group),
+    Column[ConsumerInfo]("group", lambda c: BROADCAST if c.group is None else c.group),
     *count_columns("in_flight", "prefetch"), column("connected", "since_ms", ago),
     column("by", "kind"), *text_columns("client", "version"),
 )  # fmt: skip
@@ -536,13 +531,13 @@ SPARE = ("version", "client", "by")
 # --- work ----------------------------------------------------------------------------------------
 
 DRAW_S = 0.25
-"""How often, in seconds, the live line is drawn."""
+"""Seconds between two drawings of the live line."""
 DRAWINGS = 8
-"""So many drawings are what the live line's rate and lateness look back."""
+"""Drawings over which the live line's rate and lateness are measured."""
 HANDLED = frozenset(("acked", "settled", "snoozed"))
-"""What becomes of a delivery whose handler did what it had to."""
+"""Outcomes of deliveries that a handler has finished."""
 GIVEN_BACK = frozenset(("released", "lost", "unsettled", "stale"))
-"""What becomes of a delivery that was not handled to an end here; any other word: it failed."""
+"""Outcomes of deliveries that were not finished here; all other outcomes are failures."""
 
 
 async def work(
@@ -550,34 +545,30 @@ async def work(
     target: Annotated[
         str,
         argument(
-            "MODULE:WORKER", "For example shop.jobs:worker; looked for here and on PYTHONPATH."
+            "MODULE:WORKER",
+            "The worker, for example shop.jobs:worker, in this folder or on PYTHONPATH.",
         ),
     ],
     concurrency: Annotated[
         int | None,
         option(
-            "Handlers at a time, of each kind. Default: as the program says.",
-            "N",
-            min=1,
-            max=65_535,
+            "Maximum running handlers of each kind. Default: the program's.", "N", min=1, max=65_535
         ),
     ] = None,
     grace: Annotated[
-        float | None,
-        duration("How long running handlers may take after SIGTERM. Default: as the program says."),
+        float | None, duration("Time for running handlers after SIGTERM. Default: the program's.")
     ] = None,
     reload: Annotated[
-        bool,
-        flag("Start anew when a Python file of the program changes, with a grace of 3 s."),
+        bool, flag("Restart when a Python file of the program changes, with a grace of 3 s.")
     ] = False,
 ) -> int:
     """Run the handlers of a Worker until SIGTERM or Ctrl-C; a second one ends the grace.
 
-    A daemon that is not there yet is waited for.
+    Waits for a daemon that does not answer yet.
 
-    --url and --token hold for a Client() that is made without its own.
+    --url and --token apply to a Client() without its own.
     """
-    # The program makes its client itself, usually while it is imported.
+    # The program creates its client itself, usually during its import.
     for name, value in (("TICKWHEEL_URL", call.url), ("TICKWHEEL_TOKEN", call.token)):
         if value is not None:
             os.environ[name] = value
@@ -596,37 +587,37 @@ async def work(
 
 
 def named_worker(target: str) -> Worker:
-    """The worker that ``MODULE:WORKER`` names; looks through the working directory first."""
-    look_here()
+    """Return the worker named ``MODULE:WORKER``, searching the working directory first."""
+    _search_here()
     try:
         return load_worker(target)
     except BadRequest as error:
         raise typer.BadParameter(error.message, param_hint="MODULE:WORKER") from None
 
 
-def look_here() -> None:
+def _search_here() -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
 
 
 def folders_of(target: str) -> list[Path]:
-    """The working directory, and where the program's first module is, unless that is installed."""
-    look_here()
-    found = [Path.cwd()]
-    with suppress(ImportError, ValueError, AttributeError):  # said when it is imported
+    """Return the working directory, and the folder of the program's module unless installed."""
+    _search_here()
+    folders = [Path.cwd()]
+    with suppress(ImportError, ValueError, AttributeError):  # reported by the import
         spec = importlib.util.find_spec(target.partition(":")[0].partition(".")[0])
-        folder = Path(str(spec.origin)).parent if spec is not None else found[0]
+        folder = Path(str(spec.origin)).parent if spec is not None else folders[0]
         if folder.is_dir() and not folder.is_relative_to(sys.prefix):
-            found.append(folder)
-    return found
+            folders.append(folder)
+    return folders
 
 
-# --- what is shown of a worker -------------------------------------------------------------------
+# --- views of a worker ---------------------------------------------------------------------------
 
 
 def view_of(call: Call) -> View:
-    """What the command shows, by its options and by where stderr goes."""
+    """Return the view for the options and for stderr."""
     if call.out.as_json:
         return Lines()
     from rich.console import Console
@@ -636,7 +627,7 @@ def view_of(call: Call) -> View:
 
 
 class Finished(NamedTuple):
-    """One delivery and its end."""
+    """A delivery with its outcome."""
 
     delivery: Delivery
     outcome: str
@@ -645,31 +636,31 @@ class Finished(NamedTuple):
 
 
 def late_ms(delivery: Delivery) -> int:
-    """How long after its due time it was delivered; the waits between attempts count, too."""
+    """Return the milliseconds between due time and delivery, including waits between attempts."""
     return max(0, delivery.delivered_ms - delivery.due_ms)
 
 
 def error_text(delivery: Delivery, error: BaseException) -> str:
-    """What a handler raised, in one line; of an encrypted task the type alone, because the text may
-    have come out of the body."""
+    """Return a handler's exception on one line; for an encrypted task only its type, because the
+    text may quote the body."""
     name = type(error).__name__
     return name if delivery.encrypted_with is not None else f"{name}: {error}"
 
 
 class View:
-    """What is shown of a worker at work: nothing beside what it logs. Some views hear of each
-    finished delivery; the program's own callback is called as well."""
+    """A view that shows nothing besides the log. Subclasses get each finished delivery; the
+    program's own callback is called as well."""
 
     def around(self) -> AbstractContextManager[Any]:
-        """A context in which the program prints and logs."""
+        """Return a context in which the program prints and logs."""
         return nullcontext()
 
     def watch(self, worker: Worker) -> AbstractContextManager[Any]:
-        """A context in which the worker runs."""
+        """Return a context in which the worker runs."""
         return nullcontext()
 
     def listen(self, worker: Worker) -> None:
-        """Have ``hear`` called for each delivery that the worker finishes."""
+        """Call ``hear`` for each delivery that the worker finishes."""
         own, loop = worker.on_settled, asyncio.get_running_loop()
 
         def settled(
@@ -686,9 +677,9 @@ class View:
 
 
 class Lines(View):
-    """A line of JSON on stdout for each delivery. While its reader stands still lines are dropped:
-    they are a log of what was done, and no handler waits for them. When nobody reads them any more
-    the worker is stopped, and the command fails."""
+    """A line of JSON on stdout for each delivery. If the reader stops reading, lines are dropped,
+    because no handler may wait for a log. If the reader closes the pipe, the worker is stopped and
+    the command fails."""
 
     def __init__(self) -> None:
         self._stdout = unblocked(sys.stdout, "stdout")
@@ -745,9 +736,9 @@ class LiveLine(View):
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
         self._handled = self._failed = 0
         self._past = deque([(time.monotonic(), 0)], DRAWINGS + 1)
-        """When the line was drawn, and how many deliveries had been finished by then."""
+        """Time of each drawing, and the deliveries finished by then."""
         self._late_ms = deque([0], DRAWINGS)
-        """The greatest lateness between two drawings."""
+        """Maximum lateness between two drawings."""
 
     def around(self) -> AbstractContextManager[Any]:
         return self._live

@@ -1,18 +1,19 @@
-"""Commands on tasks by their ids, by a key, or on all that match: ``cancel``, ``reschedule``,
-``run-now``, ``show``, ``list``; ``bulk``, the operations over all that matches; and ``dead``: tasks
-whose retries are used up, or that a consumer rejected.
+"""Commands on tasks by id, by key, or by selection: ``cancel``, ``reschedule``, ``run-now``,
+``show``, ``list``; ``bulk`` for bulk operations; and ``dead`` for tasks that have used up their
+retries or were rejected.
 
-The daemon knows tasks that are not finished. A finished one is found in the files of the history,
-if they are there; when no daemon can be reached, only the files are read. ``show --flow`` puts the
-story from the history beside where the task stands now.
+The daemon knows unfinished tasks. A finished task is found in the files of the history, if there
+are any; without a daemon only the files are read. ``show --flow`` combines the history with the
+current state of the task.
 
-A command on all that match (``--where`` and the like) says what it would do, asks, makes a bulk
-operation, and may follow it. Dead letters may also be selected by what only they have: these are
+A command with a selection (``--where`` and the like) says what it would do, asks, creates a bulk
+operation, and can follow it. Dead letters can also be selected by group, time and reason; these are
 settled page by page, at a rate, with bounded memory: a page is read, settled and forgotten before
-the next one is read. Ids only rise from page to page, and what died after the start is left alone.
-So a task that dies again is not met again, and this ends however quickly tasks die.
+the next is read. Ids only rise from page to page, and a task that died after the start is left
+alone. A task that dies again is therefore not met again, and the command ends however quickly tasks
+die.
 
-Ids are decimal strings in JSON: readers that keep numbers as doubles lose digits above 2^53.
+Ids are decimal strings in JSON: readers that store numbers as doubles lose digits above 2^53.
 """
 
 from __future__ import annotations
@@ -34,13 +35,7 @@ from typing import Annotated, Any, TypedDict, Unpack
 from tickwheel import environment
 from tickwheel.api.frames import BulkState
 from tickwheel.api.kinds import Properties, Span, Window
-from tickwheel.api.tasks import (
-    Explanation,
-    Reason,
-    check_selection,
-    kept_options,
-    words_of_success,
-)
+from tickwheel.api.tasks import Explanation, Reason, check_selection, kept_options, words_of_success
 from tickwheel.api.verbs import VERBS
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, confirmed, given
 from tickwheel.cli.declared import declared
@@ -100,11 +95,12 @@ from tickwheel.model.records import CONSUMER_DIED
 NOT_THERE = frozenset(("unknown", "gone"))
 STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
 METHODS = {verb.bulk: verb.methods[0].name for verb in VERBS.values() if verb.bulk}
-"""What is done to tasks → the client's method for it."""
+"""Bulk operation → the client's method for single tasks."""
 
 
 SpreadOption = Annotated[
-    float | None, duration("Over this time, where the wheel is emptiest: 10m, 1h30m.")
+    float | None,
+    duration("Move to the emptiest moments of the wheel within this time: 10m, 1h30m."),
 ]
 
 
@@ -115,9 +111,9 @@ async def cancel(
     key: KeyOption = None,
     **options: Unpack[TaskBulkOptions],
 ) -> int:
-    """Cancel tasks that are not being worked on. Confirmed means they will not come.
+    """Cancel tasks that are not in flight. A cancelled task is never delivered.
 
-    By ids, or all of a topic with a key, or all that match, as a bulk operation in the background.
+    Select tasks by ids, or by topic and key, or by options, as a bulk operation in the background.
     """
     return await _change(call, ids, key, Matching("cancel", topic, options))
 
@@ -133,19 +129,19 @@ async def reschedule(
     spread: SpreadOption = None,
     **options: Unpack[TaskBulkOptions],
 ) -> int:
-    """Give tasks another due time: --delay from now, or --at, or each its own by --shift.
+    """Change the due time of tasks: --delay from now, --at a time, or --shift each.
 
-    With --spread to one of the emptiest moments within so long from --at, or from its own due time.
-    By ids, or all of a topic with a key, or all that match, as a bulk operation in the background.
+    --spread moves each to one of the emptiest moments after --at, or after its own due time. Select
+    tasks by ids, or by topic and key, or by options, as a bulk operation in the background.
     """
     moved = given({"delay": delay, "at": at, "shift": shift})
     if spread is not None:
         if moved.keys() - {"at"}:
-            raise BadRequest("--spread goes with --at, or alone, not with --delay or --shift")
+            raise BadRequest("--spread cannot be combined with --delay or --shift")
         window = given({"within": spread, "start": at})
         return await _change(call, ids, key, Matching("spread", topic, options, window))
     if len(moved) != 1:
-        raise BadRequest("give --delay, --at, --shift or --spread, one of them")
+        raise BadRequest("give exactly one of --delay, --at, --shift, --spread")
     return await _change(call, ids, key, Matching("reschedule", topic, options, moved))
 
 
@@ -158,7 +154,7 @@ async def run_now(
 ) -> int:
     """Make tasks due at once.
 
-    By ids, or all of a topic with a key, or all that match, as a bulk operation in the background.
+    Select tasks by ids, or by topic and key, or by options, as a bulk operation in the background.
     """
     return await _change(call, ids, key, Matching("run_now", topic, options))
 
@@ -166,19 +162,19 @@ async def run_now(
 async def _change(
     call: Call, ids: Sequence[int] | None, key: str | None, matching: Matching
 ) -> int:
-    """Change tasks by their ids, or all of a topic with a key, or all that match."""
+    """Change tasks by ids, by topic and key, or by selection."""
     topic, moved, verb = matching.topic, matching.moved, METHODS[matching.kind]
     check_selection(ids or None, topic, key, matching.options or None)
     if matching.options:
         return await do_bulk(call, matching)
     async with call.client() as client:
         if ids:
-            found = await getattr(client, f"{verb}_many")(ids, **moved)
+            results = await getattr(client, f"{verb}_many")(ids, **moved)
         else:
-            found = await getattr(client, verb)(topic=topic, key=key, **moved)
+            results = await getattr(client, verb)(topic=topic, key=key, **moved)
     statuses = []
-    for task_id, one in zip_longest(ids or (), found):
-        outcome = TaskOutcome(task_id, one) if isinstance(one, str) else one
+    for task_id, answer in zip_longest(ids or (), results):
+        outcome = TaskOutcome(task_id, answer) if isinstance(answer, str) else answer
         statuses.append(outcome.status)
         _show_change(call, outcome)
     return verdict(statuses, set(words_of_success(matching.kind)))
@@ -190,21 +186,23 @@ async def show(
     key: Annotated[str | None, option("Instead of ids: the newest task with this key.")] = None,
     topic: Annotated[str | None, option("With --key: only in this topic.")] = None,
     before: BeforeOption = None,
-    flow: Annotated[bool, flag("What happened to them, also after their end.")] = False,
-    history: Annotated[str | None, option(f"For --flow. {DIR_HELP}", "DIR", envvar=DIR_ENV)] = None,
+    flow: Annotated[bool, flag("Show their history.")] = False,
+    history: Annotated[
+        str | None, option(f"With --flow: {DIR_HELP}", "DIR", envvar=DIR_ENV)
+    ] = None,
 ) -> int:
-    """Everything about tasks: state, due time, slot and cycles left, attempts, failures.
+    """Show tasks: state, due time, slot and cycles left, attempts, failures.
 
-    By ids, or the newest with a key: of those that are stored, else of the history.
+    Select tasks by ids, or the newest with a key: a stored task, else one in the history.
     """
     if key is not None:
         if ids:
-            raise BadRequest("give ids or --key, one of them")
+            raise BadRequest("give either ids or --key")
         return await _show_key(call, key, topic, before, flow, history)
     if not ids:
-        raise BadRequest("give the tasks' ids, or --key")
+        raise BadRequest("give either ids or --key")
     if topic is not None or before is not None:
-        raise BadRequest("--topic and --before go with --key")
+        raise BadRequest("--topic and --before require --key")
     if flow:
         return await _show_flow(call, ids, history)
     states = []
@@ -225,27 +223,27 @@ async def explain(
     topic: OfTopicOption = None,
     key: KeyOption = None,
 ) -> int:
-    """Why a task is where it is, and the command that mends it.
+    """Explain why a task is where it is, and print the command that resolves it.
 
-    By its id, or the newest of a topic with a key.
+    Select the task by id, or the newest by topic and key.
     """
     if (task_id is None) == (topic is None and key is None) or (topic is None) != (key is None):
-        raise BadRequest("give a task's ID, or --topic and --key")
-    found = await call.ask(lambda client: client.explain(task_id, topic=topic, key=key))
+        raise BadRequest("give either ID, or --topic and --key")
+    explanation = await call.ask(lambda client: client.explain(task_id, topic=topic, key=key))
     if call.out.as_json:
-        call.out.record(explained_fields(found))
+        call.out.record(explained_fields(explanation))
     else:
-        _show_reason(call.out, found)
-        for one in found.others:
+        _show_reason(call.out, explanation)
+        for reason in explanation.others:
             call.out.line("")
-            _show_reason(call.out, one)
-        if found.others_left_out:
-            call.out.remark(f"{found.others_left_out:,} more groups are left out")
-    return EXIT_NOT_FOUND if found.cause in NOT_KNOWN else 0
+            _show_reason(call.out, reason)
+        if explanation.others_left_out:
+            call.out.remark(f"{explanation.others_left_out:,} more groups are left out")
+    return EXIT_NOT_FOUND if explanation.cause in NOT_KNOWN else 0
 
 
 NOT_KNOWN = frozenset(("gone", "not_found"))
-"""Causes of a task of which nothing is known."""
+"""Causes of an unknown task."""
 
 
 def _show_reason(out: Output, reason: Reason) -> None:
@@ -254,15 +252,15 @@ def _show_reason(out: Output, reason: Reason) -> None:
         out.line(printable(f"  {reason.command}"))
 
 
-def explained_fields(found: Explanation) -> dict[str, Any]:
-    """An explanation in the form of ``--json``, with ids as text."""
+def explained_fields(explanation: Explanation) -> dict[str, Any]:
+    """Return an explanation for ``--json``, with ids as text."""
 
-    def named(reason: Mapping[str, Any]) -> dict[str, Any]:
+    def with_text_ids(reason: Mapping[str, Any]) -> dict[str, Any]:
         ids = {name: reason.get(name) for name in ("id", "behind") if name in reason}
-        return {**reason, **{name: it and str(it) for name, it in ids.items()}}
+        return {**reason, **{name: value and str(value) for name, value in ids.items()}}
 
-    raw = named(found.raw)
-    return raw | {"others": [named(one) for one in raw.get("others", ())]}
+    raw = with_text_ids(explanation.raw)
+    return raw | {"others": [with_text_ids(reason) for reason in raw.get("others", ())]}
 
 
 async def list_(
@@ -271,28 +269,26 @@ async def list_(
     state: Annotated[
         str | None,
         option(
-            f"Only those in this state: {', '.join(STATES)}.",
+            f"Only tasks in this state: {', '.join(STATES)}.",
             autocompletion=lambda incomplete: [s for s in STATES if s.startswith(incomplete)],
         ),
     ] = None,
-    key: Annotated[
-        str | None, option("Only those with this key. All tasks are looked through.")
-    ] = None,
+    key: Annotated[str | None, option("Only tasks with this key; reads all tasks.")] = None,
     before: BeforeOption = None,
-    newest_first: Annotated[bool, flag("The highest id first.")] = False,
+    newest_first: Annotated[bool, flag("Show the highest id first.")] = False,
     limit: LimitOption = None,
 ) -> None:
-    """Tasks that are stored, by id."""
+    """List stored tasks by id."""
     if state is not None and state not in STATES:
-        raise BadRequest(f"--state is {state!r}; known are {', '.join(STATES)}")
-    wanted: dict[str, Any] = {"topic": topic, "state": state, "key": key, "not_after": before}
-    wanted["newest_first"] = newest_first
+        raise BadRequest(f"--state must be one of {', '.join(STATES)}, not {state!r}")
+    query: dict[str, Any] = {"topic": topic, "state": state, "key": key, "not_after": before}
+    query["newest_first"] = newest_first
     listing = Listing.of(call.out, COLUMNS, task_fields)
-    await call.listed(limit, lambda client, most: client.list_tasks(**wanted, limit=most), listing)
+    await call.listed(limit, lambda client, most: client.list_tasks(**query, limit=most), listing)
 
 
 def verdict(statuses: Sequence[str], good: set[str]) -> int:
-    """The exit code: 0 when all are good, 4 when bad ones are not there at all, else 1."""
+    """Return the exit code: 0 if all are good, 4 if all others do not exist, else 1."""
     bad = [status for status in statuses if status not in good]
     if not bad:
         return 0
@@ -318,7 +314,7 @@ async def _show_key(
     flow: bool,
     history: str | None,
 ) -> int:
-    """Show the newest task of a key. Exit code 4: nobody knows one."""
+    """Show the newest task of a key. Return exit code 4 if there is none."""
     has_files = bool(history or environment.value(DIR_ENV))
     if flow and has_files:
         folder_of(history, "--history")
@@ -329,17 +325,17 @@ async def _show_key(
     except (Unreachable, ConnectionLost) as error:
         if not has_files:
             raise
-        call.out.remark(f"{error.code}: {error.message}; from the history alone")
+        call.out.remark(f"{error.code}: {error.message}; using only the history")
     if info is not None:
         if flow:
             return await _show_flow(call, [info.id], history)
         show_task(call.out, info)
         return 0
-    found = _in_history(call, key, topic, before, history) if has_files else None
-    if found is not None:
-        return await _show_flow(call, [found], history)
+    task_id = _in_history(call, key, topic, before, history) if has_files else None
+    if task_id is not None:
+        return await _show_flow(call, [task_id], history)
     where = "" if topic is None else f" in topic {topic}"
-    also = ", nor in the history" if has_files else ""
+    also = ", or in the history" if has_files else ""
     call.out.remark(f"not_found: no task with key {key!r:.80}{where} is stored{also}")
     return EXIT_NOT_FOUND
 
@@ -353,47 +349,47 @@ def _in_history(
     tally = Tally()
     until_ms = None if before is None else round(before.timestamp() * 1000) + 1
     query = Query(key=key, topic=topic, until_ms=until_ms)
-    found = newest_id(folder_of(history, "--history"), query, tally)
+    task_id = newest_id(folder_of(history, "--history"), query, tally)
     remark_skipped(call, tally)
-    return found
+    return task_id
 
 
 # --- with the history ----------------------------------------------------------------------------
 
 
 async def _show_flow(call: Call, ids: Sequence[int], history: str | None) -> int:
-    """Show the stories of tasks: from the files, where their folder is named, else as the daemon
-    has them. Exit code 4: the history knows nothing of one of them."""
+    """Show the history of tasks from the files in ``history``, or from the daemon. Return exit code
+    4 if a task has no history."""
     missing = 0
     if history or environment.value(DIR_ENV):
         folder = folder_of(history, "--history")
-        known = await _look_up(call, ids)
+        infos = await _look_up(call, ids)
         for task_id in ids:
-            missing += not _show_story(call, task_id, known.get(task_id), folder)
+            missing += not _show_story(call, task_id, infos.get(task_id), folder)
         return EXIT_NOT_FOUND if missing else 0
     async with call.client() as client:
         for task_id in ids:
-            info, story = await client.lookup(task_id), await client.task_history(task_id)
-            if not story.is_kept:
-                call.out.remark("the daemon keeps no history (history_dir)")
-            elif not story.complete:
-                call.out.remark("the story is too long for one answer: --history DIR has all of it")
-            missing += not _show_events(call, task_id, info, story.events, "the daemon's history")
+            info, answer = await client.lookup(task_id), await client.task_history(task_id)
+            if not answer.is_kept:
+                call.out.remark("the daemon keeps no history (history_dir is not set)")
+            elif not answer.complete:
+                call.out.remark("the history is too long for one answer: use --history DIR")
+            missing += not _show_events(call, task_id, info, answer.events, "the daemon's history")
     return EXIT_NOT_FOUND if missing else 0
 
 
 async def _look_up(call: Call, ids: Sequence[int]) -> dict[int, TaskInfo]:
-    """Where the tasks stand now, as far as a daemon says; empty: there is none."""
+    """Return the current state of tasks; empty without a daemon."""
     try:
         async with call.client() as client:
             return {task_id: await client.lookup(task_id) for task_id in ids}
     except (Unreachable, ConnectionLost) as error:
-        call.out.remark(f"{error.code}: {error.message}; from the history alone")
+        call.out.remark(f"{error.code}: {error.message}; using only the history")
         return {}
 
 
 def _show_story(call: Call, task_id: int, info: TaskInfo | None, folder: Path) -> bool:
-    """Show the story of a task; whether the history has one."""
+    """Show the history of a task. Return whether it has one."""
     from tickwheel.history.read import flow
     from tickwheel.history.segments import Tally
     from tickwheel.model.records import id_time_ms
@@ -408,7 +404,7 @@ def _show_story(call: Call, task_id: int, info: TaskInfo | None, folder: Path) -
 def _show_events(
     call: Call, task_id: int, info: TaskInfo | None, events: Sequence[dict[str, Any]], source: str
 ) -> bool:
-    """Show where a task stands and its events; whether there are any."""
+    """Show the state and the events of a task. Return whether it has events."""
     is_known = info is not None and info.state not in NOT_THERE
     if call.out.as_json:
         fields = task_fields(info) if info is not None else {"id": str(task_id)}
@@ -419,9 +415,9 @@ def _show_events(
         if events:
             call.out.grid(flow_grid(task_id, events))
         elif is_known:
-            call.out.remark(f"{source} says nothing of task {task_id}")
+            call.out.remark(f"{source} has no events of task {task_id}")
         else:
-            call.out.remark(f"not_found: nothing is known of task {task_id}")
+            call.out.remark(f"not_found: task {task_id} is unknown")
     return bool(events)
 
 
@@ -431,7 +427,7 @@ REASON_SHOWN_MAX = 60
 
 
 def task_fields(info: TaskInfo) -> dict[str, Any]:
-    """A task in the form of ``--json``; of one that is not stored any more only id and state."""
+    """Return a task for ``--json``; only id and state if it is no longer stored."""
     raw = dict(info.raw)
     fields: dict[str, Any] = {"id": str(raw.pop("id")), "state": raw.pop("state")}
     if isinstance(body := raw.pop("body", None), bytes):
@@ -447,13 +443,13 @@ def task_fields(info: TaskInfo) -> dict[str, Any]:
 
 
 def task_line(info: TaskInfo) -> str:
-    """A stored task for people, in one line: when it is due, which, how it stands, what."""
+    """Format a stored task on one line: due time, id, state and body."""
     body = stored_text(str(info.topic), info.body or b"", info.encoding, None, whole=True)
     return f"{format_time(info.due_ms)}  {info.id}  {head(info.state)}  {body}"
 
 
 def show_task(out: Output, info: TaskInfo) -> None:
-    """Show one task, as JSON or for people."""
+    """Show a task, as JSON or for people."""
     if out.as_json:
         out.record(task_fields(info))
         return
@@ -461,21 +457,21 @@ def show_task(out: Output, info: TaskInfo) -> None:
     if info.groups:
         out.grid(attempts_grid(info))
     for name, group in _groups(info).items():
-        for one in named_failures(group.get("failures", ())):
-            if trace := one.get("trace"):
-                out.line(f"\ngroup {printable(name)}, attempt {one['attempt']}:")
+        for failure in named_failures(group.get("failures", ())):
+            if trace := failure.get("trace"):
+                out.line(f"\ngroup {printable(name)}, attempt {failure['attempt']}:")
                 for line in trace.splitlines():
                     out.line(f"  {printable(line)}")
 
 
-def named_failures(found: Any) -> list[dict[str, Any]]:
-    """``[[attempt, at_ms, reason, subscriber], …]`` as maps with names."""
+def named_failures(failures: Any) -> list[dict[str, Any]]:
+    """Convert ``[[attempt, at_ms, reason, subscriber], …]`` to maps with names."""
     names = ("attempt", "at_ms", "reason", "subscriber", "trace")
-    return [dict(zip(names, one, strict=False)) for one in found]
+    return [dict(zip(names, failure, strict=False)) for failure in failures]
 
 
 def dead_groups(info: TaskInfo) -> list[str]:
-    """The groups in which the task is a dead letter."""
+    """Return the groups in which the task is a dead letter."""
     return [name for name, group in _groups(info).items() if group.get("state") == "dead"]
 
 
@@ -485,14 +481,14 @@ def _groups(info: TaskInfo) -> Mapping[str, Mapping[str, Any]]:
 
 
 def task_grid(info: TaskInfo) -> Grid:
-    """A table of one task, a row for each field."""
+    """Return a table of one task with a row for each field."""
     raw = info.raw
     shown: dict[str, Any] = {
         "state": str(raw["state"]).replace("_", " "),
         "topic": raw.get("topic"),
         "due": format_time(raw.get("due_ms")),
-        "asked for": format_time(asked_ms) if (asked_ms := raw.get("asked_ms")) else None,
-        "within": _why_then(raw),
+        "requested": format_time(asked_ms) if (asked_ms := raw.get("asked_ms")) else None,
+        "within": _window_text(raw),
         "enqueued": format_time(raw.get("enqueued_ms")),
         **dict(_options_shown(raw)),
         "replay of": raw.get("replay_of"),
@@ -507,21 +503,22 @@ def task_grid(info: TaskInfo) -> Grid:
 
 
 def _options_shown(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The options of a task with what is shown of each; a due window stands with the due time."""
-    for one, said in kept_options():
-        value, name = raw.get(one.name), one.python.replace("_", " ")
-        if not said.is_listed or isinstance(one.kind, Window):
+    """Yield the options of a task as text, except the due window, which ``_window_text``
+    formats."""
+    for option_, meta in kept_options():
+        value, name = raw.get(option_.name), option_.python.replace("_", " ")
+        if not meta.is_listed or isinstance(option_.kind, Window):
             continue
-        if isinstance(one.kind, Properties):
+        if isinstance(option_.kind, Properties):
             yield name, ", ".join(f"{k}={v}" for k, v in (value or {}).items())
-        elif isinstance(one.kind, Span):
+        elif isinstance(option_.kind, Span):
             yield name, None if value is None else format_duration(value / 1000)
         else:
-            yield name, None if value == one.default else value
+            yield name, None if value == option_.default else value
 
 
-def _why_then(raw: Mapping[str, Any]) -> str | None:
-    """Why a task with a due window is due when it is; None: it has no window."""
+def _window_text(raw: Mapping[str, Any]) -> str | None:
+    """Describe a task's due window and the choice within it; None without a window."""
     within_ms, asked_ms = raw.get("within_ms"), raw.get("asked_ms")
     if within_ms is None or asked_ms is None:
         return None
@@ -530,15 +527,15 @@ def _why_then(raw: Mapping[str, Any]) -> str | None:
 
 
 def attempts_grid(info: TaskInfo) -> Grid:
-    """A table of a task's failures in each group, with whole reasons."""
+    """Return a table of a task's failures in each group, with their reasons."""
     heads = ("group", "state", "attempt", "at", "retries left", "subscriber", "reason")
     grid = Grid(heads, right=("attempt", "retries left"))
     for name, group in _groups(info).items():
-        for one in named_failures(group.get("failures", ())):
-            told = printable(one.get("subscriber") or "-"), printable(one["reason"] or "-")
-            at = format_time(one["at_ms"])
-            how = "died" if str(one["reason"]).startswith(CONSUMER_DIED) else "failed"
-            grid.rows.append((name, how, str(one["attempt"]), at, "", *told))
+        for failure in named_failures(group.get("failures", ())):
+            texts = printable(failure.get("subscriber") or "-"), printable(failure["reason"] or "-")
+            at = format_time(failure["at_ms"])
+            end = "died" if str(failure["reason"]).startswith(CONSUMER_DIED) else "failed"
+            grid.rows.append((name, end, str(failure["attempt"]), at, "", *texts))
         state = str(group.get("state")).replace("_", " ")
         at = format_time(group.get("at_ms") or None)
         left = format_count(group.get("retries_left"))
@@ -547,7 +544,7 @@ def attempts_grid(info: TaskInfo) -> Grid:
 
 
 def _body_text(raw: Mapping[str, Any], length_max: int | None = BODY_SHOWN_MAX) -> str:
-    """The body of a task, as far as it can be read here; empty: it has none any more."""
+    """Return the body of a task as text if possible; empty if it has none any more."""
     body = raw.get("body")
     if not isinstance(body, bytes):
         return ""
@@ -577,13 +574,13 @@ _WORDS = {
 }
 OF_DEAD_LETTERS = ("requeue", "delete")
 ENDS_TASKS = ("cancel", "delete")
-"""What cannot be taken back: these ask first."""
+"""Operations that cannot be undone: these ask first."""
 HOW = ("all_", "dry_run", "yes", "wait", "rate")
 """Options of a bulk operation that do not select tasks."""
 
 
 class BulkStates(StrEnum):
-    """The states of bulk operations that may be asked for."""
+    """The states of bulk operations."""
 
     RUNNING = "running"
     DONE = "done"
@@ -594,15 +591,15 @@ class BulkStates(StrEnum):
 async def list_bulk(
     call: Call,
     topic: TopicOption = None,
-    state: Annotated[BulkStates | None, option("Only these.")] = None,
+    state: Annotated[BulkStates | None, option("Only operations in this state.")] = None,
     limit: LimitOption = None,
 ) -> None:
-    """Bulk operations, the newest first."""
+    """List bulk operations, the newest first."""
     columns = (
         column("bulk", "id"), *text_columns("topic", "state"),
         *count_columns("looked_at", "matched", "changed"), column("made", "made_ms", format_time),
     )  # fmt: skip
-    nothing = "there is no such bulk operation"
+    nothing = "no matching bulk operations"
     only: BulkState | None = None if state is None else state.value
     await call.listed(
         limit,
@@ -611,36 +608,36 @@ async def list_bulk(
     )
 
 
-def _show_bulk(call: Call, asked: Mapping[str, Any], found: BulkInfo) -> None:
+def _show_bulk(call: Call, request: Mapping[str, Any], bulk: BulkInfo) -> None:
     if call.out.as_json:
-        call.out.record(fields_of(found))
+        call.out.record(fields_of(bulk))
         return
-    facts: dict[str, str | int] = {"kind": found.kind, "topic": found.topic, "state": found.state}
+    facts: dict[str, str | int] = {"kind": bulk.kind, "topic": bulk.topic, "state": bulk.state}
     for name in ("selection", "arguments", "refused"):
-        for key, value in found.raw[name].items():
+        for key, value in bulk.raw[name].items():
             facts[f"{name}: {key}"] = format_time(value) if key.endswith("due_ms") else str(value)
-    if found.rate is not None:
-        facts["rate"] = f"{found.rate:g} a second"
-    facts |= {"looked at": found.looked_at, "matched": found.matched, "changed": found.changed}
-    facts |= time_facts(found)
-    facts |= {n: found.raw[n] for n in ("by", "note") if found.raw[n]}
-    call.out.grid(facts_grid(("bulk", found.id), facts))
+    if bulk.rate is not None:
+        facts["rate"] = f"{bulk.rate:g} per second"
+    facts |= {"looked at": bulk.looked_at, "matched": bulk.matched, "changed": bulk.changed}
+    facts |= time_facts(bulk)
+    facts |= {n: bulk.raw[n] for n in ("by", "note") if bulk.raw[n]}
+    call.out.grid(facts_grid(("bulk", bulk.id), facts))
 
 
-def say_bulk(call: Call, found: BulkInfo) -> int:
-    """Show a bulk operation; the exit code is 1 when it did not come to its end."""
-    of = f"{found.changed:,} of {found.matched:,} changed"
-    if not found.is_over:
-        of += f" so far; `tickwheel bulk show {found.id}` says how far it is"
-    note = f": {found.note}" if found.note else ""
-    line = f"{found.id}  {found.state}  {of}{_reasons(found.refused)}{note}"
-    call.out.result(fields_of(found), line)
-    _remark_ttl_over(call, found.refused.get(TTL_OVER, 0))
-    return EXIT_FAILED if found.state in ("failed", "cancelled") else 0
+def say_bulk(call: Call, bulk: BulkInfo) -> int:
+    """Show a bulk operation. Return exit code 1 if it failed or was cancelled."""
+    progress = f"{bulk.changed:,} of {bulk.matched:,} changed"
+    if not bulk.is_over:
+        progress += f" so far; `tickwheel bulk show {bulk.id}` shows its progress"
+    note = f": {bulk.note}" if bulk.note else ""
+    line = f"{bulk.id}  {bulk.state}  {progress}{_reasons(bulk.refused)}{note}"
+    call.out.result(fields_of(bulk), line)
+    _remark_ttl_over(call, bulk.refused.get(TTL_OVER, 0))
+    return EXIT_FAILED if bulk.state in ("failed", "cancelled") else 0
 
 
-def _say_cancelled(call: Call, asked: Mapping[str, Any], found: BulkInfo) -> None:
-    say_bulk(call, found)
+def _say_cancelled(call: Call, request: Mapping[str, Any], bulk: BulkInfo) -> None:
+    say_bulk(call, bulk)
 
 
 show_bulk = declared("show_bulk", _show_bulk)
@@ -651,17 +648,17 @@ def _reasons(refused: Mapping[str, int]) -> str:
     return "".join(f", {n:,} {word.replace('_', ' ')}" for word, n in sorted(refused.items()))
 
 
-# --- commands that make one ----------------------------------------------------------------------
+# --- commands with a selection -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Matching:
-    """What the options of a command with a selection say."""
+    """The options of a command with a selection."""
 
     kind: str
     topic: str | None
     options: Mapping[str, Any]
-    """The options that were given, by the client's names: those that select, and HOW."""
+    """The given options by the client's names: those that select, and HOW."""
     moved: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -670,38 +667,36 @@ class Matching:
         return {name: value for name, value in self.options.items() if name not in HOW}
 
     def described(self) -> str:
-        """The selection in words, for a question."""
-        what = "dead letters" if self.kind in OF_DEAD_LETTERS else "tasks"
+        """Return the selection in words, for a question."""
+        noun = "dead letters" if self.kind in OF_DEAD_LETTERS else "tasks"
         named = (
-            (name.replace("_", "-"), it.isoformat() if isinstance(it, datetime) else it)
-            for name, it in self.selection.items()
+            (name.replace("_", "-"), v.isoformat() if isinstance(v, datetime) else v)
+            for name, v in self.selection.items()
         )
         parts = ", ".join(f"{name} {value}" for name, value in named)
-        return f"{what} of topic {self.topic}" + (f" with {parts}" if parts else "")
+        return f"{noun} of topic {self.topic}" + (f" with {parts}" if parts else "")
 
 
 async def do_bulk(call: Call, matching: Matching) -> int:
-    """Try a bulk operation, or ask and make it, and follow it if that is asked for."""
+    """Try a bulk operation, or confirm and create it, and follow it with ``--wait``."""
     options = matching.options
     if matching.topic is None:
-        raise BadRequest("--topic is needed to select what is done to all that matches")
+        raise BadRequest("a selection requires --topic")
     if not matching.selection and not options.get("all_"):
-        raise BadRequest(
-            "give --where, --tags, --key-prefix or another option that selects, or --all"
-        )
+        raise BadRequest("give --where, --tags, --key-prefix or another selection, or --all")
     if options.get("dry_run"):
         _say_preview(call, matching, await _try(call, matching))
         return 0
     if matching.kind in ENDS_TASKS and not options.get("yes"):
-        what = f"{(await _try(call, matching)).would_change:,} {matching.described()}"
+        subject = f"{(await _try(call, matching)).would_change:,} {matching.described()}"
         ends = "cancelled" if matching.kind == "cancel" else "deleted for good"
-        if not confirmed(call, f"{what} would be {ends}", f"{_WORDS[matching.kind]} {what}?"):
+        if not confirmed(call, f"{subject} would be {ends}", f"{_WORDS[matching.kind]} {subject}?"):
             return EXIT_FAILED
     async with call.client() as client:
-        found = await _make(client, matching)
+        bulk = await _make(client, matching)
         if options.get("wait"):
-            found = await follow_bulk(client, found)
-    return say_bulk(call, found)
+            bulk = await follow_bulk(client, bulk)
+    return say_bulk(call, bulk)
 
 
 async def _try(call: Call, matching: Matching) -> BulkPreview:
@@ -713,14 +708,14 @@ async def _try(call: Call, matching: Matching) -> BulkPreview:
 
 async def _make(client: Client, matching: Matching) -> BulkInfo:
     verb, rate = getattr(client, METHODS[matching.kind]), matching.options.get("rate")
-    found: BulkInfo = await verb(
+    bulk: BulkInfo = await verb(
         topic=matching.topic, filter=matching.selection, rate=rate, **matching.moved
     )
-    return found
+    return bulk
 
 
-async def follow_bulk(client: Client, found: BulkInfo) -> BulkInfo:
-    """Follow a bulk operation until it is over; a terminal shows how far it is."""
+async def follow_bulk(client: Client, bulk: BulkInfo) -> BulkInfo:
+    """Follow a bulk operation until it is over; a terminal shows its progress."""
     status: Any = None
     if sys.stderr.isatty():
         from rich.console import Console
@@ -728,31 +723,33 @@ async def follow_bulk(client: Client, found: BulkInfo) -> BulkInfo:
         status = Console(stderr=True).status("")
     with status or nullcontext():
         try:
-            while not found.is_over:
+            while not bulk.is_over:
                 if status is not None:
-                    status.update(f"looked at {found.looked_at:,}, changed {found.changed:,}")
+                    status.update(f"looked at {bulk.looked_at:,}, changed {bulk.changed:,}")
                 await asyncio.sleep(LOOK_S)
-                found = await client.show_bulk(found.id)
+                bulk = await client.show_bulk(bulk.id)
         except BaseException:
             remark(
-                f"looked at {found.looked_at:,}, changed {found.changed:,} so far; the operation"
-                f" goes on: `tickwheel bulk show {found.id}` says how far it is, `tickwheel bulk"
-                f" cancel {found.id}` ends it"
+                f"looked at {bulk.looked_at:,}, changed {bulk.changed:,} so far; the"
+                f" operation still runs: `tickwheel bulk show {bulk.id}` shows its progress,"
+                f" `tickwheel bulk cancel {bulk.id}` ends it"
             )
             raise
-    return found
+    return bulk
 
 
-def _say_preview(call: Call, matching: Matching, found: BulkPreview) -> None:
+def _say_preview(call: Call, matching: Matching, preview: BulkPreview) -> None:
     if call.out.as_json:
-        said = {n: getattr(found, n) for n in ("looked_at", "matched", "would_change", "refused")}
-        examples = [str(task_id) for task_id in found.examples]
-        of = {"kind": matching.kind, "topic": matching.topic}
-        call.out.record(of | said | {"examples": examples})
+        numbers = {
+            n: getattr(preview, n) for n in ("looked_at", "matched", "would_change", "refused")
+        }
+        examples = [str(task_id) for task_id in preview.examples]
+        head_fields = {"kind": matching.kind, "topic": matching.topic}
+        call.out.record(head_fields | numbers | {"examples": examples})
         return
-    counts = f"{found.would_change:,} of {found.looked_at:,} would be changed"
-    call.out.line(f"dry run  {counts}{_reasons(found.refused)}")
-    for task_id in found.examples:
+    counts = f"{preview.would_change:,} of {preview.looked_at:,} would be changed"
+    call.out.line(f"dry run  {counts}{_reasons(preview.refused)}")
+    for task_id in preview.examples:
         call.out.line(f"{task_id}")
 
 
@@ -763,17 +760,17 @@ Pair = tuple[int, str]
 Settle = Callable[[Sequence[Pair]], Awaitable[Sequence[str]]]
 
 CHUNK_MAX = 1_000
-"""Dead letters settled with one request."""
+"""Maximum dead letters of one request."""
 CHUNKS_PER_S = 5
-"""With a rate, how many requests a second are sent at most: even, and not one for each task."""
+"""Maximum requests per second with a rate, so that the rate is even without a request per task."""
 GONE = "unknown"
-"""The status of a dead letter that somebody else settled in the meantime."""
+"""The status of a dead letter that another client has settled in the meantime."""
 
 TTL_OVER = "ttl_over"
 _DONE = {"requeue": "requeued", "delete": "deleted"}
 
 IdsOrFilters = Annotated[
-    list[str] | None, argument("ID...", "The tasks' ids; or filters, or --all.")
+    list[str] | None, argument("ID...", "The tasks' ids, instead of filters or --all.")
 ]
 
 
@@ -783,31 +780,31 @@ class SelectOptions(TypedDict, total=False):
     topic: TopicOption
     group: GroupOption
     since: Annotated[
-        datetime | None, moment("Only what died since: ISO-8601, or 2h for two hours ago.")
+        datetime | None, moment("Only tasks that died since: ISO-8601, or 2h for two hours ago.")
     ]
     until: Annotated[
-        datetime | None, moment("Only what died before: ISO-8601, or 2h for 2 hours ago.")
+        datetime | None, moment("Only tasks that died before this: ISO-8601, or 2h ago.")
     ]
-    reason: Annotated[str | None, option("Only with this in its last failure's reason.", "TEXT")]
+    reason: Annotated[str | None, option("Only with this text in the last reason.", "TEXT")]
 
 
 class SettleOptions(SelectOptions, DeadBulkOptions, total=False):
-    """The options that select dead letters which are settled."""
+    """The options that select dead letters to settle."""
 
-    all_: Annotated[bool, flag("All that the filters select, or all there are.")]
+    all_: Annotated[bool, flag("Everything that the filters select, or all dead letters.")]
 
 
 async def list_dead(
     call: Call, limit: LimitOption = None, **options: Unpack[SelectOptions]
 ) -> None:
-    """Dead letters with the reason of their last failure."""
+    """List dead letters with the reason of their last failure."""
     query = Selection(**options).query()
     listing = Listing.of(call.out, DEAD_COLUMNS, dead_fields, spare=DEAD_SPARE)
     await call.listed(limit, lambda client, most: client.dead_list(**query, limit=most), listing)
 
 
 async def show_dead(call: Call, ids: Ids) -> int:
-    """Dead letters with their bodies and every failure: attempt, time, reason."""
+    """Show dead letters with their bodies and every failure: attempt, time, reason."""
     missing = False
     async with call.client() as client:
         for task_id in ids:
@@ -826,14 +823,14 @@ async def requeue(
     rate: Annotated[float | None, option("Maximum per second; default: unlimited.", "N")] = None,
     ttl: Annotated[
         float | None,
-        duration("A new time to live from the requeue on: 1h, 2d. An expired one needs it."),
+        duration("New time to live, counted from the requeue: 1h, 2d. Expired tasks require it."),
     ] = None,
     **options: Unpack[SettleOptions],
 ) -> int:
-    """Let dead letters be delivered again, with their failures counted anew.
+    """Deliver dead letters again, with their failures reset.
 
-    By ids; or those that --topic, --group, --since, --until, --reason select, one page after the
-    other; or with a task that matches --where and the like, as a bulk operation in the background.
+    Select by ids; or by --topic, --group, --since, --until, --reason, processed page by page; or by
+    --where and the like, as a bulk operation in the background.
     """
     return await _settle(call, "requeue", ids, rate, options, given({"ttl": ttl}))
 
@@ -843,8 +840,8 @@ async def delete(
 ) -> int:
     """Delete dead letters for good.
 
-    By ids; or those that --topic, --group, --since, --until, --reason select, one page after the
-    other; or with a task that matches --where and the like, as a bulk operation in the background.
+    Select by ids; or by --topic, --group, --since, --until, --reason, processed page by page; or by
+    --where and the like, as a bulk operation in the background.
     """
     return await _settle(call, "delete", ids, rate, options)
 
@@ -858,38 +855,38 @@ async def _settle(
     moved: Mapping[str, Any] = {},
 ) -> int:
     selection = Selection(**{name: options.get(name) for name in _SELECTING})  # type: ignore[arg-type]  # of one block
-    # An option that only a bulk operation has; those of a delete have the rate, too.
+    # Options that only a bulk operation has; for a delete the rate is one of them.
     if options.keys() - {*_SELECTING, "all_"} or (kind == "delete" and rate is not None):
         if ids or selection.since is not None or selection.until is not None:
             raise BadRequest(
-                "a bulk operation selects by --topic and its tasks: ids, --since, --until do not"
-                " go with it"
+                "ids, --since and --until cannot be combined with --where and the like: a bulk"
+                " operation selects by --topic and the tasks"
             )
-        of_bulk = {name: value for name, value in options.items() if name != "topic"}
-        how = of_bulk | given({"rate": rate})
+        bulk_options = {name: value for name, value in options.items() if name != "topic"}
+        how = bulk_options | given({"rate": rate})
         return await do_bulk(call, Matching(kind, selection.topic, how, moved))
     check_rate(rate)
-    wanted = _check(ids, selection, bool(options.get("all_")))
+    task_ids = _check(ids, selection, bool(options.get("all_")))
     async with call.client() as client:
         settle: Settle = client.dead_delete
         if kind == "requeue":
             settle = partial(client.dead_requeue, **moved)
         good = _DONE[kind]
-        if wanted:
-            return await _by_id(call, client, settle, good, wanted, selection.group)
+        if task_ids:
+            return await _by_id(call, client, settle, good, task_ids, selection.group)
         return await _selected(call, client, settle, good, selection, rate)
 
 
 async def purge(
     call: Call, topic: TopicOption = None, group: GroupOption = None, yes: YesOption = False
 ) -> int:
-    """Delete all dead letters of a topic, a group, or the daemon. Asks first."""
+    """Delete all dead letters of a topic, a group, or the daemon, after a confirmation."""
     selection = Selection(topic, group)
     if not yes:
         count = await call.ask(lambda client: count_dead(client, selection))
-        of = "".join(f" of {n} {v}" for n, v in (("topic", topic), ("group", group)) if v)
-        what = f"{count:,} dead letters{of}"
-        refusal, question = f"{what} would be deleted for good", f"Delete {what} for good?"
+        scope = "".join(f" of {n} {v}" for n, v in (("topic", topic), ("group", group)) if v)
+        subject = f"{count:,} dead letters{scope}"
+        refusal, question = f"{subject} would be deleted for good", f"Delete {subject} for good?"
         if not confirmed(call, refusal, question, "nothing was deleted"):
             return EXIT_FAILED
     async with call.client() as client:
@@ -900,14 +897,14 @@ async def purge(
 
 
 def _check(ids: list[str] | None, selection: Selection, all_: bool) -> list[int]:
-    """The given ids; none for a selection. ``--all`` is explicit: no filter settles nothing."""
+    """Return the ids; none for a selection. Without ids or filters ``--all`` is required."""
     if not ids and not all_ and not selection.query():
         raise BadRequest("give ids, or --topic, --group, --since, --until, --reason, or --all")
     if ids and all_:
         raise BadRequest("give ids or --all, not both")
     for name in ("topic", "since", "until", "reason"):
         if ids and getattr(selection, name) is not None:
-            raise BadRequest(f"--{name} selects dead letters and does not go with ids")
+            raise BadRequest(f"--{name} cannot be combined with ids")
     try:
         return [parse_id(text) for text in ids or ()]
     except ValueError as error:
@@ -923,8 +920,8 @@ async def _selected(
     except BaseException:
         if tally.matched:
             call.out.remark(
-                f"{tally.statuses[good]} were {good} before this; the same command goes on with"
-                " the others"
+                f"{tally.statuses[good]} {good} before this error; repeat the command for the"
+                " others"
             )
         raise
     call.out.result(tally.fields(), tally.sentence())
@@ -935,10 +932,10 @@ async def _selected(
 async def _by_id(
     call: Call, client: Client, settle: Settle, good: str, ids: list[int], group: str | None
 ) -> int:
-    """Settle dead letters by id, and show each; the exit code says whether all went well."""
+    """Settle dead letters by id and show each. Return the exit code."""
     pairs = await _pairs_of(client, ids, group)
-    found = [pair for pair in pairs if pair[1]]
-    answers = dict(zip(found, await settle(found), strict=True)) if found else {}
+    dead = [pair for pair in pairs if pair[1]]
+    answers = dict(zip(dead, await settle(dead), strict=True)) if dead else {}
     for pair in pairs:
         task_id, name = pair
         status = answers.get(pair, GONE)
@@ -951,13 +948,13 @@ async def _by_id(
 def _remark_ttl_over(call: Call, count: int) -> None:
     if count:
         call.out.remark(
-            f"{TTL_OVER}: {count:,} dead letters were not requeued and stay, because their ttl is"
-            " over and they would expire at once; --ttl 1h gives them another hour"
+            f"{TTL_OVER}: {count:,} dead letters were not requeued, because their ttl is over and"
+            " they would expire at once; --ttl 1h gives them another hour"
         )
 
 
 async def _pairs_of(client: Client, ids: list[int], group: str | None) -> list[Pair]:
-    """(id, group) of each; without ``group``, all groups in which it is dead, or "" for none."""
+    """Return (id, group) of each task: all groups in which it is dead, or "" for none."""
     if group is not None:
         return [(task_id, group) for task_id in ids]
     pairs: list[Pair] = []
@@ -981,23 +978,23 @@ class Selection:
 
     @property
     def counted(self) -> bool:
-        """Whether the daemon's counts say how many dead letters are selected."""
+        """Whether the daemon's counts include the number of selected dead letters."""
         return not self.query().keys() & {"since", "until", "reason"}
 
     def query(self) -> dict[str, Any]:
-        """The selection as arguments of ``Client.dead_list``."""
+        """Return the selection as arguments of ``Client.dead_list``."""
         return given(vars(self))
 
 
-_SELECTING = tuple(one.name for one in fields(Selection))
+_SELECTING = tuple(field_.name for field_ in fields(Selection))
 
 
 @dataclass
 class Tally:
-    """What became of the selected dead letters."""
+    """The statuses of the selected dead letters."""
 
     good: str
-    """The status that was asked for."""
+    """The requested status."""
     began_s: float = field(default_factory=time.monotonic)
     statuses: Counter[str] = field(default_factory=Counter)
 
@@ -1021,35 +1018,36 @@ class Tally:
 
 
 def chunk_size(rate: float | None) -> int:
-    """How many dead letters one request settles."""
+    """Return the dead letters of one request."""
     return CHUNK_MAX if rate is None else min(CHUNK_MAX, max(1, int(rate / CHUNKS_PER_S)))
 
 
 def pause_s(done: int, elapsed_s: float, rate: float | None) -> float:
-    """How long, in seconds, to wait after ``done`` dead letters to keep to ``rate`` a second."""
+    """Return the seconds to wait after ``done`` dead letters to keep to ``rate`` per second."""
     return 0.0 if rate is None else max(0.0, done / rate - elapsed_s)
 
 
 async def settle_selection(
     client: Client, selection: Selection, settle: Settle, tally: Tally, rate: float | None
 ) -> None:
-    """Settle each selected dead letter; ``tally`` is true at every moment, also when cut off."""
+    """Settle each selected dead letter. ``tally`` is exact at every moment, even when
+    interrupted."""
     query = selection.query()
     query.setdefault("until", _daemon_now(client))
     is_counted = sys.stderr.isatty() and selection.counted
     total = await count_dead(client, selection) if is_counted else None
     columns = ("MofNCompleteColumn", "BarColumn", "TimeRemainingColumn")
-    with progress_bar(*columns, total=total) as changed:
+    with progress_bar(*columns, total=total) as update:
         async for pairs in _chunks(client.dead_list(**query), chunk_size(rate)):
             tally.statuses.update(await settle(pairs))
-            changed(advance=len(pairs))
+            update(advance=len(pairs))
             wait_s = pause_s(tally.matched, time.monotonic() - tally.began_s, rate)
             if wait_s:
                 await asyncio.sleep(wait_s)
 
 
 def _daemon_now(client: Client) -> datetime:
-    """The first millisecond after the daemon's HELLO, by its clock."""
+    """Return the first millisecond after the daemon's HELLO, by its clock."""
     return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=client.server_info["now_ms"] + 1)
 
 
@@ -1065,17 +1063,17 @@ async def _chunks(letters: AsyncIterator[Any], size: int) -> AsyncIterator[list[
 
 
 async def count_dead(client: Client, selection: Selection) -> int:
-    """How many dead letters a topic, a group or all have; times and reasons do not count here."""
+    """Return the number of dead letters of a topic, a group or all, ignoring times and reasons."""
     topics: Mapping[str, Any] = (await client.stats()).raw.get("topics") or {}
-    found = 0
+    count = 0
     for name, topic in topics.items():
         if selection.topic in {None, name}:
             groups = topic.get("groups") or {}
             if selection.group is None:
-                found += int(topic.get("dead") or 0)
+                count += int(topic.get("dead") or 0)
             elif selection.group in groups:
-                found += int(groups[selection.group].get("dead") or 0)
-    return found
+                count += int(groups[selection.group].get("dead") or 0)
+    return count
 
 
 # --- tables and JSON of dead letters -------------------------------------------------------------
@@ -1091,5 +1089,5 @@ DEAD_SPARE = ("attempts",)
 
 def dead_fields(letter: DeadLetter) -> dict[str, Any]:
     names = ("group", "topic", "died_ms", "attempt", "deaths", "reason")
-    said = {name: getattr(letter, name) for name in names}
-    return {"id": str(letter.id), **said, "failures": named_failures(letter.failures)}
+    values = {name: getattr(letter, name) for name in names}
+    return {"id": str(letter.id), **values, "failures": named_failures(letter.failures)}

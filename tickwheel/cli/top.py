@@ -1,17 +1,18 @@
-"""Watching a daemon: ``tickwheel top``, topics and groups, live; ``stats``, the same counts once;
-``load``, how full the next hours are; ``console``, the daemon's console in a browser.
+"""Observing a daemon: ``top`` shows topics and groups live; ``stats`` shows the same counts once;
+``load`` shows how many tasks the next hours have; ``console`` opens the daemon's console in a
+browser.
 
-A ``Frame`` of ``top`` is worked out from two STATS, one after the other. Rates are differences of
-the daemon's totals over the daemon's own uptime, so that neither a step of a clock nor a slow
-terminal bends them. After a restart the totals begin anew: no rate until there are two answers of
-the same daemon. It goes on while the daemon is away, and shows that it does.
+A ``Frame`` of ``top`` is computed from two successive statistics. Rates are differences of the
+daemon's totals divided by differences of its uptime, so that neither clock changes nor a slow
+terminal distort them. After a restart the totals start from 0, so there is no rate until two
+answers of the same daemon exist. ``top`` continues while the daemon is away, and says so.
 
-``keyboard`` is a context: it sets the terminal so that keys come one at a time, at once and unseen,
-and sets it back. Ctrl-C stays a signal. Where standard input is no terminal, or the system has no
-such terminals, no key ever comes.
+``keyboard`` is a context manager that makes the terminal deliver keys one by one, at once and
+without echo, and restores it at the end. Ctrl-C stays a signal. Without a terminal on standard
+input, or without POSIX terminals, no keys are delivered.
 
-The code of a console's link, which works once, is in no command line: others on the machine could
-read it there. The browser gets a file that only its user may read, which leads to the link.
+The code of a console's link works once. It is never in a command line, where other users of the
+machine could read it. The browser gets a file that only its user can read, which leads to the link.
 """
 
 from __future__ import annotations
@@ -83,26 +84,26 @@ _SORT_FIELDS = {"in-flight": "in_flight", "age": "oldest_ready_ms"}
 INTERVAL_S = 1.0
 INTERVAL_S_MIN = 0.05
 ANSWER_S = 2.0
-"""After so many seconds without an answer a daemon is shown as away."""
+"""Seconds without an answer after which a daemon is shown as away."""
 
 
 async def top(
     call: Call,
-    interval: Annotated[float | None, duration("From picture to picture. Default: 1s.")] = None,
-    once: Annotated[bool, flag("One picture, its rates taken over one interval.")] = False,
+    interval: Annotated[float | None, duration("Time between two pictures. Default: 1s.")] = None,
+    once: Annotated[bool, flag("Show one picture, with rates over one interval.")] = False,
     sort: Annotated[str, option(f"Largest first: {', '.join(SORTS)}.", "BY")] = "busy",
 ) -> None:
     """Watch topics and groups: rates, ready, in flight, waiting for a retry, dead, lateness.
 
-    Keys: q quits, s and S choose what it is sorted by, / filters by name, arrows and pages scroll.
+    Keys: q quits, s and S change the order, / filters by name, arrows and page keys scroll.
 
-    "busy" is by deliveries a second. With --json every picture is one object a line.
+    "busy" sorts by deliveries per second. With --json each picture is one object on one line.
     """
     interval_s = INTERVAL_S if interval is None else interval
     if interval_s < INTERVAL_S_MIN:
-        raise BadRequest(f"--interval is {interval_s:g} s; {INTERVAL_S_MIN:g} s is the least")
+        raise BadRequest(f"--interval must be at least {INTERVAL_S_MIN:g} s, not {interval_s:g} s")
     if sort not in SORTS:
-        raise BadRequest(f"--sort is {sort!r:.40}; known are {', '.join(SORTS)}")
+        raise BadRequest(f"--sort must be one of {', '.join(SORTS)}, not {sort!r:.40}")
     meter = Meter(sort)
     async with call.client(retries=0) as client:
         if once:
@@ -117,16 +118,16 @@ async def top(
 async def _read(client: Client, meter: Meter) -> Frame:
     stats = await client.stats()
     frame = meter.read(stats.raw, str(client.server_info.get("role", "active")))
-    if meter.asks_what_is_wrong:
+    if meter.has_overview:
         try:
-            return replace(frame, wrong=(await client.overview()).raw)
-        except (Forbidden, UnknownType):  # it may read some topics only, or the daemon is older
-            meter.asks_what_is_wrong = False
+            return replace(frame, overview=(await client.overview()).raw)
+        except (Forbidden, UnknownType):  # the token reads only some topics, or the daemon is older
+            meter.has_overview = False
     return frame
 
 
 async def _watch(call: Call, client: Client, meter: Meter, interval_s: float) -> None:
-    """Draw pictures until SIGINT or SIGTERM, or the key for it."""
+    """Draw pictures until SIGINT, SIGTERM or the quit key."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -150,7 +151,7 @@ async def _watch(call: Call, client: Client, meter: Meter, interval_s: float) ->
 
 
 async def _next(client: Client, meter: Meter, last: Frame) -> Frame:
-    """The current picture; while the daemon cannot be asked, the last one with the reason."""
+    """Return the current picture, or the last one with a reason while the daemon is away."""
     why = "the connection to the daemon is lost"
     if client.connected:
         try:
@@ -165,12 +166,12 @@ async def _next(client: Client, meter: Meter, last: Frame) -> Frame:
     return replace(last, trouble=f"reconnecting: {why}")
 
 
-# --- frames: what is shown -----------------------------------------------------------------------
+# --- frames --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Row:
-    """A topic, or a group of it. A rate is None while it cannot be known."""
+    """A topic or a group. A rate is None while it is unknown."""
 
     topic: str
     group: str | None
@@ -192,36 +193,36 @@ class Row:
 
 @dataclass(frozen=True)
 class Frame:
-    """All that one picture shows."""
+    """The contents of one picture."""
 
-    said: Map
-    """What the daemon says of itself: its STATS."""
+    stats: Map
+    """The daemon's statistics."""
     role: str
     rates: Mapping[str, float | None]
     topics: tuple[tuple[Row, tuple[Row, ...]], ...]
     """Each topic with its groups, sorted."""
     trouble: str = ""
-    """Why the picture is not current: the daemon cannot be asked; empty: it is."""
-    wrong: Map | None = None
-    """The overview of the daemon, which has what is wrong right now; None: it was not asked."""
+    """Why the picture is not current; empty: it is current."""
+    overview: Map | None = None
+    """The daemon's overview with its current troubles; None: not requested."""
 
     @property
     def oldest_ms(self) -> int:
         return max((topic.oldest_ready_ms for topic, _ in self.topics), default=0)
 
     def fields(self) -> dict[str, Any]:
-        """The frame in the form of ``--json``."""
+        """Return the frame for ``--json``."""
         names = ("node", "version", "epoch", "uptime_s", "store_ok", *STATES, "subscribers")
         return {
-            **{name: self.said[name] for name in names if name in self.said},
+            **{name: self.stats[name] for name in names if name in self.stats},
             **{f"{name}_per_s": value for name, value in self.rates.items()},
             "role": self.role,
             "oldest_ready_ms": self.oldest_ms,
-            "lateness": dict(self.said.get("lateness") or {}),
-            # These are missing if only some topics may be read.
-            **{name: self.said.get(name) for name in ("early", "connections")},
+            "lateness": dict(self.stats.get("lateness") or {}),
+            # These are missing if the token reads only some topics.
+            **{name: self.stats.get(name) for name in ("early", "connections")},
             "reconnecting": bool(self.trouble),
-            "troubles": [dict(one) for one in (self.wrong or {}).get("troubles", ())],
+            "troubles": [dict(trouble) for trouble in (self.overview or {}).get("troubles", ())],
             "topics": [
                 {**_row_fields(topic), "groups": [_row_fields(group) for group in groups]}
                 for topic, groups in self.topics
@@ -245,119 +246,120 @@ def _row_fields(row: Row) -> dict[str, Any]:
 
 @dataclass
 class Meter:
-    """Makes frames of answers, with rates from the answer before."""
+    """Computes frames from answers, with rates since the previous answer."""
 
     sort: str = "busy"
-    asks_what_is_wrong: bool = True
-    """Whether the daemon says what is wrong right now."""
-    _before: Map | None = field(default=None, init=False)
+    has_overview: bool = True
+    """Whether the daemon answers requests for its overview."""
+    _previous: Map | None = field(default=None, init=False)
 
     def read(self, raw: Map, role: str = "active") -> Frame:
-        """The frame of one answer to STATS."""
-        before = self._before
-        if before is not None and not _same_run(before, raw):
-            before = None
-        self._before = raw
-        took_s = 0.0 if before is None else raw["uptime_s"] - before["uptime_s"]
-        topics_before: Map = {} if before is None else before["topics"]
+        """Return the frame of one answer."""
+        previous = self._previous
+        if previous is not None and not _same_run(previous, raw):
+            previous = None
+        self._previous = raw
+        took_s = 0.0 if previous is None else raw["uptime_s"] - previous["uptime_s"]
+        topics_before: Map = {} if previous is None else previous["topics"]
         topics = [
             self._topic(name, topic, topics_before.get(name), took_s)
             for name, topic in raw["topics"].items()
         ]
-        topics.sort(key=lambda found: _order(found[0], self.sort))
-        return Frame(raw, role, _rates(raw, before, took_s), tuple(topics))
+        topics.sort(key=lambda entry: _order(entry[0], self.sort))
+        return Frame(raw, role, _rates(raw, previous, took_s), tuple(topics))
 
     def _topic(
-        self, name: str, raw: Map, before: Map | None, took_s: float
+        self, name: str, raw: Map, previous: Map | None, took_s: float
     ) -> tuple[Row, tuple[Row, ...]]:
-        groups_before: Map = (before or {}).get("groups") or {}
+        groups_before: Map = (previous or {}).get("groups") or {}
         groups = [
-            _row(name, group, of_group, groups_before.get(group), took_s)
-            for group, of_group in (raw.get("groups") or {}).items()
+            _row(name, group, stats, groups_before.get(group), took_s)
+            for group, stats in (raw.get("groups") or {}).items()
         ]
         groups.sort(key=lambda row: _order(row, self.sort))
-        return _row(name, None, raw, before, took_s), tuple(groups)
+        return _row(name, None, raw, previous, took_s), tuple(groups)
 
 
-def _same_run(before: Map, now: Map) -> bool:
-    same = before["epoch"] == now["epoch"] and before["node"] == now["node"]
-    return bool(same and now["uptime_s"] > before["uptime_s"])
+def _same_run(previous: Map, now: Map) -> bool:
+    same = previous["epoch"] == now["epoch"] and previous["node"] == now["node"]
+    return bool(same and now["uptime_s"] > previous["uptime_s"])
 
 
-def _rates(raw: Map, before: Map | None, took_s: float) -> dict[str, float | None]:
-    """The rates since the answer before; a topic that is new since then counts from 0."""
+def _rates(raw: Map, previous: Map | None, took_s: float) -> dict[str, float | None]:
+    """Return the rates since the previous answer; a topic that is new counts from 0."""
     if took_s <= 0:
         return dict.fromkeys(TOTALS)
     return {
-        name: round((raw[name] - (before or {}).get(name, 0)) / took_s, 1)
+        name: round((raw[name] - (previous or {}).get(name, 0)) / took_s, 1)
         for name in TOTALS
         if name in raw
     }
 
 
-def _row(topic: str, group: str | None, raw: Map, before: Map | None, took_s: float) -> Row:
-    rates = _rates(raw, before, took_s)
+def _row(topic: str, group: str | None, raw: Map, previous: Map | None, took_s: float) -> Row:
+    rates = _rates(raw, previous, took_s)
     counts: dict[str, Any] = {name: raw.get(name) for name in STATES}
     counts |= {f"{name}_per_s": rates.get(name) for name in TOTALS}
     oldest_ms, paused = raw.get("oldest_ready_ms") or 0, bool(raw.get("paused"))
     return Row(topic, group, oldest_ready_ms=oldest_ms, paused=paused, **counts)
 
 
-def arranged(frame: Frame, sort: str, wanted: str) -> Frame:
-    """The frame with topics and groups whose names have ``wanted`` in them, in whatever case; a
-    topic stays for one of its groups. Sorted as ``Meter`` does it."""
+def arranged(frame: Frame, sort: str, text: str) -> Frame:
+    """Return the frame with the topics and groups whose names contain ``text``, ignoring case, in
+    order. A topic is kept if one of its groups is."""
     kept: list[tuple[Row, tuple[Row, ...]]] = []
     for topic, groups in frame.topics:
-        if wanted.lower() not in topic.topic.lower():
-            groups = tuple(g for g in groups if wanted.lower() in (g.group or "").lower())
+        if text.lower() not in topic.topic.lower():
+            groups = tuple(g for g in groups if text.lower() in (g.group or "").lower())
             if not groups:
                 continue
         kept.append((topic, tuple(sorted(groups, key=lambda row: _order(row, sort)))))
-    kept.sort(key=lambda found: _order(found[0], sort))
+    kept.sort(key=lambda entry: _order(entry[0], sort))
     return replace(frame, topics=tuple(kept))
 
 
 def _order(row: Row, sort: str) -> tuple[float, str, str]:
-    """The key by which rows sort: largest first, equal ones by name."""
+    """Return the sort key of a row: largest first, then by name."""
     value = 0.0 if sort == "name" else getattr(row, _SORT_FIELDS.get(sort, sort)) or 0
     return -float(value), row.topic, row.group or ""
 
 
-# --- views: how it is drawn ----------------------------------------------------------------------
+# --- views ---------------------------------------------------------------------------------------
 
 CHROME_LINES = 5
-"""Lines of the screen beside the rows, those about the daemon, and the line of keys."""
+"""Lines of the screen besides the rows, the lines about the daemon, and the line of keys."""
 TROUBLES_SHOWN = 3
-"""How many lines say what is wrong right now."""
+"""Maximum lines about current troubles."""
 FILTER_LENGTH_MAX = 255
 
 
 def head_lines(frame: Frame) -> list[str]:
-    """The lines about the daemon as a whole."""
-    said, late = frame.said, frame.said.get("lateness")
-    store = "ok" if said["store_ok"] else "NOT OK"
+    """Return the lines about the daemon."""
+    stats, late = frame.stats, frame.stats.get("lateness")
+    store = "ok" if stats["store_ok"] else "NOT OK"
     lateness = " / ".join(
         f"{late.get(name) or 0:g}" if late else "-" for name in ("p50_ms", "p99_ms")
     )
     into, out, acked = (_rate(frame.rates.get(name)) for name in TOTALS)
     return [
-        f"{printable(str(said['node']))}  {frame.role}  up {format_duration(said['uptime_s'])}"
-        f"  epoch {said['epoch']}  store {store}"
-        f"  connections {format_count(said.get('connections'))}  subscribers {said['subscribers']}",
-        "  ".join(f"{head(name)} {format_count(said.get(name))}" for name in STATES)
+        f"{printable(str(stats['node']))}  {frame.role}  up {format_duration(stats['uptime_s'])}"
+        f"  epoch {stats['epoch']}  store {store}"
+        f"  connections {format_count(stats.get('connections'))}"
+        f"  subscribers {stats['subscribers']}",
+        "  ".join(f"{head(name)} {format_count(stats.get(name))}" for name in STATES)
         + f"  oldest {age(frame.oldest_ms)}",
         f"in {into}/s  out {out}/s  acked {acked}/s"
-        f"  late p50 / p99 {lateness} ms  early {format_count(said.get('early'))}",
-        *([] if frame.wrong is None else trouble_lines(frame.wrong, TROUBLES_SHOWN)),
+        f"  late p50 / p99 {lateness} ms  early {format_count(stats.get('early'))}",
+        *([] if frame.overview is None else trouble_lines(frame.overview, TROUBLES_SHOWN)),
     ]
 
 
 def rows_grid(frame: Frame, rows_max: int | None = None, first: int = 0) -> Grid:
-    """Topics and their groups, from the row number ``first`` on; the last line says how many did
-    not fit."""
+    """Return topics and their groups from the row ``first`` on; the last line counts the rows that
+    did not fit."""
     rows = [row for topic, groups in frame.topics for row in (topic, *groups)][first:]
     shown = rows if rows_max is None or len(rows) <= rows_max else rows[: max(rows_max - 1, 1)]
-    # A topic is named where it begins, and where the screen does.
+    # Show a topic's name at its own row and at the top of the screen.
     named = (
         _row_fields(row)
         | {"topic": "" if row.group is not None and index else row.topic, "group": row.group or ""}
@@ -370,7 +372,7 @@ def rows_grid(frame: Frame, rows_max: int | None = None, first: int = 0) -> Grid
 
 
 def head_text(frame: Frame) -> str:
-    """The text above the table."""
+    """Return the text above the table."""
     trouble = [frame.trouble] if frame.trouble else []
     return "\n".join([*trouble, *head_lines(frame), ""])
 
@@ -392,12 +394,12 @@ def _rate_column(head: str, name: str) -> Column[Map]:
     return Column(head, lambda row: _rate(row[name]) if name in row else "", right=True)
 
 
-_CALLED = (
+_NAMES_COLUMNS = (
     Column[Map]("topic", lambda row: row["topic"]),
     Column[Map]("group", lambda row: row["group"]),
 )
 _COLUMNS = (
-    *_CALLED,
+    *_NAMES_COLUMNS,
     *map(_count_column, STATES),
     OLDEST,
     _rate_column("in/s", "enqueued_per_s"),
@@ -409,35 +411,36 @@ _COLUMNS = (
 
 @dataclass
 class Controls:
-    """The order, filter and place that keys have chosen. Pure."""
+    """The order, filter and position chosen by keys. Pure."""
 
     sort: str = "busy"
-    wanted: str = ""
-    """The filter: a part of the names that are shown."""
+    filter: str = ""
+    """Part of the names to show."""
     first: int = 0
-    """The index of the row at the top."""
+    """The index of the first row."""
     is_typing: bool = False
-    """Whether keys are letters of the filter."""
+    """Whether keys are text of the filter."""
     rows: int = 0
+    """The number of rows."""
     page: int = 1
-    """How many rows there are, and how many the screen shows."""
+    """The number of rows on the screen."""
 
     def press(self, keys: Iterable[str]) -> bool:
-        """Do what the keys say, one after the other. True: end."""
+        """Handle keys in order. Return True to quit."""
         return any(self._typed(key) if self.is_typing else self._chosen(key) for key in keys)
 
     def place(self, rows: int, page: int) -> int:
-        """The first row to show of so many, on a screen with room for ``page`` rows."""
+        """Return the first of ``rows`` rows to show on a screen with ``page`` rows."""
         self.rows, self.page = rows, max(page, 1)
         self.first = max(0, min(self.first, rows - self.page))
         return self.first
 
     @property
     def line(self) -> str:
-        """The line that says what keys do, and what they have chosen."""
+        """The line that shows the keys and the choices."""
         if self.is_typing:
-            return f"filter: {printable(self.wanted)}_  (enter keeps it, esc clears it)"
-        filtered = f": {printable(self.wanted)}" if self.wanted else ""
+            return f"filter: {printable(self.filter)}_  (enter keeps it, esc clears it)"
+        filtered = f": {printable(self.filter)}" if self.filter else ""
         place = f"  {self.first + 1} of {self.rows}" if self.rows > self.page else ""
         return f"q quit  s sort: {self.sort}  / filter{filtered}  ↑↓ scroll{place}"
 
@@ -455,23 +458,23 @@ class Controls:
         elif key == "/":
             self.is_typing, self.first = True, 0
         elif key == ESCAPE:
-            self.wanted = ""
+            self.filter = ""
         return key == "q"
 
     def _typed(self, key: str) -> bool:
         if key in (ENTER, ESCAPE):
             self.is_typing = False
             if key == ESCAPE:
-                self.wanted = ""
+                self.filter = ""
         elif key == BACKSPACE:
-            self.wanted = self.wanted[:-1]
+            self.filter = self.filter[:-1]
         elif len(key) == 1:
-            self.wanted = (self.wanted + key)[:FILTER_LENGTH_MAX]
+            self.filter = (self.filter + key)[:FILTER_LENGTH_MAX]
         return False
 
 
 class View:
-    """Shows frames one after the other."""
+    """Shows successive frames."""
 
     def __init__(self, out: Output, *, live: bool = True, sort: str = "busy") -> None:
         from rich.console import Console
@@ -483,7 +486,7 @@ class View:
         self._live = Live(console=self._console, screen=True, auto_refresh=False) if drawn else None
         self.controls = Controls(sort)
         self.has_keys = False
-        """Whether somebody can press keys."""
+        """Whether keys are read."""
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -496,7 +499,7 @@ class View:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether pictures are drawn on a terminal, each over the one before."""
+        """Whether pictures are drawn on a terminal, each over the previous."""
         return self._live is not None
 
     def show(self, frame: Frame) -> None:
@@ -515,7 +518,7 @@ class View:
         lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in head_lines(frame)]
         trouble = Text(frame.trouble or " ", style="bold red", no_wrap=True, overflow="ellipsis")
         room = max(self._console.height - CHROME_LINES - len(lines) - self.has_keys, 1)
-        controls, frame = self.controls, arranged(frame, self.controls.sort, self.controls.wanted)
+        controls, frame = self.controls, arranged(frame, self.controls.sort, self.controls.filter)
         count = sum(1 + len(groups) for _, groups in frame.topics)
         grid = rows_grid(frame, room, controls.place(count, room))
         width = self._console.width
@@ -533,12 +536,12 @@ class View:
 
 
 async def stats(call: Call) -> None:
-    """Counts: the daemon's, and each topic's and group's."""
-    found = await call.ask(Client.stats)
+    """Show counts of the daemon, and of each topic and group."""
+    answer = await call.ask(Client.stats)
     if call.out.as_json:
-        call.out.record(dict(found.raw))
+        call.out.record(dict(answer.raw))
         return
-    for grid in stats_grids(found):
+    for grid in stats_grids(answer):
         call.out.grid(grid)
 
 
@@ -549,7 +552,7 @@ _TOTALS = (
 
 
 def stats_grids(stats: Stats) -> list[Grid]:
-    """The tables of one answer to STATS: the daemon, and a row for each topic and group."""
+    """Return the tables of an answer: the daemon, and a row for each topic and group."""
     raw = stats.raw
     lateness = raw.get("lateness") or {}
     shown: dict[str, str] = {
@@ -566,20 +569,20 @@ def stats_grids(stats: Stats) -> list[Grid]:
             f"{lateness.get(name) or 0:g} ms" for name in ("p50_ms", "p99_ms", "max_ms")
         )
     if raw.get("partial"):
-        shown["counts"] = "of the topics that may be read"
-    daemon = facts_grid(("what", "value"), shown, "Daemon", right=True)
+        shown["counts"] = "only topics that the token can read"
+    daemon = facts_grid(("field", "value"), shown, "Daemon", right=True)
     return [daemon, stats_topics_grid(raw.get("topics") or {})]
 
 
 def stats_topics_grid(topics: Mapping[str, Map]) -> Grid:
-    """A row for each topic, then one for each of its groups, with blanks for missing counts."""
+    """Return a row for each topic, then for each of its groups, with blanks for missing counts."""
     names = (*STATES, "delivered", "acked")
     rows: list[Map] = []
     for topic, counts in sorted(topics.items()):
         rows.append({**dict.fromkeys(names), **counts, "topic": topic, "group": ""})
         groups = sorted((counts.get("groups") or {}).items())
-        rows += ({**of_group, "topic": "", "group": group} for group, of_group in groups)
-    return grid_of((*_CALLED, *map(_count_column, names)), rows, title="Topics")
+        rows += ({**stats, "topic": "", "group": group} for group, stats in groups)
+    return grid_of((*_NAMES_COLUMNS, *map(_count_column, names)), rows, title="Topics")
 
 
 # --- load ----------------------------------------------------------------------------------------
@@ -589,37 +592,37 @@ BAR_LENGTH = 40
 
 async def load(
     call: Call,
-    step: Annotated[float, duration("Length of each row.")] = "1m",  # type: ignore[assignment]  # what the parser is given
+    step: Annotated[float, duration("Time span of each row.")] = "1m",  # type: ignore[assignment]  # parsed by the option
     steps: Annotated[int, option("Number of rows, at most 1440.", "N", min=1)] = 60,
     since: Annotated[
-        datetime | None, moment("The first row: ISO-8601. Default: now.", "--from")
+        datetime | None, moment("Start of the first row: ISO-8601. Default: now.", "--from")
     ] = None,
-    everything: Annotated[bool, flag("Also rows with nothing due.", "--all")] = False,
+    everything: Annotated[bool, flag("Also show rows without due tasks.", "--all")] = False,
 ) -> None:
-    """How many tasks are due in each of the next minutes, or hours: --step 1h --steps 24."""
-    found = await call.ask(lambda client: client.load(step=step, steps=steps, since=since))
+    """Show how many tasks are due in each of the next minutes, or hours: --step 1h --steps 24."""
+    answer = await call.ask(lambda client: client.load(step=step, steps=steps, since=since))
     if call.out.as_json:
-        said = {n: getattr(found, n) for n in ("from_ms", "step_ms", "exact", "scheduled")}
-        first = {"from": iso_time(found.from_ms)}
-        call.out.record(said | first | {"counts": list(found.counts)})
+        fields = {n: getattr(answer, n) for n in ("from_ms", "step_ms", "exact", "scheduled")}
+        first = {"from": iso_time(answer.from_ms)}
+        call.out.record(fields | first | {"counts": list(answer.counts)})
         return
     grid = Grid(("from", "tasks", ""), right=("tasks",))
-    most = max(found.counts)
-    for number, count in enumerate(found.counts):
+    largest = max(answer.counts)
+    for number, count in enumerate(answer.counts):
         if count or everything:
-            bar = "█" * -(-count * BAR_LENGTH // most) if most else ""
-            at = format_time(found.from_ms + number * found.step_ms)
+            bar = "█" * -(-count * BAR_LENGTH // largest) if largest else ""
+            at = format_time(answer.from_ms + number * answer.step_ms)
             grid.rows.append((at, format_count(count), bar))
     call.out.grid(grid)
-    until = format_duration(found.step_ms * len(found.counts) / 1000)
-    estimated = "" if found.exact else ", far ones estimated from a part of them"
+    until = format_duration(answer.step_ms * len(answer.counts) / 1000)
+    estimated = "" if answer.exact else ", distant tasks estimated from a sample"
     call.out.remark(
-        f"{sum(found.counts):,} of {found.scheduled:,} tasks on the wheel are due within {until}"
+        f"{sum(answer.counts):,} of {answer.scheduled:,} tasks on the wheel are due within {until}"
         f"{estimated}"
     )
 
 
-# --- keys that a person presses ------------------------------------------------------------------
+# --- keyboard -----------------------------------------------------------------------------------
 
 UP, DOWN, PAGE_UP, PAGE_DOWN, HOME, END = "up", "down", "page up", "page down", "home", "end"
 ENTER, ESCAPE, BACKSPACE = "enter", "escape", "backspace"
@@ -634,16 +637,15 @@ READ_BYTES = 1_024
 
 
 def keys_of(text: str) -> list[str]:
-    """The pressed keys: characters as they are, others by name; keys without a name are left
-    out."""
-    found = (_NAMES.get(key, key) for key in _KEY.findall(text))
-    return [key for key in found if key in _NAMES.values() or key.isprintable()]
+    """Return the pressed keys: characters, or names of special keys. Unknown keys are omitted."""
+    keys = (_NAMES.get(key, key) for key in _KEY.findall(text))
+    return [key for key in keys if key in _NAMES.values() or key.isprintable()]
 
 
 @contextlib.contextmanager
 def keyboard(pressed: Callable[[list[str]], None]) -> Iterator[bool]:
-    """Call ``pressed`` with the keys that came together, from the running event loop. What is
-    yielded says whether keys may come: whether there is a terminal."""
+    """Call ``pressed`` on the running event loop with keys that arrive together. Yields whether
+    there is a terminal to read keys from."""
     try:
         import termios
         import tty
@@ -661,47 +663,47 @@ def keyboard(pressed: Callable[[list[str]], None]) -> Iterator[bool]:
             data = os.read(fd, READ_BYTES)
         except OSError:
             data = b""
-        if not data:  # the terminal is gone
+        if not data:  # the terminal was closed
             loop.remove_reader(fd)
         elif keys := keys_of(decode(data)):
             pressed(keys)
 
-    before = termios.tcgetattr(fd)
+    attributes = termios.tcgetattr(fd)
     tty.setcbreak(fd)
     loop.add_reader(fd, read)
     try:
         yield True
     finally:
         loop.remove_reader(fd)
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        termios.tcsetattr(fd, termios.TCSADRAIN, attributes)
 
 
 # --- console -------------------------------------------------------------------------------------
 
 LINK_S_MAX = 10.0
 KEEP_S = 5.0
-"""How long, in seconds, the browser has for the file that leads to the link."""
-EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  # what a daemon says that listens on all addresses
+"""Seconds that the browser has to read the file with the link."""
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  # a daemon listens on all addresses
 PAGE = """<!doctype html>
 <meta charset="utf-8"><title>Tickwheel</title><meta name="referrer" content="no-referrer">
-<meta http-equiv="refresh" content="0; url={url}"><a href="{url}">To the console</a>
+<meta http-equiv="refresh" content="0; url={url}"><a href="{url}">Open the console</a>
 """
 
 
 async def console(
     call: Call,
     http: Annotated[
-        str | None, option("Where the daemon answers HTTP. Default: it says so itself.", "URL")
+        str | None, option("The daemon's HTTP address. Default: ask the daemon.", "URL")
     ] = None,
-    no_browser: Annotated[bool, flag("Only show the link; it works once, for a minute.")] = False,
+    no_browser: Annotated[bool, flag("Only print the link; it works once.")] = False,
 ) -> None:
     """Open the console in a browser, logged in with the token of this command."""
     if http is None:
         async with call.client(retries=0) as client:
             http = address_of(await client.status())
     token = call.token or environment.value("TICKWHEEL_TOKEN")
-    said = await asyncio.to_thread(_link, http.rstrip("/"), token)
-    code, until_ms = said["code"], said["until_ms"]
+    link = await asyncio.to_thread(_link, http.rstrip("/"), token)
+    code, until_ms = link["code"], link["until_ms"]
     url = f"{http.rstrip('/')}/console/{f'#login={code}' if code else ''}"
     if no_browser or not await _opened(url):
         _show_link(call, url, until_ms)
@@ -711,16 +713,16 @@ def _show_link(call: Call, url: str, until_ms: int | None) -> None:
     call.out.result({"url": url, "until_ms": until_ms}, url)
     if until_ms is not None and not call.out.as_json:
         until = datetime.fromtimestamp(until_ms / 1000, UTC).astimezone()
-        call.out.remark(f"it logs in once, until {until:%H:%M:%S}")
+        call.out.remark(f"the link logs in once, until {until:%H:%M:%S}")
 
 
 def address_of(status: Status) -> str:
-    """The URL of the daemon's console, as seen from here. Raises BadRequest."""
+    """Return the URL of the daemon's console, as seen from here. Raise BadRequest."""
     http = status.raw.get("http")
     if not http:
         raise BadRequest(
-            "the daemon answers no HTTP: start it with --http 127.0.0.1:7356, or name its address"
-            " with --http"
+            "the daemon does not serve HTTP: start it with --http 127.0.0.1:7356, or give its"
+            " address with --http"
         )
     parts = urlsplit(str(http))
     if parts.hostname in EVERYWHERE:
@@ -732,18 +734,19 @@ def address_of(status: Status) -> str:
 
 
 def _link(http: str, token: str | None) -> dict[str, Any]:
-    """Ask the daemon for a login link. Raises what it answers, Unreachable, BadRequest."""
+    """Request a login link from the daemon. Raise the daemon's error, Unreachable or
+    BadRequest."""
     if urlsplit(http).scheme not in ("http", "https"):
         raise BadRequest(f"--http must be http://HOST:PORT, not {http!r:.60}")
     context = Trust().context() if http.startswith("https:") else None
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
-    request = urllib.request.Request(  # noqa: S310  # its scheme was looked at
+    request = urllib.request.Request(  # noqa: S310  # the scheme was checked
         f"{http}/v1/session-links", b"", headers, method="POST"
     )
     try:
         with urllib.request.urlopen(request, timeout=LINK_S_MAX, context=context) as response:  # noqa: S310
-            found: dict[str, Any] = json.load(response)
-            return found
+            link: dict[str, Any] = json.load(response)
+            return link
     except urllib.error.HTTPError as error:
         with error:
             raise _problem(error) from None
@@ -757,14 +760,14 @@ def _link(http: str, token: str | None) -> dict[str, Any]:
 
 def _problem(error: urllib.error.HTTPError) -> TickwheelError:
     try:
-        said = json.load(error)
-        return BY_CODE.get(said["code"], InternalError)(str(said["detail"]))
+        body = json.load(error)
+        return BY_CODE.get(body["code"], InternalError)(str(body["detail"]))
     except (ValueError, KeyError, TypeError):
-        return Unreachable(f"{error.url} answered {error.code}: is it a daemon's console?")
+        return Unreachable(f"{error.url} answered {error.code}: not a daemon's console")
 
 
 async def _opened(url: str) -> bool:
-    with tempfile.TemporaryDirectory(prefix="tickwheel-console-") as folder:  # its user's alone
+    with tempfile.TemporaryDirectory(prefix="tickwheel-console-") as folder:  # mode 0700
         page = Path(folder) / "open.html"
         page.write_text(PAGE.format(url=escape(url)), "utf-8")
         if not await asyncio.to_thread(webbrowser.open, page.as_uri()):

@@ -6,7 +6,7 @@
             async for delivery in deliveries:
                 await delivery.ack()
 
-Everything that may be imported is named here; the modules below are private. To learn how it works
+This module lists every public name; the modules below are private. To learn how the client works,
 begin with ``reconnector.py``: it owns the connection, and each other part (``producer``, ``acks``,
 ``requests``, ``subscription``) is a source of frames for it.
 """
@@ -40,14 +40,7 @@ from tickwheel.api.nodes import NodeDrained, NodeInfo, Nodes, ShardInfo, ShardPl
 from tickwheel.api.policies import IfPending, Retry
 from tickwheel.api.schedules import ScheduleInfo, ScheduleRun
 from tickwheel.api.targets import PushSent, TargetInfo, TargetRemoved
-from tickwheel.api.tasks import (
-    DeadLetter,
-    Explanation,
-    GroupInfo,
-    Reason,
-    TaskInfo,
-    TaskOutcome,
-)
+from tickwheel.api.tasks import DeadLetter, Explanation, GroupInfo, Reason, TaskInfo, TaskOutcome
 from tickwheel.api.transactions import TransactionInfo
 from tickwheel.client.checks import Check
 from tickwheel.client.client import Client

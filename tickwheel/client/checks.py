@@ -1,9 +1,8 @@
-"""The answers to the daemon's questions about transactions that nobody has decided.
+"""Answers to the daemon's checks of undecided transactions.
 
-``Checks`` is what a client says of them over all of its links; ``Answers`` answers those of one.
-Knows no socket. Invariant: a transaction that this client has under way is not asked about, because
-its program is about to decide. What the daemon asks about it is left without an answer; it asks
-again.
+``Checks`` has a client's handlers for all links; ``Answers`` answers the checks of one link. No
+socket is known here. Invariant: checks of transactions that this client has open are ignored,
+because the program is about to decide them; the daemon checks again.
 """
 
 from __future__ import annotations
@@ -24,58 +23,58 @@ if TYPE_CHECKING:
     from tickwheel.client.requests import Calls
 
 CHECKS_AT_A_TIME = 16
-"""Questions that handlers work on at one time;"""
+"""Maximum checks in handlers at a time."""
 CHECKS_MAX = 10_000
-"""and how many more may wait. Others are asked again by the daemon."""
+"""Maximum waiting checks. The daemon repeats the others."""
 
 
 class Check(NamedTuple):
-    """A question: what became of this transaction?"""
+    """A check by the daemon: was this transaction committed or rolled back?"""
 
     transaction: str
     group: str
     began: datetime
     tasks: int
-    """Half tasks that it has."""
+    """The number of its half tasks."""
     number: int
-    """How often it was asked, with this time."""
+    """The number of this check, from 1."""
 
 
 Decision = str | None
-"""What a handler answers: "commit", "rollback", or "unknown" (or None) to be asked again."""
+"""A handler's answer: "commit", "rollback", or "unknown" (or None) to be asked again."""
 CheckHandler = Callable[[Check], Decision | Awaitable[Decision]]
 
 
 class Checks:
-    """What a client says of transactions that nobody has decided, over all of its links."""
+    """A client's handlers for undecided transactions, shared by all links."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, CheckHandler] = {}
-        """Producer group that the client answers for → who is asked."""
-        self.under_way: dict[str, None] = {}
+        """Producer group → its handler."""
+        self.open: dict[str, None] = {}
         """The ids of the client's undecided transactions."""
 
 
 class Answers:
-    """The answers to the questions of one shard: a reconnector's source."""
+    """Answers the checks of one shard; a source of the reconnector."""
 
     def __init__(self, checks: Checks, reconnector: Reconnector, calls: Calls) -> None:
         self._checks = checks
         self._reconnector = reconnector
         self._calls = calls
-        self._asked: dict[str, None] = {}
-        """The ids of transactions that a handler works on, or will."""
+        self._pending: dict[str, None] = {}
+        """The ids of transactions with a waiting or running handler."""
         self._turns = asyncio.Semaphore(CHECKS_AT_A_TIME)
 
-    def asked(self, group: str, items: Iterable[Any]) -> None:
-        """Take a CHECK of the daemon."""
-        handler, under_way = self._checks.handlers.get(group), self._checks.under_way
+    def check(self, group: str, items: Iterable[Any]) -> None:
+        """Handle a CHECK of the daemon."""
+        handler, own = self._checks.handlers.get(group), self._checks.open
         if handler is None:
             return
         for name, began_ms, tasks, number in items:
-            if name in under_way or name in self._asked or len(self._asked) >= CHECKS_MAX:
+            if name in own or name in self._pending or len(self._pending) >= CHECKS_MAX:
                 continue
-            self._asked[name] = None
+            self._pending[name] = None
             check = Check(name, group, moment(began_ms), tasks, number)
             self._reconnector.spawn(self._answer(handler, check))
 
@@ -91,7 +90,7 @@ class Answers:
         except Exception:
             LOGGER.exception("the handler of checks failed for transaction %s", check.transaction)
         finally:
-            self._asked.pop(check.transaction, None)
+            self._pending.pop(check.transaction, None)
 
     async def _decide(self, check: Check, decision: Decision) -> None:
         if decision == "commit":
@@ -107,18 +106,18 @@ class Answers:
     # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
-        """Tell a new connection for which groups this client answers."""
+        """Announce the producer groups that this client answers for on a new connection."""
         if self._checks.handlers:
-            self._reconnector.spawn(self._say())
+            self._reconnector.spawn(self._announce())
 
-    async def _say(self) -> None:
+    async def _announce(self) -> None:
         try:
             await self._calls.call(FrameType.CHECKS, list(self._checks.handlers))
         except TickwheelError as error:
-            LOGGER.warning("nobody asks here about transactions: %s", error.message)
+            LOGGER.warning("this client gets no checks of transactions: %s", error.message)
 
     def down(self) -> None:
-        """Do nothing: the daemon asks again about what is under way."""
+        """Do nothing: the daemon repeats open checks."""
 
     def collect(self, connection: Connection) -> None:
         """Do nothing: answers are sent as calls."""

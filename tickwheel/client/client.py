@@ -1,4 +1,4 @@
-"""``Client``: the door to everything else in this package."""
+"""``Client``: the entry point of this package."""
 
 from __future__ import annotations
 
@@ -16,14 +16,7 @@ from tickwheel.api.policies import Retry
 from tickwheel.api.schedules import ScheduleInfo
 from tickwheel.api.tasks import TaskInfo
 from tickwheel.api.times import Duration, duration_ms, seconds
-from tickwheel.client.connection import (
-    DEFAULT_URL,
-    LOGGER,
-    Trust,
-    connect,
-    is_secure,
-    parse_url,
-)
+from tickwheel.client.connection import DEFAULT_URL, LOGGER, Trust, connect, is_secure, parse_url
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.encodings import UNPACKED_BYTES_MAX, Codec, Compression, body_of
 from tickwheel.client.keywords import GroupKeywords, TaskKeywords
@@ -43,12 +36,7 @@ from tickwheel.client.tasks import (
     task_of,
 )
 from tickwheel.client.verbs import WrittenVerbs
-from tickwheel.errors import (
-    BadRequest,
-    ClientClosed,
-    TickwheelError,
-    shown,
-)
+from tickwheel.errors import BadRequest, ClientClosed, TickwheelError, shown
 from tickwheel.limits import Limits
 from tickwheel.protocol import encode
 from tickwheel.version import __version__
@@ -59,41 +47,42 @@ if TYPE_CHECKING:
     from tickwheel.client.subscription import Spread
 
 FRAMES_AHEAD = 8
-"""Frames of one ``enqueue_many`` that may be on their way at a time."""
+"""Maximum frames in flight of one ``enqueue_many``."""
 
 T = TypeVar("T")
 
 
 @verbs_need_loop
 class Client(WrittenVerbs):
-    """A connection to a Tickwheel daemon that mends itself; every method may be used at once. Where
-    the daemon is one of several shards, there is one to each (docs/sharded-clients.md).
+    """A connection to a Tickwheel daemon that reconnects by itself; calls can overlap freely. If
+    the daemon is one of several shards, the client connects to each (docs/sharded-clients.md).
 
-    It connects with its first call, or ``connect``; ``close``, or ``async with``, ends it.
+    The first call, ``connect`` or ``async with`` connects; ``close`` or the end of ``async with``
+    disconnects.
 
-    ``url``: ``tcp://HOST:PORT``, several with commas (default: ``TICKWHEEL_URL``, else
-    tcp://127.0.0.1:7355); the one that is active is found and followed. A call takes at most
-    ``send_timeout * (1 + retries)`` seconds; refusals that may pass are retried ``retries``
-    times, and as long as the call has time when the store takes nothing now (``refused``). After
-    ``heartbeat`` seconds without a byte from the daemon it is asked whether it is there, and after
-    2.5 times that given up. The daemon asks too, and gives up a client whose event loop stands
-    still for its ``heartbeat_timeout_s`` (30 s): long synchronous work belongs
-    into a thread. Errors are ``TickwheelError``s.
+    ``url``: ``tcp://HOST:PORT``, or several separated by commas (default: ``TICKWHEEL_URL``, else
+    tcp://127.0.0.1:7355); the client finds the active daemon and follows it. A call takes at most
+    ``send_timeout * (1 + retries)`` seconds. A temporary refusal is retried ``retries`` times;
+    while the store accepts no writes (``refused``), the call retries until its time is over. After
+    ``heartbeat`` seconds without a byte from the daemon the client pings it, and after 2.5 times
+    that it closes the connection. The daemon pings as well, and drops a client whose event loop is
+    blocked for its ``heartbeat_timeout_s`` (30 s): run long synchronous work in a thread. All
+    errors are ``TickwheelError``s.
 
-    ``tls://HOST:PORT`` is TCP with TLS. ``ca``: a file with whom to trust instead of the system's;
-    ``client_cert``, ``client_key``: files to show to a daemon that asks (defaults:
-    ``TICKWHEEL_CA``, ``TICKWHEEL_CLIENT_CERT``, ``TICKWHEEL_CLIENT_KEY``).
+    ``tls://HOST:PORT`` is TCP with TLS. ``ca``: a file of certificates to trust instead of the
+    system's; ``client_cert``, ``client_key``: files for a daemon that requires a client certificate
+    (defaults: ``TICKWHEEL_CA``, ``TICKWHEEL_CLIENT_CERT``, ``TICKWHEEL_CLIENT_KEY``).
 
-    ``compress`` ("zlib", or "zstd" by the extra ``zstd``), ``compress_over``: bodies of more bytes
-    (4096) are compressed if that makes them smaller. ``keys``: 32 bytes each by name, of which the
-    first, or ``encrypt_with``, encrypts bodies and all decrypt them (extra ``encryption``);
-    ``keys_file``: the same as a file (``TICKWHEEL_KEYS_FILE``). ``unpacked_bytes_max``: what
-    delivered bodies may have when they are unpacked. More of it is in docs/typed.md.
+    ``compress`` ("zlib", or "zstd" with the extra ``zstd``) compresses bodies of more than
+    ``compress_over`` bytes (4096) if that makes them smaller. ``keys``: keys of 32 bytes by name.
+    The first, or ``encrypt_with``, encrypts bodies, and all of them decrypt (extra ``encryption``);
+    ``keys_file`` reads them from a file (``TICKWHEEL_KEYS_FILE``). ``unpacked_bytes_max``: maximum
+    size of a delivered body after unpacking. See docs/typed.md.
 
-    Every call takes ``timeout``: seconds (or a timedelta) for this call instead, connected or
-    not. What is over then ends as it would otherwise: Unreachable (or what the daemon refused it
-    with) when nothing of it was done; OutcomeUnknown for an enqueue that was sent, SendTimeout or
-    ConnectionLost for any other call: it may be done, or be done yet.
+    Every call accepts ``timeout``: seconds (or a timedelta) for this call, connected or not. A call
+    that runs out of time raises Unreachable (or the daemon's refusal) if it certainly had no
+    effect. Otherwise an enqueue raises OutcomeUnknown, and any other call SendTimeout or
+    ConnectionLost: the daemon may have processed it, or may still do so.
     """
 
     def __init__(
@@ -139,11 +128,11 @@ class Client(WrittenVerbs):
         self._checker, self._checks = options.checker, options.checks
         self._use(options.codec)
         self._link = Link(options, whole=Whole(self._spread, self._undo, self._parts))
-        """The link to the shard that it has begun with."""
+        """The link to the first shard."""
         self._shards: Shards | None = None
 
     def _use(self, codec: Codec) -> None:
-        """Pack and unpack bodies by this codec from now on; what has come keeps its own."""
+        """Use this codec for bodies from now on; deliveries that were received keep their codec."""
         self._options.codec = codec
         self._checker.codec = codec if codec.packs else None
 
@@ -158,10 +147,9 @@ class Client(WrittenVerbs):
     # --- life -----------------------------------------------------------------------------------
 
     async def connect(self) -> Self:
-        """Connect now rather than with the first call; harmless when it is connected. Raises
-        Unreachable after ``connect_timeout``, NotActive after
-        ``active_timeout`` (daemons answer, and none leads yet), or what the daemon objects to;
-        then it may be called again."""
+        """Connect now instead of with the first call. Does nothing when connected. Raise
+        Unreachable after ``connect_timeout``, NotActive after ``active_timeout`` (daemons answer,
+        but none is active), or the daemon's refusal; the caller can try again afterwards."""
         if self._state == "closed":
             raise ClientClosed("this client is closed; make a new one")
         if self._state == "new":
@@ -182,9 +170,10 @@ class Client(WrittenVerbs):
         self._producer: Producer | SpreadProducer = self._link.producer
 
     async def close(self, timeout: float | None = None) -> None:
-        """Flush acks and enqueues, give back what was not handed out, and say goodbye.
+        """Flush acks and enqueues, release deliveries that the program has not received, and
+        disconnect.
 
-        Takes at most ``timeout`` seconds (default: ``send_timeout``). Harmless when closed.
+        Takes at most ``timeout`` seconds (default: ``send_timeout``). Does nothing when closed.
         """
         limit_s = self._options.send_timeout_s if timeout is None else timeout
         await self._link.close(limit_s, [link for link in self._links if link is not self._link])
@@ -193,9 +182,8 @@ class Client(WrittenVerbs):
         try:
             return await self.connect()
         except asyncio.CancelledError:
-            await to_its_end(
-                self.close(0.0)
-            )  # of one that had begun with a call, nobody would do it
+            # A call may have begun to connect, and nothing else would close that connection.
+            await to_its_end(self.close(0.0))
             raise
 
     async def __aexit__(self, *_: object) -> None:
@@ -204,9 +192,9 @@ class Client(WrittenVerbs):
     # --- shards ---------------------------------------------------------------------------------
 
     def _spread(self, urls: Sequence[str], place: tuple[int, int]) -> None:
-        """Have a link to each shard, of which that of this connection is there; enqueues that wait
-        go where they belong."""
-        from tickwheel.client.shards import Shards  # for whoever has several
+        """Link to every shard, reusing the current connection for its shard; route waiting enqueues
+        to their shards."""
+        from tickwheel.client.shards import Shards  # imported only with several shards
 
         self._shards = shards = Shards(self._link, urls, place)
         waiting = self._link.producer.withdraw()
@@ -247,13 +235,13 @@ class Client(WrittenVerbs):
         timeout: Duration | None = None,
         **options: Unpack[TaskKeywords],
     ) -> Receipt:
-        """Store a task durably; due after ``delay`` (seconds, a timedelta, or text such as
-        "5m"), or ``at`` (an aware datetime), else at once.
+        """Store a task durably. It is due after ``delay`` (seconds, a timedelta, or text such as
+        "5m"), or ``at`` (an aware datetime), or at once.
 
-        ``options`` are those of TaskKeywords. Concurrent calls share frames. Raises BadRequest when
-        something is wrong with it; Refused (or a kind of it) or Unreachable when it was certainly
-        not stored; OutcomeUnknown when nobody knows: it was sent, and not answered in time
-        (``timeout``, else the client's).
+        ``options``: see TaskKeywords. Concurrent calls share frames. Raise BadRequest for an
+        invalid task; Refused (or a subclass) or Unreachable when the task was certainly not stored;
+        OutcomeUnknown when the task was sent but not answered within ``timeout`` (default: the
+        client's).
         """
         checked = self._check("Client.enqueue", topic, body, delay, at, options)
         is_ruled = bool(options) and options.get("if_pending") is not None
@@ -279,8 +267,8 @@ class Client(WrittenVerbs):
     ) -> asyncio.Future[Receipt]:
         """``enqueue`` as a future.
 
-        Raises at once what is wrong with the task, and Overloaded when too many wait; what goes
-        wrong later is the future's. One that nobody looks at is only logged.
+        Raise BadRequest for an invalid task, and Overloaded when too many tasks wait. Later errors
+        are set on the future; an error that nobody retrieves is only logged.
         """
         checked = self._check("Client.enqueue_nowait", topic, body, delay, at, options)
         is_ruled = bool(options) and options.get("if_pending") is not None
@@ -293,8 +281,7 @@ class Client(WrittenVerbs):
     async def _enqueue_apart(
         self, checked: CheckedTask, timeout: Duration | None, *, is_ruled: bool
     ) -> Receipt:
-        """``enqueue`` for a task with a rule for a pending key, or for a caller with a time of its
-        own."""
+        """``enqueue`` for a task with a rule for pending keys, or a call with a timeout."""
         time_s = None if timeout is None else seconds(timeout, "timeout")
         if self._producer.is_full:
             began_s = self._reconnector.loop.time()
@@ -308,13 +295,13 @@ class Client(WrittenVerbs):
     async def enqueue_many(
         self, tasks: Iterable[Task], *, timeout: Duration | None = None
     ) -> list[Receipt]:
-        """Store tasks; their receipts in order. All are checked before the first is sent.
+        """Store tasks and return their receipts in order. Checks all tasks before sending any.
 
-        What fits one frame (``limits.tasks_per_frame_max`` tasks and ``frame_bytes_max`` bytes)
-        is stored as a whole or not at all. More goes out in several; when some of them were
-        stored and others not, Partly says which. With tasks that have ``if_pending`` a frame has
-        ``limits.coalesced_tasks_max`` tasks. Over several shards that is so for each shard's
-        tasks of a frame; those without a key go together.
+        The tasks of one frame (``limits.tasks_per_frame_max`` tasks and ``frame_bytes_max`` bytes)
+        are stored together or not at all. More tasks are sent in several frames; if only some
+        frames were stored, Partly lists the stored tasks. If any task has ``if_pending``, a frame
+        has at most ``limits.coalesced_tasks_max`` tasks. With several shards this holds for each
+        shard's part of a frame; tasks without a key go to one shard together.
         """
         until_s = self._until(timeout)
         wires, sizes = self._checker.check_all(tasks)
@@ -342,20 +329,20 @@ class Client(WrittenVerbs):
         delays: Iterable[Duration] | None = None,
         timeout: Duration | None = None,
     ) -> Receipts:
-        """Store tasks that differ in body and delay only: the fastest way for very many.
+        """Store tasks that differ only in body and delay: the fastest way to enqueue many.
 
-        All are due after ``delay``, or each after its own of ``delays``, else at once. Otherwise
-        as ``enqueue_many``.
+        ``delay`` applies to all tasks, ``delays`` gives one for each; without either, tasks are due
+        at once. Otherwise like ``enqueue_many``.
         """
         until_s = self._until(timeout)
         columns = self._checker.check_columns(topic, bodies, delay, delays)
         codec = self._checker.codec
         if codec is not None and not codec.leaves(columns.bodies):
-            # Their encodings differ: columns have none.
+            # Columns cannot express encodings, which differ here.
             pairs = zip(columns.bodies, columns.delays_ms, strict=True)
             tasks = [Task(columns.topic, body, delay=ms / 1000) for body, ms in pairs]
-            made = await self.enqueue_many(tasks, timeout=timeout)
-            return Receipts([one.id for one in made], [one.due_ms for one in made])
+            receipts = await self.enqueue_many(tasks, timeout=timeout)
+            return Receipts([r.id for r in receipts], [r.due_ms for r in receipts])
         limits = self._reconnector.limits
         slices = list(frame_slices(columns.sizes, limits, limits.tasks_per_frame_max))
 
@@ -364,17 +351,18 @@ class Client(WrittenVerbs):
 
         frames = (partial(add, a, b) for a, b in slices)
         futures, trouble = await self._send_frames(frames, until_s)
-        found = await gather_receipts(futures, [b - a for a, b in slices], trouble)
-        return found if isinstance(found, Receipts) else Receipts((), ())
+        stored = await gather_receipts(futures, [b - a for a, b in slices], trouble)
+        return stored if isinstance(stored, Receipts) else Receipts((), ())
 
     async def _send_frames(
         self, frames: Iterable[Callable[[], asyncio.Future[Any]]], until_s: float | None
     ) -> tuple[list[asyncio.Future[Any]], TickwheelError | None]:
-        """The futures of the frames that were sent, and the error that kept the next one back."""
+        """Return the futures of the frames that were sent, and the error that prevented the
+        next."""
         futures: list[asyncio.Future[Any]] = []
         for send in frames:
             if len(futures) >= FRAMES_AHEAD:
-                # When one has failed the rest is not even begun.
+                # Send no further frame after a failure.
                 await asyncio.wait((futures[-FRAMES_AHEAD],))
                 if futures[-FRAMES_AHEAD].exception() is not None:
                     break
@@ -387,7 +375,7 @@ class Client(WrittenVerbs):
         return futures, None
 
     def _left_s(self, until_s: float | None) -> float | None:
-        """The seconds that a call's own time has left; an instant when it is over."""
+        """Return the seconds left until ``until_s``, at least a millisecond. None: no limit."""
         return None if until_s is None else max(until_s - self._reconnector.loop.time(), 0.001)
 
     @spelled_out(TaskKeywords)
@@ -401,9 +389,10 @@ class Client(WrittenVerbs):
         timeout: Duration | None = None,
         **options: Unpack[TaskKeywords],
     ) -> None:
-        """Send a task and forget it: no answer, no retry, no promise that it is stored.
+        """Send a task without waiting for an answer, without retries, and without a promise that it
+        is stored.
 
-        Raises what is wrong with it, and Unreachable when there is no connection to send it on.
+        Raise BadRequest for an invalid task, and Unreachable without a connection.
         """
         checked = self._check("Client.oneway", topic, body, delay, at, options)
         time_s = self._options.send_timeout_s if timeout is None else seconds(timeout, "timeout")
@@ -459,34 +448,35 @@ class Client(WrittenVerbs):
         broadcast: bool = False,
         **settings: Unpack[GroupKeywords],
     ) -> Subscription:
-        """Deliveries as they come due, to one of the group's members each.
+        """Receive the group's deliveries as they come due; each goes to one member of the group.
 
-        At most ``prefetch`` of them are unsettled here (default: 256, of each shard where there
-        are several; one that is named goes to the shards with work). ``lease``: how long one may
-        take before it is delivered again (default: the daemon's). ``retry``: the policy of a group
-        that has none of its own; where it has another one, the subscription ends with Conflict.
+        At most ``prefetch`` of them are unsettled here (default: 256 per shard; with several
+        shards, a given number is divided among the shards with work). ``lease``: the time after
+        which an unsettled delivery goes to another member (default: the daemon's). ``retry``: the
+        policy of a group that has none; if the group has a different one, the subscription ends
+        with Conflict.
 
-        ``ack="on_delivery"``: at most once. The task is over before it is sent; a crash here
-        loses it, and ``close`` what was not read. ``broadcast``: everything that comes due while
-        connected, for this subscriber alone; no group, no retry. For both, every verb answers
-        "done", without the daemon. ``auto_ack``: a delivery is acked when the next one is asked
-        for, and when the ``with`` ends; nacked when an exception leaves the ``with``. More of it
-        is in ``AutoAck``.
+        ``ack="on_delivery"``: at most once. The task is finished before it is sent; a crash here
+        loses it, and ``close`` loses the deliveries not yet read. ``broadcast``: every task that
+        comes due while connected, for this subscriber alone, without a group or retries. In both
+        cases every verb returns "done" without asking the daemon. ``auto_ack``: a delivery is acked
+        when the next is requested and when the ``with`` block ends, and nacked when an exception
+        leaves the block. See ``AutoAck``.
 
-        ``settings`` are those of GroupKeywords: of the group, when it is made by this; where it
-        has others, the subscription ends with Conflict. A broadcast has the filter alone: what it
-        gets.
+        ``settings``: see GroupKeywords. They apply when this call creates the group; if an existing
+        group's settings differ, the subscription ends with Conflict. A broadcast accepts only the
+        filter.
         """
         refuse_unknown(settings, GroupKeywords, "Client.subscribe")
         self._ready()
         self._checker.name(topic, "topic")
         if not broadcast or group:
             self._checker.name(group, "group")
-        asked = subscribe_options(
+        requested = subscribe_options(
             topic, group, lease_ms=self._lease_ms(lease), retry=retry, ack=ack,
             auto_ack=auto_ack, broadcast=broadcast, settings=settings,
         )  # fmt: skip
-        return self._link.subscriptions.make(asked, prefetch)
+        return self._link.subscriptions.make(requested, prefetch)
 
     @spelled_out(GroupKeywords)
     async def pull(
@@ -500,9 +490,9 @@ class Client(WrittenVerbs):
         timeout: Duration | None = None,
         **settings: Unpack[GroupKeywords],
     ) -> list[Delivery]:
-        """Up to ``max`` deliveries; none after ``wait`` seconds without any. ``timeout`` is for
-        all of it, ``wait`` included; ``settings`` are as in ``subscribe``. A pull that makes the
-        group logs so (``tickwheel.client``)."""
+        """Return up to ``max`` deliveries, or an empty list after ``wait`` seconds without any.
+        ``timeout`` limits the whole call, ``wait`` included; ``settings`` are those of
+        ``subscribe``. Logs to ``tickwheel.client`` when the pull creates the group."""
         refuse_unknown(settings, GroupKeywords, "Client.pull")
         until_s = self._until(timeout)
         lease_ms, wait_ms = self._lease_ms(lease), duration_ms(wait, "wait")
@@ -511,11 +501,11 @@ class Client(WrittenVerbs):
         names = (self._checker.name(topic, "topic"), self._checker.name(group, "group"))
         whole = await self._know_shards(until_s) or self._link
         made: list[MadeGroup] = []
-        found = await whole.pull(names, max, wait_ms, options, until_s, made.append)
+        deliveries = await whole.pull(names, max, wait_ms, options, until_s, made.append)
         new = MadeGroup.joined(made)
         if new is not None:
             log_new_group(LOGGER, new, topic, group)
-        return found
+        return deliveries
 
     def _lease_ms(self, lease: Duration | None) -> int | None:
         if lease is None:
@@ -523,25 +513,26 @@ class Client(WrittenVerbs):
         lease_ms, limits = duration_ms(lease, "lease"), self._reconnector.limits
         if not limits.lease_ms_min <= lease_ms <= limits.lease_ms_max:
             raise BadRequest(
-                f"lease is {lease_ms} ms; it must be {limits.lease_ms_min} ms or more, and"
-                f" {limits.lease_ms_max} ms (the daemon's lease_max_s) or less"
+                f"lease must be between {limits.lease_ms_min} ms and {limits.lease_ms_max} ms"
+                f" (the daemon's lease_max_s), not {lease_ms} ms"
             )
         return lease_ms
 
     def body_of(self, task: TaskInfo | ScheduleInfo) -> bytes | None:
-        """The body of a task that was looked up or listed, or of a schedule's tasks, unpacked;
-        None: it has ended, and has none. Raises Undecodable, as ``Delivery.body`` does."""
+        """Return the unpacked body of a task that was looked up or listed, or of a schedule's
+        tasks. None: the task has ended, and its body is gone. Raise Undecodable like
+        ``Delivery.body``."""
         return body_of(self._codec, task)
 
     # --- the daemon -----------------------------------------------------------------------------
 
     async def _flush_acks(self) -> None:
-        """Wait until every ack that was given up to now has its answer."""
-        begun = [link for link in self._links if link.is_begun]
-        await asyncio.gather(*(link.acks.wait_answered() for link in begun))
+        """Wait until the daemon has answered every ack sent up to now."""
+        started = [link for link in self._links if link.is_started]
+        await asyncio.gather(*(link.acks.wait_answered() for link in started))
 
     async def ping(self, *, timeout: Duration | None = None) -> float:
-        """How long the daemon takes to answer, in seconds."""
+        """Return the seconds that the daemon takes to answer."""
         until_s = self._until(timeout)
         began_s = self._reconnector.loop.time()
         await self._link.ask(FrameType.PING, until_s=until_s)
@@ -549,15 +540,15 @@ class Client(WrittenVerbs):
 
     @property
     def server_info(self) -> Mapping[str, Any]:
-        """What the daemon said last in answer to HELLO: v, epoch, node, role, now_ms, limits."""
+        """The daemon's last answer to HELLO: v, epoch, node, role, now_ms, limits."""
         return {} if self._state == "new" else self._reconnector.info
 
     @property
     def limits(self) -> Limits:
-        """What the daemon accepts; before it is known, what daemons accept by default."""
+        """The daemon's limits; before the first connection, the default limits."""
         return self._checker.limits
 
     @property
     def connected(self) -> bool:
-        """Whether a connection stands right now; calls wait for the next one anyway."""
+        """Whether a connection is open now; a call waits for the next connection anyway."""
         return self._link.connected

@@ -1,16 +1,16 @@
-"""Where daemons are, whom to trust, and one TCP connection: frames in and out, and which request
-waits for which answer.
+"""Addresses, TLS trust, and one TCP connection: frames in and out, and the request that waits for
+each answer.
 
-``parse_url``: ``tcp://a:7355,b:7355`` as a list of (host, port); with ``tls://`` all of them speak
-TLS. ``Trust`` makes the TLS context, once a client: trust is the system's, or a file's; the
-daemon's certificate has to name the host that the client asked for. That cannot be switched off: a
-certificate of one's own making is trusted by naming its file as ``ca``.
+``parse_url`` turns ``tcp://a:7355,b:7355`` into a list of (host, port); ``tls://`` applies to all
+addresses. ``Trust`` makes a client's TLS context, which trusts the system's certificates or a file;
+the daemon's certificate must name the host that the client connects to. This check cannot be
+disabled: trust a self-signed certificate by passing its file as ``ca``.
 
-Knows HELLO, answers and deliveries by number, and nothing of what they mean. ``Signal`` and
-``fail`` are the futures that all parts of the client wait with. Invariants: every request that was
-written learns exactly once how it ended (``answered``, ``failed``, ``lost`` or ``expired``); what
-is written in one step of the loop leaves in one piece; whatever the daemon sends, nothing escapes
-into the event loop; a daemon that says it is not active is left at once.
+Handles HELLO, answers and deliveries by number, without their meaning. All parts of the client wait
+with ``Signal`` and ``fail``. Invariants: every written request learns its end exactly once
+(``answered``, ``failed``, ``lost`` or ``expired``); everything that one step of the loop writes is
+sent together; no data from the daemon raises into the event loop; a connection to a daemon that
+says it is not active is closed at once.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ Address = tuple[str, int]
 
 
 def parse_url(url: str) -> list[Address]:
-    """Every address of ``url``, in order; the scheme may stand before each, a port may be left out.
+    """Return every address of ``url`` in order. Each may have a scheme, and the port is optional.
 
-    Raises BadRequest naming what cannot be read.
+    Raise BadRequest naming the invalid part.
     """
     if not isinstance(url, str):
         raise BadRequest(f"url must be text like {DEFAULT_URL}, not {url!r:.60}")
     parts = [part.strip() for part in url.split(",")]
     if len({_is_secure(part) for part in parts if "://" in part or part is parts[0]}) > 1:
-        raise BadRequest(f"url {url!r:.200}: either all of it is {SECURE}, or nothing")
+        raise BadRequest(f"url {url!r:.200}: either all addresses or none must use {SECURE}")
     return [_parse(part, url) for part in parts]
 
 
 def is_secure(url: str) -> bool:
-    """Whether the daemons of the URL speak TLS."""
+    """Return whether the URL uses TLS."""
     return _is_secure(url.strip())
 
 
 def url_of(address: Address, *, secure: bool) -> str:
-    """The URL of one address."""
+    """Return the URL of one address."""
     return f"{SECURE if secure else PLAIN}{address_text(address)}"
 
 
@@ -73,7 +73,7 @@ def _is_secure(part: str) -> bool:
 
 
 def address_text(address: Address) -> str:
-    """An address as it stands in a URL; IPv6 addresses are in brackets."""
+    """Return an address as in a URL, with IPv6 addresses in brackets."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -81,7 +81,9 @@ def address_text(address: Address) -> str:
 def _parse(part: str, url: str) -> Address:
     scheme, mark, rest = part.rpartition("://")
     if mark and scheme + mark not in (PLAIN, SECURE):
-        raise BadRequest(f"url {url!r:.200}: {scheme}:// is not spoken, only {PLAIN} and {SECURE}")
+        raise BadRequest(
+            f"url {url!r:.200}: the scheme must be {PLAIN} or {SECURE}, not {scheme}://"
+        )
     rest = rest.rstrip("/")
     if rest.startswith("["):
         host, bracket, port = rest[1:].partition("]")
@@ -98,14 +100,14 @@ def _parse(part: str, url: str) -> Address:
 
 
 class Trust(NamedTuple):
-    """Files in PEM; None: the environment's file, else none."""
+    """Files in PEM; None: the file named in the environment, or none."""
 
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
 
     def context(self) -> ssl.SSLContext:
-        """The TLS context of the files. Raises BadRequest, which names the file."""
+        """Return the TLS context of the files. Raise BadRequest naming an invalid file."""
         ca = self.ca or environment.value("TICKWHEEL_CA")
         cert = self.cert or environment.value("TICKWHEEL_CLIENT_CERT")
         key = self.key or environment.value("TICKWHEEL_CLIENT_KEY")
@@ -146,26 +148,26 @@ _PLAIN = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKE
 
 
 def explain(problem: OSError | UnicodeError) -> TickwheelError:
-    """The error for a connection that failed."""
+    """Return the error for a failed connection."""
     if isinstance(problem, ssl.SSLCertVerificationError):
         why = (problem.verify_message or str(problem)).rstrip(".")
-        return TlsFailed(f"its certificate is not trusted: {why}")
+        return TlsFailed(f"the daemon's certificate is not trusted: {why}")
     if isinstance(problem, ssl.SSLError):
         reason = problem.reason or ""
         if reason in _PLAIN:
-            return TlsFailed("it does not speak TLS there; tcp:// is without")
+            return TlsFailed("the daemon does not use TLS; use tcp:// instead of tls://")
         if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
-            return Unauthorized(f"it does not take our certificate: {_reason(problem)}")
+            return Unauthorized(f"the daemon refused the client's certificate: {_reason(problem)}")
         return TlsFailed(_reason(problem))
     return Unreachable(str(problem))
 
 
 def fail(future: asyncio.Future[Any], error: TickwheelError) -> bool:
-    """Set the exception unless it is done; whether it was set.
+    """Set an exception on a future unless it is done. Return whether it was set.
 
-    It counts as seen: a future of ``enqueue_nowait`` or ``ack_nowait`` that nobody looks at
-    must not end in "exception was never retrieved". The client logs such failures itself, one
-    line a frame.
+    The exception counts as retrieved: a future of ``enqueue_nowait`` or ``ack_nowait`` that nobody
+    awaits must not end in "exception was never retrieved". The client logs such failures itself,
+    one line for each frame.
     """
     if future.done():
         return False
@@ -175,7 +177,7 @@ def fail(future: asyncio.Future[Any], error: TickwheelError) -> bool:
 
 
 class Signal:
-    """Wakes all who wait at the moment; each looks again whether it was meant."""
+    """Wakes all current waiters; each checks its condition again."""
 
     __slots__ = ("_waiters",)
 
@@ -189,16 +191,16 @@ class Signal:
         try:
             await waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled():  # woken, and does not look: another one may have to
+            if not waiter.cancelled():  # this waiter was woken in vain: wake another
                 self.notify(1)
             raise
         finally:
             self._waiters.pop(waiter, None)
 
-    def notify(self, most: int | None = None) -> None:
-        """Wake all, or ``most`` of those who have waited longest."""
+    def notify(self, count: int | None = None) -> None:
+        """Wake all waiters, or the ``count`` that have waited longest."""
         waiters = self._waiters
-        left = len(waiters) if most is None else most
+        left = len(waiters) if count is None else count
         while waiters and left > 0:
             waiter = next(iter(waiters))
             del waiters[waiter]
@@ -208,16 +210,16 @@ class Signal:
 
 
 LOGGER = logging.getLogger("tickwheel.client")
-LOGGER.addHandler(logging.NullHandler())  # heard only where the application sets logging up
+LOGGER.addHandler(logging.NullHandler())  # silent unless the application configures logging
 
 OUT_BYTES_SOFT = 1024 * 1024
-"""While more bytes than this wait to be written, only what cannot wait is added."""
+"""Bytes waiting to be written above which only urgent frames are added."""
 LEAVE_S_MAX = 5.0
-"""After so many seconds a connection that the daemon said goodbye to is closed, answered or not."""
+"""Maximum seconds that a connection waits for its answers after the daemon's GOODBYE."""
 CLOSE_S_MAX = 0.5
-"""How long a closing connection may take to say its last."""
+"""Maximum seconds for a connection to close."""
 FRAME_BYTES_MAX = 64 * 1024 * 1024
-"""The longest frame that is taken from the daemon: counts of very many topics are long."""
+"""Maximum bytes of a frame from the daemon; statistics of many topics are long."""
 
 _OK, _ERROR = int(FrameType.OK), int(FrameType.ERROR)
 _CHECK = int(FrameType.CHECK)
@@ -235,7 +237,7 @@ Deliver = Callable[[int, int, int, tuple[Any, ...]], None]
 Ended = Callable[[int, TickwheelError], None]
 """(sub, error): called when the daemon ended a subscription."""
 Asked = Callable[[str, tuple[Any, ...]], None]
-"""(producer group, transactions): called when the daemon asks what became of them."""
+"""(producer group, transactions): called when the daemon checks the state of transactions."""
 
 
 class Request:
@@ -243,31 +245,31 @@ class Request:
 
     __slots__ = ("deadline_s", "sent_s")
     prompt = True
-    """Whether silence after the request means that the connection is dead."""
+    """Whether a missing answer means that the connection is dead."""
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
         self.sent_s = 0.0
 
     def answered(self, result: Any) -> None:
-        """Take the daemon's OK. May raise on a result of the wrong shape: then it fails."""
+        """Handle the daemon's OK. An exception for a malformed result fails the request."""
         raise NotImplementedError
 
     def failed(self, error: TickwheelError) -> None:
-        """Take the daemon's ERROR."""
+        """Handle the daemon's ERROR."""
         raise NotImplementedError
 
     def lost(self) -> None:
-        """Take note that the connection ended before the answer."""
+        """Handle the end of the connection before the answer."""
         raise NotImplementedError
 
     def expired(self) -> None:
-        """Take note that the deadline passed before the answer."""
+        """Handle the end of the deadline before the answer."""
         raise NotImplementedError
 
 
 class Connection(asyncio.Protocol):
-    """One connection, from TCP's handshake to its end. ``closed`` is done then, with the reason."""
+    """One connection, from TCP's handshake to its end. ``closed`` then has the reason."""
 
     def __init__(
         self,
@@ -277,36 +279,37 @@ class Connection(asyncio.Protocol):
         asked: Asked | None = None,
         leased: Callable[[Connection], None] | None = None,
     ) -> None:
-        """``leased`` is called when the daemon says that its lease is over, or is held again."""
+        """``leased`` is called when the daemon reports that its lease has ended or is held
+        again."""
         self._loop = asyncio.get_running_loop()
         self._deliver = deliver
         self._ended = ended
         self._asked = asked
         self._leased = leased
         self.is_leased = True
-        """Whether the daemon has the lease of its shard, as far as it knows."""
+        """Whether the daemon has its shard's lease, as last reported."""
         self._wake = wake
         self._decoder = Decoder(FRAME_BYTES_MAX)
         self._out: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._leave: asyncio.TimerHandle | None = None
         self.out_bytes = 0
-        self.given_bytes = 0
-        """The bytes that the transport was ever given."""
+        self.written_bytes = 0
+        """Total bytes passed to the transport."""
         self.paused = False
         self.leaving = False
-        """Whether the daemon is about to close, so that it gets no new work."""
+        """Whether the daemon is about to close the connection, so that it gets no new requests."""
         self.requests: dict[int, Request] = {}
         self._room = Signal()
         self.heard_s = self._loop.time()
         self.silent = False
-        """Whether the connection was given up because nothing came any more."""
-        self.heir: Any = None
-        """Where the daemon's shard is next, as its GOODBYE names it; None: it has not named it."""
+        """Whether the connection was closed because nothing arrived any more."""
+        self.successor: Any = None
+        """The next daemon of the shard, as the GOODBYE names it; None: not named."""
         self.error: TickwheelError | None = None
         self.closed: asyncio.Future[TickwheelError] = self._loop.create_future()
 
-    # --- the event loop's -----------------------------------------------------------------------
+    # --- called by the event loop-----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -323,7 +326,7 @@ class Connection(asyncio.Protocol):
             self.abort(error)
         except Exception as error:  # a frame of a shape that version 1 does not have
             problem = f"{type(error).__name__}: {error}"
-            self.abort(ProtocolError(f"the daemon sent what cannot be understood: {problem:.200}"))
+            self.abort(ProtocolError(f"the daemon sent an invalid frame: {problem:.200}"))
         if self.leaving:
             self._close_if_done()
 
@@ -354,11 +357,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be added now; ``wake`` is called when that changes."""
+        """Whether more may be written now; ``wake`` is called when that changes."""
         return not self.paused and self.out_bytes < OUT_BYTES_SOFT
 
     async def wait_room(self, timeout_s: float) -> None:
-        """Wait until what was put has left. Raises SendTimeout if the daemon does not read it."""
+        """Wait until the written frames were sent. Raise SendTimeout if the daemon does not
+        read."""
         self.flush()
         try:
             async with asyncio.timeout(timeout_s):
@@ -369,11 +373,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def ending(self) -> bool:
-        """Whether the connection is closed, or about to be, so that writing is in vain."""
+        """Whether the connection is closed, or about to be."""
         return self._transport is None or self._transport.is_closing()
 
     def ask(self, number: int, request: Request, data: bytes) -> None:
-        """Write a request at the next ``flush``; the request learns of its end."""
+        """Write a request at the next ``flush``. The request learns its end."""
         request.sent_s = self._loop.time()
         self.requests[number] = request
         self.put(data)
@@ -384,26 +388,26 @@ class Connection(asyncio.Protocol):
         self.out_bytes += len(data)
 
     def flush(self) -> None:
-        """Hand the frames that were put to the transport."""
+        """Pass the written frames to the transport."""
         if not self._out or self._transport is None:
             return
         data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
         self._out.clear()
         self.out_bytes = 0
         if not self._transport.is_closing():
-            self.given_bytes += len(data)
+            self.written_bytes += len(data)
             self._transport.write(data)
 
     @property
-    def left_bytes(self) -> int:
-        """How many of the given bytes have left for the system's buffers."""
+    def sent_bytes(self) -> int:
+        """Written bytes that have reached the system's buffers."""
         waiting = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return self.given_bytes - waiting
+        return self.written_bytes - waiting
 
     # --- ends -----------------------------------------------------------------------------------
 
     def leave(self, reason: TickwheelError) -> None:
-        """Close the connection when all answers are there. A standby has none to give."""
+        """Close the connection once all answers have arrived. A standby sends none."""
         if isinstance(reason, NotActive):
             self.abort(reason)
         if self.leaving:
@@ -419,25 +423,25 @@ class Connection(asyncio.Protocol):
 
     @property
     def peer(self) -> str:
-        """The daemon's address, as the socket has it."""
-        found = None if self._transport is None else self._transport.get_extra_info("peername")
-        return f"{found[0]}:{found[1]}" if isinstance(found, tuple) else "a daemon"
+        """The daemon's address as reported by the socket."""
+        peername = None if self._transport is None else self._transport.get_extra_info("peername")
+        return f"{peername[0]}:{peername[1]}" if isinstance(peername, tuple) else "a daemon"
 
     def fileno(self) -> int:
-        """The descriptor of the socket; -1: there is none."""
+        """Return the descriptor of the socket, or -1 without one."""
         if self._transport is None or self._transport.is_closing():
             return -1
-        found = self._transport.get_extra_info("socket")  # None: the daemon is in this process
-        return -1 if found is None else int(found.fileno())
+        sock = self._transport.get_extra_info("socket")  # None: the daemon is in this process
+        return -1 if sock is None else int(sock.fileno())
 
     def close(self) -> None:
-        """Close the connection when what was written has left."""
+        """Close the connection once the written frames are sent."""
         self.flush()
         if self._transport is not None:
             self._transport.close()
 
     async def finish(self, error: TickwheelError) -> None:
-        """Wait, after ``close``, until the socket is closed, by force if it takes too long."""
+        """After ``close``, wait until the socket is closed; abort it if that takes too long."""
         try:
             await asyncio.wait((self.closed,), timeout=CLOSE_S_MAX)
         finally:
@@ -446,13 +450,13 @@ class Connection(asyncio.Protocol):
         await asyncio.wait((self.closed,), timeout=CLOSE_S_MAX)
 
     def abort(self, error: TickwheelError) -> None:
-        """Close the connection at once, with ``error`` as the reason."""
+        """Close the connection at once, for this reason."""
         self.error = self.error or error
         if self._transport is not None:
             self._transport.abort()
 
     def give_up_requests(self) -> None:
-        """Fail every waiting request as lost, in the order of their numbers."""
+        """Mark every waiting request as lost, in the order of numbers."""
         requests, self.requests = self.requests, {}
         for number in sorted(requests):
             requests[number].lost()
@@ -471,7 +475,7 @@ class Connection(asyncio.Protocol):
         elif kind == _ERROR:
             self._take_error(*frame[1:4])
         elif kind == _GOODBYE:
-            self.heir = frame[3] if len(frame) > 3 else None
+            self.successor = frame[3] if len(frame) > 3 else None
             self.leave(from_wire(str(frame[1]), str(frame[2])))
         elif kind == _ENDED and self._ended is not None:
             self._ended(frame[1], from_wire(str(frame[2]), str(frame[3])))
@@ -481,16 +485,16 @@ class Connection(asyncio.Protocol):
             self.is_leased = bool(frame[1])
             self._leased(self)
         elif kind == _HEARTBEAT:
-            # At once, not at the next flush: nothing else may be on its way for long.
+            # Flush at once: the next flush may be far away.
             self.put(_ALIVE)
             self.flush()
-        # Types of a newer daemon are passed over: they ask for nothing.
+        # Ignore types of a newer daemon: they require no answer.
 
     def _answer(self, request: Request, result: Any) -> None:
         try:
             request.answered(result)
         except (TypeError, ValueError, LookupError, AttributeError) as problem:
-            error = ProtocolError(f"the daemon's answer cannot be understood: {problem!s:.200}")
+            error = ProtocolError(f"the daemon sent an invalid answer: {problem!s:.200}")
             request.failed(error)
             raise error from None
 
@@ -507,7 +511,7 @@ class Connection(asyncio.Protocol):
             self.unasked(error)
 
     def unasked(self, error: TickwheelError) -> None:
-        """Log an error that belongs to no request: a oneway task was not taken."""
+        """Log an error without a request: oneway tasks were refused."""
         LOGGER.warning("the daemon refused oneway tasks: %s: %s", error.code, error.message)
 
 
@@ -515,7 +519,7 @@ Open = Callable[[Connection, Address, ssl.SSLContext | None], Awaitable[None]]
 
 
 async def connect(connection: Connection, address: Address, tls: ssl.SSLContext | None) -> None:
-    """Connect to an address. Raises OSError; UnicodeError if it is no host name at all."""
+    """Connect to an address. Raise OSError, or UnicodeError for an invalid host name."""
     loop = asyncio.get_running_loop()
     if tls is None:
         await loop.create_connection(lambda: connection, *address)
@@ -526,15 +530,15 @@ async def connect(connection: Connection, address: Address, tls: ssl.SSLContext 
 
 
 def hello(number: int, options: dict[str, Any], frame_bytes_max: int) -> bytes:
-    """The frame of a HELLO. Raises LimitExceeded for one that the daemon would not read: before it
-    the daemon keeps less of a peer than after."""
+    """Return the frame of a HELLO. Raise LimitExceeded if the frame is too large: before HELLO the
+    daemon accepts smaller frames."""
     data = encode((int(FrameType.HELLO), number, options))
     if len(data) > min(frame_bytes_max, HELLO_BYTES_MAX):
         name, limit = "HELLO_BYTES_MAX", HELLO_BYTES_MAX
         if frame_bytes_max < HELLO_BYTES_MAX:
             name, limit = "frame_bytes_max", frame_bytes_max
         raise LimitExceeded(
-            f"HELLO, with the token and the client's name, takes a frame of {len(data)} bytes; the"
-            f" limit is {limit} ({name})"
+            f"HELLO with the token and the client's name has {len(data)} bytes; the limit is"
+            f" {limit} ({name})"
         )
     return data

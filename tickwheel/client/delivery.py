@@ -1,9 +1,9 @@
-"""Deliveries as the business code sees them, the batches they come in, and their acks.
+"""Deliveries as handlers see them, the batches that they arrive in, and their acks.
 
-``Acks``: those of one step of the loop leave as one ACK frame a topic, group and epoch. Invariants:
-an ack is sent again on every new connection until it is answered or its time is over (an ack by an
-earlier receipt still finishes its task); its future is done exactly once; no ack is answered here,
-only by the daemon.
+``Acks`` gathers the acks of one step of the event loop into one ACK frame for each topic, group and
+epoch. Invariants: an ack is sent again on every new connection until it is answered or its time is
+over (an ack with an earlier receipt still finishes its task); its future is completed exactly once;
+only the daemon answers an ack.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ if TYPE_CHECKING:
 Item = tuple[Any, ...]
 """(id, attempt, due_ms, body) or the same with a map of options."""
 REASON_BYTES_MAX = 64 * 1024
-"""Bytes of a reason that are sent, in UTF-8; the daemon takes as many characters."""
+"""Maximum bytes of a reason in UTF-8. The daemon accepts as many characters."""
 RECEIPT_BYTES = 18
-"""What the id and the attempt of one ack take in a frame, at most."""
+"""Maximum bytes of one ack's id and attempt in a frame."""
 UNPACKED = 5
-"""Where an item, once it was looked at, has the body as it was before it was packed, or why it
-cannot be unpacked."""
+"""Index in an item of its unpacked body, or of the error that unpacking raised. An item whose body
+was not requested is shorter."""
 
 
 class Finished:
-    """Stands for the daemon where a delivery needs no settling: one at most once, or of a
-    broadcast, had its end before it was sent. Every verb is answered "done" at once."""
+    """Settles deliveries without the daemon. A delivery with at-most-once semantics or of a
+    broadcast was finished before it was sent, so every verb returns "done" at once."""
 
     __slots__ = ()
     WORD = "done"
@@ -69,7 +69,7 @@ class Finished:
         return future
 
     def add_unwatched(self, task_id: int, attempt: int) -> None:
-        """Do nothing: nobody wants the answer."""
+        """Do nothing: nobody waits for the answer."""
 
     async def call(self, kind: FrameType, *fields: Any, until_s: float | None = None) -> list[str]:
         return [self.WORD]
@@ -79,7 +79,7 @@ FINISHED = Finished()
 
 
 class DeliveryBatch:
-    """What deliveries of one frame have in common."""
+    """Fields that the deliveries of one frame share."""
 
     __slots__ = ("acks", "calls", "codec", "delivered_ms", "epoch", "extending", "group", "items",
                  "size_bytes", "topic", "until_s")  # fmt: skip
@@ -103,16 +103,16 @@ class DeliveryBatch:
         self.epoch = epoch
         self.delivered_ms = delivered_ms
         self.items = items
-        """The deliveries that were not handed out yet, last first."""
+        """The deliveries that the program has not received, last first."""
         self.until_s = 0.0
-        """Until when the leases hold for sure, by the loop's clock in seconds."""
+        """When the leases may end at the earliest, by the loop's clock in seconds."""
         self.extending = False
         self.size_bytes = 0
-        """The bytes of the bodies that came with the frame."""
+        """Total bytes of the bodies in the frame."""
 
 
 class Delivered(DeliveredOptions):
-    """A task as it was delivered, for reading."""
+    """A delivered task, read-only."""
 
     __slots__ = ("_batch", "_item")
 
@@ -122,8 +122,8 @@ class Delivered(DeliveredOptions):
 
     @property
     def raw(self) -> tuple[Any, ...]:
-        """What the daemon sent: id, attempt, due_ms, the body as it is stored, and a map of all
-        else if there is anything (docs/protocol.md, DELIVER)."""
+        """The daemon's item: id, attempt, due_ms, the stored body, and a map of other fields if
+        there are any (docs/protocol.md, DELIVER)."""
         return self._item[:UNPACKED]
 
     # --- the task -------------------------------------------------------------------------------
@@ -134,20 +134,20 @@ class Delivered(DeliveredOptions):
 
     @property
     def attempt(self) -> int:
-        """The number of this delivery: 1 for the first one of the task to this group. It never goes
-        back, so it also counts deliveries that were given back, or came before a requeue."""
+        """The number of this delivery of the task to this group, from 1. It never decreases: it
+        also counts released deliveries and deliveries before a requeue."""
         return self._item[1]  # type: ignore[no-any-return]  # as the daemon sent it
 
     @property
     def failures(self) -> int:
-        """How many deliveries to this group have failed before, since the task was enqueued, or was
-        requeued: what its retries are counted by."""
+        """Failed deliveries to this group since the task was enqueued or requeued. The retry policy
+        counts these."""
         return int(self._options.get("failures", 0))
 
     @property
     def deaths(self) -> int:
-        """How many consumers have died while they had the task, counted in the same way. With a
-        task that has some it is the only one that this connection has."""
+        """Consumers that died while they had the task, since it was enqueued or requeued. A
+        connection that receives a task with deaths has no other task at that time."""
         return int(self._options.get("deaths", 0))
 
     @property
@@ -160,15 +160,15 @@ class Delivered(DeliveredOptions):
 
     @property
     def body(self) -> bytes:
-        """The body, unpacked by its ``encoding``. Raises Undecodable when this client cannot do
-        that, BadBody when no client can."""
+        """The body, unpacked by its ``encoding``. Raises Undecodable if this client cannot unpack
+        it, and BadBody if no client can."""
         item = self._item
         if len(item) == 4:
             return item[3]  # type: ignore[no-any-return]  # as the daemon sent it
         if len(item) > UNPACKED:
             if isinstance(item[UNPACKED], Undecodable):
                 raise item[UNPACKED]
-            return item[UNPACKED]  # type: ignore[no-any-return]  # as it was unpacked below
+            return item[UNPACKED]  # type: ignore[no-any-return]  # unpacked below
         encoding = item[4].get("encoding")
         if encoding is None:
             return item[3]  # type: ignore[no-any-return]  # as the daemon sent it
@@ -182,27 +182,27 @@ class Delivered(DeliveredOptions):
 
     @property
     def encrypted_with(self) -> str | None:
-        """The name of the key that the body is encrypted with; None: it is not."""
+        """The name of the key that encrypts the body; None: the body is not encrypted."""
         return None if len(self._item) == 4 else key_of(self._item[4].get("encoding"))
 
     @property
     def replay_of(self) -> int | None:
-        """The task that this one stands for: the group was reset, and is given it again. None: it
-        is no replay."""
-        found: int | None = self._options.get("replay_of")
-        return found
+        """The id of the task that this one replays after a reset of the group; None: not a
+        replay."""
+        task_id: int | None = self._options.get("replay_of")
+        return task_id
 
     @property
     def schedule(self) -> str | None:
-        """The recurring schedule that made the task; None: it was enqueued."""
-        found = self.properties.get("tickwheel.schedule")
-        return None if found is None else str(found)
+        """The recurring schedule that created the task; None: it was enqueued."""
+        name = self.properties.get("tickwheel.schedule")
+        return None if name is None else str(name)
 
     @property
     def planned(self) -> datetime | None:
-        """The planned time of the schedule's occurrence; None: a schedule did not make the task."""
-        found = self.properties.get("tickwheel.planned_ms")
-        return moment(found) if isinstance(found, int) else None
+        """The planned time of the schedule's occurrence; None: not created by a schedule."""
+        planned_ms = self.properties.get("tickwheel.planned_ms")
+        return moment(planned_ms) if isinstance(planned_ms, int) else None
 
     # --- the delivery ---------------------------------------------------------------------------
 
@@ -216,32 +216,34 @@ class Delivered(DeliveredOptions):
 
     @property
     def epoch(self) -> int:
-        """The daemon's start that this delivery belongs to; part of the receipt."""
+        """The epoch of the daemon that sent this delivery; part of the receipt."""
         return self._batch.epoch
 
     @property
     def delivered_ms(self) -> int:
-        """When the delivery was sent, by the daemon's clock."""
+        """When the daemon sent the delivery, by its clock."""
         return self._batch.delivered_ms
 
     @property
     def lease_until_s(self) -> float:
-        """Until when the lease surely holds, as of the hand-out, by the loop's clock in seconds."""
+        """When the lease may end at the earliest, as of its receipt, by the loop's clock in
+        seconds."""
         return self._batch.until_s
 
     def __repr__(self) -> str:
         key = "" if self.key is None else f" {self.key!r:.80}"
-        of = f"{self.topic}{key}, group {self.group}, attempt {self.attempt}"
-        return f"<Delivery {self.id} of {of}>"
+        label = f"{self.topic}{key}, group {self.group}, attempt {self.attempt}"
+        return f"<Delivery {self.id} of {label}>"
 
 
 class Delivery(Delivered):
-    """One task, to be finished by ``ack``, or given back by ``nack``, ``reject``, ``release``.
+    """One task, finished by ``ack`` or ``reject``, or returned by ``nack``, ``snooze`` or
+    ``release``.
 
-    Each verb is answered when it is durable, by a word: "acked", "retrying", … or, when
-    something else came first, what became of the task ("stale", "cancelled", "gone", …).
-    Each takes ``timeout``, as the client's calls do. An ack whose time is over is still sent on
-    for as long as any other; whatever is not settled comes again when its lease is over.
+    Each verb returns a word when the settlement is durable: "acked", "retrying", … If something
+    else settled the delivery first, the word names that ("stale", "cancelled", "gone", …). Each
+    takes ``timeout``, like the client's calls. After its timeout an ack is still sent again as long
+    as any other ack. A delivery that is not settled is delivered again when its lease ends.
     """
 
     __slots__ = ("settled",)
@@ -250,12 +252,12 @@ class Delivery(Delivered):
         self._batch = batch
         self._item = item
         self.settled = False
-        """Whether ack, nack, reject or release was called; not whether it was answered."""
+        """Whether ack, nack, reject, release or snooze was called, even if not yet answered."""
 
-    # --- what becomes of it ---------------------------------------------------------------------
+    # --- settlement -----------------------------------------------------------------------------
 
     async def ack(self, *, timeout: Duration | None = None) -> AckWord:
-        """Finish the task. "acked" when that is durable, or what else became of the task."""
+        """Finish the task. Return "acked" when that is durable, or the task's other outcome."""
         if timeout is not None:
             return await self._ack_within(_timeout_s(timeout))
         self.settled = True
@@ -272,7 +274,7 @@ class Delivery(Delivered):
         return answer.result()
 
     def ack_nowait(self) -> asyncio.Future[AckWord]:
-        """``ack`` as a future; acks of one step of the event loop share a frame."""
+        """``ack`` as a future; acks of the same step of the event loop share a frame."""
         self.settled = True
         answer = self._batch.acks.add(self._item[0], self._item[1])
         return cast("asyncio.Future[AckWord]", answer)
@@ -289,10 +291,10 @@ class Delivery(Delivered):
         *,
         timeout: Duration | None = None,
     ) -> NackWord:
-        """It failed: again after ``delay`` (default: the daemon's retry policy), or, when its
-        retries are used up, to the dead letters. "retrying", "dead", or "held": its order
-        key waits for an operator; or "cancelled": a newer task with its key has replaced it. Of a
-        long ``reason`` the first 64 KiB are sent; lone surrogates are escaped."""
+        """Report a failure. The task is delivered again after ``delay`` (default: the retry
+        policy), or becomes a dead letter when its retries are used up. Return "retrying", "dead",
+        "held" (its order key waits for an operator), or "cancelled" (a newer task with its key has
+        replaced it). ``reason`` is cut to 64 KiB; lone surrogates are escaped."""
         delay_ms = None if delay is None else duration_ms(delay, "delay")
         item, until_s = (*self._receipt, delay_ms, self._sent(reason)), _until_s(timeout)
         self.settled = True
@@ -301,30 +303,30 @@ class Delivery(Delivered):
     async def reject(
         self, reason: str | None = None, *, timeout: Duration | None = None
     ) -> RejectWord:
-        """It can never succeed: to the dead letters at once: "dead"; or "held": its order
-        key waits for an operator. ``reason`` is as in ``nack``."""
+        """Report a permanent failure: the task becomes a dead letter at once. Return "dead", or
+        "held" (its order key waits for an operator). ``reason`` is as in ``nack``."""
         item, until_s = (*self._receipt, self._sent(reason)), _until_s(timeout)
         self.settled = True
         word = await self._one(FrameType.REJECT, [item], until_s)
         return cast("RejectWord", word)
 
     async def extend(self, seconds: Duration, *, timeout: Duration | None = None) -> ExtendWord:
-        """Let the lease end ``seconds`` from now. "extended", or why there is none."""
+        """Extend the lease to ``seconds`` from now. Return "extended", or why it was not."""
         lease_ms, until_s = duration_ms(seconds, "seconds"), _until_s(timeout)
         word = await self._plain(FrameType.EXTEND, "extended", until_s, lease_ms)
         return cast("ExtendWord", word)
 
     async def release(self, *, timeout: Duration | None = None) -> ReleaseWord:
-        """Give the task back unstarted: it is ready at once, without a failure. "released"."""
+        """Return the task unstarted: it is ready at once, without a failure. Return "released"."""
         until_s = _until_s(timeout)
         self.settled = True
         word = await self._plain(FrameType.RELEASE, "released", until_s)
         return cast("ReleaseWord", word)
 
     async def snooze(self, delay: Duration, *, timeout: Duration | None = None) -> SnoozeWord:
-        """Not now: again after ``delay``, and it counts as no failure. "snoozed"; "too_often"
-        when the group has postponed the task as often as the daemon allows (``snoozes_max``): then
-        the delivery is still yours to settle."""
+        """Postpone the task by ``delay`` without counting a failure. Return "snoozed", or
+        "too_often" when the group has postponed the task ``snoozes_max`` times; the delivery is
+        then still unsettled."""
         item, until_s = (*self._receipt, duration_ms(delay, "delay")), _until_s(timeout)
         self.settled = True
         word = await self._one(FrameType.SNOOZE, [item], until_s)
@@ -336,7 +338,7 @@ class Delivery(Delivered):
         return self._item[0], self._batch.epoch, self._item[1]
 
     def _sent(self, reason: str | None) -> str | None:
-        """A reason as it is sent: cut, and without what cannot be encoded. Raises BadRequest."""
+        """Return the reason that is sent: cut, and without lone surrogates. Raise BadRequest."""
         if reason is None:
             return None
         if not isinstance(reason, str):
@@ -360,8 +362,8 @@ class Delivery(Delivered):
 
 
 async def unpack_aside(delivery: Delivery) -> None:
-    """Unpack a large body in a thread, so that ``Delivery.body`` takes no time on the event loop.
-    Raises nothing: ``body`` does."""
+    """Unpack a large body in a thread, so that ``Delivery.body`` does not block the event loop.
+    Errors are left to ``body``."""
     item = delivery._item
     if (
         len(item) == UNPACKED
@@ -383,7 +385,8 @@ def _until_s(timeout: Duration | None) -> float | None:
 
 
 def seen(answer: asyncio.Future[Any]) -> None:
-    """Look at an error that whoever waited was told, or that was logged; perhaps nobody waits."""
+    """Retrieve the error of a future that nobody may be waiting for, so that asyncio logs
+    nothing."""
     if not answer.cancelled():
         answer.exception()
 
@@ -394,7 +397,7 @@ AckFuture = asyncio.Future[str]
 
 
 class Channel:
-    """Where the acks of one topic, group and epoch gather until the end of the loop's step."""
+    """Gathers the acks of one topic, group and epoch until the end of the loop's step."""
 
     __slots__ = ("__weakref__", "_acks", "_create_future", "attempts", "epoch", "futures", "group",
                  "ids", "topic")  # fmt: skip
@@ -408,10 +411,10 @@ class Channel:
         self.ids: list[int] = []
         self.attempts: list[int] = []
         self.futures: list[AckFuture | None] = []
-        """The future of each ack; None: nobody waits for it."""
+        """The future of each ack; None: nobody waits for the answer."""
 
     def add(self, task_id: int, attempt: int) -> AckFuture:
-        """Ack one delivery; the future of the daemon's word for it."""
+        """Ack one delivery. Return the future of the daemon's answer."""
         if not self.ids:
             self._acks.gather(self)
         future: AckFuture = self._create_future()
@@ -430,7 +433,7 @@ class Channel:
 
 
 class AckFrame(Resendable):
-    """Some acks of one channel on their way to the daemon."""
+    """Acks of one channel on their way to the daemon."""
 
     __slots__ = ("_acks", "attempts", "channel", "futures", "ids", "is_awaited")
 
@@ -450,7 +453,7 @@ class AckFrame(Resendable):
         self.attempts = attempts
         self.futures = futures
         self.is_awaited = futures.count(None) < len(futures)
-        """Whether somebody may wait for an answer; if not, the daemon need not hurry."""
+        """Whether somebody may wait for an answer. If not, the daemon can delay it."""
 
     def answered(self, result: Any) -> None:
         if result is None:
@@ -468,13 +471,18 @@ class AckFrame(Resendable):
     def _log_unusual(self, task_id: int, word: Any) -> None:
         if word != "acked":
             names = self.channel.topic, self.channel.group
-            LOGGER.info("task %d of %s, group %s: its ack was answered %s", task_id, *names, word)
+            LOGGER.info(
+                "task %d of %s, group %s: the daemon answered its ack with %s",
+                task_id,
+                *names,
+                word,
+            )
 
     def failed(self, error: TickwheelError) -> None:
         if isinstance(error, NotActive):
             self._acks.outbox.add_again(self)
         elif error.retryable and not error.closes_connection:
-            self._acks.outbox.pause(self, error)  # until its time is over
+            self._acks.outbox.pause(self, error)  # until the ack's time is over
         else:
             self._acks.give_up(self, error)
 
@@ -500,28 +508,28 @@ class Acks:
 
     def channel(self, topic: str, group: str, epoch: int) -> Channel:
         key = (topic, group, epoch)
-        found = self._channels.get(key)
-        if found is None:
-            found = self._channels[key] = Channel(self, topic, group, epoch)
-        return found
+        channel = self._channels.get(key)
+        if channel is None:
+            channel = self._channels[key] = Channel(self, topic, group, epoch)
+        return channel
 
     def gather(self, channel: Channel) -> None:
-        """Note that a channel has its first ack of this step of the loop. Raises ClientClosed."""
+        """Register a channel at its first ack in this step of the loop. Raise ClientClosed."""
         if self._stopped is not None:
             raise self._stopped
         self._gathering.append(channel)
         self.reconnector.wake()
 
     async def wait_idle(self) -> None:
-        """Wait until every ack has its answer."""
+        """Wait until every ack is answered."""
         while self._unfinished or self._gathering:
             await self._finished.wait()
 
     async def wait_answered(self) -> None:
-        """Wait until every ack that was given up to now has its answer."""
+        """Wait until every ack sent up to now is answered."""
         self._close_channels()
-        asked = set(self._unfinished)
-        while asked & self._unfinished:
+        pending = set(self._unfinished)
+        while pending & self._unfinished:
             await self._finished.wait()
 
     # --- frames ---------------------------------------------------------------------------------
@@ -556,13 +564,13 @@ class Acks:
     # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
-        """Do nothing: acks that were lost wait to be sent already."""
+        """Do nothing: lost acks are already waiting to be sent."""
 
     def down(self) -> None:
-        """Do nothing: each ack that was sent learns that it is lost."""
+        """Do nothing: the connection tells each sent ack that it is lost."""
 
     def collect(self, connection: Connection) -> None:
-        """Write the waiting acks, also while enqueues are held back."""
+        """Write the waiting acks, even while enqueues are held back."""
         self._close_channels()
         for frame in self.outbox.take():
             if frame not in self._unfinished:
@@ -575,7 +583,7 @@ class Acks:
             connection.ask(number, frame, encode((*head, frame.ids, frame.attempts, *may_gather)))
 
     def sweep(self, now_s: float) -> None:
-        self._close_channels()  # without a connection nobody else does
+        self._close_channels()  # ``collect`` is not called without a connection
         for frame in [f for f in self._unfinished if f.deadline_s <= now_s]:
             frame.expired()
 

@@ -1,14 +1,13 @@
-"""What is done to a body on its way out, and undone on its way in: compression, encryption.
+"""Compression and encryption of bodies: applied when a task is sent, undone when it is delivered.
 
-A task says it in its ``encoding``: what the body is, then each step in the order in which it was
-done, ``json;v=2,zlib,aesgcm;key=2026-11``. Only clients look into bodies; the daemon keeps both as
-they are. A codec knows nothing of connections; what a body says once it is unpacked is not its
-matter either.
+A task's ``encoding`` names the content of the body and then each step in the order of application:
+``json;v=2,zlib,aesgcm;key=2026-11``. Only clients look into bodies; the daemon stores body and
+encoding unchanged. A codec knows neither connections nor the meaning of unpacked bodies.
 
-Invariants: what has no step is passed on as it is; a step that is done is written into the encoding
-in the same place; unpacking undoes ``ENCODING_STEPS_MAX`` steps at most and makes no more than
-``unpacked_bytes_max`` bytes by all of them; what is encrypted is bound to its topic and its
-encoding, so that neither can be exchanged.
+Invariants: a body without steps is passed on unchanged; each applied step is appended to the
+encoding; unpacking undoes at most ``ENCODING_STEPS_MAX`` steps and produces at most
+``unpacked_bytes_max`` bytes in all; an encrypted body is bound to its topic and its encoding, so
+that neither can be exchanged.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from tickwheel.limits import ENCODING_STEPS_MAX, Limits
 
 Compression = Literal["zlib", "zstd"]
 COMPRESS_OVER_BYTES: Final = 4096
-"""Bodies of more bytes are compressed, where only the way is said."""
+"""Bytes above which bodies are compressed by default."""
 KEYS_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of a file of keys."""
+"""Maximum bytes of a file of keys."""
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
 SHOWN_UNPACKED_BYTES_MAX: Final = 1024 * 1024
-"""Bytes of a body that is unpacked only to be shown: as many as one that is not packed may have."""
+"""Maximum bytes of a body that is unpacked only for display: the limit of an unpacked body."""
 UNPACK_ASIDE_BYTES: Final = 16 * 1024
-"""Stored bodies of more bytes are unpacked in a thread, before an asynchronous handler begins. A
-smaller one can be a thousand times as large when it is unpacked, which takes some 20 ms."""
+"""Bytes of a stored body above which it is unpacked in a thread, before an asynchronous handler
+starts. A smaller body can still unpack to a thousand times its size, which takes about 20 ms."""
 ZLIB_LEVEL: Final = 6
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
-"""96 random bits in front of what is encrypted: one key is good for 2^32 tasks."""
+"""96 random bits before the encrypted body: a key is safe for 2^32 tasks."""
 KEY_NAME_LENGTH_MAX: Final = 64
 ENCRYPTED: Final = "aesgcm"
 KEYS_VARIABLE: Final = "TICKWHEEL_KEYS_FILE"
@@ -56,38 +55,38 @@ class Step(NamedTuple):
     """One part of an encoding."""
 
     name: str
-    said: dict[str, str]
-    """What is said of it behind semicolons, by name."""
+    parameters: dict[str, str]
+    """The parameters after semicolons, by name."""
 
 
 def steps_of(encoding: str) -> list[Step]:
-    """The parts of an encoding, in the order in which they were done."""
-    found = []
+    """Return the parts of an encoding in the order of application."""
+    steps = []
     for text in encoding.split(","):
-        name, *said = text.split(";")
-        pairs = (one.partition("=") for one in said)
-        found.append(Step(name, {key: value for key, _, value in pairs}))
-    return found
+        name, *parameters = text.split(";")
+        pairs = (parameter.partition("=") for parameter in parameters)
+        steps.append(Step(name, {key: value for key, _, value in pairs}))
+    return steps
 
 
 def content_of(encoding: str | None) -> Step | None:
-    """What a body is when all its steps are undone; None: plain bytes."""
+    """Return the content of a body without its steps; None: plain bytes."""
     first = None if encoding is None else steps_of(encoding)[0]
     return None if first is None or first.name in STEPS else first
 
 
 def key_of(encoding: str | None) -> str | None:
-    """The name of the key that a body is encrypted with; None: it is not encrypted."""
+    """Return the name of the key that encrypts a body; None: not encrypted."""
     if encoding is None or ENCRYPTED not in encoding:
         return None
     for step in reversed(steps_of(encoding)):
         if step.name == ENCRYPTED:
-            return step.said.get("key", "")
+            return step.parameters.get("key", "")
     return None
 
 
 class Codec:
-    """Packs bodies as one client was told to, and unpacks whatever its steps are known of."""
+    """Packs bodies by one client's options, and unpacks bodies with known steps."""
 
     def __init__(
         self,
@@ -99,28 +98,28 @@ class Codec:
         encrypt_with: str | None = None,
         unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
     ) -> None:
-        """Raises BadRequest naming field and value, or the extra that is missing."""
+        """Raise BadRequest naming field and value, or a missing extra."""
         self.unpacked_bytes_max = Whole(1).check(unpacked_bytes_max, "unpacked_bytes_max", Limits())
         self._pack: Callable[[bytes], bytes] | None = None
-        self._way, self._over = "zlib", 0
+        self._method, self._over_bytes = "zlib", 0
         if compress is not None or compress_over is not None:
-            self._compress_by(compress or "zlib", compress_over)
+            self._compress_with(compress or "zlib", compress_over)
         if keys is not None and keys_file is not None:
-            raise BadRequest("keys and keys_file are given; give one of them")
+            raise BadRequest("give either keys or keys_file, not both")
         if keys_file is not None:
             keys = read_keys(keys_file)
         self._keys = _ciphers(keys) if keys is not None else {}
         self._nonce_keys = {name: bytes(key) for name, key in (keys or {}).items()}
         self._key = self._chosen(encrypt_with)
 
-    def _compress_by(self, way: Any, over: int | None) -> None:
-        if way not in ("zlib", "zstd"):
-            raise BadRequest(f"compress must be 'zlib' or 'zstd', not {shown(way)}")
+    def _compress_with(self, method: Any, over: int | None) -> None:
+        if method not in ("zlib", "zstd"):
+            raise BadRequest(f"compress must be 'zlib' or 'zstd', not {shown(method)}")
         if over is None:
             over = COMPRESS_OVER_BYTES
-        self._over = Whole(0).check(over, "compress_over", Limits())
-        self._way = way
-        if way == "zlib":
+        self._over_bytes = Whole(0).check(over, "compress_over", Limits())
+        self._method = method
+        if method == "zlib":
             self._pack = _pack_zlib
         else:
             self._pack = extra("zstd", "zstandard", "compress='zstd'").ZstdCompressor().compress
@@ -136,34 +135,34 @@ class Codec:
         return encrypt_with
 
     @classmethod
-    def of_client(cls, **said: Any) -> Codec:
-        """The codec of a client; where it says no keys the environment may name a file of them."""
+    def of_client(cls, **options: Any) -> Codec:
+        """Return a client's codec. Without keys, the environment may name a file of keys."""
         path = environment.value(KEYS_VARIABLE)
-        if path and said["keys"] is None and said["keys_file"] is None:
-            said["keys_file"] = path
-        return cls(**said)
+        if path and options["keys"] is None and options["keys_file"] is None:
+            options["keys_file"] = path
+        return cls(**options)
 
     @property
     def packs(self) -> bool:
-        """Whether anything is done to bodies on their way out."""
+        """Whether sent bodies may be changed."""
         return self._pack is not None or self._key is not None
 
     def leaves(self, bodies: Iterable[bytes]) -> bool:
-        """Whether nothing is done to any of these bodies."""
+        """Return whether none of these bodies would be changed."""
         return self._key is None and (
-            self._pack is None or max(map(len, bodies), default=0) <= self._over
+            self._pack is None or max(map(len, bodies), default=0) <= self._over_bytes
         )
 
     def pack(
         self, topic: str, body: bytes, encoding: str | None, *, repeatable: bool = False
     ) -> tuple[bytes, str | None]:
-        """A body on its way out, and what it is then; ``encoding`` is what it was. ``repeatable``:
-        the same body is packed into the same bytes, so that others see that nothing changed."""
-        is_within = self._over < len(body) <= self.unpacked_bytes_max
+        """Return the packed body and its encoding. ``encoding``: the encoding before packing.
+        ``repeatable``: pack the same body into the same bytes, so that others see no change."""
+        is_within = self._over_bytes < len(body) <= self.unpacked_bytes_max
         if self._pack is not None and is_within:
             packed = self._pack(body)
             if len(packed) < len(body):
-                body, encoding = packed, _with(encoding, self._way)
+                body, encoding = packed, _with(encoding, self._method)
         if self._key is not None:
             encoding = _with(encoding, f"{ENCRYPTED};key={self._key}")
             bound, cipher = _bound(topic, encoding), self._keys[self._key]
@@ -172,17 +171,17 @@ class Codec:
         return body, encoding
 
     def _nonce_of(self, sealed: bytes) -> bytes:
-        """A nonce that no other content has: a keyed hash of all that is sealed by it."""
+        """Return a nonce that depends on the sealed content alone: a keyed hash of it."""
         key = self._nonce_keys[self._key or ""]
         return blake2b(sealed, key=key, digest_size=NONCE_BYTES, person=b"tickwheel nonce").digest()
 
     def unpack(self, topic: str, body: bytes, encoding: str) -> bytes:
-        """A body as it was before its steps. Raises Undecodable when a step cannot be undone here
-        (its key, its extra or the step is not known), BadBody when it can be undone nowhere."""
+        """Return the body before its steps. Raise Undecodable if this client cannot undo a step
+        (its key, extra or name is missing), BadBody if no client can."""
         return self.unpacked(topic, body, encoding)[0]
 
     def unpacked(self, topic: str, body: bytes, encoding: str) -> tuple[bytes, str | None]:
-        """As ``unpack``, and what the body is now; None: plain bytes."""
+        """Like ``unpack``, with the encoding that remains; None: plain bytes."""
         if (count := steps_in(encoding)) > ENCODING_STEPS_MAX:
             raise BadBody(
                 f"the body's encoding has {count} steps; the limit is {ENCODING_STEPS_MAX}"
@@ -191,10 +190,10 @@ class Codec:
         rest: str | None = encoding
         left = self.unpacked_bytes_max
         while rest is not None:
-            before, comma, last = rest.rpartition(",")
+            earlier, comma, last = rest.rpartition(",")
             step = steps_of(last)[0]
             if step.name == ENCRYPTED:
-                body = self._decrypt(topic, body, rest, step.said.get("key", ""))
+                body = self._decrypt(topic, body, rest, step.parameters.get("key", ""))
             elif step.name == "zlib":
                 body = _unpack_zlib(body, left)
                 left -= len(body)
@@ -203,11 +202,12 @@ class Codec:
                 left -= len(body)
             elif comma:
                 raise Undecodable(
-                    f"the body is {encoding}, and how to undo {shown(step.name)} is not known here"
+                    f"the body has encoding {encoding}, and this client cannot undo"
+                    f" {shown(step.name)}"
                 )
-            else:  # what the body is: whoever reads it knows
+            else:  # the content, which the reader interprets
                 break
-            rest = before or None
+            rest = earlier or None
         return body, rest
 
     def _decrypt(self, topic: str, body: bytes, encoding: str, key: str) -> bytes:
@@ -220,21 +220,21 @@ class Codec:
         nonce, sealed = body[:NONCE_BYTES], body[NONCE_BYTES:]
         try:
             plain: bytes = cipher.decrypt(nonce, sealed, _bound(topic, encoding))
-        except Exception as error:  # a wrong tag, or too short to have one
+        except Exception as error:  # a wrong or missing tag
             raise BadBody(
-                f"the body does not decrypt with key {shown(key)}: it was changed, or is of another"
-                f" topic, or of another key of this name ({type(error).__name__})"
+                f"the body does not decrypt with key {shown(key)}: the body, its topic or the key"
+                f" has changed ({type(error).__name__})"
             ) from None
         return plain
 
 
 def encoding_of(task: TaskInfo | ScheduleInfo) -> str | None:
-    """What the body of a task, or of a schedule's tasks, is, and what was done to it."""
+    """Return the encoding of a task's body, or of the bodies of a schedule's tasks."""
     return task.task.get("encoding") if isinstance(task, ScheduleInfo) else task.encoding
 
 
 def body_of(codec: Codec, task: TaskInfo | ScheduleInfo) -> bytes | None:
-    """The body, unpacked; None: it has ended, and has none. Raises as ``Codec.unpack``."""
+    """Return the unpacked body; None: the task has ended. Raise errors like ``Codec.unpack``."""
     encoding = encoding_of(task)
     if task.body is None or task.topic is None or encoding is None:
         return task.body
@@ -246,12 +246,12 @@ def _with(encoding: str | None, step: str) -> str:
 
 
 def _bound(topic: str, encoding: str) -> bytes:
-    """What a body is bound to when it is encrypted; no topic has a zero byte in its name."""
+    """Return the data that an encrypted body is bound to; topic names contain no zero byte."""
     return f"{topic}\0{encoding}".encode()
 
 
 PLAIN: Final = Codec()
-"""Unpacks what needs no key."""
+"""Unpacks bodies that need no key."""
 
 # --- compression ---------------------------------------------------------------------------------
 
@@ -263,36 +263,36 @@ def _pack_zlib(body: bytes) -> bytes:
 def _unpack_zlib(body: bytes, bytes_max: int) -> bytes:
     stream = zlib.decompressobj()
     try:
-        found = stream.decompress(body, bytes_max + 1)
+        unpacked = stream.decompress(body, bytes_max + 1)
     except zlib.error as error:
-        raise BadBody(f"the body is not zlib, as its encoding says: {error}") from None
-    _check_size(len(found), bytes_max)
+        raise BadBody(f"the body is not valid zlib: {error}") from None
+    _check_size(len(unpacked), bytes_max)
     if not stream.eof or stream.unused_data:
-        raise BadBody("the body is not zlib, as its encoding says: it has another end")
-    return found
+        raise BadBody("the body is not valid zlib: incomplete, or followed by other data")
+    return unpacked
 
 
 def _unpack_zstd(body: bytes, bytes_max: int) -> bytes:
     try:
-        zstandard = extra("zstd", "zstandard", "the body is compressed by zstd, which")
+        zstandard = extra("zstd", "zstandard", "unpacking zstd")
     except BadRequest as error:
         raise Undecodable(error.message) from None
     size = 0
     try:
-        size = zstandard.frame_content_size(body)  # -1: it does not say
+        size = zstandard.frame_content_size(body)  # -1: unknown
         _check_size(size, bytes_max)
         unpack = zstandard.ZstdDecompressor().decompress
-        found: bytes = unpack(body, max_output_size=bytes_max, allow_extra_data=False)
+        unpacked: bytes = unpack(body, max_output_size=bytes_max, allow_extra_data=False)
     except zstandard.ZstdError as error:
         too_large = f", or has more than {bytes_max} bytes (unpacked_bytes_max)" * (size < 0)
-        raise BadBody(f"the body is not zstd, as its encoding says{too_large}: {error}") from None
-    return found
+        raise BadBody(f"the body is not valid zstd{too_large}: {error}") from None
+    return unpacked
 
 
 def _check_size(count: int, bytes_max: int) -> None:
     if count > bytes_max:
         raise BadBody(
-            f"the body has at least {count} bytes when it is unpacked; the limit is {bytes_max}"
+            f"the unpacked body has at least {count} bytes; the limit is {bytes_max}"
             " (unpacked_bytes_max)"
         )
 
@@ -301,18 +301,18 @@ def _check_size(count: int, bytes_max: int) -> None:
 
 
 def read_keys(path: str | os.PathLike[str]) -> dict[str, bytes]:
-    """The keys in a file, in its order: lines ``NAME BASE64``, empty ones, and comments behind #.
-    Raises BadRequest naming the line, never what stands in it."""
+    """Read the keys in a file, in order: lines ``NAME BASE64``, empty lines, and comments after #.
+    Raise BadRequest naming the line, never its content."""
     try:
         with Path(path).open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & 0o077:
                 raise BadRequest(
-                    f"keys_file {path}: others may read it (mode {mode:04o}); chmod 600 it"
+                    f"keys_file {path}: its mode must be 0600 or stricter, not {mode:04o}"
                 )
             data = file.read(KEYS_BYTES_MAX + 1)
             if len(data) > KEYS_BYTES_MAX:
-                raise BadRequest(f"keys_file {path}: it has more than {KEYS_BYTES_MAX} bytes")
+                raise BadRequest(f"keys_file {path} has more than {KEYS_BYTES_MAX} bytes")
             text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise BadRequest(f"keys_file {path}: {error}") from None
@@ -320,25 +320,25 @@ def read_keys(path: str | os.PathLike[str]) -> dict[str, bytes]:
     for number, line in enumerate(text.splitlines(), 1):
         if not (words := line.partition("#")[0].split()):
             continue
-        at = f"keys_file {path}, line {number}"
+        location = f"keys_file {path}, line {number}"
         if len(words) != 2:
-            raise BadRequest(f"{at}: must be NAME BASE64")
+            raise BadRequest(f"{location} must be NAME BASE64")
         name, encoded = words
         if name in keys:
-            raise BadRequest(f"{at}: key {shown(name)} stands there already")
+            raise BadRequest(f"{location} repeats key {shown(name)}")
         try:
             keys[name] = base64.b64decode(encoded, validate=True)
         except binascii.Error:
-            raise BadRequest(f"{at}: the key is not base64") from None
+            raise BadRequest(f"{location}: the key is not valid base64") from None
     return keys
 
 
 def _ciphers(keys: Any) -> dict[str, Any]:
-    """The cipher of each key, by its name. Raises BadRequest, which shows no key."""
+    """Return the cipher of each key by name. Raise BadRequest, which shows no key."""
     if not isinstance(keys, Mapping) or not keys:
-        raise BadRequest("keys must be a mapping of one name or more to keys of 32 bytes")
+        raise BadRequest("keys must be a mapping of at least one name to a key of 32 bytes")
     aead = extra("encryption", "cryptography.hazmat.primitives.ciphers.aead", "keys")
-    found = {}
+    ciphers = {}
     for name, key in keys.items():
         if (
             type(name) is not str
@@ -352,11 +352,11 @@ def _ciphers(keys: Any) -> dict[str, Any]:
         if not isinstance(key, (bytes, bytearray)) or len(key) != KEY_BYTES:
             size = f"{len(key)}" if isinstance(key, (bytes, bytearray)) else type(key).__name__
             raise BadRequest(f"keys: {name} must be {KEY_BYTES} bytes, not {size}")
-        found[name] = aead.AESGCM(bytes(key))
-    return found
+        ciphers[name] = aead.AESGCM(bytes(key))
+    return ciphers
 
 
 def extra(name: str, module: str, option: str) -> Any:
-    """A module of an extra. Raises BadRequest, which names both."""
+    """Import a module of an extra. Raise BadRequest naming both."""
     with needs_extra(option, name):
         return import_module(module)

@@ -1,4 +1,4 @@
-"""The verbs of the asynchronous client that are one question and its answer.
+"""The verbs of the asynchronous client with one request and one answer.
 
 Written by scripts/generate from the verbs of tickwheel/api: change that, and run it.
 """
@@ -51,7 +51,7 @@ from tickwheel.client.tasks import refuse_unknown, spelled_out
 
 
 class GeneratedVerbs(Verbs):
-    """One method for each verb that is one question and its answer."""
+    """One method for each verb with one request and one answer."""
 
     @overload
     async def cancel(self, task_id: int, *, timeout: Duration | None = None) -> CancelWord: ...
@@ -82,15 +82,15 @@ class GeneratedVerbs(Verbs):
     ) -> CancelWord | list[TaskOutcome] | BulkInfo:
         """Cancel tasks that no consumer has. The status of each is "cancelled",
         "already_cancelled", or the state that prevents it: "in_flight", "acked", "expired", "dead",
-        "gone", "unknown", … By topic and key: every unfinished task with that key, oldest first,
-        each with its own outcome. When there is none, the one that finished last, as far as the
-        daemon remembers; else one "unknown" without an id.
+        "gone", "unknown", … By topic and key: every unfinished task with that key, the oldest
+        first, each with an outcome. Without any, the last finished task that the daemon remembers,
+        or a single outcome "unknown" without an id.
 
-        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
-        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
-        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
-        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
-        Overloaded when too many bulk operations are running."""
+        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty dict selects the whole
+        topic): a bulk operation, which is durable when this returns and runs in the background
+        (``wait_bulk``). It ignores tasks that are enqueued, or die, later. ``rate``: maximum
+        changes per second. ``id``: your name for it, as in ``reset_group``. Raises NotFound for an
+        unknown topic, Overloaded when too many bulk operations are running."""
         return await self._selected(
             "cancel", task_id, topic, key, filter, {"rate": rate, "id": id}, timeout
         )
@@ -150,15 +150,15 @@ class GeneratedVerbs(Verbs):
         timeout: Duration | None = None,
     ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
         """Give tasks a new due time by exactly one of ``delay`` (from now, by the daemon's clock),
-        ``at`` and ``shift``. By topic and key: every unfinished task with that key, oldest first,
-        each with its own outcome. When there is none, the one that finished last, as far as the
-        daemon remembers; else one "unknown" without an id.
+        ``at`` and ``shift``. By topic and key: every unfinished task with that key, the oldest
+        first, each with an outcome. Without any, the last finished task that the daemon remembers,
+        or a single outcome "unknown" without an id.
 
-        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
-        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
-        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
-        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
-        Overloaded when too many bulk operations are running.
+        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty dict selects the whole
+        topic): a bulk operation, which is durable when this returns and runs in the background
+        (``wait_bulk``). It ignores tasks that are enqueued, or die, later. ``rate``: maximum
+        changes per second. ``id``: your name for it, as in ``reset_group``. Raises NotFound for an
+        unknown topic, Overloaded when too many bulk operations are running.
 
         ``delay``: the new delay, counted from now. ``at``: the new due time. ``shift``: how much
         later each task becomes due; negative values mean earlier."""
@@ -236,15 +236,15 @@ class GeneratedVerbs(Verbs):
     ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
         """Give scheduled tasks a due window: each task moves to one of its emptiest ticks, which
         becomes its due time. A task that is not scheduled does not move, and its state is the
-        status. By topic and key: every unfinished task with that key, oldest first, each with its
-        own outcome. When there is none, the one that finished last, as far as the daemon remembers;
-        else one "unknown" without an id.
+        status. By topic and key: every unfinished task with that key, the oldest first, each with
+        an outcome. Without any, the last finished task that the daemon remembers, or a single
+        outcome "unknown" without an id.
 
-        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
-        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
-        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
-        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
-        Overloaded when too many bulk operations are running.
+        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty dict selects the whole
+        topic): a bulk operation, which is durable when this returns and runs in the background
+        (``wait_bulk``). It ignores tasks that are enqueued, or die, later. ``rate``: maximum
+        changes per second. ``id``: your name for it, as in ``reset_group``. Raises NotFound for an
+        unknown topic, Overloaded when too many bulk operations are running.
 
         ``start``: the start of the window; by default each task's own due time. ``within``: the
         length of the window. ``end``: the first moment after the window."""
@@ -299,15 +299,15 @@ class GeneratedVerbs(Verbs):
         id: str | None = None,
         timeout: Duration | None = None,
     ) -> TaskOutcome | list[TaskOutcome] | BulkInfo:
-        """Make tasks due now. By topic and key: every unfinished task with that key, oldest first,
-        each with its own outcome. When there is none, the one that finished last, as far as the
-        daemon remembers; else one "unknown" without an id.
+        """Make tasks due now. By topic and key: every unfinished task with that key, the oldest
+        first, each with an outcome. Without any, the last finished task that the daemon remembers,
+        or a single outcome "unknown" without an id.
 
-        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty one means all of the
-        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
-        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
-        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
-        Overloaded when too many bulk operations are running."""
+        By topic and ``filter``, a dict of TaskSelectionKeywords (an empty dict selects the whole
+        topic): a bulk operation, which is durable when this returns and runs in the background
+        (``wait_bulk``). It ignores tasks that are enqueued, or die, later. ``rate``: maximum
+        changes per second. ``id``: your name for it, as in ``reset_group``. Raises NotFound for an
+        unknown topic, Overloaded when too many bulk operations are running."""
         return await self._selected(
             "run_now", task_id, topic, key, filter, {"rate": rate, "id": id}, timeout
         )
@@ -437,14 +437,14 @@ class GeneratedVerbs(Verbs):
         timeout: Duration | None = None,
     ) -> list[RequeueWord] | BulkInfo:
         """Deliver dead letters again and reset their failures. Return for each "requeued",
-        "unknown", or "ttl_over" if its time to live has passed and ``ttl`` is not given. Of pairs
-        (id, group), each.
+        "unknown", or "ttl_over" if its time to live has passed and ``ttl`` is not given. ``pairs``:
+        (id, group) of each dead letter.
 
-        By topic and ``filter``, a dict of DeadSelectionKeywords (an empty one means all of the
-        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
-        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
-        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
-        Overloaded when too many bulk operations are running.
+        By topic and ``filter``, a dict of DeadSelectionKeywords (an empty dict selects the whole
+        topic): a bulk operation, which is durable when this returns and runs in the background
+        (``wait_bulk``). It ignores tasks that are enqueued, or die, later. ``rate``: maximum
+        changes per second. ``id``: your name for it, as in ``reset_group``. Raises NotFound for an
+        unknown topic, Overloaded when too many bulk operations are running.
 
         ``ttl``: a new time to live, counted from the requeue. It replaces the task's own in all of
         its groups."""
@@ -482,14 +482,14 @@ class GeneratedVerbs(Verbs):
         id: str | None = None,
         timeout: Duration | None = None,
     ) -> list[DeleteWord] | BulkInfo:
-        """Delete dead letters permanently. Return "deleted" or "unknown" for each. Of pairs (id,
-        group), each.
+        """Delete dead letters permanently. Return "deleted" or "unknown" for each. ``pairs``: (id,
+        group) of each dead letter.
 
-        By topic and ``filter``, a dict of DeadSelectionKeywords (an empty one means all of the
-        topic): a bulk operation, durable when it returns, done in the background (``wait_bulk``);
-        what is enqueued, or dies, later is none of its business. ``rate``: changes a second at
-        most. ``id``: yours, as in ``reset_group``. Raises NotFound for a topic that is not there,
-        Overloaded when too many bulk operations are running."""
+        By topic and ``filter``, a dict of DeadSelectionKeywords (an empty dict selects the whole
+        topic): a bulk operation, which is durable when this returns and runs in the background
+        (``wait_bulk``). It ignores tasks that are enqueued, or die, later. ``rate``: maximum
+        changes per second. ``id``: your name for it, as in ``reset_group``. Raises NotFound for an
+        unknown topic, Overloaded when too many bulk operations are running."""
         return await self._selected(
             "delete_dead", pairs, topic, None, filter, {"rate": rate, "id": id}, timeout
         )

@@ -1,33 +1,33 @@
-"""``Once``: a task's work is done once, although the task may be delivered twice.
+"""``Once``: does a task's work once, even if the task is delivered twice.
 
     once = Once()                                     # within this process
-    once = Once("redis://127.0.0.1:6379/0")           # among all that use this Redis
+    once = Once("redis://127.0.0.1:6379/0")           # among all users of this Redis
 
     async with once.claim(delivery) as first:
         if first:
             ...                                       # done when the body ends without exception
 
-A delivery's claim goes by the task's id: two tasks are two claims, whatever their keys. Tasks that
-ask for the same work share a claim only where the handler says what makes it the same:
+The claim of a delivery is identified by the task's id: two tasks have two claims, whatever their
+keys. Tasks for the same work share a claim only if the handler names it:
 ``once.claim(delivery, key=delivery.key)``. An id is unique within one store: daemons that share a
-Redis need a ``namespace`` each.
+Redis need different ``namespace``s.
 
-``first`` is False when the work was done within the last ``ttl`` seconds. A body that raises or is
-cancelled gives its claim back. **A second claim of a key that is being worked on waits** until the
-first one has ended, and then knows: it is not done before it is done, so a delivery that is
-acked because of ``first == False`` can never lose work. After ``wait`` seconds it gives up with
-``Conflict`` (in a handler: a nack, and the task comes again).
+``first`` is False if the work was done within the last ``ttl`` seconds. A body that raises or is
+cancelled releases its claim. **A second claim of the same key waits** until the first has ended.
+Work counts as done only when it is done, so acking a delivery because of ``first == False`` never
+loses work. After ``wait`` seconds the second claim raises ``Conflict`` (in a handler: a nack, and
+the task is delivered again).
 
 In Redis a claim lasts ``claim`` seconds and is renewed while the body runs, so that after a crash
-the next attempt gets in once that time is over. What this cannot do: when the body ended and Redis
-cannot be reached, ``Unreachable`` is raised and the next attempt works again. Work and mark are two
-steps; ``tickwheel.contrib.sqlalchemy.SqlOnce`` makes them one, in a transaction of SQL.
+the next attempt can start once that time is over. There is one limit: if Redis cannot be reached
+when the body has ended, ``Unreachable`` is raised and the next attempt repeats the work. Work and
+mark are two steps; ``tickwheel.contrib.sqlalchemy.SqlOnce`` combines them in one SQL transaction.
 
-``DedupStore`` is where it keeps what is done, in this process or in a Redis: one key each,
-``done``, or ``claim:TOKEN`` while somebody works. Invariants: of all claims of one key that is not
-done at most one is held, the next waits for it; a claim is taken and removed by its own token
-only; one that is not renewed ends after ``claim_ms``; what was done is marked whoever has the claim
-by then. Knows no Tickwheel daemon; this Redis need not be its store.
+``DedupStore`` keeps the marks, in this process or in Redis: each key is ``done``, or
+``claim:TOKEN`` during the work. Invariants: of all claims of an unfinished key at most one is held,
+and the next waits for it; a claim is renewed and removed only with its own token; a claim that is
+not renewed ends after ``claim_ms``; finished work is marked even if the claim was lost. No daemon
+is known here; this Redis need not be its store.
 """
 
 from __future__ import annotations
@@ -59,12 +59,13 @@ _SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 class Once:
-    """Which keys are done. May be made before there is an event loop; ``close`` at the end.
+    """Remembers finished work by key. Can be created without an event loop; call ``close`` at the
+    end.
 
-    ``size``: keys that are remembered in process, the oldest are forgotten first (Redis forgets
-    by ``ttl`` alone). ``namespace`` stands before every key. The claim of a delivery has its topic
-    and group as well; two handlers that claim the same text for different work need a namespace
-    each.
+    ``size``: maximum keys remembered in process; the oldest are forgotten first (Redis forgets only
+    by ``ttl``). ``namespace`` is the prefix of every key. The claim of a delivery also has its
+    topic and group; two handlers that claim the same text for different work need different
+    namespaces.
     """
 
     def __init__(
@@ -93,12 +94,12 @@ class Once:
     def claim(
         self, work: str | Delivered, *, key: str | None = None
     ) -> AbstractAsyncContextManager[bool]:
-        """``async with`` it: True when the work is this caller's to do.
+        """Return a context manager, which enters with True if this caller should do the work.
 
-        ``work``: a delivery, which stands for its task in its topic and group, or any text.
-        ``key``: with a delivery, what the work belongs to instead of the task: all tasks of the
-        topic and group with the same key are one claim. None: the task's id. Raises Conflict when
-        another one works on it for too long, Unreachable when the marks cannot be read or written.
+        ``work``: a delivery, which identifies its task in its topic and group, or any text.
+        ``key``: identifies a delivery's work instead of the task's id: all tasks of the topic and
+        group with the same key share a claim. Raise Conflict if another caller works on it for
+        longer than ``wait``, Unreachable if the marks cannot be read or written.
         """
         return self._claim(f"{self._namespace}:{name_of(work, key)}")
 
@@ -108,7 +109,7 @@ class Once:
             claim = await self._marks.claim(key, self._wait_s)
         except TimeoutError:
             raise Conflict(
-                f"key {key!r} has been worked on elsewhere for {self._wait_s:g} s (wait)"
+                f"another caller has held key {key!r} for {self._wait_s:g} s (wait)"
             ) from None
         if claim is None:
             yield False
@@ -121,15 +122,15 @@ class Once:
         await self._marks.done(claim)
 
     async def is_done(self, work: str | Delivered, *, key: str | None = None) -> bool:
-        """Whether the work is done; it may be being worked on."""
+        """Return whether the work is done; if not, it may be in progress."""
         return await self._marks.is_done(f"{self._namespace}:{name_of(work, key)}")
 
     async def forget(self, work: str | Delivered, *, key: str | None = None) -> None:
-        """Forget the work, as if it had never been done."""
+        """Forget that the work was done."""
         await self._marks.forget(f"{self._namespace}:{name_of(work, key)}")
 
     async def close(self) -> None:
-        """Close connections. It may be called twice."""
+        """Close connections. Can be called twice."""
         await self._marks.close()
 
     async def __aenter__(self) -> Self:
@@ -140,15 +141,15 @@ class Once:
 
 
 def name_of(work: Any, key: Any = None) -> str:
-    """What a claim is known by: the text ``work``, or of a delivery its topic, group, and ``key``
-    or the task's id. Raises BadRequest."""
+    """Return the key of a claim: the text ``work``, or a delivery's topic, group, and ``key`` or
+    task id. Raise BadRequest."""
     if not isinstance(work, Delivered):
         if key is not None:
-            raise BadRequest("key goes with a delivery; a text is the key itself")
+            raise BadRequest("key requires a delivery; with a text, the text is the key")
         return _checked(work, "work must be a delivery or")
-    # No name of a topic or group has "#" or "=", so no two pieces of work share a text.
-    of = f"{work.topic}#{work.group}"
-    return f"{of}#{work.id}" if key is None else f"{of}={_checked(key, 'key must be')}"
+    # Names of topics and groups contain neither "#" nor "=", so different work never shares a key.
+    prefix = f"{work.topic}#{work.group}"
+    return f"{prefix}#{work.id}" if key is None else f"{prefix}={_checked(key, 'key must be')}"
 
 
 def _checked(text: Any, what: str) -> str:
@@ -157,40 +158,40 @@ def _checked(text: Any, what: str) -> str:
             f"{what} a string of 1 to {KEY_CHARACTERS_MAX} characters, not {shown(text)}"
         )
     if not is_utf8(text):
-        raise BadRequest(f"{what} text that UTF-8 can say, not {shown(text)}")
+        raise BadRequest(f"{what} valid UTF-8, not {shown(text)}")
     return text
 
 
 def positive_ms(value: Any, field: str) -> int:
-    found_ms = duration_ms(value, field)
-    if found_ms <= 0:
+    value_ms = duration_ms(value, field)
+    if value_ms <= 0:
         raise BadRequest(f"{field} must be more than 0 s, not {shown(value)}")
-    return found_ms
+    return value_ms
 
 
 class DedupStore(Protocol):
-    """Keeps the marks of keys. Keys are text; a claim is whatever ``claim`` returned."""
+    """Keeps the marks of keys. Keys are text; a claim is the result of ``claim``."""
 
     async def claim(self, key: str, wait_s: float) -> Any:
         """Claim a key; None: its work is done.
 
-        While another one holds the key it waits; TimeoutError after ``wait_s`` seconds.
+        Waits while another caller holds the key. Raise TimeoutError after ``wait_s`` seconds.
         """
 
     async def done(self, claim: Any) -> None:
         """Mark the key of a claim as done."""
 
     async def give_back(self, claim: Any) -> None:
-        """Give a claim back after a failure. Raises nothing: a claim ends by itself, too."""
+        """Release a claim after a failure. Ignore errors: a claim also ends by itself."""
 
     async def is_done(self, key: str) -> bool:
-        """Whether the key is done, and not forgotten."""
+        """Return whether the key is marked as done."""
 
     async def forget(self, key: str) -> None:
-        """Forget that the key was done."""
+        """Remove the mark of the key."""
 
     async def close(self) -> None:
-        """Close connections. It may be called twice."""
+        """Close connections. Can be called twice."""
 
 
 class MemoryDedupStore:
@@ -200,7 +201,7 @@ class MemoryDedupStore:
         self._size = size
         self._ttl_s = ttl_ms / 1000
         self._done: OrderedDict[str, float] = OrderedDict()
-        """Key → until when it counts as done, by the monotonic clock; the oldest first."""
+        """Key → end of its mark by the monotonic clock, the oldest first."""
         self._claims: dict[str, asyncio.Future[None]] = {}
 
     async def claim(self, key: str, wait_s: float) -> str | None:
@@ -218,12 +219,12 @@ class MemoryDedupStore:
         self._done.move_to_end(claim)
         if len(self._done) > self._size:
             self._done.popitem(last=False)
-        self._let_go(claim)
+        self._release(claim)
 
     async def give_back(self, claim: str) -> None:
-        self._let_go(claim)
+        self._release(claim)
 
-    def _let_go(self, claim: str) -> None:
+    def _release(self, claim: str) -> None:
         held = self._claims.pop(claim)
         if not held.done():
             held.set_result(None)
@@ -241,19 +242,19 @@ class MemoryDedupStore:
         self._done.pop(key, None)
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing: there are no connections."""
 
 
 DONE = b"done"
 TIMEOUT_S = 5.0
-"""How long one call to Redis may take, in seconds."""
+"""Maximum seconds of one call to Redis."""
 POLL_S_MIN = 0.02
 POLL_S_MAX = 0.5
 MARK_TRIES = 4
-"""How often a mark is tried: the work is done, and short trouble must not make it be done again."""
+"""Attempts to set a mark: the work is done, and a short failure must not cause a repetition."""
 RENEWALS_PER_CLAIM = 3
 
-# KEYS[1] the key, ARGV[1] our value, ARGV[2] for how long in ms (0: remove it).
+# KEYS[1]: the key; ARGV[1]: our value; ARGV[2]: the new time to live in ms (0: delete the key).
 _IF_OURS = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] == '0' then return redis.call('DEL', KEYS[1]) end
@@ -268,11 +269,11 @@ class _Claim(NamedTuple):
 
 
 class RedisDedupStore:
-    """Marks in a Redis, of all processes that use it."""
+    """Marks in a Redis, shared by all processes that use it."""
 
     def __init__(self, url: str, ttl_ms: int, claim_ms: int) -> None:
         with needs_extra(f"Once({url.partition('://')[0]}://…)", "redis"):
-            # By name: the client's modules import no extra, and linters hold them to it.
+            # Imported by name: the client's modules import no extras, and linters enforce that.
             redis = import_module("redis.asyncio")
         self._errors: tuple[type[Exception], ...] = (import_module("redis").RedisError, OSError)
         self._redis: Any = redis.from_url(
@@ -283,8 +284,8 @@ class RedisDedupStore:
         self._claim_ms = claim_ms
 
     async def claim(self, key: str, wait_s: float) -> _Claim | None:
-        # A time-out by cancellation could be lost: `asyncio.wait_for`, in which the Redis client
-        # sends, swallows a cancellation that meets its result (Python 3.11, gh-86296).
+        # A timeout by cancellation could be lost: `asyncio.wait_for`, in which the Redis client
+        # sends, swallows a cancellation that coincides with its result (Python 3.11, gh-86296).
         value, pause_s = b"claim:" + secrets.token_bytes(12), POLL_S_MIN
         until_s = time.monotonic() + wait_s
         while True:
@@ -325,8 +326,8 @@ class RedisDedupStore:
         await self._redis.aclose()
 
     async def _renew(self, key: str, value: bytes) -> None:
-        """Renew a claim while the body runs. If the claim is gone another one may work, too; the
-        body goes on: a second attempt is what its lease allows as well."""
+        """Renew a claim while the body runs. If the claim is lost, another caller may start as
+        well, like after a lost lease; the body continues."""
         while True:
             await asyncio.sleep(self._claim_ms / 1000 / RENEWALS_PER_CLAIM)
             try:

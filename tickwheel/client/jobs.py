@@ -1,15 +1,14 @@
-"""What a worker was given, checked where it is written; and deliveries in its handlers: run,
-watched, and settled by how they ended.
+"""Handlers: their options, checked at registration, and the runner that calls a handler with one
+delivery and settles the delivery by how the handler ended.
 
-Invariants: a delivery that the handler settled itself is left alone; nothing is acked whose lease
-was lost; whatever goes wrong is logged and never ends the worker.
+Invariants: a delivery that the handler settled is left alone; a delivery whose lease was lost is
+not acked; an error is logged and never ends the worker.
 
-``Reject``, ``RetryLater`` and ``Snooze`` say what an exception alone cannot; they are no
-``TickwheelError``s and are never sent as such. ``Threads`` run handlers that are plain functions.
-They are no ``ThreadPoolExecutor``, which is joined when the interpreter ends: a handler that hangs
-would keep a stopped worker from ending. Threads are reused, so that what a handler keeps in
-thread-local storage (a database connection) lives on; there are at most as many as calls were under
-way at a time.
+``Reject``, ``RetryLater`` and ``Snooze`` tell the runner how to settle the delivery; they are not
+``TickwheelError``s and are never sent as such. ``Threads`` run handlers that are plain functions. A
+``ThreadPoolExecutor`` would be joined when the interpreter ends, so a handler that hangs would keep
+a stopped worker from ending. Threads are reused, so that the thread-local storage of a handler (a
+database connection) is kept; there are at most as many as calls ran at the same time.
 """
 
 from __future__ import annotations
@@ -44,57 +43,58 @@ if TYPE_CHECKING:
 
 Handler = Callable[[Delivery], Awaitable[Any]] | Callable[[Delivery], Any]
 OnSettled = Callable[[Delivery, str, float, BaseException | None], object]
-"""Called with a delivery, what became of it, when its handler began, and what that raised."""
+"""Called with a delivery, its outcome, the start of its handler, and the handler's exception."""
 CONCURRENCY_DEFAULT = 32
 CONCURRENCY_MAX = 65_535
-"""As many deliveries as a subscription can have out."""
+"""Maximum deliveries in flight of a subscription."""
 
 
 class HandlerKeywords(GroupKeywords, total=False):
-    """What a handler may be registered with: how it is run, and the settings of its group, which
-    the group has, or is made with; where it has others the worker's ``on_mismatch`` decides."""
+    """How to run a handler, and the settings of its group. A new group gets these settings; if an
+    existing group differs, the worker's ``on_mismatch`` decides."""
 
     group: str
-    """Whose tasks it works on; by default "default"."""
+    """The group whose tasks the handler gets; default "default"."""
 
     concurrency: int
-    """How many of its calls run at a time, at most; by default 32."""
+    """Maximum calls of the handler at a time; default 32."""
 
     retry: Retry | None
-    """The policy of a group that has none; of another one that the group has ``on_mismatch``
-    decides. It does not apply to tasks with an order key: the first of these ends the
-    worker (BadRequest), unless one of the three ``order_...`` stands beside it."""
+    """The policy of a group that has none; if the group has a different one, ``on_mismatch``
+    decides. It does not apply to tasks with an order key: the first such task ends the worker
+    (BadRequest), unless one of the three ``order_...`` options is given as well."""
 
     timeout: Duration | None
-    """After how long a call is given up, which is a failure; by default never."""
+    """Maximum time of a call, which then fails; default unlimited."""
 
     prefetch: int | None
-    """Deliveries that may be out here, running or waiting; by default ``concurrency``, and what
-    the handlers start within 5 ms, so that none waits long here while another worker is idle."""
+    """Maximum deliveries here, running or waiting. The default is ``concurrency`` plus the
+    deliveries that handlers start within 5 ms, so that none waits here while another worker is
+    idle."""
 
     lease: Duration | None
-    """After how long without a sign of life from this worker others get the task; by default the
-    daemon's 30 s. It is kept up while a handler runs."""
+    """Time without a sign of life from this worker after which others get the task; default the
+    daemon's 30 s. The worker extends the lease while a handler runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One handler, with its topic and group, its concurrency and its time limit."""
+    """One handler with its topic, group, concurrency and time limit."""
 
     handler: Handler
     is_async: bool
-    """Whether the handler is awaited; else it runs in a thread."""
+    """Whether to await the handler; otherwise it runs in a thread."""
     topic: str
     group: str
     concurrency: int
     prefetch: int | None
-    """Deliveries that may be out here; None: as many as handlers may run."""
+    """Maximum deliveries here; None: as many as handlers may run."""
     retry: Retry | None
     timeout_s: float | None
     lease: Duration | None
     settings: GroupKeywords
     on_mismatch: OnMismatch | None = None
-    """What becomes of settings that the group has otherwise."""
+    """What to do when the group's settings differ."""
 
     @property
     def name(self) -> str:
@@ -103,48 +103,52 @@ class Route:
 
     @property
     def is_for_plain_tasks(self) -> bool:
-        """Whether ``retry`` says how tasks are tried again, which does not apply to order keys."""
-        says = (self.settings.get(f"order_{word}") for word in ("retry", "attempts", "failure"))
-        return self.retry is not None and all(word is None for word in says)
+        """Whether ``retry`` is the only retry option, which does not apply to order keys."""
+        order_options = (
+            self.settings.get(f"order_{option}") for option in ("retry", "attempts", "failure")
+        )
+        return self.retry is not None and all(value is None for value in order_options)
 
     def unfit(self, delivery: Delivery) -> BadRequest | None:
-        """Why the handler cannot work on the delivery; None: it can."""
+        """Return why the handler cannot work on the delivery; None: it can."""
         if not self.is_for_plain_tasks or delivery.order_key is None:
             return None
         return BadRequest(
-            f"the handler of {self.name} has retry, which does not apply to tasks with an order"
-            f" key, and task {delivery.id} has one: name order_retry, order_attempts or"
-            " order_failure beside it, or leave retry out"
+            f"the handler of {self.name} has retry, which does not apply to order keys, but task"
+            f" {delivery.id} has an order key: add order_retry, order_attempts or order_failure,"
+            " or omit retry"
         )
 
     def limited(self, concurrency: int | None) -> Route:
-        """The route with another concurrency."""
+        """Return the route with another concurrency; None keeps its own."""
         if concurrency is None:
             return self
         return replace(self, concurrency=checked_concurrency(concurrency))
 
 
-def route(handler: Handler, topic: str, **said: Unpack[HandlerKeywords]) -> Route:
-    """A checked route. Raises BadRequest naming field and value."""
+def route(handler: Handler, topic: str, **options: Unpack[HandlerKeywords]) -> Route:
+    """Return a checked route. Raise BadRequest naming field and value."""
     check_handler(handler)
     checker = TaskChecker()
-    concurrency = checked_concurrency(said.get("concurrency", CONCURRENCY_DEFAULT))
-    prefetch, retry, timeout = said.get("prefetch"), said.get("retry"), said.get("timeout")
+    concurrency = checked_concurrency(options.get("concurrency", CONCURRENCY_DEFAULT))
+    prefetch, retry, timeout = options.get("prefetch"), options.get("retry"), options.get("timeout")
     if prefetch is not None:
         integer(prefetch, "prefetch", 1, checker.limits.prefetch_max)
     if retry is not None:
         policy_wire(retry, "retry")
-    lease = said.get("lease")
+    lease = options.get("lease")
     if lease is not None:
         duration_ms(lease, "lease")
-    of_group = GroupKeywords.__optional_keys__
-    settings = cast("GroupKeywords", {n: value for n, value in said.items() if n in of_group})
+    group_options = GroupKeywords.__optional_keys__
+    settings = cast(
+        "GroupKeywords", {n: value for n, value in options.items() if n in group_options}
+    )
     GroupFields.of_keywords(settings)
     return Route(
         handler,
         _is_async(handler),
         checker.name(topic, "topic"),
-        checker.name(said.get("group", "default"), "group"),
+        checker.name(options.get("group", "default"), "group"),
         concurrency,
         prefetch,
         retry,
@@ -155,62 +159,62 @@ def route(handler: Handler, topic: str, **said: Unpack[HandlerKeywords]) -> Rout
 
 
 AWAITED = frozenset(("ack", "nack", "reject", "release", "extend", "snooze"))
-"""Verbs of a delivery that do nothing unless they are awaited."""
+"""Verbs of a delivery that have no effect unless they are awaited."""
 
 
 def check_handler(handler: Any) -> None:
-    """Raises BadRequest for what cannot be called with one delivery, and for a plain function that
-    calls what has to be awaited: its delivery would be acked whatever it meant to do."""
+    """Raise BadRequest if the handler cannot be called with one delivery, or is a plain function
+    that calls an awaitable verb: its delivery would be acked regardless of that call."""
     check_function(handler, "a handler", " of a delivery")
     name = getattr(handler, "__qualname__", None) or repr(handler)
     try:
         inspect.signature(handler).bind(None)
     except TypeError as problem:
         raise BadRequest(
-            f"a handler is called with one argument, the delivery; {name} is not: {problem}"
+            f"{name} cannot be called with one argument, the delivery: {problem}"
         ) from None
-    except ValueError:  # of what is not written in Python nothing is known
+    except ValueError:  # the signature of a builtin may be unknown
         return
     if not _is_async(handler):
         check_awaits(handler, name)
 
 
-def check_function(handler: Any, what: str, of: str = "") -> None:
-    """Raises BadRequest for what is no function that runs to its end when it is called."""
+def check_function(handler: Any, what: str, detail: str = "") -> None:
+    """Raise BadRequest if the handler is not a function that runs to its end when it is called."""
     if not callable(handler):
-        raise BadRequest(f"{what} must be a function{of}, not {shown(handler)}")
+        raise BadRequest(f"{what} must be a function{detail}, not {shown(handler)}")
     name = getattr(handler, "__qualname__", None) or repr(handler)
     if isinstance(handler, type):
-        raise BadRequest(f"{what} must be a function{of}, not the class {name}")
+        raise BadRequest(f"{what} must be a function{detail}, not the class {name}")
     if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
-        raise BadRequest(f"{name} has a yield: a handler runs to its end when it is called")
+        raise BadRequest(f"{name} must not be a generator: a call of a handler must run to its end")
 
 
 def check_awaits(handler: Any, name: str) -> None:
-    """Raises BadRequest for a plain function that calls what has to be awaited."""
+    """Raise BadRequest for a plain function that calls a verb that must be awaited."""
     if (verb := _awaited_verb(handler)) is not None:
         raise BadRequest(
-            f"{name} is a plain function and calls delivery.{verb}, which has to be awaited: write"
-            f" async def {name}, or raise Reject, RetryLater, Snooze, or return, which is an ack"
+            f"{name} is a plain function and calls delivery.{verb}, which must be awaited: write"
+            f" async def {name}, raise Reject, RetryLater or Snooze, or return, which acks"
         )
 
 
 def _awaited_verb(function: Any) -> str | None:
-    """The first verb of AWAITED that the function calls on its first argument without using the
-    result; None: there is none, or no source."""
+    """Return the first verb of AWAITED that the function calls on its first argument without using
+    the result. None: it calls none, or its source is not available."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
     except (OSError, TypeError, SyntaxError):
         return None
-    made = tree.body[0] if tree.body else None
-    if not isinstance(made, ast.FunctionDef):
+    definition = tree.body[0] if tree.body else None
+    if not isinstance(definition, ast.FunctionDef):
         return None
-    names = [one.arg for one in (*made.args.posonlyargs, *made.args.args)]
-    taken = names[int(inspect.ismethod(function)) :][:1]
-    for node in ast.walk(made):
+    names = [arg.arg for arg in (*definition.args.posonlyargs, *definition.args.args)]
+    delivery_names = names[int(inspect.ismethod(function)) :][:1]
+    for node in ast.walk(definition):
         match node:
             case ast.Expr(ast.Call(ast.Attribute(ast.Name(name), verb))):
-                if [name] == taken and verb in AWAITED:
+                if [name] == delivery_names and verb in AWAITED:
                     return verb
     return None
 
@@ -225,19 +229,19 @@ def checked_concurrency(value: Any) -> int:
 
 
 def seconds(value: Any, field: str, *, zero: bool = False) -> float:
-    """A length of time as seconds. Raises BadRequest."""
-    found_ms = duration_ms(value, field)
-    if found_ms <= 0 and not zero:
+    """Convert a duration to seconds. Raise BadRequest."""
+    value_ms = duration_ms(value, field)
+    if value_ms <= 0 and not zero:
         raise BadRequest(f"{field} must be more than 0 s, not {shown(value)}")
-    return found_ms / 1000
+    return value_ms / 1000
 
 
 LOGGER = logging.getLogger("tickwheel.worker")
-LOGGER.addHandler(logging.NullHandler())  # heard only where the application sets logging up
+LOGGER.addHandler(logging.NullHandler())  # silent unless the application configures logging
 
 
 class Outcome(NamedTuple):
-    """What a handler's end means for its delivery."""
+    """How to settle a delivery after its handler."""
 
     verb: str
     reason: str | None = None
@@ -245,30 +249,30 @@ class Outcome(NamedTuple):
 
 
 CANCELLED_S = 1.0
-"""How long, in seconds, a task that somebody else has cancelled waits for its release."""
+"""Maximum seconds that a task cancelled from outside waits for its release."""
 ACK = Outcome("ack")
 NOTHING = Outcome("nothing")
 
 
 class Attempt(Protocol):
-    """One attempt, as somebody observes it from outside of its handler."""
+    """One attempt, observed from outside the handler."""
 
     def end(self, outcome: str, error: BaseException | None = None) -> None:
-        """The handler has ended: the verb of its ``Outcome``, and what it raised."""
+        """The handler has ended, with the verb of its ``Outcome`` and its exception."""
 
 
 class Observer(Protocol):
-    """Observes attempts, such as ``tickwheel.otel`` does."""
+    """Observes attempts, for example ``tickwheel.otel``."""
 
     def begin(self, delivery: Delivery) -> Attempt:
-        """An attempt begins, in the task of its handler."""
+        """Begin an attempt; called in the task of its handler."""
 
 
 class Runner:
-    """A task that works on one delivery after the other: each is handled, watched, and settled.
+    """A task that works on one delivery after the other: it runs the handler, watches and settles.
 
-    It is used again, because a task costs more than a short handler. Not when something of the
-    last handler is left in it: a cancellation, context variables, a thread that still runs.
+    A runner is reused, because a task costs more than a short handler. It is not reused when the
+    last handler left something in it: a cancellation, context variables, a running thread.
     """
 
     def __init__(
@@ -282,18 +286,19 @@ class Runner:
         on_settled: OnSettled | None = None,
         exits: Callable[[BaseException], object] = lambda error: None,
     ) -> None:
-        """``settled`` returns the next delivery after each; None: the runner waits for
-        ``go_on``. ``exits`` is called with the SystemExit or KeyboardInterrupt of a handler."""
+        """``settled`` returns the next delivery after each one, or None: the runner then waits for
+        ``go_on``. ``exits`` is called with a handler's SystemExit or KeyboardInterrupt."""
         self.delivery: Delivery | None = delivery
-        """The delivery that the runner works on."""
+        """The current delivery."""
         self.until_s = delivery.lease_until_s
-        """Until when the lease held for sure at the hand-out, by the loop's clock."""
+        """When the lease may end at the earliest, as of the delivery's receipt, by the loop's
+        clock."""
         self.is_settling = False
         """Whether the handler has ended."""
         self.unable: Undecodable | None = None
-        """Why this client cannot unpack the body of the delivery, which others may be able to."""
+        """Why this client cannot unpack the body; another client may be able to."""
         self.call: Call | None = None
-        """The call of a handler that is a plain function; it may outlive the wait for it."""
+        """The call of a handler that is a plain function; it may outlive this runner."""
         self._route = route
         self._threads = threads
         self._leases = leases
@@ -306,14 +311,14 @@ class Runner:
         self._lost: str | None = None
         self._stopped = False
         self._cancellation: asyncio.CancelledError | None = None
-        """That of somebody else, such as the end of the event loop."""
+        """A cancellation from outside, such as the end of the event loop."""
         self._loop = asyncio.get_running_loop()
         self._next: asyncio.Future[Delivery | None] = self._loop.create_future()
         self.task = self._loop.create_task(self._run(), name=route.name)
 
     def go_on(self, delivery: Delivery | None) -> bool:
-        """Go on with a delivery after a wait; None: end. False: the task was cancelled
-        meanwhile."""
+        """Continue with a delivery after a wait; None: end. Return False if the task was cancelled
+        in the meantime."""
         if self._next.done():
             return False
         self.delivery = delivery
@@ -321,14 +326,14 @@ class Runner:
         return True
 
     def stop(self) -> None:
-        """Cancel the handler; the delivery is given back, without a failure."""
+        """Cancel the handler; its delivery is released, without a failure."""
         if not self._stopped:
             self._stopped = True
             if self._is_handling:
                 self.task.cancel()
 
     def lose(self, word: str) -> None:
-        """Cancel the handler, because its lease was lost: another one may have the task by now."""
+        """Cancel the handler because its lease was lost: another consumer may have the task."""
         self._lost = word
         LOGGER.warning("%r: its lease was lost (%s); it is not acked", self.delivery, word)
         if self._is_handling:
@@ -356,7 +361,7 @@ class Runner:
         self._is_handling = True
         try:
             if self._stopped or self._lost is not None or route.unfit(delivery) is not None:
-                # Before it began.
+                # Before the handler began.
                 outcome = Outcome("release")
             elif self._tracing is not None:
                 attempt = self._tracing.begin(delivery)
@@ -367,10 +372,10 @@ class Runner:
                 await self._handle(delivery)
         except GeneratorExit:
             if not self._is_running:
-                raise  # nobody runs the loop any more: nothing can be awaited
+                raise  # the loop no longer runs: nothing can be awaited
             outcome = Outcome("nack", "GeneratorExit")
         except BaseException as error:
-            # An exit that left this task would end the event loop, with other deliveries in hand.
+            # If an exit left this task, it would end the event loop and abandon other deliveries.
             failure, outcome = error, self._outcome_of(error)
             self._exit_by(error)
         finally:
@@ -382,13 +387,13 @@ class Runner:
         if self._lost is None and not delivery.settled:
             word = await self._settle_as(delivery, outcome)
         if self._on_settled is not None:
-            self._tell(self._on_settled, delivery, word, began_s, failure)
-        failure = None  # its traceback has this frame
+            self._report(self._on_settled, delivery, word, began_s, failure)
+        failure = None  # its traceback refers to this frame
         if self._cancellation is not None:
             raise self._cancellation
 
     async def _settle_as(self, delivery: Delivery, outcome: Outcome) -> str:
-        """Settle the delivery; the word of what became of it."""
+        """Settle the delivery. Return the outcome's word for ``on_settled``."""
         try:
             if outcome is ACK:
                 delivery.ack_unwatched()
@@ -397,7 +402,7 @@ class Runner:
                 return await self._settle(delivery, outcome)
             async with asyncio.timeout(CANCELLED_S):
                 return await self._settle(delivery, outcome)
-        except TickwheelError as error:  # the lease ends by itself, and the task comes again
+        except TickwheelError as error:  # the lease ends by itself, and the task is delivered again
             LOGGER.warning("%r was not settled: %s: %s", delivery, error.code, error.message)
         except Exception as bug:
             LOGGER.error("%r: %r", delivery, bug, exc_info=bug)
@@ -405,7 +410,7 @@ class Runner:
 
     @property
     def _is_running(self) -> bool:
-        """Whether it is the event loop that runs this code."""
+        """Whether the event loop runs this code."""
         try:
             return asyncio.current_task() is self.task
         except RuntimeError:
@@ -420,28 +425,28 @@ class Runner:
         except Exception as bug:
             LOGGER.error("%r: its observer: %r", delivery, bug, exc_info=bug)
 
-    def _tell(self, on_settled: OnSettled, delivery: Delivery, *told: Any) -> None:
+    def _report(self, on_settled: OnSettled, delivery: Delivery, *event: Any) -> None:
         try:
-            on_settled(delivery, *told)
+            on_settled(delivery, *event)
         except BaseException as bug:
             LOGGER.error("%r: on_settled: %r", delivery, bug, exc_info=bug)
             self._exit_by(bug)
 
     def _exit_by(self, error: BaseException) -> None:
-        """Ask for the end of the program, if that is what was raised."""
+        """Ask the worker to end if the exception is a SystemExit or KeyboardInterrupt."""
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
-            LOGGER.error("%r: the worker ends by %r", self.delivery, error)
+            LOGGER.error("%r: its handler ends the worker with %r", self.delivery, error)
             self._exits(error)
 
     def _is_spent(self, before: contextvars.Context) -> bool:
-        """Whether something of the last handler is left in the task."""
+        """Return whether the last handler left something in the task."""
         if self._stopped or self._lost is not None or self.task.cancelling():
             return True
         if self.call is not None and not self.call.ended.done():
             return True
         try:
             return contextvars.copy_context() != before
-        except Exception:  # of values that cannot be compared: they are new
+        except Exception:  # values that cannot be compared are new
             return True
 
     # --- the handler ----------------------------------------------------------------------------
@@ -458,8 +463,8 @@ class Runner:
                 _check_ended(await cast("Any", self._route.handler(delivery)))
 
     async def _call(self, delivery: Delivery) -> None:
-        """Wait until the function has returned, however long that takes: if its task were given
-        back before, the same work would be done twice at a time."""
+        """Wait until the function has returned, regardless of the time limit: if its task were
+        released earlier, two consumers would work on it at the same time."""
         self.call = self._threads.start(self._route.handler, delivery)
         timeout_s = self._route.timeout_s
         if timeout_s is not None:
@@ -472,7 +477,7 @@ class Runner:
         _check_ended(await self.call.result)
 
     def _outcome_of(self, error: BaseException) -> Outcome:
-        """What becomes of the delivery of a handler that raised, whatever the exception is like: a
+        """Return how to settle the delivery after an exception. The exception may be malformed: a
         subclass of Reject may lack its reason."""
         try:
             return self._outcome(error)
@@ -481,11 +486,11 @@ class Runner:
             return Outcome("nack", type(error).__name__)
 
     def _outcome(self, error: BaseException) -> Outcome:
-        """What becomes of the delivery of a handler that raised."""
+        """Return how to settle the delivery after an exception."""
         delivery, limit = self.delivery, self._limit
         if isinstance(error, asyncio.CancelledError):
             return self._cancelled(error)
-        assert delivery is not None, "it works on it"
+        assert delivery is not None, "the runner has a delivery"
         if isinstance(error, BadBody):
             return Outcome("reject", f"{type(error).__name__}: {text_of(error)}")
         if isinstance(error, Undecodable):
@@ -496,13 +501,13 @@ class Runner:
             return self._outcome_of_encrypted(error, delivery)
         if isinstance(error, Reject):
             LOGGER.info("%r was rejected: %s", delivery, _first_line(text_of(error)))
-            return Outcome("reject", _said(error.reason))
+            return Outcome("reject", _reason_text(error.reason))
         if isinstance(error, Snooze):
             LOGGER.info("%r is postponed: %s", delivery, _first_line(text_of(error)))
             return Outcome("snooze", text_of(error), error.delay)
         if isinstance(error, RetryLater):
-            LOGGER.info("%r is to come again: %s", delivery, _first_line(text_of(error)))
-            return Outcome("nack", _said(error.reason), error.delay)
+            LOGGER.info("%r will be delivered again: %s", delivery, _first_line(text_of(error)))
+            return Outcome("nack", _reason_text(error.reason), error.delay)
         if is_late:
             reason = f"timed out after {self._route.timeout_s:g} s"
             LOGGER.warning("%r %s", delivery, reason)
@@ -512,10 +517,10 @@ class Runner:
         return Outcome("nack", reason)
 
     def _outcome_of_encrypted(self, error: BaseException, delivery: Delivery) -> Outcome:
-        """The same for an encrypted task: neither the log nor the daemon gets to know more than
-        the types of exceptions, and their lines."""
+        """Return how to settle an encrypted task after an exception. The log and the daemon receive
+        only the types of exceptions and their lines, since texts may quote the body."""
         reason = reason_of(error, delivery)
-        LOGGER.warning("%r failed (encrypted: types and lines alone): %s", delivery, reason)
+        LOGGER.warning("%r failed (encrypted task: only types and lines): %s", delivery, reason)
         if isinstance(error, Unfit):
             return Outcome("reject", f"{type(error).__name__}: {error.place}")
         if isinstance(error, Reject):
@@ -534,19 +539,19 @@ class Runner:
                 return NOTHING
             LOGGER.warning("%r was stopped before it was done", self.delivery)
             return Outcome("release")
-        if self.task.cancelling():  # somebody else's doing: the event loop ends
+        if self.task.cancelling():  # cancelled from outside: the event loop ends
             self.task.uncancel()
             self._cancellation = error
             is_ended = self.call is None or self.call.ended.done()
             return Outcome("release") if is_ended else NOTHING
         LOGGER.warning("%r failed: its handler was cancelled from within", self.delivery)
-        assert self.delivery is not None, "it works on it"
+        assert self.delivery is not None, "the runner has a delivery"
         return Outcome("nack", reason_of(error, self.delivery))
 
-    # --- its end --------------------------------------------------------------------------------
+    # --- settlement -----------------------------------------------------------------------------
 
     async def _settle(self, delivery: Delivery, outcome: Outcome) -> str:
-        """Say what becomes of the delivery. Returns the daemon's word."""
+        """Settle the delivery. Return the daemon's answer."""
         verb, reason, delay = outcome
         word: str = "unsettled"
         if verb == "nack":
@@ -567,28 +572,28 @@ class Runner:
 
 
 LINE_CHARACTERS_MAX = 1000
-"""Characters of a reason in a line of the log."""
+"""Maximum characters of a reason in a log line."""
 
 
 def _first_line(reason: str) -> str:
     return reason[:LINE_CHARACTERS_MAX].partition("\n")[0]
 
 
-def _said(reason: object) -> str | None:
-    """The reason of an exception, which may have been given anything."""
+def _reason_text(reason: object) -> str | None:
+    """Return the reason of an exception as text; it may be any object."""
     return None if reason is None else text_of(reason)
 
 
 def _check_ended(returned: Any) -> None:
-    """Raises TypeError for a coroutine: its work is not done, and an ack would lose the task."""
+    """Raise TypeError for a coroutine: its work is not done, and an ack would lose the task."""
     if returned is not None and inspect.iscoroutine(returned):
         name = returned.__qualname__
         returned.close()
-        raise TypeError(f"the handler returned the coroutine {name}, which nobody has awaited")
+        raise TypeError(f"the handler returned the coroutine {name}, which was never awaited")
 
 
 class Reject(Exception):
-    """It can never succeed: to the dead letters at once, whatever retries are left."""
+    """A permanent failure: the task becomes a dead letter at once, even with retries left."""
 
     def __init__(self, reason: str | None = None) -> None:
         super().__init__(reason or "rejected")
@@ -599,34 +604,34 @@ class Unfit(Reject):
     """The arguments of a typed task do not fit its function."""
 
     def __init__(self, place: str, why: str, *, below: str = "") -> None:
-        """``place``: where in the arguments; ``below`` may have names out of them."""
+        """``place``: a path in the arguments; ``below`` may contain names from their values."""
         super().__init__(f"{place}{below}: {why}")
         self.place = place
 
 
 class RetryLater(Exception):
-    """Not now: delivered again after ``delay`` (seconds, a timedelta or text), as one of its
+    """Deliver the task again after ``delay`` (seconds, a timedelta or text), as one of its
     retries."""
 
     def __init__(self, delay: Duration, reason: str | None = None) -> None:
-        duration_ms(delay, "delay")  # a wrong one fails where it is written
+        duration_ms(delay, "delay")  # an invalid delay fails here, not in the worker
         super().__init__(reason or f"retry after {delay}")
         self.delay = delay
         self.reason = reason
 
 
 class Snooze(Exception):
-    """Not now: delivered again after ``delay`` (seconds, a timedelta or text), and it counts as no
-    failure. When the daemon allows no more of that, it is as ``RetryLater``."""
+    """Deliver the task again after ``delay`` (seconds, a timedelta or text), not counted as a
+    failure. Beyond the daemon's limit of postponements it acts like ``RetryLater``."""
 
     def __init__(self, delay: Duration) -> None:
-        duration_ms(delay, "delay")  # a wrong one fails where it is written
+        duration_ms(delay, "delay")  # an invalid delay fails here, not in the worker
         super().__init__(f"snoozed for {delay}")
         self.delay = delay
 
 
 class Call:
-    """One call of a function in a thread. ``ended`` is done at its return, and never cancelled."""
+    """One call of a function in a thread. ``ended`` is set at its return and never cancelled."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -634,12 +639,12 @@ class Call:
         self._function = function
         self._arguments = arguments
         self.result: asyncio.Future[Any] = self._loop.create_future()
-        """The future of what the function returned or raised; who awaits it may be cancelled."""
+        """The function's result or exception; a caller that awaits this may be cancelled."""
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def run(self, before_end: Callable[[], object]) -> None:
-        """Run the function in its thread. ``before_end`` is called when it has returned, before
-        anybody hears of that: whoever does may count on what it did."""
+        """Run the function in its thread. ``before_end`` is called after it has returned, and
+        before ``result`` and ``ended`` are set."""
         value: Any = None
         error: BaseException | None = None
         try:
@@ -647,7 +652,7 @@ class Call:
         except BaseException as problem:
             error = problem
         before_end()
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop was closed, so nobody waits
             self._loop.call_soon_threadsafe(self._finish, value, error)
 
     def _finish(self, value: Any, error: BaseException | None) -> None:
@@ -658,14 +663,14 @@ class Call:
             self.result.set_result(value)
         elif isinstance(error, (Exception, asyncio.CancelledError)):
             self.result.set_exception(_awaitable(error))
-            self.result.exception()  # seen: the job may have been given up
+            self.result.exception()  # mark as retrieved: the runner may have ended
         else:  # SystemExit in a thread ends the thread's call, not the program
             self.result.set_exception(RuntimeError(f"{type(error).__name__}: {text_of(error)}"))
             self.result.exception()
 
 
 class Threads:
-    """Runs calls in threads, which never keep the process alive; ``stop`` lets idle ones end."""
+    """Runs calls in threads that never keep the process alive; ``stop`` ends idle threads."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -684,7 +689,7 @@ class Threads:
         return call
 
     def stop(self) -> None:
-        """Let each thread end when it is done with its call."""
+        """End each thread after its call."""
         for _ in range(self._count):
             self._calls.put(None)
         self._count = 0
@@ -696,7 +701,7 @@ class Threads:
 
 
 def _awaitable(error: BaseException) -> BaseException:
-    """The error for a future, which cannot hold StopIteration, nor a cancellation of its own."""
+    """Convert an error that a future cannot hold: StopIteration or a cancellation."""
     if isinstance(error, (StopIteration, asyncio.CancelledError)):
         return RuntimeError(f"{type(error).__name__}: {text_of(error)}")
     return error

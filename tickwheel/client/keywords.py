@@ -2,7 +2,7 @@
 
 A function takes a block as ``**options: Unpack[TaskKeywords]`` and hands it on as
 ``**options``: type checkers look at each keyword where it is written. Under
-``@spelled_out(TaskKeywords)`` its signature names them, too.
+``@spelled_out(TaskKeywords)`` its signature also names them.
 
 Written by scripts/generate from the blocks of tickwheel/api: change that, and run it.
 """

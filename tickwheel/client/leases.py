@@ -1,12 +1,11 @@
-"""Leases are kept up: those of deliveries that wait in a buffer, and those of handed-out ones.
+"""Leases are extended: those of buffered deliveries, and those of deliveries in handlers.
 
-``Extender`` is the timer and the EXTEND frames, all that need it in one frame (an epoch).
-``Leases`` are the deliveries that somebody works on or holds. After a third of a lease it is
-extended, and all at once on a new connection, where the daemon gives up what nobody claims within
-seconds. A lease is lost when the daemon says so, or when it ended by this side's clock without a
-word from the daemon; then whoever holds it is notified, once. Invariant: an extension never asks
-for a shorter lease than the subscription's, and the clock of a lease starts when it was asked for,
-not when answered.
+``Extender`` has the timer and sends the EXTEND frames, with all leases of an epoch in one frame.
+``Leases`` are deliveries that a program works on. A lease is extended after a third of it has
+passed, and all leases are extended on a new connection, where the daemon gives up unclaimed leases
+within seconds. A lease is lost when the daemon says so, or when it has ended by this side's clock
+without an answer; its holder is then notified once. Invariants: an extension never requests a
+shorter lease than the subscription's, and a lease is counted from the request, not from the answer.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
     from tickwheel.client.requests import Calls
 
 SURE = 0.9
-"""The share of a lease that is relied upon: its clock began at the daemon."""
+"""Share of a lease that is relied upon, because the lease began earlier at the daemon."""
 EXTEND_AFTER = 1 / 3
-"""The share of a lease after which held deliveries are extended."""
+"""Share of a lease after which held deliveries are extended."""
 TICKS_PER_LEASE = 16
 EXTENDED = "extended"
 
@@ -36,7 +35,7 @@ class Leased(Protocol):
     """Deliveries whose leases are extended together."""
 
     extending: bool
-    """Whether the daemon is being asked to extend the leases."""
+    """Whether an EXTEND for these leases is unanswered."""
 
 
 T = TypeVar("T", bound=Leased)
@@ -52,8 +51,8 @@ class Lot(NamedTuple, Generic[T]):
 
 
 class Extender(Generic[T]):
-    """Extends the leases of one topic and group. ``tick`` is called some times in a lease, from
-    ``begin`` until it says that nothing is left to look after."""
+    """Extends the leases of one topic and group. ``tick`` is called several times in a lease, from
+    ``begin`` until it returns False."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class Extender(Generic[T]):
         tick: Callable[[float], bool],
         extended: Callable[[Lot[T], float, Sequence[str]], None],
     ) -> None:
-        """``extended`` gets the daemon's words for a lot, and when they were asked for."""
+        """``extended`` gets a lot, the time of its request, and the daemon's answer for each id."""
         self._reconnector = calls.reconnector
         self._call = calls.call
         self._names = topic, group
@@ -75,13 +74,13 @@ class Extender(Generic[T]):
         self._stopped = False
 
     def begin(self) -> None:
-        """Begin to tick, if that has not begun."""
+        """Start the timer, unless it runs."""
         if self._timer is None and not self._stopped:
             delay_s = self._lease_s() / TICKS_PER_LEASE
             self._timer = self._reconnector.loop.call_later(delay_s, self._tick)
 
     def stop(self) -> None:
-        """Tick no more."""
+        """Stop the timer for good."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -102,7 +101,7 @@ class Extender(Generic[T]):
             self._reconnector.spawn(self._ask(lot))
 
     async def _ask(self, lot: Lot[T]) -> None:
-        asked_s, lease_ms = self._reconnector.loop.time(), int(self._lease_s() * 1000)
+        sent_s, lease_ms = self._reconnector.loop.time(), int(self._lease_s() * 1000)
         fields = (*self._names, lot.epoch, lot.ids, lot.attempts, lease_ms)
         try:
             words = await self._call(FrameType.EXTEND, *fields, repeat=False)
@@ -112,34 +111,34 @@ class Extender(Generic[T]):
         finally:
             for owner in lot.owners:
                 owner.extending = False
-        self._extended(lot, asked_s, list(map(str, words or (EXTENDED for _ in lot.ids))))
+        self._extended(lot, sent_s, list(map(str, words or (EXTENDED for _ in lot.ids))))
 
 
 class Hold:
-    """One delivery whose lease is kept up while it is worked on."""
+    """One delivery whose lease is extended while a program works on it."""
 
     __slots__ = ("delivery", "extending", "lost", "since_s")
 
     def __init__(self, delivery: Delivery, since_s: float, lost: Callable[[str], None]) -> None:
         self.delivery = delivery
         self.since_s = since_s
-        """When the lease began, at the latest."""
+        """The latest possible beginning of the lease."""
         self.lost = lost
-        """Called with the daemon's word when the lease is lost."""
+        """Called with the daemon's answer when the lease is lost."""
         self.extending = False
 
 
 InHand = tuple[Delivery, float, Callable[[str], None]]
-"""(delivery, its ``lease_until_s`` when it was handed out, what to call with the daemon's word when
+"""(delivery, its ``lease_until_s`` at its receipt, a callback that gets the daemon's answer when
 the lease is lost)."""
 
 
 class Leases:
-    """Keeps up the leases of one topic and group until ``close``. A source of the reconnector with
-    a timer of its own.
+    """Extends the leases of one topic and group until ``close``. A source of the reconnector with
+    a separate timer.
 
-    Whoever works on many short ones need not ``hold`` each: ``in_hand`` is asked, at every tick,
-    what is worked on at the moment; after ``begin`` there are ticks.
+    A program with many short handlers need not ``hold`` each delivery: every tick asks ``in_hand``
+    for the current ones. ``begin`` starts the ticks.
     """
 
     def __init__(
@@ -154,21 +153,21 @@ class Leases:
         self._in_hand = in_hand
         self._lease_s = lease_s
         self._holds: dict[int, Hold] = {}
-        """Holds by the identity of their deliveries: attempts of one task may overlap here."""
+        """Holds by the identity of their deliveries: several attempts of a task may be held."""
         self._extender: Extender[Hold] = Extender(
             calls, topic, group, lambda: lease_s, self._tick, self._extended
         )
         self._reconnector.sources.append(self)
 
-    # --- for those who work -----------------------------------------------------------------------
+    # --- for programs -----------------------------------------------------------------------------
 
     def hold(self, delivery: Delivery, lost: Callable[[str], None]) -> None:
-        """Keep the delivery's lease up until ``drop``."""
+        """Extend the delivery's lease until ``drop``."""
         self._hold(delivery, delivery.lease_until_s, lost)
         self._extender.begin()
 
     def begin(self) -> None:
-        """Begin to tick, because something is in hand; may be called again."""
+        """Start to tick for deliveries of ``in_hand``. Can be called again."""
         self._extender.begin()
 
     def _hold(self, delivery: Delivery, until_s: float, lost: Callable[[str], None]) -> None:
@@ -180,11 +179,11 @@ class Leases:
                 self._hold(delivery, until_s, lost)
 
     def drop(self, delivery: Delivery) -> None:
-        """Stop keeping up the lease of a delivery that is being settled, if it is held."""
+        """Stop extending the lease of a delivery that is being settled, if it is held."""
         self._holds.pop(id(delivery), None)
 
     def close(self) -> list[Delivery]:
-        """Keep no lease up any more; returns the deliveries that were held."""
+        """Extend no more leases. Return the deliveries that were held."""
         held = [hold.delivery for hold in self._holds.values()]
         self._holds.clear()
         self._extender.stop()
@@ -192,7 +191,7 @@ class Leases:
             self._reconnector.sources.remove(self)
         return held
 
-    # --- keeping them up --------------------------------------------------------------------------
+    # --- extending --------------------------------------------------------------------------------
 
     def _tick(self, now_s: float) -> bool:
         self._hold_in_hand()
@@ -209,22 +208,22 @@ class Leases:
     def _lots(self, holds: list[Hold]) -> Iterator[Lot[Hold]]:
         holds.sort(key=_epoch)
         step = self._reconnector.limits.ids_per_frame_max
-        for epoch, some in groupby(holds, key=_epoch):
-            same = list(some)
+        for epoch, members in groupby(holds, key=_epoch):
+            same = list(members)
             for start in range(0, len(same), step):
                 part = same[start : start + step]
                 ids = [hold.delivery.id for hold in part]
                 yield Lot(epoch, ids, [hold.delivery.attempt for hold in part], part)
 
-    def _extended(self, lot: Lot[Hold], asked_s: float, words: Sequence[str]) -> None:
+    def _extended(self, lot: Lot[Hold], sent_s: float, words: Sequence[str]) -> None:
         for hold, word in zip(lot.owners, words, strict=False):
             if word == EXTENDED:
-                hold.since_s = asked_s
+                hold.since_s = sent_s
             else:
                 self._lose(hold, word)
 
     def _lose(self, hold: Hold, word: str) -> None:
-        # What was dropped meanwhile was finished: the word is about that.
+        # A delivery that is no longer held was settled, and the answer is about that.
         if self._holds.pop(id(hold.delivery), None) is hold:
             hold.lost(word)
 
@@ -242,10 +241,10 @@ class Leases:
         """Do nothing: EXTEND frames are sent by the timer."""
 
     def sweep(self, now_s: float) -> None:
-        """Do nothing: leases have a timer of their own, because they may be short."""
+        """Do nothing: leases have a separate timer, because they may be short."""
 
     def stop(self, error: TickwheelError) -> None:
-        """Stop keeping up leases: the client is closed."""
+        """Stop extending leases: the client is closed."""
         self._holds.clear()
         self._extender.stop()
 

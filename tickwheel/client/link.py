@@ -1,14 +1,13 @@
-"""One shard's connection and all that goes over it: enqueues, acks, calls, subscriptions, answers.
+"""The connection to one shard with its enqueues, acks, calls, subscriptions and checks.
 
-``Verbs`` is what all verbs of a client rest on: they ask one link or all shards as the declaration
-of the verb (``tickwheel.api``) says, and read the answer so.
+``Verbs`` is the base of all verbs of a client: it asks one link or all shards, and reads the
+answer, by the declaration of the verb (``tickwheel.api``).
 
-A ``Link`` is opened by its first use and mends its connection by itself; one that could not connect
-may be used again. A client has one, and, where its daemon is one of several shards, one to each.
-Invariants:
+A ``Link`` is opened by its first use and reconnects by itself; a link that failed to connect can be
+used again. A client has one link, or one for each shard if there are several. Invariants:
 
-* A link keeps to the shard that it has begun with: a daemon that has another one is refused.
-* The options of all links of a client are the same object.
+* A link keeps to its first shard: a daemon with another shard is refused.
+* All links of a client share one options object.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ if TYPE_CHECKING:
     from tickwheel.client.search import Route
 
 PAGE = 1000
-"""How many items of a listing are asked for at a time."""
+"""Items of a listing in one request."""
 
 
 @dataclass(slots=True)
 class LinkOptions:
-    """What all links of a client have in common."""
+    """Options that all links of a client share."""
 
     addresses: Sequence[Address]
     open_to: Open
-    """Opens a connection to an address; to a daemon in this process it is another way."""
+    """Opens a connection to an address; the test wheel connects to a daemon in the same process."""
     tls: ssl.SSLContext | None
     token: str | None
     name: str
@@ -72,20 +71,20 @@ class LinkOptions:
 
     @property
     def total_s(self) -> float:
-        """How long a call may take, in seconds."""
+        """Maximum seconds of a call."""
         return self.send_timeout_s * (1 + self.retries)
 
 
 @dataclass(slots=True, frozen=True)
 class Whole:
-    """What a client does for the link that it begins with."""
+    """Callbacks of a client for its first link."""
 
     spread: Callable[[Sequence[str], tuple[int, int]], None]
-    """Take the URLs of several shards, and which of how many this link is connected to."""
+    """Connect to all shards, given their URLs and the link's (index, number of shards)."""
     undone: Callable[[], Awaitable[None]]
-    """Forget these shards: the link could not connect."""
+    """Forget the shards: the link could not connect."""
     parts: Callable[[Subscription], Awaitable[Spread | None]]
-    """A subscription on each shard for this one, if there are several."""
+    """Return the subscriptions on all shards for a front, if there are several."""
 
 
 class Link:
@@ -98,7 +97,7 @@ class Link:
     subscriptions: Subscriptions
     answers: Answers
     connecting: asyncio.Task[None]
-    """Ends when the first connection stands, or with the reason why none does."""
+    """Ends with the first connection, or raises why there is none."""
 
     def __init__(
         self,
@@ -108,26 +107,27 @@ class Link:
         place: tuple[int, int] | None = None,
         route: Route | None = None,
     ) -> None:
-        """``whole``: of the link that a client begins with, which may find that there are more."""
+        """``whole``: only for the client's first link, which may find that there are more
+        shards."""
         self.options = options
         self.state = "new"
-        self.is_begun = False
-        """Whether it was ever used, so that it has a reconnector and the rest."""
+        self.is_started = False
+        """Whether the link was ever used, and therefore has a reconnector."""
         self.place = place
-        """Which shard it is connected to, and how many there are; None: no daemon has said it."""
+        """The (index, number) of its shard; None: not known yet."""
         self.route = route
-        """Where that shard is looked for, if it is one of several."""
+        """The addresses to try for the shard, if there are several."""
         self._whole = whole
 
     @property
     def connected(self) -> bool:
-        """Whether a connection stands right now."""
-        return self.state != "new" and self.is_begun and self.reconnector.connection is not None
+        """Whether a connection is open now."""
+        return self.state != "new" and self.is_started and self.reconnector.connection is not None
 
     # --- life -----------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Wait until it is connected. Raises why it is not; then it may be called again."""
+        """Wait for the connection. Raise its error; the caller can try again."""
         if self.state == "open":
             await asyncio.shield(self.connecting)
         else:
@@ -135,17 +135,16 @@ class Link:
             await self.connecting
 
     def ready(self) -> None:
-        """Begin to connect, if it has not. Raises ClientClosed."""
+        """Start to connect, unless started. Raise ClientClosed."""
         if self.state == "closed":
             raise ClientClosed("the client is closed; make a new one")
         if self.state == "new":
             self.begin()
 
     def begin(self) -> None:
-        """Open the link: requests are sent when the connection stands, or fail with the reason why
-        there is none."""
+        """Open the link. Requests are sent once connected, or fail with the connection's error."""
         options = self.options
-        self.state, self.is_begun = "open", True
+        self.state, self.is_started = "open", True
         hello: dict[str, Any] = {"session": os.urandom(SESSION_BYTES), "token": options.token}
         hello |= {
             "client": options.name,
@@ -174,7 +173,7 @@ class Link:
         parts = None if self._whole is None else self._whole.parts
         self.subscriptions = Subscriptions(reconnector, self.calls, self.acks, options.codec, parts)
         self.answers = Answers(options.checks, reconnector, self.calls)
-        # In the order of their frames: acks first, they set credit free; then what calls ask.
+        # The order of frames in a flush: acks come first, because they free credit.
         reconnector.sources += [self.acks, self.producer, self.calls, self.subscriptions]
         reconnector.sources.append(self.answers)
         self.connecting = reconnector.loop.create_task(self._connect(reconnector))
@@ -186,17 +185,17 @@ class Link:
         except BaseException as error:
             if self.state == "open":
                 self.state = "new"
-            told = (
+            failure = (
                 error if isinstance(error, TickwheelError) else ClientClosed("it did not connect")
             )
-            await reconnector.stop(told)
+            await reconnector.stop(failure)
             if self._whole is not None:
                 await self._whole.undone()
             raise
 
     def _greeted(self, limits: Limits) -> None:
-        """Take what a daemon says of itself in HELLO. Raises ConnectionLost for one that is not
-        the shard that this link has begun with."""
+        """Store the daemon's answer to HELLO. Raise ConnectionLost for a daemon with another shard
+        than the link's first."""
         self.options.checker.set_limits(limits)
         info = self.reconnector.info
         urls: Sequence[str] = info.get("shards") or ("",)
@@ -205,7 +204,7 @@ class Link:
             self._whole.spread(urls, place)
         elif self.place not in (None, place):
             raise ConnectionLost(
-                "shard {} of {} answers here; this client has begun with shard {} of {}".format(
+                "shard {} of {} answers here, but this client uses shard {} of {}".format(
                     *place, *self.place
                 )
             )
@@ -218,11 +217,11 @@ class Link:
         self.subscriptions.ended(sub, error)
 
     def _asked(self, group: str, items: Iterable[Any]) -> None:
-        self.answers.asked(group, items)
+        self.answers.check(group, items)
 
     async def close(self, limit_s: float, others: Sequence[Link] = ()) -> None:
-        """Flush acks and enqueues, give back what was not handed out, and say goodbye; of these
-        ``others`` too, whose deliveries subscriptions of this link hand out."""
+        """Flush acks and enqueues, release unread deliveries, and disconnect. Does the same for
+        ``others``, which deliver to subscriptions of this link."""
         if self.state != "open":
             self.state = "closed"
             return
@@ -240,31 +239,31 @@ class Link:
     async def _finish(self, others: Sequence[Link]) -> None:
         subscriptions = self.subscriptions.all()
         await asyncio.gather(*(s.close() for s in subscriptions), return_exceptions=True)
-        begun = [link for link in (self, *others) if link.is_begun]
-        await asyncio.gather(*(link.acks.wait_idle() for link in begun))
-        await asyncio.gather(*(link.producer.wait_idle() for link in begun))
+        started = [link for link in (self, *others) if link.is_started]
+        await asyncio.gather(*(link.acks.wait_idle() for link in started))
+        await asyncio.gather(*(link.producer.wait_idle() for link in started))
         await close_all(others, self.options.send_timeout_s)
         connection = self.reconnector.connection
         if connection is not None and not connection.leaving:
             with suppress(TickwheelError):
                 await self.calls.call(FrameType.BYE, repeat=False)
 
-    # --- what is asked of the shard -------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------
 
     def until(self, timeout: Duration | None) -> float | None:
-        """When a call's own time is over, by the loop's clock; None: it has none."""
+        """Return a call's deadline by the loop's clock; None: no timeout."""
         self.ready()
         if timeout is None:
             return None
         return self.reconnector.loop.time() + seconds(timeout, "timeout")
 
     async def ask(self, kind: FrameType, *fields: Any, until_s: float | None = None) -> Any:
-        """The answer to a frame, as it comes."""
+        """Return the raw answer to a frame."""
         self.ready()
         return await self.calls.call(kind, *fields, until_s=until_s)
 
     async def call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        """The answer to the frame of a verb, as it comes; the link is open."""
+        """Return the raw answer to a verb's frame; the link must be open."""
         assert verb.frame is not None, verb.name
         if verb.word:
             place, *rest = fields
@@ -277,33 +276,33 @@ class Link:
     async def pages(
         self, verb: Verb, keywords: Mapping[str, Any], limit: int | None, timeout: Duration | None
     ) -> AsyncGenerator[Any, None]:
-        """The items of a listing, page by page; ``timeout`` is for each page."""
-        asked, left = verb.asked.of_keywords(keywords), limit
+        """Yield the items of a listing, page by page; ``timeout`` applies to each page."""
+        fields, left = verb.asked.of_keywords(keywords), limit
         while left is None or left > 0:
-            asked["limit"] = PAGE if left is None else min(left, PAGE)
-            raw = await self.call(verb, verb.asked.to_frame(asked), self.until(timeout))
+            fields["limit"] = PAGE if left is None else min(left, PAGE)
+            raw = await self.call(verb, verb.asked.to_frame(fields), self.until(timeout))
             page = read(shapes.reader_of(verb.answer), raw)
-            # A page may be longer than asked: that of consumers ends behind all of a connection.
+            # A page may exceed its limit: a page of consumers includes all of a connection.
             items = getattr(page, verb.pages)[:left]
             for item in items:
                 yield item
-            asked["after"] = following = page.next
+            fields["after"] = following = page.next
             if following is None:
                 return
             if left is not None:
                 left -= len(items)
 
-    async def preview(self, asked: Mapping[str, Any], timeout: Duration | None) -> BulkPreview:
-        """What a bulk operation would do in this shard: its parts, together."""
-        verb, found, asked = VERBS["preview_bulk"], None, {**asked}
+    async def preview(self, fields: Mapping[str, Any], timeout: Duration | None) -> BulkPreview:
+        """Return what a bulk operation would do in this shard, merged from its parts."""
+        verb, preview, fields = VERBS["preview_bulk"], None, {**fields}
         while True:
             part = BulkPreview.of(
-                await self.call(verb, BulkTrial.to_frame(asked), self.until(timeout))
+                await self.call(verb, BulkTrial.to_frame(fields), self.until(timeout))
             )
-            found = part if found is None else found.and_then(part)
+            preview = part if preview is None else preview.and_then(part)
             if part.next is None:
-                return found
-            asked |= {"after": part.next, "until_id": part.until_id, "until_ms": part.until_ms}
+                return preview
+            fields |= {"after": part.next, "until_id": part.until_id, "until_ms": part.until_ms}
 
     async def pull(
         self,
@@ -312,10 +311,10 @@ class Link:
         wait_ms: int,
         options: dict[str, Any],
         until_s: float | None,
-        made: Callable[[MadeGroup], None],
+        on_made: Callable[[MadeGroup], None],
     ) -> list[Delivery]:
-        """Return up to ``count`` deliveries of the topic and group ``names``. ``made`` is called
-        with the group where the pull has made it."""
+        """Return up to ``count`` deliveries of the topic and group ``names``. Calls ``on_made``
+        with the group if the pull has created it."""
         answer = await self.calls.call(
             FrameType.PULL,
             *names,
@@ -328,25 +327,25 @@ class Link:
             orphaned=lambda raw: self.subscriptions.give_back(*names, raw),
         )
         if len(answer) > 3 and answer[3] is not None:
-            made(MadeGroup.of(answer[3]))
+            on_made(MadeGroup.of(answer[3]))
         return read(lambda raw: self.subscriptions.pulled(*names, raw), answer)
 
 
 async def close_all(links: Iterable[Link], limit_s: float) -> None:
-    """Close links side by side, whatever becomes of each."""
+    """Close links concurrently, ignoring their errors."""
     await asyncio.gather(*(link.close(limit_s) for link in links), return_exceptions=True)
 
 
 def _has_options(frame: FrameType) -> bool:
-    """Whether a frame that several verbs share has a place for options."""
+    """Return whether a frame that several verbs share has a field for options."""
     return any(verb.asked.options() for verb in VERBS.values() if verb.frame is frame)
 
 
 class Routes(Protocol):
-    """All shards of a client, as its verbs see them; each method is as that of ``Link``."""
+    """All shards of a client, as its verbs use them; the methods match those of ``Link``."""
 
     links: Sequence[Link]
-    """One to each."""
+    """A link for each shard."""
 
     async def call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any: ...
 
@@ -355,31 +354,27 @@ class Routes(Protocol):
     ) -> AsyncGenerator[Any, None]: ...
 
     async def place_of_transaction(
-        self,
-        place: tuple[Link, int] | None,
-        name: str,
-        wires: Sequence[Any],
-        until_s: float | None,
+        self, place: tuple[Link, int] | None, name: str, wires: Sequence[Any], until_s: float | None
     ) -> tuple[Link, int]:
-        """The link to the shard of a transaction with these half tasks, and the number of the
-        claim of its name. Raises BadRequest, Conflict."""
+        """Return the link to the shard of a transaction with these half tasks, and the number of
+        the claim of its name. Raise BadRequest or Conflict."""
 
     def answer_checks(self) -> None:
-        """Answer at all shards for the producer groups that the client answers for."""
+        """Answer checks of the client's producer groups at all shards."""
 
 
 class Verbs:
-    """A client as its verbs see it. ``Client`` fills in what is only declared here."""
+    """The base class of a client's verbs. ``Client`` implements the abstract methods."""
 
     _checker: TaskChecker
     _link: Link
-    """The link that it has begun with."""
+    """The client's first link."""
     _shards: Routes | None
-    """All shards, once it is known that there are several; None: that link is to the only one."""
+    """All shards, if there are several; None: there is one, or that is not known yet."""
 
     @property
     def _links(self) -> Sequence[Link]:
-        """The links to all shards, as far as these are known."""
+        """The links to all known shards."""
         return (self._link,) if self._shards is None else self._shards.links
 
     @property
@@ -387,22 +382,23 @@ class Verbs:
         return self._link.reconnector
 
     def _ready(self) -> None:
-        """Let a new client begin to connect. Raises ClientClosed."""
+        """Start to connect a new client. Raise ClientClosed."""
         raise NotImplementedError
 
     async def _know_shards(self, until_s: float | None = None) -> Routes | None:
-        """All shards, when it is known whether there are several. Raises why it is not."""
+        """Return all shards once it is known whether there are several. Raise if it stays
+        unknown."""
         raise NotImplementedError
 
     def _until(self, timeout: Duration | None) -> float | None:
-        """When a call's own time is over, by the loop's clock; None: it has none."""
+        """Return a call's deadline by the loop's clock; None: no timeout."""
         self._ready()
         return self._link.until(timeout)
 
     async def _ask(
         self, name: str, keywords: Mapping[str, Any], timeout: Duration | None, gives: str = ""
     ) -> Any:
-        """The answer of a verb that is asked with these keywords, or its field ``gives``."""
+        """Return the answer of a verb with these keywords, or only its field ``gives``."""
         verb, until_s = VERBS[name], self._until(timeout)
         values = verb.asked.of_keywords(keywords)
         raw = await self._call(verb, verb.asked.to_frame(values), until_s)
@@ -414,13 +410,12 @@ class Verbs:
     async def _ask_word(
         self, name: str, keywords: Mapping[str, Any], timeout: Duration | None
     ) -> Any:
-        """The word for the one task that a verb is asked about."""
+        """Return the outcome of a verb for a single task."""
         outcomes = await self._ask(name, keywords, timeout)
-        return read(lambda found: str(found[0].status), outcomes)
+        return read(lambda rows: str(rows[0].status), outcomes)
 
     async def _call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        """The daemon's answer, as it comes, to the frame of a verb; over several shards one answer
-        that is made of theirs."""
+        """Return the raw answer to a verb; with several shards, the merged answer."""
         whole = await self._know_shards(until_s) or self._link
         return await whole.call(verb, fields, until_s)
 
@@ -431,19 +426,19 @@ class Verbs:
         timeout: Duration | None = None,
         keywords: Mapping[str, Any] = {},
     ) -> list[Any]:
-        """The answers of a verb for each item, asked in as many frames as there must be; all of
-        them have these keywords."""
+        """Return a verb's answers for each item, asked in as many frames as needed with the same
+        keywords."""
         verb, until_s = VERBS[name], self._until(timeout)
         request, field = verb.asked, verb.asked.places()[0]
         values: Sequence[Any] = field.kind.of_python(items, field.python)
         same = request.of_keywords(keywords)
-        found: list[Any] = []
+        answers: list[Any] = []
         step = self._reconnector.limits.ids_per_frame_max
         for start in range(0, len(values), step):
-            some = values[start : start + step]
-            asked = request.to_frame({**same, field.name: some})
-            found += list_of(await self._call(verb, asked, until_s), len(some), verb.answer)
-        return found
+            part = values[start : start + step]
+            frame = request.to_frame({**same, field.name: part})
+            answers += list_of(await self._call(verb, frame, until_s), len(part), verb.answer)
+        return answers
 
     async def _selected(
         self,
@@ -455,9 +450,9 @@ class Verbs:
         keywords: dict[str, Any],
         timeout: Duration | None,
     ) -> Any:
-        """What became of what is ``named`` by itself (the id of a task, or pairs of dead letters),
-        or of a key's tasks, each; or the bulk operation for all that matches, which alone has a
-        rate and an id among its keywords. Raises BadRequest unless it is one of the three."""
+        """Return the outcome for ``named`` (a task's id, or pairs of dead letters), or the outcomes
+        of a key's tasks, or the bulk operation for all that match, which alone accepts a rate and
+        an id. Raise BadRequest unless exactly one of the three is given."""
         verb, own = VERBS[name], {"rate": keywords.pop("rate"), "id": keywords.pop("id")}
         of_tasks = issubclass(verb.asked, Selection)
         ids = [named] if of_tasks and named is not None else named
@@ -468,26 +463,22 @@ class Verbs:
         if matching is not None:
             block = TaskSelectionKeywords if of_tasks else DeadSelectionKeywords
             check_filter(matching, block, verb.methods[0].name)
-            asked = {"kind": verb.bulk, "topic": topic, **matching, **keywords, **own}
-            asked["id"] = own_name(verb.bulk) if own["id"] is None else own["id"]
-            return await self._ask("make_bulk", asked, timeout)
+            fields = {"kind": verb.bulk, "topic": topic, **matching, **keywords, **own}
+            fields["id"] = own_name(verb.bulk) if own["id"] is None else own["id"]
+            return await self._ask("make_bulk", fields, timeout)
         if any(value is not None for value in own.values()):
-            raise BadRequest(f"{' and '.join(own)} go with a filter")
+            raise BadRequest(f"{' and '.join(own)} require a filter")
         if ids is not None:
-            found = await self._each(name, ids, timeout, keywords)
+            outcomes = await self._each(name, ids, timeout, keywords)
             if not of_tasks:
-                return found
-            return found[0].status if verb.methods[0].word else found[0]
+                return outcomes
+            return outcomes[0].status if verb.methods[0].word else outcomes[0]
         return await self._ask(name, {"topic": topic, "key": key, **keywords}, timeout)
 
     async def _pages(
-        self,
-        name: str,
-        keywords: Mapping[str, Any],
-        limit: int | None,
-        timeout: Duration | None,
+        self, name: str, keywords: Mapping[str, Any], limit: int | None, timeout: Duration | None
     ) -> AsyncGenerator[Any, None]:
-        """The items of a listing; ``timeout`` is for each page."""
+        """Yield the items of a listing; ``timeout`` applies to each page."""
         self._ready()
         if limit is not None and (type(limit) is not int or limit < 1):
             raise BadRequest(f"limit must be an integer of 1 or more, not {shown(limit)}")

@@ -1,17 +1,19 @@
 """Enqueues: calls of one step of the loop become one ENQUEUE frame, and each is stored once.
 
-Knows the session's rules (floor, window, resend) and no transport. Invariants:
+Implements the session's rules (floor, window, resend) without a transport. Invariants:
 
-* A frame keeps its number until its outcome is known; it is sent again under the same number on
-  every new connection, in order, before anything newer.
-* Only a frame that was certainly refused gets a new number. One that was also sent on an earlier
-  connection keeps it even then: the older copy may still be on its way.
-* At most ``window_max`` frames from the floor up, answered or not.
-* A caller gets ``unreachable`` or ``refused`` only when nothing of it was stored; when that
-  is not certain, ``outcome_unknown``.
+* A frame keeps its number until its outcome is known. On every new connection it is sent again
+under
+  the same number, in order, before any newer frame.
+* Only a frame that was certainly refused gets a new number. A frame that was also sent on an
+earlier
+  connection keeps its number even then, because the older copy may still arrive.
+* At most ``window_max`` frames are numbered from the floor up, answered or not.
+* A caller gets ``unreachable`` or ``refused`` only if none of its tasks was stored; if that is not
+  certain, it gets ``outcome_unknown``.
 
-``Batch`` is one such frame with the callers who wait for it; ``Partly`` the outcome of an
-``enqueue_many`` that took several.
+``Batch`` is a frame with the callers that wait for it; ``Partly`` is the outcome of an
+``enqueue_many`` of several frames.
 """
 
 from __future__ import annotations
@@ -57,10 +59,10 @@ if TYPE_CHECKING:
 QUEUE_TASKS_MAX = 1_000_000
 QUEUE_BYTES_MAX = 256 * 1024 * 1024
 MERGE_BYTES_MAX = 512 * 1024
-"""Callers share a frame up to this many bytes: a larger one would only delay the first of them."""
+"""Maximum bytes of a frame that callers share: a larger frame would only delay the first caller."""
 SHARED_TIME = 0.01
-"""Callers with the same time of their own share a frame, and its first one's deadline, when no
-larger share of that time has passed."""
+"""Maximum share of a caller's timeout that may have passed for another caller with the same timeout
+to join its frame and deadline."""
 
 _ENQUEUE, _COLUMNS = int(FrameType.ENQUEUE), int(FrameType.ENQUEUE_COLUMNS)
 
@@ -76,15 +78,15 @@ class Producer:
         self._total_s = total_s
         self._retries = retries
         self._open: Batch | None = None
-        """The batch for the calls of this step of the loop."""
+        """The batch of the calls in this step of the loop."""
         self._timed: Batch | None = None
-        """The batch for calls that named a time of their own. At most one of the two is there."""
+        """The batch of calls with a timeout. At most one of ``_open`` and ``_timed`` is set."""
         self._queue: deque[Batch] = deque()
         """Complete batches without a number."""
         self._window: deque[Batch] = deque()
-        """Numbered batches, from the floor up; those that are done wait for older ones."""
+        """Numbered batches, from the floor up; a finished batch waits here for older ones."""
         self._again: deque[Batch] = deque()
-        """Batches of the window that have to be sent again, in order."""
+        """Batches of the window to send again, in order."""
         self._pauses: Pauses[Batch] = Pauses(reconnector, self._resume)
         self._unfinished: set[Batch] = set()
         self._tasks = 0
@@ -96,7 +98,7 @@ class Producer:
 
     @property
     def is_full(self) -> bool:
-        """Whether a caller that can wait should: the window or half of the queue is in use."""
+        """Whether callers that can wait should: the window or half of the queue is in use."""
         tasks, size_bytes = self._tasks, self._bytes
         batch = self._open or self._timed
         if batch is not None:
@@ -109,7 +111,7 @@ class Producer:
 
     @property
     def tasks(self) -> int:
-        """Tasks without an outcome."""
+        """The number of tasks without an outcome."""
         return self._tasks + (self._open.count if self._open is not None else 0)
 
     @property
@@ -118,7 +120,7 @@ class Producer:
         return self._open is not None or self._timed is not None
 
     def add(self, checked: CheckedTask) -> asyncio.Future[Any]:
-        """Add one task; returns the future of its Receipt. Raises Overloaded."""
+        """Add one task. Return the future of its Receipt. Raise Overloaded."""
         batch = self._open
         future = None if batch is None else batch.add(*checked)
         if future is None:
@@ -128,8 +130,8 @@ class Producer:
         return future
 
     def join(self, checked: CheckedTask) -> asyncio.Future[Any] | None:
-        """``add`` for a caller that can wait; None when it should (``is_full``). One that fits
-        the open frame need not: there was room for a whole one when it was opened."""
+        """``add`` for a caller that can wait. Return None if it should wait (``is_full``). A task
+        that fits the open frame need not wait: the frame had room for it when it was opened."""
         batch = self._open
         future = None if batch is None else batch.add(*checked)
         if future is None and not self.is_full:
@@ -145,11 +147,11 @@ class Producer:
         *,
         is_ruled: bool = False,
     ) -> asyncio.Future[Any]:
-        """Add tasks of one caller that fit a frame, all or nothing; returns the future of their
-        Receipts, or, where ``count`` is 0, of the Receipt of a single one.
+        """Add one caller's tasks, which fit a frame, all or nothing. Return the future of their
+        Receipts, or of a single Receipt if ``count`` is 0.
 
-        ``time_s``: how long the caller waits at most. ``is_ruled``: some have ``if_pending``, and
-        get a frame of their own: so there are no more than a daemon decides of at once.
+        ``time_s``: maximum seconds that the caller waits. ``is_ruled``: some tasks have
+        ``if_pending``. They get a separate frame, which keeps within the daemon's limit for them.
         """
         if is_ruled:
             return self._put_apart(tasks, count, size, time_s)
@@ -186,7 +188,7 @@ class Producer:
     def add_columns(
         self, columns: Columns, time_s: float | None = None
     ) -> asyncio.Future[Receipts]:
-        """Add tasks that fill a frame of their own; returns the future of their Receipts."""
+        """Add tasks that fill a separate frame. Return the future of their Receipts."""
         size = sum(columns.sizes)
         self._check_room(len(columns.bodies), size)
         began_s = self.reconnector.loop.time()
@@ -200,7 +202,7 @@ class Producer:
         return future
 
     async def wait_room(self, time_s: float | None = None) -> None:
-        """Wait until there is room. Raises Overloaded or Unreachable when the time is over."""
+        """Wait until there is room. Raise Overloaded or Unreachable after ``time_s``."""
         limit_s = self._total_s if time_s is None else time_s
         try:
             async with asyncio.timeout(limit_s):
@@ -210,36 +212,35 @@ class Producer:
             if self.reconnector.connection is None:
                 raise self.reconnector.unreachable(limit_s) from None
             raise Overloaded(
-                f"{len(self._window)} frames are not answered, and none was for"
-                f" {limit_s:g} s; the limit is"
-                f" {self.reconnector.limits.window_max} (window_max)"
+                f"{len(self._window)} frames wait for an answer, and none was answered within"
+                f" {limit_s:g} s; the limit is {self.reconnector.limits.window_max} (window_max)"
             ) from None
 
     def withdraw(self) -> list[Batch]:
-        """Remove and return what was never sent, a batch for each caller: it goes elsewhere."""
+        """Remove and return all unsent batches, split by caller, to be sent elsewhere."""
         self._close_open()
-        found: list[Batch] = []
+        batches: list[Batch] = []
         waiting, self._queue = self._queue, deque()
         for batch in waiting:
-            found += (batch,) if isinstance(batch, ColumnBatch) else split(batch, FRAME_BYTES)
+            batches += (batch,) if isinstance(batch, ColumnBatch) else split(batch, FRAME_BYTES)
             self.finish(batch)
             batch.done = False
-        return found
+        return batches
 
     def adopt(self, batch: Batch) -> None:
-        """Send a batch that was another producer's, until its deadline."""
+        """Send a batch of another producer, until its deadline."""
         batch.producer = self
         self._wait_for(batch)
         self._time(batch)
         self.reconnector.wake()
 
     async def wait_idle(self) -> None:
-        """Wait until every enqueue has its outcome."""
+        """Wait until every enqueue has an outcome."""
         while self._unfinished or self._open is not None or self._timed is not None:
             await self._changed.wait()
 
     def _new_batch(self) -> Batch:
-        """Open a batch, for tasks that have room and more that will have."""
+        """Open a batch with room for more tasks than its first."""
         batch = self._open = self._make_batch(self._total_s)
         return batch
 
@@ -253,7 +254,7 @@ class Producer:
         return batch
 
     def _check_room(self, count: int, size: int) -> None:
-        """Close the open batches. Raises Overloaded if so many more tasks may not wait."""
+        """Close the open batches. Raise Overloaded if there is no room for this many tasks."""
         if self._stopped is not None:
             raise self._stopped
         self._close_open()
@@ -275,7 +276,7 @@ class Producer:
             self._wait_for(batch)
 
     def _time(self, batch: Batch) -> None:
-        """Set a batch's timer for its callers' time: it must not wait for the next sweep."""
+        """Set a timer for a batch with a timeout, which cannot wait for the next sweep."""
         batch.timer = self.reconnector.loop.call_at(batch.deadline_s, self._time_over, batch)
 
     def _time_over(self, batch: Batch) -> None:
@@ -292,11 +293,11 @@ class Producer:
     # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
-        """Send all batches again that have a number and no outcome."""
+        """Send all numbered batches without an outcome again."""
         self._again = deque(b for b in self._window if not b.done and b not in self._pauses)
 
     def down(self) -> None:
-        """Do nothing: the window keeps what was sent."""
+        """Do nothing: sent batches stay in the window."""
 
     def collect(self, connection: Connection) -> None:
         self._close_open()
@@ -307,7 +308,7 @@ class Producer:
         if not self._again and not connection.leaving:
             self._collect_new(connection)
         if not connection.has_room and not connection.paused:
-            self.reconnector.wake()  # the transport takes more after this flush
+            self.reconnector.wake()  # the transport accepts more after this flush
 
     def _collect_new(self, connection: Connection) -> None:
         window_max = self.reconnector.limits.window_max
@@ -327,20 +328,20 @@ class Producer:
         try:
             data = encode(batch.frame(floor))
             check_frame(data, "enqueue", self.reconnector.limits)
-        except TickwheelError as error:  # only where the limits were not known, or are new
+        except TickwheelError as error:  # only if the limits were unknown, or have changed
             batch.failed(error)
             return
         connection.ask(batch.number, batch, data)
 
     def sweep(self, now_s: float) -> None:
-        self._close_open()  # without a connection nobody else does
-        over = [batch for batch in self._unfinished if batch.deadline_s <= now_s]
-        if over:
-            self._expire(over)
+        self._close_open()  # ``collect`` is not called without a connection
+        expired = [batch for batch in self._unfinished if batch.deadline_s <= now_s]
+        if expired:
+            self._expire(expired)
 
-    def _expire(self, over: Sequence[Batch]) -> None:
+    def _expire(self, batches: Sequence[Batch]) -> None:
         connection = self.reconnector.connection
-        for batch in sorted(over, key=attrgetter("number")):
+        for batch in sorted(batches, key=attrgetter("number")):
             if connection is not None:
                 connection.requests.pop(batch.number, None)
             batch.expired()
@@ -355,7 +356,7 @@ class Producer:
                 error
                 if certain
                 else OutcomeUnknown(
-                    f"{error.message} before the answer: whether it was stored is not known"
+                    f"{error.message} before the answer; the tasks may have been stored"
                 )
             )
             self.give_up(batch, reason)
@@ -364,13 +365,13 @@ class Producer:
     # --- outcomes -------------------------------------------------------------------------------
 
     def refused(self, batch: Batch, error: TickwheelError) -> None:
-        """Take the daemon's error for a batch."""
+        """Handle the daemon's error for a batch."""
         if isinstance(error, Refused):
             self._certainly_refused(batch, error)
         elif error.retryable:
-            self._pauses.begin(batch)  # nobody knows: ask again, by the same number
+            self._pauses.begin(batch)  # the outcome is unknown: ask again under the same number
         elif len(batch.futures) > 1:
-            self._alone(batch)
+            self._send_separately(batch)
         else:
             self.give_up(batch, error)
 
@@ -381,7 +382,7 @@ class Producer:
             connection.leave(error)
             if batch.sent == 1:
                 self._renumber(batch)
-            return  # the next connection sends it, whatever the number
+            return  # the next connection sends it, with or without a number
         if is_final(batch, error, self._retries, batch.deadline_s):
             self.give_up(batch, error)
             return
@@ -400,7 +401,7 @@ class Producer:
         self.reconnector.wake()
 
     def _renumber(self, batch: Batch) -> None:
-        """Make a batch of the window the first of the queue: it will be a new request."""
+        """Move a batch from the window to the front of the queue: it becomes a new request."""
         self._window.remove(batch)
         self._trim()
         batch.number = batch.sent = 0
@@ -411,8 +412,8 @@ class Producer:
         while self._window and self._window[0].done:
             self._window.popleft()
 
-    def _alone(self, batch: Batch) -> None:
-        """Send each caller's tasks of a refused batch alone, to find out whose are wrong."""
+    def _send_separately(self, batch: Batch) -> None:
+        """Send each caller's tasks of a refused batch separately, to find the invalid ones."""
         for part in reversed(split(batch, FRAME_BYTES)):
             self._unfinished.add(part)
             self._queue.appendleft(part)
@@ -430,7 +431,7 @@ class Producer:
         self.finish(batch)
 
     def finish(self, batch: Batch) -> None:
-        """Note that a batch has its outcome."""
+        """Record that a batch has an outcome."""
         if batch.done:
             return
         batch.done = True
@@ -447,8 +448,8 @@ class Producer:
 
 
 class Batch(Resendable):
-    """Tasks that go out as one frame. Sizes are upper bounds of bytes on the wire; number 0 means
-    that it has none yet. ``sent`` counts under its number only."""
+    """Tasks that are sent as one frame. Sizes are upper bounds of bytes on the wire. ``number`` is
+    0 until the batch is numbered; ``sent`` counts only frames with that number."""
 
     __slots__ = ("bytes_max", "counts", "done", "futures", "number", "producer", "size", "tasks",
                  "tasks_max", "timer")  # fmt: skip
@@ -460,17 +461,17 @@ class Batch(Resendable):
         self.futures: list[asyncio.Future[Any]] = []
         """One future for each caller."""
         self.counts: list[int] = []
-        """How many tasks each caller has; 0: a single one, not a list."""
+        """The number of each caller's tasks; 0: a single task, not a list."""
         self.size = size
         self.tasks_max = self.bytes_max = 0
-        """How far the batch may grow while it is open, in tasks and bytes."""
+        """Maximum tasks and bytes of the batch while it is open."""
         self.number = 0
         self.done = False
         self.timer: asyncio.TimerHandle | None = None
-        """Ends the batch for callers that named a time of their own."""
+        """Ends the batch for callers with a timeout."""
 
     def add(self, task: WireTask, size: int) -> asyncio.Future[Any] | None:
-        """``put`` a single task, if it fits: the way of most tasks."""
+        """Add a single task if it fits: a fast path for most tasks."""
         tasks, all_bytes = self.tasks, self.size + size
         if all_bytes > self.bytes_max or len(tasks) >= self.tasks_max:
             return None
@@ -485,7 +486,7 @@ class Batch(Resendable):
         return len(self.tasks) + count <= self.tasks_max and self.size + size <= self.bytes_max
 
     def put(self, tasks: Sequence[WireTask], count: int, size: int) -> asyncio.Future[Any]:
-        """Add a caller's tasks; returns the future of what the caller gets."""
+        """Add a caller's tasks. Return the future of the caller's result."""
         future = self.producer.create_future()
         self.tasks += tasks
         self.futures.append(future)
@@ -495,19 +496,19 @@ class Batch(Resendable):
 
     @property
     def count(self) -> int:
-        """How many tasks the batch has."""
+        """The number of tasks."""
         return len(self.tasks)
 
     @property
     def bytes(self) -> int:
-        """The bytes of the tasks in a frame."""
+        """Maximum bytes of the tasks in a frame."""
         return self.size - FRAME_BYTES
 
     def frame(self, floor: int) -> tuple[Any, ...]:
         return (_ENQUEUE, self.number, floor, self.tasks)
 
     def unwanted(self) -> bool:
-        """Whether every caller has gone before the batch was sent."""
+        """Return whether every caller has cancelled."""
         return all(future.cancelled() for future in self.futures)
 
     def answered(self, result: Any) -> None:
@@ -516,36 +517,36 @@ class Batch(Resendable):
             raise ValueError(f"{len(ids)} ids for {len(self.tasks)} tasks")
         outcomes = more[0].get("outcomes") if more else None
         if outcomes is not None:
-            found = merged_receipts(ids, outcomes)
+            all_receipts = merged_receipts(ids, outcomes)
         else:
             levels_ms = self.producer.reconnector.delay_levels_ms
             chosen_ms = more[0].get("dues_ms", ()) if more else ()
-            found = receipts(self.tasks, ids, accepted_ms, levels_ms, chosen_ms)
-        shares = self._shares(found) if any(self.counts) else found
+            all_receipts = receipts(self.tasks, ids, accepted_ms, levels_ms, chosen_ms)
+        shares = self._shares(all_receipts) if any(self.counts) else all_receipts
         for future, share in zip(self.futures, shares, strict=True):
             if not future.done():
                 future.set_result(share)
         self.producer.finish(self)
 
-    def _shares(self, found: list[Receipt]) -> Iterator[Receipt | list[Receipt]]:
+    def _shares(self, all_receipts: list[Receipt]) -> Iterator[Receipt | list[Receipt]]:
         start = 0
         for count in self.counts:
             end = start + (count or 1)
-            yield found[start:end] if count else found[start]
+            yield all_receipts[start:end] if count else all_receipts[start]
             start = end
 
     def failed(self, error: TickwheelError) -> None:
         if self.done:
             return
         if isinstance(error, (RequestForgotten, ProtocolError)) and self.sent:
-            # The answer was given and is not to be had any more.
-            unknown = OutcomeUnknown(f"whether it was stored is not known: {error.message}")
+            # The answer was given, but is no longer available.
+            unknown = OutcomeUnknown(f"the tasks may have been stored: {error.message}")
             self.producer.give_up(self, unknown)
             return
         if error.closes_connection:
-            return  # lost with its connection: the next one sends it again
+            return  # the next connection sends it again
         if isinstance(error, NotActive):
-            # The same. An earlier daemon may have stored it, of which this one knows nothing.
+            # As above. An earlier daemon may have stored it without this one knowing.
             self.refusal = error if self.sent == 1 else None
             return
         self.producer.refused(self, error)
@@ -564,16 +565,16 @@ class Batch(Resendable):
             error = self.refusal
         else:
             error = OutcomeUnknown(
-                f"the enqueue was sent and not answered within {waited_s:g} s; whether it was"
-                " stored is not known"
+                f"the enqueue was sent and not answered within {waited_s:g} s; the tasks may have"
+                " been stored"
             )
         self.producer.give_up(self, error)
 
 
 class ColumnBatch(Batch):
-    """Tasks of one caller that differ in body and delay only."""
+    """One caller's tasks that differ only in body and delay."""
 
-    __slots__ = ("columns", "is_known")
+    __slots__ = ("columns", "is_supported")
 
     def __init__(
         self,
@@ -587,8 +588,8 @@ class ColumnBatch(Batch):
         super().__init__(producer, size + FRAME_BYTES, began_s, deadline_s)
         self.columns = columns
         self.futures, self.counts = [future], [len(columns.bodies)]
-        self.is_known = True
-        """Whether the daemon knows frames of columns, as far as is known."""
+        self.is_supported = True
+        """Whether the daemon supports frames of columns, as far as the client knows."""
 
     @property
     def count(self) -> int:
@@ -596,12 +597,12 @@ class ColumnBatch(Batch):
 
     def frame(self, floor: int) -> tuple[Any, ...]:
         topic, bodies, delays_ms, _ = self.columns
-        if not self.is_known:
+        if not self.is_supported:
             tasks = list(zip(repeat(topic), bodies, delays_ms))
             return (_ENQUEUE, self.number, floor, tasks)
         first_ms = delays_ms[0]
-        alike = delays_ms.count(first_ms) == len(delays_ms)
-        return (_COLUMNS, self.number, floor, topic, bodies, first_ms if alike else delays_ms)
+        is_uniform = delays_ms.count(first_ms) == len(delays_ms)
+        return (_COLUMNS, self.number, floor, topic, bodies, first_ms if is_uniform else delays_ms)
 
     def answered(self, result: Any) -> None:
         accepted_ms, ids = result
@@ -614,34 +615,34 @@ class ColumnBatch(Batch):
         self.producer.finish(self)
 
     def failed(self, error: TickwheelError) -> None:
-        if isinstance(error, UnknownType) and self.is_known and not self.done:
-            self.is_known = False
+        if isinstance(error, UnknownType) and self.is_supported and not self.done:
+            self.is_supported = False
             self.producer.send_again(self)
         else:
             super().failed(error)
 
 
 def split(batch: Batch, frame_bytes: int) -> list[Batch]:
-    """A batch for each caller of ``batch``, without numbers, with the same deadline."""
+    """Return a batch for each caller of ``batch``, without numbers, with the same deadline."""
     parts: list[Batch] = []
     start = 0
-    for future, given in zip(batch.futures, batch.counts, strict=True):
-        count = given or 1
+    for future, caller_count in zip(batch.futures, batch.counts, strict=True):
+        count = caller_count or 1
         share = (batch.size - frame_bytes) * count // len(batch.tasks)
         part = Batch(batch.producer, frame_bytes + share, batch.began_s, batch.deadline_s)
         part.tasks = batch.tasks[start : start + count]
-        part.futures, part.counts = [future], [given]
+        part.futures, part.counts = [future], [caller_count]
         parts.append(part)
         start += count
     return parts
 
 
 class Partly(OutcomeUnknown):
-    """Some tasks of an ``enqueue_many`` were stored, others not, or nobody knows.
+    """Some tasks of an ``enqueue_many`` were stored; others were not, or may have been.
 
-    ``receipts`` has one entry a task, in order: its Receipt, or the error of its frame. After
-    ``refused`` and ``unreachable`` (``is_certain``) a task was not stored; after anything else
-    that is not known.
+    ``receipts`` has one entry for each task, in order: its Receipt, or the error of its frame. A
+    task with ``refused`` or ``unreachable`` (``is_certain``) was not stored; with any other error
+    it may have been.
     """
 
     def __init__(self, message: str, receipts: list[Receipt | TickwheelError]) -> None:
@@ -650,17 +651,16 @@ class Partly(OutcomeUnknown):
 
 
 def is_certain(error: TickwheelError) -> bool:
-    """Whether an enqueue that failed so was certainly not stored."""
+    """Return whether an enqueue with this error was certainly not stored."""
     return isinstance(error, (Refused, Unreachable)) or not error.retryable
 
 
 async def gather_receipts(
-    futures: Sequence[asyncio.Future[Any]],
-    counts: Sequence[int],
-    trouble: TickwheelError | None,
+    futures: Sequence[asyncio.Future[Any]], counts: Sequence[int], trouble: TickwheelError | None
 ) -> Sequence[Receipt]:
-    """The receipts of all frames. ``counts``: tasks of each frame; frames without a future were not
-    begun, for ``trouble`` or because an earlier one had failed. Raises what went wrong."""
+    """Return the receipts of all frames. ``counts``: tasks of each frame; frames without a future
+    were not sent, because of ``trouble`` or an earlier failure. Raise the error of a failed
+    enqueue."""
     if futures:
         await asyncio.wait(futures)
     errors = [error for error in map(_error_of, futures) if error is not None]
@@ -668,17 +668,17 @@ async def gather_receipts(
         errors.append(trouble)
     if not errors:
         return _joined([future.result() for future in futures])
-    found: list[Receipt | TickwheelError] = []
+    outcomes: list[Receipt | TickwheelError] = []
     for index, count in enumerate(counts):
         if index >= len(futures):
-            found += [Unreachable(f"not sent: {errors[-1].message}")] * count
+            outcomes += [Unreachable(f"not sent: {errors[-1].message}")] * count
             continue
-        found += outcomes_of(futures[index], count)
-    raise failure(found, errors)
+        outcomes += outcomes_of(futures[index], count)
+    raise failure(outcomes, errors)
 
 
 def outcomes_of(future: asyncio.Future[Any], count: int) -> Sequence[Receipt | TickwheelError]:
-    """The receipt, or the error, of each of the ``count`` tasks of a frame that is over."""
+    """Return the receipt or the error of each of the ``count`` tasks of a finished frame."""
     error = _error_of(future)
     if isinstance(error, Partly):
         return error.receipts
@@ -689,17 +689,17 @@ def outcomes_of(future: asyncio.Future[Any], count: int) -> Sequence[Receipt | T
 
 
 def failure(
-    found: list[Receipt | TickwheelError], errors: Sequence[TickwheelError]
+    outcomes: list[Receipt | TickwheelError], errors: Sequence[TickwheelError]
 ) -> TickwheelError:
-    """The error for tasks of which not all were stored."""
-    stored = sum(isinstance(item, Receipt) for item in found)
+    """Return the error for tasks of which some or all were not stored."""
+    stored = sum(isinstance(item, Receipt) for item in outcomes)
     if not stored:
-        # The error that promises least.
+        # Choose the error that is least certain.
         return next((error for error in errors if not is_certain(error)), errors[0])
     return Partly(
-        f"{stored} of {len(found)} tasks were stored; the first other one: {errors[0].code}:"
+        f"{stored} of {len(outcomes)} tasks were stored; the first error: {errors[0].code}:"
         f" {errors[0].message}",
-        found,
+        outcomes,
     )
 
 

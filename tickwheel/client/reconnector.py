@@ -1,23 +1,22 @@
-"""One connection to the active daemon, made again for ever while the client is open.
+"""One connection to the active daemon, reopened while the client is open.
 
-Two parts: ``Reconnector`` numbers requests, says HELLO, and lets the sources of frames write
-once in each step of the event loop; where it looks for a daemon is ``search.py``'s. ``Heartbeat``
-looks for deadlines that are over and for a connection that has died silently. Knows no frame but
-HELLO and PING. Invariants:
+``Reconnector`` numbers requests, sends HELLO, and lets the sources of frames write once in each
+step of the event loop; ``search.py`` finds the daemon. ``Heartbeat`` looks for expired deadlines
+and for dead connections. Only HELLO and PING are known here. Invariants:
 
-* Request numbers ascend over all connections; a connection to a standby never stands; while one
-  connection stands no other is tried, but for this:
-* A daemon says when its lease is over and its store does not answer. It cannot know more; so the
-  connection stays, and another daemon is looked for beside it. Only for one that serves in a later
-  epoch is the connection given up, and then all is as after one that broke.
-* A client of one of several shards says in HELLO which shard it means, so that a daemon of another
-  one answers as a standby does, with a hint; a daemon that refuses to hear that is greeted without.
-* A stopped process and a cut line look alike: nothing comes any more. So a connection that was
-  quiet for a heartbeat is asked with PING, which a daemon answers even while its store is stuck.
-  Anything that comes counts as an answer. A connection from which nothing came for 2.5 heartbeats
-  is given up (sooner with a ``send_timeout_s`` below a heartbeat and a request waiting), not
-  counting the time in which the PING still moves forward behind other bytes on a slow line.
-  Nothing is judged in the moment after the event loop was blocked, when answers may lie unread.
+* Request numbers ascend over all connections. A connection to a standby is never used. While a
+  connection is open, no other is tried, with one exception:
+* A daemon reports when its lease has ended and its store does not answer. It knows nothing more, so
+  the connection stays open while another daemon is searched. Only for a daemon with a later epoch
+  is the connection closed, and then handled like one that broke.
+* A client of several shards names its shard in HELLO, so that a daemon with another shard answers
+  like a standby, with a hint. An older daemon that refuses the option gets a HELLO without it.
+* A stopped process and a broken line look alike: nothing arrives. A connection that is quiet for a
+  heartbeat is therefore sent a PING, which a daemon answers even while its store is stuck. Anything
+  that arrives counts as an answer. A connection from which nothing arrives for 2.5 heartbeats is
+  closed (sooner if ``send_timeout_s`` is below a heartbeat and a request waits). The time in which
+  the PING still moves forward behind other bytes on a slow line does not count. Nothing is judged
+  right after the event loop was blocked, when answers may be unread.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ from tickwheel.client.connection import (
 )
 from tickwheel.client.search import (
     Beside,
+    Configured,
     Elsewhere,
-    Given,
     Greeted,
     Route,
     Search,
@@ -68,26 +67,26 @@ from tickwheel.protocol import encode
 NEWER_WORDS = "lease", "shard", "heartbeat"
 """Options of HELLO that older daemons refuse, the newest first."""
 STEADY_S = 1.0
-"""After so many seconds a connection was a good one: the next wait is the shortest again."""
+"""Seconds after which a connection counts as good: the next pause is then the shortest again."""
 
 
 class Source(Protocol):
     """A part of the client that writes frames."""
 
     def up(self) -> None:
-        """A new connection stands; requests of the old one were told before that they are lost."""
+        """Handle a new connection, after the old one's requests were marked as lost."""
 
     def down(self) -> None:
-        """The connection has ended; its requests are told next."""
+        """Handle the end of the connection, before its requests are marked as lost."""
 
     def collect(self, connection: Connection) -> None:
-        """Write waiting frames, as far as they may be written."""
+        """Write waiting frames, within the connection's limits."""
 
     def sweep(self, now_s: float) -> None:
-        """Fail waiting requests whose deadline is over."""
+        """Fail waiting requests with expired deadlines."""
 
     def stop(self, error: TickwheelError) -> None:
-        """Fail all requests that wait: the client was closed, or could not connect."""
+        """Fail all waiting requests: the client was closed, or could not connect."""
 
 
 class _Hello(Request):
@@ -105,7 +104,7 @@ class _Hello(Request):
 
 
 class Reconnector:
-    """Keeps one connection up: ``start`` it once, ``stop`` it at the end."""
+    """Keeps one connection open: ``start`` it once, ``stop`` it at the end."""
 
     def __init__(
         self,
@@ -125,26 +124,26 @@ class Reconnector:
         route: Route | None = None,
     ) -> None:
         """``tls``: the context for every address; None: plain TCP. ``open_to`` opens a connection
-        to an address. ``route``: where the one shard is that this is about; None: there is one
-        only, or it is not known yet."""
+        to an address. ``route``: the addresses of the shard; None: there is only one shard, or that
+        is not known yet."""
         self._tls, self._open_to = tls, open_to
         self.loop = asyncio.get_running_loop()
         self.limits = Limits()
         self.delay_levels_ms: Sequence[int] = parse_delay_levels(DELAY_LEVELS)
-        """The daemon's delay levels, in ms; older ones know none, and refuse tasks that name
-        one."""
+        """The daemon's delay levels in ms; older daemons have none and refuse tasks with a
+        level."""
         self.info: dict[str, Any] = {}
-        """The daemon's answer to the last HELLO."""
+        """The daemon's last answer to HELLO."""
         self.connection: Connection | None = None
         self.sources: list[Source] = []
         self.trouble: TickwheelError = Unreachable("not connected yet")
-        """Why the last attempt or connection failed."""
+        """The error of the last attempt or connection."""
         self._search = Search(addresses, self._greet, self._choose, connect_timeout_s)
         words = {"heartbeat": True, "lease": True}
         self._hello_options = {"v": PROTOCOL_VERSION, **words, **hello_options}
         self._refused: dict[Address, set[str]] = {}
         """Options of HELLO that the daemon at an address refused."""
-        self._given = Given(addresses)
+        self._configured = Configured(addresses)
         self._route: Route | None = None
         if route is not None:
             self.follow(route)
@@ -160,21 +159,20 @@ class Reconnector:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._up = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
-        """Looks for the next daemon while the lease of the one that is connected is over."""
+        self._searching: asyncio.Task[None] | None = None
+        """The search for the next daemon while the connected daemon's lease has ended."""
         self._newer: tuple[Greeted, Address | None] | None = None
-        """That daemon, once it was found, and its address."""
+        """The daemon that this search found, and its address."""
 
     # --- life -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Wait until the first connection stands. Raises Unreachable, NotActive, or what the daemon
-        objects to."""
+        """Wait for the first connection. Raise Unreachable, NotActive, or the daemon's refusal."""
         self._runner = self.loop.create_task(self._run())
         waited_s = self._connect_timeout_s
         await self._wait_connected(waited_s)
         if self.connection is None and not self._runner.done() and self._search.any_standby:
-            # Daemons are there: one of them is about to lead.
+            # Daemons answer: one of them is about to lead.
             rest_s, waited_s = self._active_timeout_s - waited_s, self._active_timeout_s
             await self._wait_connected(rest_s)
         if self._runner.done():
@@ -184,8 +182,8 @@ class Reconnector:
         self._watch.start()
 
     async def _wait_connected(self, timeout_s: float) -> None:
-        """Wait until there is a connection, or looking for one has ended, or the time is over. A
-        connection that ends before this goes on does not count."""
+        """Wait until there is a connection, the search has ended, or the time is over. A connection
+        that ends before this coroutine resumes does not count."""
         until_s = self.loop.time() + timeout_s
         ends = () if self._runner is None else (self._runner,)
         while self.connection is None and not any(task.done() for task in ends):
@@ -199,7 +197,7 @@ class Reconnector:
                 up.cancel()
 
     async def stop(self, error: TickwheelError) -> None:
-        """Close the connection; whatever still waits fails with ``error``."""
+        """Close the connection; all waiting requests fail with ``error``."""
         self._watch.stop()
         connection, self.connection = self.connection, None
         if connection is not None:
@@ -213,19 +211,19 @@ class Reconnector:
             source.stop(error)
         if self._newer is not None:
             self._newer[0].connection.abort(error)
-        # A runner that failed at the start was reported there.
+        # A failed runner was already reported by ``start``.
         await asyncio.gather(*tasks, return_exceptions=True)
         if connection is not None:
             await connection.finish(error)
 
     def follow(self, route: Route) -> None:
-        """From now on, connect to the shard of this route and to no other."""
+        """Connect only to the shard of this route from now on."""
         self._route = route
         self._search.follow(route)
         self._hello_options["shard"] = route.shard
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that ends with the reconnector at the latest."""
+        """Start a task that ends at the latest with the reconnector."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -238,7 +236,7 @@ class Reconnector:
         return self._number
 
     def wake(self) -> None:
-        """Let all sources write in the next step of the loop, because something waits."""
+        """Let all sources write in the next step of the loop."""
         if not self._flushing:
             self._flushing = True
             self.loop.call_soon(self._flush)
@@ -247,37 +245,37 @@ class Reconnector:
         self._flushing = False
         connection = self.connection
         if connection is None or connection.ending:
-            return  # the next one will take it
+            return  # the next connection sends the frames
         for source in self.sources:
             source.collect(connection)
         connection.flush()
 
     @property
     def is_asking(self) -> bool:
-        """Whether there will be a connection, something is about to be written to it, or an answer
-        is due that is given at once."""
+        """Whether a connection is expected, frames are about to be written, or a prompt answer is
+        pending."""
         connection = self.connection
         if connection is None:
             return self._runner is not None and not self._runner.done()
-        return self._flushing or any(one.prompt for one in connection.requests.values())
+        return self._flushing or any(request.prompt for request in connection.requests.values())
 
     def unreachable(self, waited_s: float) -> TickwheelError:
-        """The error for no connection: Unreachable, or NotActive when only standbys are there."""
+        """Return the error for no connection: Unreachable, or NotActive if only standbys answer."""
         return self._search.failure(waited_s)
 
     def overdue(self, what: str, waited_s: float, *, written: bool) -> TickwheelError:
-        """The error for no answer: never sent, connection broken, or plain silence."""
+        """Return the error for no answer: never sent, connection broken, or silence."""
         if not written:
             return self.unreachable(waited_s)
         if self.connection is None:
             return ConnectionLost(
-                f"{what} was sent, then the connection broke, and for {waited_s:g} s there was no"
-                f" answer: {self.trouble.message}"
+                f"{what} was sent, but the connection broke and no answer came within"
+                f" {waited_s:g} s: {self.trouble.message}"
             )
-        return SendTimeout(f"{what} was sent and not answered within {waited_s:g} s")
+        return SendTimeout(f"{what} was sent but not answered within {waited_s:g} s")
 
     async def wait_up(self, timeout_s: float) -> Connection:
-        """The connection, once there is one. Raises Unreachable or NotActive."""
+        """Return the connection once there is one. Raise Unreachable or NotActive."""
         await self._wait_connected(timeout_s)
         if self.connection is None:
             raise self.unreachable(timeout_s)
@@ -290,72 +288,74 @@ class Reconnector:
             connection = self._take_newer() or await self._search.find()
             began_s = self.loop.time()
             LOGGER.info("connected to %s", connection.peer)
-            self._stand(connection)
+            self._connected(connection)
             self.trouble = await asyncio.shield(connection.closed)
             LOGGER.info("connection ended: %s: %s", self.trouble.code, self.trouble.message)
             steady = self.loop.time() - began_s >= STEADY_S
-            heir = address_named(connection.heir, secure=self._tls is not None)
-            self._search.ended(self.trouble, silent=connection.silent, steady=steady, heir=heir)
-            self._fall(connection)
+            successor = address_named(connection.successor, secure=self._tls is not None)
+            self._search.ended(
+                self.trouble, silent=connection.silent, steady=steady, successor=successor
+            )
+            self._disconnected(connection)
             if not steady and self._newer is None:
                 await self._search.pause()
 
-    def _stand(self, connection: Connection) -> None:
+    def _connected(self, connection: Connection) -> None:
         self.connection = connection
-        self._refused.clear()  # another daemon may be there by the next time
-        where = self._where
-        where.stands(self._search.at)
-        where.seen.nodes[where.shard] = str(self.info.get("node"))
-        self._leased(connection)
+        self._refused.clear()  # another daemon may listen there by the next attempt
+        route = self._current_route
+        route.connected_at(self._search.at)
+        route.seen.nodes[route.shard] = str(self.info.get("node"))
+        self._lease_changed(connection)
         self._up.set()
         for source in self.sources:
             source.up()
         self.wake()
 
-    def _fall(self, connection: Connection) -> None:
+    def _disconnected(self, connection: Connection) -> None:
         self.connection = None
         self._up.clear()
-        self._look_no_more()
-        where = self._where
-        where.stands(None)
-        where.seen.nodes.pop(where.shard, None)
+        self._end_search()
+        route = self._current_route
+        route.connected_at(None)
+        route.seen.nodes.pop(route.shard, None)
         for source in self.sources:
             source.down()
         connection.give_up_requests()
 
-    # --- another daemon, while a connection stands ----------------------------------------------
+    # --- another daemon beside an open connection -----------------------------------------------
 
     @property
-    def _where(self) -> Route:
-        """Where the daemon is looked for while a connection stands."""
-        return self._given if self._route is None else self._route
+    def _current_route(self) -> Route:
+        """The addresses to try for another daemon."""
+        return self._configured if self._route is None else self._route
 
-    def _leased(self, connection: Connection) -> None:
-        """Take note of what the daemon says of its lease. While that is over another one may serve;
-        as long as none is found, the connection stays."""
+    def _lease_changed(self, connection: Connection) -> None:
+        """Handle a report of the daemon's lease. While the lease has ended, another daemon may
+        serve; until that is found, the connection stays open."""
         if connection is not self.connection:
-            return  # an attempt: it is asked when it stands
+            return  # an attempt: ``_connected`` calls this again
         if connection.is_leased:
-            if self._looking is not None:
+            if self._searching is not None:
                 LOGGER.info("%s has its lease again", connection.peer)
-            self._look_no_more()
-        elif self._looking is None:
+            self._end_search()
+        elif self._searching is None:
             LOGGER.info(
-                "%s cannot reach its store, and its lease is over: is there another daemon?",
+                "%s cannot reach its store, and its lease has ended: searching for another daemon",
                 connection.peer,
             )
-            where = self._where
-            where.seen.unleased.add(where.shard)
-            self._looking = self.spawn(self._look_beside(connection, where))
+            route = self._current_route
+            route.seen.unleased.add(route.shard)
+            self._searching = self.spawn(self._search_beside(connection, route))
 
-    def _look_no_more(self) -> None:
-        looking, self._looking = self._looking, None
-        if looking is not None:
-            looking.cancel()
-        self._where.seen.unleased.discard(self._where.shard)
+    def _end_search(self) -> None:
+        searching, self._searching = self._searching, None
+        if searching is not None:
+            searching.cancel()
+        self._current_route.seen.unleased.discard(self._current_route.shard)
 
-    async def _look_beside(self, connection: Connection, route: Route) -> None:
-        """Look for another daemon that serves the shard, and end the connection for it."""
+    async def _search_beside(self, connection: Connection, route: Route) -> None:
+        """Search for another daemon that serves the shard, and close the connection for it."""
         newer: list[Greeted] = []
 
         def choose(greeted: Greeted) -> None:
@@ -364,21 +364,21 @@ class Reconnector:
 
         search = Beside(self._search.at, route, self._greet, choose, self._connect_timeout_s)
         await search.find()
-        self._looking, self._newer = None, (newer[-1], search.at)
+        self._searching, self._newer = None, (newer[-1], search.at)
         connection.abort(ConnectionLost("another daemon serves the shard now"))
 
     def _check_newer(self, greeted: Greeted) -> None:
-        """Raises Elsewhere for a daemon that does not lead later than the connected one: it may be
-        the same one, or have stood still."""
+        """Raise Elsewhere if a daemon does not lead in a later epoch than the connected one: it may
+        be the same daemon, or may have been stopped for a while."""
         epoch, own = greeted.info.get("epoch"), self.info.get("epoch")
         if type(epoch) is int and type(own) is int and epoch > own:
             return
-        error = Elsewhere(f"its epoch {epoch} is not above {own}, that of the connected one", None)
+        error = Elsewhere(f"its epoch {epoch} must be above {own}, the connected daemon's", None)
         greeted.connection.abort(error)
         raise error
 
     def _take_newer(self) -> Connection | None:
-        """The connection to the daemon that was found beside the last one."""
+        """Return the connection to the daemon that was found beside the last connection."""
         newer, self._newer = self._newer, None
         if newer is None:
             return None
@@ -392,16 +392,18 @@ class Reconnector:
     # --- HELLO ----------------------------------------------------------------------------------
 
     async def _greet(self, address: Address, timeout_s: float) -> Greeted:
-        """Try one address, beside others. Raises a TickwheelError: Standby and Silent mean what
-        they say."""
-        connection = Connection(self._deliver, self.wake, self._ended, self._asked, self._leased)
+        """Try one address, concurrently with others. Raise a TickwheelError, including Standby and
+        Silent."""
+        connection = Connection(
+            self._deliver, self.wake, self._ended, self._asked, self._lease_changed
+        )
         try:
             async with asyncio.timeout(timeout_s):
                 await self._open_to(connection, address, self._tls)
                 return Greeted(connection, await self._say_hello(connection, address))
         except TimeoutError:
             error: TickwheelError = Silent(f"did not answer within {timeout_s:g} s")
-        except (OSError, UnicodeError) as problem:  # UnicodeError: no host name at all
+        except (OSError, UnicodeError) as problem:  # UnicodeError: invalid host name
             error = explain(problem)
         except TickwheelError as problem:
             error = problem
@@ -413,8 +415,8 @@ class Reconnector:
         raise error
 
     def _choose(self, greeted: Greeted) -> None:
-        """Let this daemon be the one. Raises ConnectionLost where it has not the shard that the
-        client has begun with."""
+        """Accept this daemon. Raise ConnectionLost if it lacks the shard that the client began
+        with."""
         connection, info = greeted
         self.limits = Limits.from_wire(info.get("limits"))
         levels_ms = info.get("delay_levels_ms")
@@ -432,14 +434,16 @@ class Reconnector:
         if self._tls is None or type(error) is not ConnectionLost:
             return error
         # With TLS 1.3 a daemon that refuses a certificate can only hang up.
-        return ConnectionLost(f"{error.message}, before HELLO: does it take our certificate?")
+        return ConnectionLost(
+            f"{error.message}, before HELLO: does the daemon accept the client's certificate?"
+        )
 
     async def _say_hello(self, connection: Connection, address: Address) -> dict[str, Any]:
-        """The answer of a daemon that is active and has the shard. Raises a TickwheelError."""
+        """Return the answer of an active daemon that has the shard. Raise a TickwheelError."""
         request = _Hello(0.0)
         number = self.next_number()
         refused = self._refused.get(address, ())
-        options = {w: said for w, said in self._hello_options.items() if w not in refused}
+        options = {name: v for name, v in self._hello_options.items() if name not in refused}
         connection.ask(number, request, hello(number, options, self.limits.frame_bytes_max))
         connection.flush()
         await asyncio.wait((request.done, connection.closed), return_when=asyncio.FIRST_COMPLETED)
@@ -448,7 +452,7 @@ class Reconnector:
         try:
             info = request.done.result()
         except BadRequest as error:
-            # An older daemon refuses what it does not know in a HELLO.
+            # An older daemon refuses a HELLO with unknown options.
             word = next((word for word in NEWER_WORDS if word in options), None)
             if word is None:
                 raise
@@ -456,8 +460,8 @@ class Reconnector:
                 self._hello_options.pop(word)
             else:
                 self._refused.setdefault(address, set()).add(word)
-            said = f"the daemon refused the connection: {error.message}; once more without"
-            raise ConnectionLost(said) from None
+            message = f"the daemon refused the connection: {error.message}; trying without {word}"
+            raise ConnectionLost(message) from None
         if not isinstance(info, dict):
             raise ProtocolError("HELLO's answer is not a map")
         if self._route is not None:
@@ -471,15 +475,15 @@ class Reconnector:
 
 HEARTBEAT_S = 1.0
 PATIENCE_HEARTBEATS = 1.5
-"""How long a PING may go unanswered, in heartbeats, while nothing comes."""
+"""Heartbeats that a PING may remain unanswered while nothing else arrives."""
 SWEEPS_PER_TIMEOUT = 4
 SWEEP_S_MAX = 0.25
 BLOCKED_S = 0.5
-"""A sweep that is late by so many seconds shows that the loop was blocked."""
+"""Delay of a sweep in seconds that shows that the event loop was blocked."""
 
 
 class _Probe(Request):
-    """A PING that nobody waits for: that something comes is all that counts."""
+    """A PING without a waiter: only the arrival of some data counts."""
 
     __slots__ = ()
 
@@ -493,23 +497,23 @@ class _Probe(Request):
 
 
 class Heartbeat:
-    """The timer that asks quiet daemons for a sign of life; ``start`` and ``stop`` may repeat."""
+    """The timer that pings quiet daemons; ``start`` and ``stop`` can be repeated."""
 
     def __init__(self, reconnector: Reconnector, send_timeout_s: float, heartbeat_s: float) -> None:
         self._reconnector = reconnector
         self._heartbeat_s = heartbeat_s
         self._shortest_s = min(heartbeat_s, send_timeout_s)
-        """The heartbeat in seconds while an answer is due."""
+        """Seconds of quiet that are allowed while an answer is pending."""
         self._patience_s = min(PATIENCE_HEARTBEATS * heartbeat_s, send_timeout_s)
         self._due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._asked: Connection | None = None
-        """The quiet connection that was asked, if it has been silent since ``_asked_s``."""
-        self._asked_s = 0.0
+        self._pinged: Connection | None = None
+        """The quiet connection that was pinged, if it has been silent since ``_pinged_s``."""
+        self._pinged_s = 0.0
         self._moved_s = 0.0
-        """When the PING, or something before it, left last."""
-        self._ping_at = self._left = 0
-        """Bytes of the connection up to the PING's end, and bytes that have left so far."""
+        """When bytes up to the PING's end were last sent."""
+        self._ping_end = self._sent = 0
+        """The connection's bytes up to the PING's end, and its bytes sent so far."""
 
     def start(self) -> None:
         self.stop()
@@ -542,32 +546,34 @@ class Heartbeat:
             connection.requests.pop(number).expired()
 
     def _check_alive(self, connection: Connection, now_s: float) -> None:
-        """Ask a quiet connection, and give it up if still nothing comes."""
-        if self._asked is connection and connection.heard_s < self._asked_s:
-            left = connection.left_bytes
-            if self._left < self._ping_at and left > self._left:
+        """Ping a quiet connection, and close it if still nothing arrives."""
+        if self._pinged is connection and connection.heard_s < self._pinged_s:
+            sent = connection.sent_bytes
+            if self._sent < self._ping_end and sent > self._sent:
                 self._moved_s = now_s
-            self._left = left
+            self._sent = sent
             if now_s - self._moved_s >= self._patience_s:
                 self._give_up(connection, now_s)
             return
-        self._asked = None
+        self._pinged = None
         since_s = next((r.sent_s for r in connection.requests.values() if r.prompt), None)
         if since_s is not None:
             quiet_s, limit_s = now_s - max(since_s, connection.heard_s), self._shortest_s
         else:
             quiet_s, limit_s = now_s - connection.heard_s, self._heartbeat_s
         if quiet_s >= limit_s:
-            self._ask(connection, now_s)
+            self._ping(connection, now_s)
 
     def _give_up(self, connection: Connection, now_s: float) -> None:
         connection.silent = True
         quiet_s = now_s - connection.heard_s
-        connection.abort(ConnectionLost(f"nothing came for {quiet_s:.1f} s, and PING no answer"))
+        connection.abort(
+            ConnectionLost(f"nothing arrived for {quiet_s:.1f} s, not even an answer to PING")
+        )
 
-    def _ask(self, connection: Connection, now_s: float) -> None:
+    def _ping(self, connection: Connection, now_s: float) -> None:
         number = self._reconnector.next_number()
         connection.ask(number, _Probe(float("inf")), encode((int(FrameType.PING), number)))
         connection.flush()
-        self._asked, self._asked_s, self._moved_s = connection, now_s, now_s
-        self._ping_at, self._left = connection.given_bytes, connection.left_bytes
+        self._pinged, self._pinged_s, self._moved_s = connection, now_s, now_s
+        self._ping_end, self._sent = connection.written_bytes, connection.sent_bytes

@@ -1,9 +1,9 @@
 """Requests that wait for their answer.
 
-``Outbox`` and ``Pauses``: what waits for the next chance to be sent, and what pauses before its
-next try; enqueues and acks wait in them, too. ``Calls``: requests that one caller waits for, sent
-again after a broken connection, or given up. Knows no verb. Invariant: a request is in one place
-only, waiting, pausing or under way.
+``Outbox`` holds requests until they can be sent; ``Pauses`` holds requests until their next
+attempt. Enqueues and acks use both as well. ``Calls`` are requests of one caller each, sent again
+after a broken connection, or failed. No verb is known here. Invariant: a request is in one state
+only: waiting, pausing or sent.
 """
 
 from __future__ import annotations
@@ -45,20 +45,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 
 CALLS_MAX = 65_536
-"""How many calls may wait for answers."""
+"""Maximum calls without an answer."""
 SETTLEMENT_BYTES = 600
-"""What a frame of settlements takes around its items, at most: the names above all."""
+"""Maximum bytes of a settlement frame besides its items, mostly the names."""
 RETRY_S = 0.1
 RETRY_S_MAX = 2.0
 
 
 def needs_loop(function: F, name: str, instead: str) -> F:
-    """The coroutine function ``name`` so that a call raises BadRequest in a thread without a
-    running event loop: nobody could await it there, and nothing would happen. ``instead`` says what
-    to call."""
+    """Wrap the coroutine function ``name`` so that a call in a thread without a running event loop
+    raises BadRequest: nobody could await the coroutine there. ``instead`` says what to call."""
 
     @functools.wraps(function)
-    def call(*given: Any, **named: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -66,9 +65,9 @@ def needs_loop(function: F, name: str, instead: str) -> F:
                 f"{name} is asynchronous, and no event loop runs in this thread,"
                 f" so nobody could await it: {instead}"
             ) from None
-        return function(*given, **named)
+        return function(*args, **kwargs)
 
-    # Mocks made after a specification, and who else asks, see a coroutine function still.
+    # Mocks with a specification, and others that inspect it, still see a coroutine function.
     if hasattr(inspect, "markcoroutinefunction"):
         inspect.markcoroutinefunction(call)
     else:
@@ -77,8 +76,8 @@ def needs_loop(function: F, name: str, instead: str) -> F:
 
 
 def verbs_need_loop(kind: C) -> C:
-    """A class of which every verb ``needs_loop``: all its coroutine functions, but ``connect`` and
-    ``close``, on which nothing is lost when they are not awaited."""
+    """Apply ``needs_loop`` to all coroutine functions of a class except ``connect`` and ``close``,
+    which lose nothing when they are not awaited."""
     for name, verb in inspect.getmembers(kind, inspect.iscoroutinefunction):
         if not name.startswith("_") and name not in ("connect", "close"):
             setattr(kind, name, needs_loop(verb, f"{kind.__name__}.{name}", SYNCHRONOUS))
@@ -92,12 +91,12 @@ SYNCHRONOUS = (
 
 
 def retry_pause_s(tries: int) -> float:
-    """Seconds before the next try of a request that was refused ``tries`` times."""
+    """Return the seconds before the next attempt of a request that was refused ``tries`` times."""
     return min(RETRY_S_MAX, RETRY_S * 2.0 ** min(tries, 8)) * random.uniform(0.5, 1.0)
 
 
 class Resendable(Request):
-    """A request that may be sent more than once."""
+    """A request that can be sent more than once."""
 
     __slots__ = ("began_s", "refusal", "sent", "tries")
 
@@ -105,14 +104,14 @@ class Resendable(Request):
         super().__init__(deadline_s)
         self.began_s = began_s
         self.sent = 0
-        """How often it was sent, not counting daemons that said they were not active."""
+        """Times sent, not counting daemons that were not active."""
         self.tries = 0
-        """How often it was refused for now."""
+        """Times refused temporarily."""
         self.refusal: TickwheelError | None = None
-        """The error of the last try, while it is certain that nothing was done."""
+        """The error of the last attempt, if it certainly had no effect."""
 
     def overdue(self, reconnector: Reconnector, what: str) -> TickwheelError:
-        """The error for a request whose time is over without an answer."""
+        """Return the error for a request without an answer by its deadline."""
         waited_s = round(reconnector.loop.time() - self.began_s, 1)
         return self.refusal or reconnector.overdue(what, waited_s, written=self.sent > 0)
 
@@ -120,10 +119,10 @@ class Resendable(Request):
 def is_final(
     request: Resendable, error: TickwheelError, retries: int, refused_until_s: float
 ) -> bool:
-    """Whether a refusal is the answer. A store that does not take it now (``refused``), such as
-    one in a failover, is asked until ``refused_until_s``, the usual time of a call; what is full or
-    over a quota is so for longer, and the caller hears of it after ``retries`` tries. 0 tries
-    nothing again."""
+    """Return whether a refusal is final. A store that accepts no writes now (``refused``), for
+    example during a failover, is asked until ``refused_until_s``. A full store or a used-up quota
+    lasts longer, so the caller gets that error after ``retries`` attempts. With 0 retries every
+    refusal is final."""
     if request.tries < retries:
         return False
     now_s = asyncio.get_running_loop().time()
@@ -134,7 +133,7 @@ R = TypeVar("R", bound=Resendable)
 
 
 class Pauses(Generic[R]):
-    """Requests that pause; each goes to ``resume`` when its pause is over."""
+    """Requests that pause; ``resume`` gets each when its pause is over."""
 
     def __init__(self, reconnector: Reconnector, resume: Callable[[R], None]) -> None:
         self._reconnector = reconnector
@@ -144,11 +143,11 @@ class Pauses(Generic[R]):
     def begin(self, request: R) -> None:
         self._pausing.add(request)
         pause_s = retry_pause_s(request.tries)
-        self._reconnector.loop.call_later(pause_s, self._over, request)
+        self._reconnector.loop.call_later(pause_s, self._resume_paused, request)
         request.tries += 1
 
     def forget(self, request: R) -> None:
-        """Stop the pause of a request that has its outcome, if it pauses."""
+        """End the pause of a request that has its outcome, if it pauses."""
         self._pausing.discard(request)
 
     def clear(self) -> None:
@@ -160,14 +159,14 @@ class Pauses(Generic[R]):
     def __iter__(self) -> Iterator[R]:
         return iter(self._pausing)
 
-    def _over(self, request: R) -> None:
+    def _resume_paused(self, request: R) -> None:
         if request in self._pausing:
             self._pausing.discard(request)
             self._resume(request)
 
 
 class Outbox(Generic[R]):
-    """Requests in the order in which they go out, and those that pause before that."""
+    """Requests in the order of sending, and requests that pause before that."""
 
     def __init__(self, reconnector: Reconnector) -> None:
         self._reconnector = reconnector
@@ -175,26 +174,26 @@ class Outbox(Generic[R]):
         self._pauses: Pauses[R] = Pauses(reconnector, self.add)
 
     def add(self, request: R) -> None:
-        """Send a request with the next step of the loop, or on the next connection."""
+        """Send a request in the next step of the loop, or on the next connection."""
         self._waiting.append(request)
         self._reconnector.wake()
 
     def extend(self, requests: Iterable[R]) -> None:
-        """``add`` many requests while the sources write: nothing has to be woken."""
+        """``add`` many requests while the sources write, without a wake-up."""
         self._waiting.extend(requests)
 
     def add_again(self, request: R) -> None:
-        """Send a request again whose try does not count: the daemon stands by, and did nothing."""
+        """Send a request again without counting the attempt: the daemon was a standby."""
         request.sent -= 1
         self.add(request)
 
     def pause(self, request: R, refusal: TickwheelError) -> None:
-        """Send a request again after a pause, because it was refused for now."""
+        """Send a request again after a pause, because it was refused temporarily."""
         request.refusal = refusal
         self._pauses.begin(request)
 
     def forget(self, request: R) -> None:
-        """Forget a request that has its outcome; if it waits, it is passed over."""
+        """Forget a request that has its outcome; ``take`` may still return it."""
         self._pauses.forget(request)
 
     def take(self) -> Iterator[R]:
@@ -203,27 +202,27 @@ class Outbox(Generic[R]):
             yield self._waiting.popleft()
 
     def take_overdue(self, now_s: float) -> list[R]:
-        """Remove and return the requests that wait or pause and have no time left."""
-        over = [r for r in (*self._waiting, *self._pauses) if r.deadline_s <= now_s]
-        if over:
+        """Remove and return the waiting and pausing requests that are past their deadlines."""
+        overdue = [r for r in (*self._waiting, *self._pauses) if r.deadline_s <= now_s]
+        if overdue:
             self._waiting = deque(r for r in self._waiting if r.deadline_s > now_s)
-        for request in over:
+        for request in overdue:
             self._pauses.forget(request)
-        return over
+        return overdue
 
     def take_all(self) -> list[R]:
-        """Remove and return all requests: nothing will be sent any more."""
-        found = [*self._waiting, *self._pauses]
+        """Remove and return all requests, to be failed."""
+        requests = [*self._waiting, *self._pauses]
         self._waiting.clear()
         self._pauses.clear()
-        return found
+        return requests
 
 
 # --- calls ---------------------------------------------------------------------------------------
 
 
 class Call(Resendable):
-    """One request of one caller; its number is new on every connection."""
+    """One caller's request, which gets a new number on every connection."""
 
     __slots__ = ("_calls", "fields", "future", "kind", "orphaned", "prompt", "repeat")
 
@@ -252,7 +251,7 @@ class Call(Resendable):
         if error.closes_connection and error.retryable:
             self.lost()
         elif error.retryable and not isinstance(error, InternalError):
-            self._calls.again(self, error)
+            self._calls.retry(self, error)
         else:
             fail(self.future, error)
 
@@ -273,15 +272,15 @@ class Call(Resendable):
 
 
 def _word(kind: FrameType) -> str:
-    """A kind of question as the client's methods spell it."""
+    """Return the name of a kind of request as the client's methods spell it."""
     return kind.name.lower()
 
 
 def check_frame(data: bytes, what: str, limits: Limits) -> None:
-    """Raises LimitExceeded for a frame that the daemon would end the connection for."""
+    """Raise LimitExceeded for a frame for which the daemon would close the connection."""
     if len(data) > limits.frame_bytes_max:
         raise LimitExceeded(
-            f"{what} takes a frame of {len(data)} bytes; the limit is {limits.frame_bytes_max}"
+            f"the frame of {what} has {len(data)} bytes; the limit is {limits.frame_bytes_max}"
             " (frame_bytes_max)"
         )
 
@@ -299,7 +298,7 @@ class Calls:
 
     @property
     def reason_bytes_max(self) -> int:
-        """How many bytes of a reason fit the frame that says it."""
+        """Maximum bytes of a reason that fit into a frame."""
         return self.reconnector.limits.frame_bytes_max - SETTLEMENT_BYTES
 
     async def call(
@@ -312,12 +311,12 @@ class Calls:
         repeat: bool = True,
         orphaned: Callable[[Any], None] | None = None,
     ) -> Any:
-        """The result of a request. Raises the daemon's error, or why there is no answer.
+        """Return the result of a request. Raise the daemon's error, or why there is no answer.
 
-        ``extra_s``: how much longer than usual an answer may take. ``until_s``: instead, when the
-        caller's own time is over, by the loop's clock. ``prompt``: whether silence
-        after it means a dead connection. ``repeat``: whether it is asked again on a new one.
-        ``orphaned`` gets a result that comes when the caller has been cancelled.
+        ``extra_s``: additional seconds for the answer. ``until_s``: the caller's deadline by the
+        loop's clock, which replaces the usual one. ``prompt``: whether a missing answer means a
+        dead connection. ``repeat``: whether to send the request again on a new connection.
+        ``orphaned`` gets the result if the caller was cancelled.
         """
         if self._stopped is not None:
             raise self._stopped
@@ -339,8 +338,9 @@ class Calls:
             if timer is not None:
                 timer.cancel()
 
-    def again(self, call: Call, error: TickwheelError) -> None:
-        """Try a call again that was refused for now: after a pause, or on the next connection."""
+    def retry(self, call: Call, error: TickwheelError) -> None:
+        """Send a call again that was refused temporarily: after a pause, or on the next
+        connection."""
         if isinstance(error, NotActive):
             self.outbox.add_again(call)
         elif isinstance(error, Draining):
@@ -356,10 +356,10 @@ class Calls:
     # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
-        """Do nothing: calls that were lost wait to be sent already."""
+        """Do nothing: lost calls are already waiting to be sent."""
 
     def down(self) -> None:
-        """Do nothing: each call that was sent learns that it is lost."""
+        """Do nothing: the connection tells each sent call that it is lost."""
 
     def collect(self, connection: Connection) -> None:
         held: list[Call] = []
@@ -391,39 +391,39 @@ class Calls:
             fail(call.future, error)
 
 
-# --- what verbs say and read ---------------------------------------------------------------------
+# --- arguments and answers ----------------------------------------------------------------------
 
 
 def read(parse: Callable[[Any], T], answer: Any) -> T:
-    """``parse(answer)``. Raises ProtocolError when the answer has not the shape it expects."""
+    """Return ``parse(answer)``. Raise ProtocolError for an answer of an unexpected shape."""
     try:
         return parse(answer)
     except (TypeError, ValueError, LookupError, AttributeError) as problem:
         raise ProtocolError(
-            f"the daemon's answer cannot be understood: {type(problem).__name__}: {problem!s:.200}"
+            f"the daemon sent an invalid answer: {type(problem).__name__}: {problem!s:.200}"
         ) from None
 
 
 def list_of(answer: Any, count: int, kind: Any) -> list[Any]:
-    """The answer as a list of ``count`` of this kind. Raises ProtocolError."""
+    """Return the answer as a list of ``count`` items of this kind. Raise ProtocolError."""
     if not isinstance(answer, tuple) or len(answer) != count:
-        raise ProtocolError(f"the daemon's answer is not a list of {count}: {answer!r:.100}")
-    found: list[Any] = read(shapes.reader_of(kind), answer)
-    return found
+        raise ProtocolError(f"the daemon's answer must be a list of {count}, not {answer!r:.100}")
+    items: list[Any] = read(shapes.reader_of(kind), answer)
+    return items
 
 
 def check_filter(value: Any, block: Any, method: str) -> None:
-    """Raises BadRequest for a filter that is no map, and TypeError for what ``block`` has not."""
+    """Raise BadRequest for a filter that is not a map, and TypeError for a key not in ``block``."""
     if not isinstance(value, Mapping):
-        raise BadRequest(f"filter must be a dict of what selects, not {shown(value)}")
+        raise BadRequest(f"filter must be a dict of selection fields, not {shown(value)}")
     refuse_unknown(value, block, f"the filter of Client.{method}")
 
 
 def own_name(kind: str) -> str:
-    """A name that nobody else has, so that asking again after a lost answer makes no second one."""
+    """Return a unique name, so that repeating a request creates no second object."""
     return f"{kind}-{os.urandom(6).hex()}"
 
 
 def own_number() -> int:
-    """A number that nobody else has, for the same purpose."""
+    """Return a unique number, for the same purpose."""
     return int.from_bytes(os.urandom(6))

@@ -1,18 +1,18 @@
-"""A client over several shards: where everything goes.
+"""A client over several shards: where requests and tasks go.
 
-``Shards`` has a link to each shard, of which one is there when the client learns of the others, and
-asks verbs as their declarations say (``Over``); ``SpreadProducer`` gives each task to the producer
-of its shard; a subscription on each shard behind one front is in ``spread_subscription.py``, and
-the rules by which answers become one are in ``merging.py``.
-Imported by a client that has learnt of several shards, and by no other. Invariants:
+``Shards`` has a link to each shard, of which one exists when the client learns of the others. It
+routes verbs by their declarations (``Over``); ``SpreadProducer`` gives each task to the producer of
+its shard. ``spread_subscription.py`` has the subscriptions on all shards behind one front, and
+``merging.py`` the rules that merge answers. A client imports this module only when it has learnt of
+several shards. Invariants:
 
 * A task with a basis (its ``shard_by``, order key or key) goes to shard crc32(basis) mod the number
-  of shards, and nowhere else, also when that shard is away. One without a basis goes to any shard,
-  and is sent again to the same one only.
-* An id says the shard of its task, unless it is from before a change of the number of shards
-  (``moved_id`` of HELLO): then the task may be in any of them, and all are asked.
-* An answer is made of the answers of all shards that it is about, or is an error.
-* The number of shards does not change while the client is open; where they are does.
+  of shards, and nowhere else, even when that shard is away. A task without a basis goes to any
+  shard, and is sent again only to the same one.
+* An id contains the shard of its task, unless the number of shards has changed since (``moved_id``
+  of HELLO): then any shard may have the task, and all are asked.
+* An answer is merged from all shards concerned, or is an error.
+* The number of shards does not change while the client is open; their addresses can.
 """
 
 from __future__ import annotations
@@ -76,62 +76,63 @@ if TYPE_CHECKING:
     from tickwheel.client.tasks import CheckedTask, Columns, Receipt, Receipts, WireTask
 
 CLAIM_TRIES = 3
-"""How often a name is claimed whose former claim, of which nothing was made, was ended."""
+"""Attempts to claim a name after ending an earlier claim that was not used."""
 OTHERS_MAX = 8
-"""Addresses of other shards at which a round looks for one."""
+"""Maximum addresses of other shards that one round of a search for a shard tries."""
 WAIT_MS = 1_000
-"""How long a pull waits at a shard at a time: what comes there when it has ended is given back."""
+"""Milliseconds that a pull waits at a shard at a time; later deliveries are released."""
 
 AWAY = (Unreachable, SendTimeout, ConnectionLost, OutcomeUnknown, NotActive, Draining)
-"""Errors of a shard that is away, or goes."""
+"""Errors of a shard that is away or stops."""
 ANSWERS_S = 3.0
-"""A shard that has not explained a task within so many seconds is away."""
+"""Seconds after which a shard that has not explained a task is taken to be away."""
 UNSURE = (SendTimeout, ConnectionLost, OutcomeUnknown)
-"""Those of them after which it may have done what it was asked."""
+"""Errors in ``AWAY`` after which the shard may have processed the request."""
 
 
 def checked_basis(options: Mapping[str, Any]) -> str | None:
-    """What says where a task with these options belongs; None: it may be anywhere. Raises
-    BadRequest for a rule about tasks with its key that may be in other shards."""
+    """Return the basis of a task with these options; None: it can be in any shard. Raise
+    BadRequest for a rule for pending keys if tasks with the same key may be in different shards."""
     shard_by, key = options.get("shard_by"), options.get("key")
     basis = basis_of(shard_by, options.get("order_key"), key)
     if "if_pending" in options and basis != key:
         name = "order_key" if shard_by is None else "shard_by"
         raise BadRequest(
-            f"if_pending is about tasks with the same key, and {name} says in which of several"
-            " shards a task is: with if_pending they must be the same"
+            f"if_pending compares tasks with the same key, but {name} decides the shard of a task:"
+            f" with if_pending, {name} must equal key"
         )
     return basis
 
 
 class Places:
-    """Where the daemons of all shards are, as far as it is known: said in answers to HELLO, and
-    seen from connections that stand. What is wrong here costs attempts, and no more."""
+    """The known addresses of all shards' daemons, from answers to HELLO and open connections. A
+    wrong address costs attempts, nothing else."""
 
-    def __init__(self, count: int, given: Sequence[Address], *, secure: bool) -> None:
-        """``given``: the addresses that the client was given. ``secure``: it speaks TLS, and
-        passes over addresses without."""
-        self._given, self._secure = given, secure
+    def __init__(self, count: int, configured: Sequence[Address], *, secure: bool) -> None:
+        """``configured``: the client's own addresses. ``secure``: whether it uses TLS; addresses of
+        the other kind are ignored."""
+        self._configured, self._secure = configured, secure
         self.seen = Seen()
         self._named: list[Address | None] = [None] * count
-        """The address of each shard's daemon; None: nobody is known to serve it."""
+        """The address of each shard's daemon; None: no daemon is known to serve it."""
         self._version = 0
         self._doors: list[Address] = []
-        """The front doors of nodes: each is there while its node is, whatever it leads."""
-        self._standing: dict[int, Address] = {}
-        """Shard → the address of the connection to it."""
-        self._found: dict[int, Address] = {}
-        """Shard → where it was found last: its daemon may not be named yet when it serves."""
+        """The front doors of nodes. A door is open while its node runs, whatever shards it
+        leads."""
+        self._connected: dict[int, Address] = {}
+        """Shard → address of its open connection."""
+        self._last: dict[int, Address] = {}
+        """Shard → address of its last connection; a new daemon may not be announced yet."""
 
     def learn(self, info: Mapping[str, Any]) -> None:
-        """Take the addresses of the answer to a HELLO, unless newer ones are known."""
+        """Store the addresses of an answer to HELLO, unless newer ones are known."""
         urls, version = info.get("shards"), info.get("route_version", 0)
         is_route = isinstance(urls, (list, tuple)) and len(urls) == len(self._named)
         if is_route and type(version) is int and version >= self._version:
             is_newer, self._version = version > self._version, version
-            before, self._named = self._named, [self._address(url) for url in urls or ()]
-            for address in set(filter(None, self._named)).difference(before) if is_newer else ():
-                self.seen.silent_until_s.pop(address, None)  # it has spoken since
+            previous, self._named = self._named, [self._address(url) for url in urls or ()]
+            for address in set(filter(None, self._named)).difference(previous) if is_newer else ():
+                self.seen.silent_until_s.pop(address, None)  # its silence is out of date
             doors = info.get("doors")
             if isinstance(doors, (list, tuple)):
                 self._doors = [*filter(None, map(self._address, doors[:OTHERS_MAX]))]
@@ -143,29 +144,31 @@ class Places:
             return parse_url(url)[0] if is_secure(url) == self._secure else None
         return None
 
-    def stands(self, shard: int, at: Address | None) -> None:
-        """Take note of the address of the connection to a shard; None: it has ended."""
-        self._standing.pop(shard, None)
+    def connected_at(self, shard: int, at: Address | None) -> None:
+        """Store the address of the connection to a shard; None: the connection has ended."""
+        self._connected.pop(shard, None)
         if at is not None:
-            self._standing[shard] = self._found[shard] = at
+            self._connected[shard] = self._last[shard] = at
 
     def around(self, shard: int) -> list[Address]:
-        """Where to look for a shard: at its own address, where the client was told to begin, at
-        daemons that are there, at the doors of nodes and at daemons of other shards; one of each
-        host before a second."""
-        own = (self._named[shard], self._found.get(shard))
-        first = dict.fromkeys((*filter(None, own), *self._given))
-        others = dict.fromkeys((*self._standing.values(), *self._doors, *filter(None, self._named)))
+        """Return the addresses to try for a shard: its own, the configured ones, those of connected
+        daemons, the doors of nodes, and those of other shards' daemons. The first address of each
+        host comes before a second one."""
+        own = (self._named[shard], self._last.get(shard))
+        first = dict.fromkeys((*filter(None, own), *self._configured))
+        others = dict.fromkeys(
+            (*self._connected.values(), *self._doors, *filter(None, self._named))
+        )
         hosts: Counter[str] = Counter()
         ranked: list[tuple[int, int, Address]] = []
-        for index, address in enumerate(one for one in others if one not in first):
+        for index, address in enumerate(other for other in others if other not in first):
             ranked.append((hosts[address[0]], index, address))
             hosts[address[0]] += 1
-        return [*first, *(one[2] for one in sorted(ranked)[:OTHERS_MAX])]
+        return [*first, *(address for _, _, address in sorted(ranked)[:OTHERS_MAX])]
 
 
 class Place:
-    """Where one shard is: the ``Route`` of its client's connection."""
+    """The addresses to try for one shard: the ``Route`` of its link."""
 
     def __init__(self, places: Places, shard: int) -> None:
         self._places, self.shard = places, shard
@@ -174,21 +177,23 @@ class Place:
     def addresses(self) -> Sequence[Address]:
         return self._places.around(self.shard)
 
-    def stands(self, at: Address | None) -> None:
-        self._places.stands(self.shard, at)
+    def connected_at(self, at: Address | None) -> None:
+        self._places.connected_at(self.shard, at)
 
 
 class Shards:
     """All shards of one client."""
 
     def __init__(self, own: Link, urls: Sequence[str], place: tuple[int, int]) -> None:
-        """``own``: the link that is there; ``urls``: of all shards, "" while nobody serves one;
-        ``place``: which of how many the own one is. Raises ConnectionLost where a shard would speak
-        with TLS and the own one does not, or the other way round."""
+        """``own``: the first link; ``urls``: of all shards, "" for a shard without a daemon;
+        ``place``: the index of the own shard and the number of shards. Raise ConnectionLost if
+        some shards use TLS and others do not."""
         options = own.options
         for shard, url in enumerate(urls):
             if url and shard != place[0] and is_secure(url) != (options.tls is not None):
-                raise ConnectionLost(f"shard {shard} is at {url:.200}: all or none must have TLS")
+                raise ConnectionLost(
+                    f"shard {shard} is at {url:.200}: either all shards or none must use TLS"
+                )
         places = Places(place[1], options.addresses, secure=options.tls is not None)
         places.learn(own.reconnector.info)
         own.place, own.route = place, Place(places, place[0])
@@ -205,27 +210,27 @@ class Shards:
         self._is_closed = False
         self.producer = SpreadProducer(self)
         self._next = place[0]
-        """The shard that tasks without a basis go to."""
+        """The shard that got the last task without a basis."""
 
-    # --- where things go ------------------------------------------------------------------------
+    # --- routing --------------------------------------------------------------------------------
 
     def of_basis(self, basis: str) -> Link:
-        """The link to the shard that has the tasks with this basis, or the settings of the topic
-        with this name. Raises BadRequest."""
+        """Return the link to the shard that has the tasks with this basis, or the settings of the
+        topic with this name. Raise BadRequest."""
         try:
             shard = shard_of(basis, len(self.links))
         except UnicodeEncodeError as error:
-            raise BadRequest(f"a name must be text that UTF-8 can say: {error}") from None
+            raise BadRequest(f"a name must be valid UTF-8: {error}") from None
         return self.opened(self.links[shard])
 
     def home_of(self, wire: WireTask) -> Link:
-        """The link to the shard that a task goes to. Raises BadRequest."""
+        """Return the link to the shard of a task. Raise BadRequest."""
         basis = checked_basis(wire[3]) if len(wire) == 4 else None
         return self.any() if basis is None else self.of_basis(basis)
 
     def any(self) -> Link:
-        """The link to the shard with the fewest tasks on their way, of those that are connected
-        and have room; the next one in turn, where several have as few."""
+        """Return the link to the shard with the fewest unanswered tasks among the connected shards
+        with room; the next in turn among equals."""
         links, count = self.links, len(self.links)
         best, least = (self._next + 1) % count, (2, 0)
         for step in range(1, count + 1):
@@ -246,19 +251,19 @@ class Shards:
         wires: Sequence[WireTask],
         until_s: float | None,
     ) -> tuple[Link, int]:
-        """The link to the shard of a transaction with these half tasks, which is that of
-        ``place`` if it has some already, and the number of the claim of its name there; 0: it needs
-        none. Raises BadRequest when they belong into several, Conflict when others have it in
-        another shard."""
+        """Return the link to the shard of a transaction with these half tasks, and the number of
+        the claim of its name there; 0: no claim is needed. ``place``: the shard of its earlier half
+        tasks. Raise BadRequest if the tasks belong to several shards, Conflict if another client
+        uses the name in another shard."""
         home = None if place is None else place[0]
         bases = {checked_basis(wire[3]) for wire in wires if len(wire) == 4} - {None}
         homes = {shard_of(basis, len(self.links)) for basis in bases if basis is not None}
-        known = next((n for n, link in enumerate(self.links) if link is home), None)
-        if len(homes | ({known} - {None})) > 1:
+        current = next((n for n, link in enumerate(self.links) if link is home), None)
+        if len(homes | ({current} - {None})) > 1:
             raise BadRequest(
-                f"transaction {name} has tasks in one shard, and their keys are of several:"
-                f" {', '.join(sorted(map(str, bases)))}; give all of them one shard_by. A task"
-                " without a key goes along with the others; the first ones say which shard it is"
+                f"transaction {name} must have its tasks in one shard, but these keys are in"
+                f" several: {', '.join(sorted(map(str, bases)))}; give all of them the same"
+                " shard_by. The first tasks choose the shard, and tasks without a key follow"
             )
         if place is not None:
             return place
@@ -267,49 +272,49 @@ class Shards:
         return self.opened(self.links[shard]), number
 
     async def _claim(
-        self, of: str, name: str, topic: Any, wanted: int | None, until_s: float | None
+        self, kind: str, name: str, topic: Any, wanted: int | None, until_s: float | None
     ) -> tuple[int, int]:
-        """The shard where what has this name is, or is about to be made, and the number of the
-        claim. ``wanted``: the only shard where it may be; None: any, or else the name's home.
-        Raises Conflict where it is in another one."""
-        home, verb = shard_of(name, len(self.links)), VERBS[f"claim_{of}"]
+        """Return the shard of the schedule or transaction with this name, which exists or is about
+        to be created, and the number of the claim. ``wanted``: the only possible shard; None: any,
+        by default the name's home. Raise Conflict if the name is used in another shard."""
+        home, verb = shard_of(name, len(self.links)), VERBS[f"claim_{kind}"]
 
-        async def ask(at: int, shard: int, number: int, *, over: bool) -> tuple[int, int]:
-            said = {"topic": topic, "shard": shard, "number": number, "over": over}
-            asked = verb.asked.to_frame({"name": name, **said})
-            answer = await self._ask(self.links[at], verb, asked, until_s)
+        async def ask(at: int, shard: int, number: int, *, is_over: bool) -> tuple[int, int]:
+            options = {"topic": topic, "shard": shard, "number": number, "over": is_over}
+            fields = verb.asked.to_frame({"name": name, **options})
+            answer = await self._ask(self.links[at], verb, fields, until_s)
             return read(lambda raw: (int(raw["shard"]), int(raw["number"])), answer)
 
         place = home if wanted is None else wanted
         for _ in range(CLAIM_TRIES):
-            shard, number = await ask(home, place, 0, over=False)
+            shard, number = await ask(home, place, 0, is_over=False)
             if wanted is None or shard == wanted:
                 return shard, number
-            # It may be that nothing was made of the claim, and nothing shall be.
-            if not number or (await ask(shard, shard, number, over=True))[1]:
+            # The claim may not have been used, and may never be.
+            if not number or (await ask(shard, shard, number, is_over=True))[1]:
                 break
-            await ask(home, shard, number, over=True)
-        way_out = "delete it first" if of == "schedule" else "choose another name"
+            await ask(home, shard, number, is_over=True)
+        way_out = "delete it first" if kind == "schedule" else "choose another name"
         raise Conflict(
-            f"{of} {name} is in shard {shard}, and the keys of its tasks belong into shard {place}:"
-            f" give them the key or the shard_by that they have there, or {way_out}"
+            f"{kind} {name} is in shard {shard}, but the keys of its tasks belong to shard {place}:"
+            f" use the key or shard_by of the existing tasks, or {way_out}"
         )
 
     def answer_checks(self) -> None:
-        """Answer at all shards for the producer groups that the client answers for."""
+        """Connect to all shards if the client answers checks of transactions."""
         if self.own.options.checks.handlers:
             for link in self._others:
                 self.opened(link)
 
     def opened(self, link: Link) -> Link:
-        """The link, which begins to connect if it has not. Raises ClientClosed."""
+        """Return the link, and start to connect it if necessary. Raise ClientClosed."""
         if self._is_closed:
             raise ClientClosed("the client is closed; make a new one")
         link.ready()
         return link
 
     async def close(self) -> None:
-        """Close all links but the own one, which could not connect and may find other shards."""
+        """Close all links except the own one, which could not connect and may find other shards."""
         self._is_closed = True
         self.own.place = self.own.route = None
         await close_all(self._others, 0.0)
@@ -317,7 +322,7 @@ class Shards:
     # --- verbs ----------------------------------------------------------------------------------
 
     async def call(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        """The answer to a verb, in the form of the wire."""
+        """Return the answer to a verb, in wire form."""
         asks: Mapping[Over | None, Callable[..., Any]] = {
             Over.ONE: self._ask_own, Over.IDS: self._ask_ids, Over.NAME: self._ask_name,
             Over.ALL: self._ask_all, Over.TURN: self._ask_in_turn, Over.BASIS: self._put_schedule,
@@ -350,73 +355,73 @@ class Shards:
                 groups.setdefault(shard, []).append(index)
 
         async def ask(shard: int, indexes: Sequence[int]) -> Sequence[Any]:
-            some = [fields[place][index] for index in indexes]
-            asked = (*fields[:place], some, *fields[place + 1 :])
-            answer = await self._ask(self.links[shard], verb, asked, until_s)
-            if not isinstance(answer, tuple) or len(answer) != len(some):
-                raise ProtocolError(f"the daemon's answer is not a list of {len(some)}")
+            part = [fields[place][index] for index in indexes]
+            shard_fields = (*fields[:place], part, *fields[place + 1 :])
+            answer = await self._ask(self.links[shard], verb, shard_fields, until_s)
+            if not isinstance(answer, tuple) or len(answer) != len(part):
+                raise ProtocolError(f"the daemon's answer is not a list of {len(part)}")
             return answer
 
         return tuple(await ask_in_parts(groups, ask))
 
     async def _ask_task(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        """The answer of the shard that knows the task, or that one is away that may know it."""
+        """Return the answer of the shard that has the task, or which shards are away that may."""
         task_id = fields[0]
         shards = range(len(self.links)) if task_id is None else self.shards_of(task_id)
         soon_s = asyncio.get_running_loop().time() + ANSWERS_S
         until_s = soon_s if until_s is None else min(until_s, soon_s)
-        asking = [self._ask(self.links[shard], verb, fields, until_s) for shard in shards]
-        ends = await asyncio.gather(*asking, return_exceptions=True)
+        calls = [self._ask(self.links[shard], verb, fields, until_s) for shard in shards]
+        ends = await asyncio.gather(*calls, return_exceptions=True)
         raise_first([end for end in ends if not isinstance(end, AWAY)])
         return explanation_of(task_id, dict(zip(shards, ends, strict=True)))
 
     def shards_of(self, task_id: int) -> Iterable[int]:
-        """The shards that may have the task."""
+        """Return the shards that may have the task."""
         count, shard = len(self.links), task_id & ((1 << SHARD_BITS) - 1)
         if task_id <= self._reconnector.info.get("moved_id", 0):
             return range(count)
         return (shard if shard < count else 0,)
 
     async def _ask_name(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        """The answer of the shard that has what is named; the others need not be there."""
-        asking = [
+        """Return the answer of the shard that has the named object; the others may be away."""
+        calls = [
             asyncio.ensure_future(self._ask(link, verb, fields, until_s)) for link in self.links
         ]
         errors: list[BaseException] = []
         try:
-            for end in asyncio.as_completed(asking):
+            for end in asyncio.as_completed(calls):
                 try:
                     return await end
                 except TickwheelError as error:
                     errors.append(error)
         finally:
-            for task in asking:
+            for task in calls:
                 task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await asyncio.gather(*calls, return_exceptions=True)
         raise next((error for error in errors if not isinstance(error, NotFound)), errors[0])
 
     async def _ask_all(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
         links, first = self.links, []
         if verb.name == "load":
-            # The first one says when the spans begin.
+            # The first shard's answer sets the beginning of the spans.
             first = [await self._ask(links[0], verb, fields, until_s)]
             fields = ({**fields[0], "from_ms": first[0]["from_ms"]},)
             links = links[1:]
-        asking = (self._ask(link, verb, fields, until_s) for link in links)
-        ends = await asyncio.gather(*asking, return_exceptions=True)
+        calls = (self._ask(link, verb, fields, until_s) for link in links)
+        ends = await asyncio.gather(*calls, return_exceptions=True)
         return self._merged(verb, [*first, *ends], fields)
 
     async def _ask_in_turn(self, verb: Verb, fields: tuple[Any, ...], until_s: float | None) -> Any:
-        """What all shards are told; the first error ends it, and a repeat mends it. What one of
-        them has not is passed over."""
+        """Ask all shards in turn. The first error ends it, and the caller can repeat the call.
+        A shard that has no such object is skipped."""
         if verb.name in ("reset_group", "make_bulk") and fields[-1].get("id") is None:
-            # The same name in each, so that it is shown, and cancelled, as one.
+            # The same name in each shard, so that it is listed and cancelled as one.
             fields = (*fields[:-1], {**fields[-1], "id": own_name("reset")})
         ends: list[Any] = []
         for shard, link in enumerate(self.links):
-            asked = (_file_of(fields[0], shard),) if verb.name == "backup" else fields
+            shard_fields = (_file_of(fields[0], shard),) if verb.name == "backup" else fields
             try:
-                ends.append(await self._ask(link, verb, asked, until_s))
+                ends.append(await self._ask(link, verb, shard_fields, until_s))
             except NotFound as error:
                 ends.append(error)
         return self._merged(verb, ends, fields)
@@ -424,74 +429,78 @@ class Shards:
     async def _ask_together(
         self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
     ) -> Any:
-        """A restore that all shards begin under one id, or none: each from its own backup into its
-        own file; of tasks that are named, the shards that may have them. Those that may be away are
-        asked first, so that none begins in vain."""
+        """Start a restore in all shards under one id, or in none: each restores its own backup into
+        its own file; named tasks are asked of the shards that may have them. Shards that may be
+        away are asked first, so that no other starts in vain."""
         into, options = fields
         options = {"id": own_number(), **options}
-        parts = self._restored(options)
+        parts = self._restored_ids(options)
         answers: list[Raw | None] = [None] * len(self.links)
         for shard in sorted(parts, key=lambda n: (self.opened(self.links[n]).connected, n)):
-            asked = {**options, "of_shards": len(parts), **parts[shard]}
+            shard_options = {**options, "of_shards": len(parts), **parts[shard]}
             if options.get("backup") is not None:
-                asked["backup"] = _file_of(options["backup"], shard)
+                shard_options["backup"] = _file_of(options["backup"], shard)
             try:
                 answers[shard] = await self._ask(
-                    self.links[shard], verb, (_file_of(into, shard), asked), until_s
+                    self.links[shard], verb, (_file_of(into, shard), shard_options), until_s
                 )
             except TickwheelError as error:
-                begun = [n for n, answer in enumerate(answers) if answer is not None]
-                raise await self._begun_in_vain(error, shard, begun, options["id"]) from error
+                started = [n for n, answer in enumerate(answers) if answer is not None]
+                raise await self._cancel_started(error, shard, started, options["id"]) from error
         return MERGED["show_restore"](answers, options)
 
-    def _restored(self, options: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
-        """The shards that restore something, and the ids that each one is asked for."""
+    def _restored_ids(self, options: Mapping[str, Any]) -> Mapping[int, Mapping[str, Any]]:
+        """Return the shards that restore tasks, and the ids that each one is asked for."""
         ids = options.get("ids")
         if not ids:
             return {shard: {} for shard in range(len(self.links))}
-        found: dict[int, list[int]] = {}
-        for one in ids:
-            for shard in self.shards_of(one):
-                found.setdefault(shard, []).append(one)
-        return {shard: {"ids": some} for shard, some in found.items()}
+        by_shard: dict[int, list[int]] = {}
+        for task_id in ids:
+            for shard in self.shards_of(task_id):
+                by_shard.setdefault(shard, []).append(task_id)
+        return {shard: {"ids": part} for shard, part in by_shard.items()}
 
-    async def _begun_in_vain(
-        self, error: TickwheelError, shard: int, begun: Sequence[int], restore: int
+    async def _cancel_started(
+        self, error: TickwheelError, shard: int, started: Sequence[int], restore: int
     ) -> TickwheelError:
-        """Cancel a restore in the shards that have begun it, since ``shard`` has not; the error
-        that says so."""
-        maybe = [*begun, *([shard] if isinstance(error, UNSURE) else [])]
+        """Cancel a restore in the shards that started it, because ``shard`` did not. Return the
+        error for the caller."""
+        maybe = [*started, *([shard] if isinstance(error, UNSURE) else [])]
         verb = VERBS["cancel_restore"]
-        asking = (self._ask_soon(self.links[n], verb, (restore,), None) for n in maybe)
-        ends = await asyncio.gather(*asking, return_exceptions=True)
+        calls = (self._ask_soon(self.links[n], verb, (restore,), None) for n in maybe)
+        ends = await asyncio.gather(*calls, return_exceptions=True)
         left = [
             n for n, end in zip(maybe, ends, strict=True)
             if isinstance(end, BaseException) and not isinstance(end, NotFound)
         ]  # fmt: skip
-        over = ", ".join(str(n) for n in begun if n not in left)
-        said = [f"shard {shard}: {error.message}"]
-        if over:
-            said.append(f"restore {restore} had begun in shards {over}, and was cancelled there")
+        cancelled = ", ".join(str(n) for n in started if n not in left)
+        parts = [f"shard {shard}: {error.message}"]
+        if cancelled:
+            parts.append(
+                f"restore {restore} was cancelled in shards {cancelled}, which had started it"
+            )
         if left:
             names = ", ".join(map(str, left))
-            said.append(f"restore {restore} may go on in shards {names}: cancel it once more")
-        return type(error)("; ".join(said if over or left else [*said, "no shard has begun it"]))
+            parts.append(f"restore {restore} may still run in shards {names}: cancel it again")
+        if not cancelled and not left:
+            parts.append("no shard has started the restore")
+        return type(error)("; ".join(parts))
 
     async def _ask_home_first(
         self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
     ) -> Any:
-        """What the home of a topic's settings is told, whose error ends it, and then the others.
-        One of these that is away, or does not know the group yet, follows the home by itself."""
+        """Ask the home of a topic's settings, whose error ends it, and then the others. A shard
+        that is away, or does not know the group yet, follows the home by itself."""
         home, others = self._home_and_others(fields[0])
         first = await self._ask(home, verb, fields, until_s)
-        asking = (self._ask_soon(link, verb, fields, until_s) for link in others)
-        ends: list[Any] = await asyncio.gather(*asking, return_exceptions=True)
+        calls = (self._ask_soon(link, verb, fields, until_s) for link in others)
+        ends: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
         raise_first([end for end in ends if not isinstance(end, (NotFound, *AWAY))])
         away = [link for link, end in zip(others, ends, strict=True) if isinstance(end, AWAY)]
         if away:
             names = ", ".join(str(self.links.index(link)) for link in away)
             LOGGER.info(
-                "%s of topic %s: shards %s were away, and follow when they are back",
+                "%s of topic %s: shards %s are away and will follow when they return",
                 verb.name, fields[0], names,
             )  # fmt: skip
         answers = [end for end in ends if not isinstance(end, BaseException)]
@@ -500,7 +509,7 @@ class Shards:
     async def _ask_soon(
         self, link: Link, verb: Verb, fields: tuple[Any, ...], until_s: float | None
     ) -> Any:
-        """Ask a shard that need not be there: without a connection it is waited for ``JOIN_S``."""
+        """Ask a shard that may be away: wait at most ``JOIN_S`` for its connection."""
         if not self.opened(link).connected:
             soon_s = self._reconnector.loop.time() + JOIN_S
             until_s = soon_s if until_s is None else min(until_s, soon_s)
@@ -509,8 +518,8 @@ class Shards:
     async def _ask_home_last(
         self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
     ) -> Any:
-        """What is deleted in all shards, at its home when it has gone in all others: what one of
-        them refuses is still there, and the others follow the home and have it again."""
+        """Delete an object in all shards, in its home last: if a shard refuses, the object still
+        exists there and at the home, and the other shards follow the home and restore it."""
         home, others = self._home_and_others(fields[0])
         ends: list[Any] = []
         for link in (*others, home):
@@ -521,13 +530,13 @@ class Shards:
         return self._merged(verb, ends, fields)
 
     def _home_and_others(self, topic: Any) -> tuple[Link, list[Link]]:
-        """The link to the shard where the settings of a topic have their home, and those of all
-        others. Raises BadRequest."""
+        """Return the link to the home of a topic's settings, and the links to all other shards.
+        Raise BadRequest."""
         home = self.of_basis(topic) if isinstance(topic, str) else self.links[0]
         return home, [link for link in self.links if link is not home]
 
     def _merged(self, verb: Verb, ends: Sequence[Any], fields: tuple[Any, ...]) -> Any:
-        """One answer of those of all shards, of which some may have nothing of it."""
+        """Merge the answers of all shards, some of which may have no such object."""
         raise_first([end for end in ends if not isinstance(end, NotFound)])
         answers = [end for end in ends if not isinstance(end, NotFound)]
         if not answers:
@@ -543,37 +552,39 @@ class Shards:
     async def _put_schedule(
         self, verb: Verb, fields: tuple[Any, ...], until_s: float | None
     ) -> Any:
-        """Put a schedule where its tasks belong, or else where its name does. Raises Conflict where
-        another shard has one of that name."""
+        """Store a schedule in the shard of its tasks, or else in the home of its name. Raise
+        Conflict if another shard has a schedule of that name."""
         name, options = fields[0], fields[-1]
         basis = checked_basis(options.get(NewSchedule.field("task").name) or {})
         home = self.of_basis(name if basis is None else basis)
         place, topic = self.links.index(home), options.get("topic")
         _, number = await self._claim("schedule", name, topic, place, until_s)
         if number:
-            claim, said = VERBS["claim_schedule"], {"shard": place, "number": number}
-            fields_of_claim = claim.asked.to_frame({"name": name, "topic": topic, **said})
+            claim, claimed = VERBS["claim_schedule"], {"shard": place, "number": number}
+            fields_of_claim = claim.asked.to_frame({"name": name, "topic": topic, **claimed})
             await self._ask(home, claim, fields_of_claim, until_s)
         show = VERBS["show_schedule"]
-        asked = show.asked.to_frame({"name": name, "next": 0})
+        show_fields = show.asked.to_frame({"name": name, "next": 0})
         rest = [link for link in self.links if link is not home]
-        looks = (self._ask(link, show, asked, until_s) for link in rest)
-        ends = await asyncio.gather(*looks, return_exceptions=True)
+        calls = (self._ask(link, show, show_fields, until_s) for link in rest)
+        ends = await asyncio.gather(*calls, return_exceptions=True)
         raise_first([end for end in ends if not isinstance(end, NotFound)])
         if not all(isinstance(end, NotFound) for end in ends):
             raise Conflict(
-                f"schedule {name} is in the shard of another key; with the key that its tasks have"
-                " now it belongs into another shard: delete it first"
+                f"schedule {name} is in another shard, because its tasks have another key: delete"
+                " it before changing the key"
             )
         return await self._ask(home, verb, fields, until_s)
 
     async def pages(
         self, verb: Verb, keywords: Mapping[str, Any], limit: int | None, timeout: Duration | None
     ) -> AsyncGenerator[Any, None]:
-        """The items of a listing of all shards, in its order."""
-        # The newest bulk operations of one shard need not be those of another.
-        most = None if verb.name == "list_bulk" else limit
-        lists = [self.opened(link).pages(verb, keywords, most, timeout) for link in self.links]
+        """Yield the items of a listing of all shards in its order."""
+        # The newest bulk operations of one shard may not be the newest of all.
+        shard_limit = None if verb.name == "list_bulk" else limit
+        lists = [
+            self.opened(link).pages(verb, keywords, shard_limit, timeout) for link in self.links
+        ]
         if verb.name == "list_bulk":
             items = bulks_of(lists)
         else:
@@ -589,52 +600,54 @@ class Shards:
                     if not left:
                         return
 
-    async def page(self, verb: Verb, asked: Raw, until_s: float | None) -> Raw:
-        """A page of a listing of all shards, as a daemon alone answers it; ``after`` is ``next`` of
-        the page before. Consumers come shard by shard, and all else in the order of the list."""
+    async def page(self, verb: Verb, query: Raw, until_s: float | None) -> Raw:
+        """Return a page of a listing of all shards, like a single daemon; ``after`` is ``next`` of
+        the previous page. Consumers are listed shard by shard, everything else in the order of the
+        list."""
         if verb.name == "consumers":
-            return await self._page_in_turn(verb, asked, until_s)
+            return await self._page_in_turn(verb, query, until_s)
         if verb.name == "list_bulk":
-            return await self._page_of_bulks(asked)
-        fields = verb.asked.to_frame(asked)
-        asking = (self._ask(link, verb, fields, until_s) for link in self.links)
-        answers: list[Any] = await asyncio.gather(*asking, return_exceptions=True)
+            return await self._page_of_bulks(query)
+        fields = verb.asked.to_frame(query)
+        calls = (self._ask(link, verb, fields, until_s) for link in self.links)
+        answers: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
         raise_first(answers)
-        return page_of(verb, asked, answers)
+        return page_of(verb, query, answers)
 
-    async def _page_in_turn(self, verb: Verb, asked: Raw, until_s: float | None) -> Raw:
-        """A page that goes on in the next shard where one has no more. Its places are places of a
-        shard that also say which shard it is."""
-        count, limit, found = len(self.links), limit_of(verb, asked), list[Raw]()
-        place, shard = divmod(asked.get("after") or 0, count)
+    async def _page_in_turn(self, verb: Verb, query: Raw, until_s: float | None) -> Raw:
+        """Return a page that continues in the next shard at the end of one. ``next`` combines the
+        place in a shard with the shard's index."""
+        count, limit, rows = len(self.links), limit_of(verb, query), list[Raw]()
+        place, shard = divmod(query.get("after") or 0, count)
         while True:
-            some = {**asked, "after": place, "limit": limit - len(found)}
-            answer = await self._ask(self.links[shard], verb, (some,), until_s)
-            found += answer[verb.pages]
+            part = {**query, "after": place, "limit": limit - len(rows)}
+            answer = await self._ask(self.links[shard], verb, (part,), until_s)
+            rows += answer[verb.pages]
             place = answer["next"]
             if place is None:
                 place, shard = 0, shard + 1
-            if shard == count or len(found) >= limit:
+            if shard == count or len(rows) >= limit:
                 following = None if shard == count else place * count + shard
-                return {**answer, verb.pages: found, "next": following}
+                return {**answer, verb.pages: rows, "next": following}
 
-    async def _page_of_bulks(self, asked: Raw) -> Raw:
-        """A page of bulk operations, of which all shards together keep few."""
-        wanted = {name: asked[name] for name in ("topic", "state") if name in asked}
-        every = [one.raw async for one in self.pages(VERBS["list_bulk"], wanted, None, None)]
-        after, start = asked.get("after"), 0
+    async def _page_of_bulks(self, query: Raw) -> Raw:
+        """Return a page of bulk operations, of which all shards together keep few."""
+        wanted = {name: query[name] for name in ("topic", "state") if name in query}
+        operations = [item.raw async for item in self.pages(VERBS["list_bulk"], wanted, None, None)]
+        after, start = query.get("after"), 0
         if after is not None:
-            start = 1 + next((n for n, one in enumerate(every) if one["id"] == after), len(every))
-            if start > len(every):
+            ids = [operation["id"] for operation in operations]
+            start = 1 + (ids.index(after) if after in ids else len(ids))
+            if start > len(operations):
                 raise NotFound(f"there is no bulk operation {after}")
-        end = start + limit_of(VERBS["list_bulk"], asked)
-        following = every[end - 1]["id"] if end < len(every) else None
-        return {"bulk": every[start:end], "next": following}
+        end = start + limit_of(VERBS["list_bulk"], query)
+        following = operations[end - 1]["id"] if end < len(operations) else None
+        return {"bulk": operations[start:end], "next": following}
 
-    # --- consuming ------------------------------------------------------------------------------
+    # --- consumers ------------------------------------------------------------------------------
 
     def parts(self, front: Subscription) -> SpreadSubscription:
-        """A subscription on each shard for this one."""
+        """Return a subscription on each shard for this front."""
         return SpreadSubscription(self.links, front)
 
     async def pull(
@@ -644,83 +657,85 @@ class Shards:
         wait_ms: int,
         options: dict[str, Any],
         until_s: float | None,
-        made: Callable[[MadeGroup], None],
+        on_made: Callable[[MadeGroup], None],
     ) -> list[Delivery]:
-        """Up to ``count`` deliveries of all shards: what is there, or else what comes first."""
+        """Return up to ``count`` deliveries of all shards: waiting ones, or else the first that
+        arrive."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + wait_ms / 1000
         self._next = (self._next + 1) % len(self.links)
         links = [*self.links[self._next :], *self.links[: self._next]]
         order = sorted(map(self.opened, links), key=lambda link: not link.connected)
-        found: list[Delivery] = []
+        deliveries: list[Delivery] = []
         errors: list[TickwheelError] = []
         asked = 0
         try:
             for link in order:
-                # What was found, and who waits for what comes first, waits for no shard that is
-                # away.
-                is_asked = link.connected or not (found or wait_ms)
-                if is_asked and (len(found) < count or not count):
+                # Neither deliveries already received nor a caller that waits for the first one
+                # should wait for a shard that is away.
+                is_asked = link.connected or not (deliveries or wait_ms)
+                if is_asked and (len(deliveries) < count or not count):
                     asked += 1
                     try:
-                        left = count - len(found)
-                        found += await link.pull(names, left, 0, options, until_s, made)
+                        left = count - len(deliveries)
+                        deliveries += await link.pull(names, left, 0, options, until_s, on_made)
                     except TickwheelError as error:
                         errors.append(error)
             if errors and (len(errors) == asked or not errors[0].retryable):
                 raise errors[0]
         except BaseException:
-            self._give_back(found)
+            self._release(deliveries)
             raise
-        while not found and (left_ms := int((end_s - loop.time()) * 1000)) > 0:
+        while not deliveries and (left_ms := int((end_s - loop.time()) * 1000)) > 0:
             wait_ms = min(left_ms, WAIT_MS)
-            found = await self._wait(order, names, count, wait_ms, options, until_s, made)
-        return found
+            deliveries = await self._wait(order, names, count, wait_ms, options, until_s, on_made)
+        return deliveries
 
     async def _wait(
         self, order: Sequence[Link], names: tuple[str, str], count: int, wait_ms: int,
-        options: dict[str, Any], until_s: float | None, made: Callable[[MadeGroup], None],
+        options: dict[str, Any], until_s: float | None, on_made: Callable[[MadeGroup], None],
     ) -> list[Delivery]:  # fmt: skip
-        """What comes first at any shard; what comes later, or is too much, is given back."""
+        """Return the first deliveries of any shard; release later ones and those over ``count``."""
         each, extra = divmod(count, len(order))
         shares = [max(1, each + (index < extra)) for index in range(len(order))]
         pulls = [
-            asyncio.ensure_future(link.pull(names, share, wait_ms, options, until_s, made))
+            asyncio.ensure_future(link.pull(names, share, wait_ms, options, until_s, on_made))
             for link, share in zip(order, shares, strict=True)
         ]
-        found: list[Delivery] = []
+        deliveries: list[Delivery] = []
         errors: list[BaseException] = []
         loop = asyncio.get_running_loop()
         over_s = loop.time() + wait_ms / 1000 + JOIN_S
         left_s: float | None = None
         try:
             waiting = set(pulls)
-            while waiting and not found:
+            while waiting and not deliveries:
                 done, waiting = await asyncio.wait(
                     waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
                     break
                 errors += filter(None, (pull.exception() for pull in done))
-                found = [one for pull in done if not pull.exception() for one in pull.result()]
+                deliveries = [d for pull in done if not pull.exception() for d in pull.result()]
                 if len(errors) + len(waiting) < len(pulls):
-                    # One has answered: those that are away are waited for a while.
+                    # A shard has answered: wait only a while for those that are away.
                     left_s = max(0.0, over_s - loop.time())
         finally:
             for pull in pulls:
                 pull.cancel()
             ends = await asyncio.gather(*pulls, return_exceptions=True)
-            taken = set(map(id, found))
+            taken = set(map(id, deliveries))
             lists = (end for end in ends if not isinstance(end, BaseException))
-            self._give_back([one for some in lists for one in some if id(one) not in taken])
+            late = (delivery for end in lists for delivery in end)
+            self._release([delivery for delivery in late if id(delivery) not in taken])
         if len(errors) == len(pulls):
             raise errors[0]
         with suppress(TickwheelError):
-            await asyncio.gather(*(one.release() for one in found[count:]))
-        return found[:count]
+            await asyncio.gather(*(delivery.release() for delivery in deliveries[count:]))
+        return deliveries[:count]
 
-    def _give_back(self, deliveries: Sequence[Delivery]) -> None:
-        """Release what nobody takes any more."""
+    def _release(self, deliveries: Sequence[Delivery]) -> None:
+        """Release deliveries that nobody waits for."""
 
         async def release() -> None:
             releasing = (delivery.release() for delivery in deliveries)
@@ -731,7 +746,7 @@ class Shards:
 
 
 def _file_of(name: str, shard: int) -> str:
-    """The name of one shard's own file; a name that no file may have stays as it is."""
+    """Return the name of a shard's own file; an invalid file name is returned unchanged."""
     path = PurePosixPath(name)
     if path.name != name or name == "..":
         return name
@@ -742,30 +757,30 @@ def _file_of(name: str, shard: int) -> str:
 
 
 TOGETHER = 512
-"""Tasks that may be anywhere and go to one shard together, before the next one is looked for."""
+"""Consecutive tasks without a basis that go to one shard before the next shard is chosen."""
 
 
 class SpreadProducer:
-    """What ``Producer`` is for one shard, for several: each task goes to the producer of its shard.
-    One that is away holds nobody else up."""
+    """``Producer`` for several shards: each task goes to the producer of its shard. A shard that is
+    away does not delay the others."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
         self._full: Producer | None = None
-        """The one that had no room for a task when it was last asked."""
+        """The producer that had no room for the last task."""
         self._filling: Producer | None = None
-        """The one that got the last task that may be anywhere,"""
+        """The producer of tasks without a basis."""
         self._left = 0
-        """and how many more may go there with it."""
+        """Further tasks without a basis that can go to ``_filling``."""
 
     @property
     def is_full(self) -> bool:
-        """Whether no shard that is connected has room."""
-        there = [link.producer for link in self._shards.links if link.connected]
-        return bool(there) and all(one.is_full for one in there)
+        """Whether all connected shards are full."""
+        producers = [link.producer for link in self._shards.links if link.connected]
+        return bool(producers) and all(producer.is_full for producer in producers)
 
     def _home(self, wire: WireTask) -> Producer:
-        """The producer that a task goes to: the way of most tasks. Raises BadRequest."""
+        """Return the producer of a task; a fast path for most tasks. Raise BadRequest."""
         if len(wire) == 4:
             basis = checked_basis(wire[3])
             if basis is not None:
@@ -802,8 +817,8 @@ class SpreadProducer:
         *,
         is_ruled: bool = False,
     ) -> asyncio.Future[Any]:
-        def send(to: Producer, some: list[WireTask]) -> asyncio.Future[Any]:
-            return to.put(some, count and len(some), size_of(some), time_s, is_ruled=is_ruled)
+        def send(to: Producer, part: list[WireTask]) -> asyncio.Future[Any]:
+            return to.put(part, count and len(part), size_of(part), time_s, is_ruled=is_ruled)
 
         return self._divide(tasks, count, send)
 
@@ -817,7 +832,7 @@ class SpreadProducer:
         await (full or self._shards.any().producer).wait_room(time_s)
 
     def take_over(self, batches: Iterable[Batch]) -> None:
-        """Send what was enqueued before it was known that there are several shards."""
+        """Send tasks that were enqueued before the client knew of several shards."""
         for batch in batches:
             [future] = batch.futures
             if isinstance(batch, ColumnBatch):
@@ -835,8 +850,8 @@ class SpreadProducer:
         send: Callable[[Producer, list[WireTask]], asyncio.Future[Any]],
         future: asyncio.Future[Any] | None = None,
     ) -> asyncio.Future[Any]:
-        """Send tasks of one frame to their shards, a frame each; the future of what the caller gets
-        (``future``, if there is one already)."""
+        """Send the tasks of one frame to their shards, in a frame each. Return the caller's future
+        (``future``, if it exists already)."""
         parts: dict[Producer, list[int]] = {}
         free: Producer | None = None
         for index, wire in enumerate(tasks):
@@ -850,7 +865,7 @@ class SpreadProducer:
             [home] = parts
             return send(home, tasks)
         sent: list[tuple[list[int], asyncio.Future[Any]]] = []
-        made = self._shards._reconnector.loop.create_future() if future is None else future
+        joined = self._shards._reconnector.loop.create_future() if future is None else future
         for home, indexes in parts.items():
             try:
                 part = send(home, [tasks[index] for index in indexes])
@@ -858,12 +873,12 @@ class SpreadProducer:
                 part = home.create_future()
                 fail(part, error)
             sent.append((indexes, part))
-        _Joined(sent, count, made)
-        return made
+        _Joined(sent, count, joined)
+        return joined
 
 
 class _Joined:
-    """The parts of one caller's tasks, whose outcomes become one in ``future``."""
+    """Joins the outcomes of one caller's tasks in several shards in ``future``."""
 
     def __init__(
         self, sent: Sequence[tuple[list[int], asyncio.Future[Any]]], count: int,
@@ -872,20 +887,20 @@ class _Joined:
         self._sent, self._count, self._future = sent, count, future
         self._left = len(sent)
         for _, part in sent:
-            part.add_done_callback(self._one_done)
+            part.add_done_callback(self._part_done)
 
-    def _one_done(self, part: asyncio.Future[Any]) -> None:
+    def _part_done(self, part: asyncio.Future[Any]) -> None:
         self._left -= 1
         if self._left or self._future.done():
             if not part.cancelled():
-                part.exception()  # seen
+                part.exception()  # mark as retrieved
             return
-        found: dict[int, Receipt | TickwheelError] = {}
-        for indexes, one in self._sent:
-            is_single = not self._count and not one.cancelled() and one.exception() is None
-            outcomes = [one.result()] if is_single else outcomes_of(one, len(indexes))
-            found.update(zip(indexes, outcomes, strict=True))
-        ends = [found[index] for index in range(len(found))]
+        outcomes: dict[int, Receipt | TickwheelError] = {}
+        for indexes, sent in self._sent:
+            is_single = not self._count and not sent.cancelled() and sent.exception() is None
+            results = [sent.result()] if is_single else outcomes_of(sent, len(indexes))
+            outcomes.update(zip(indexes, results, strict=True))
+        ends = [outcomes[index] for index in range(len(outcomes))]
         errors = [end for end in ends if isinstance(end, TickwheelError)]
         if errors:
             fail(self._future, failure(ends, errors) if self._count else errors[0])
@@ -894,7 +909,7 @@ class _Joined:
 
 
 def _adopted(batch: Batch, producer: Producer, tasks: list[WireTask]) -> asyncio.Future[Any]:
-    """Give some tasks of a batch to a producer, in a frame of their own with the same deadline."""
+    """Give some tasks of a batch to a producer, in a new frame with the same deadline."""
     part = Batch(producer, FRAME_BYTES, batch.began_s, batch.deadline_s)
     future = part.put(tasks, batch.counts[0] and len(tasks), size_of(tasks))
     producer.adopt(part)

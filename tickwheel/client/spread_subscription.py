@@ -1,12 +1,13 @@
-"""A subscription over several shards: one on each, behind one front that hands out what they get.
+"""A subscription over several shards: one on each, behind a front from which their deliveries are
+read.
 
-Imported with ``client/shards.py`` by a client that has learnt of several shards. Invariants:
+Imported with ``client/shards.py`` once a client has learnt of several shards. Invariants:
 
-* What a shard delivered is settled at that shard, and its lease is kept up there.
-* A shard that is away holds up nobody: it comes in when it is there.
-* A prefetch that somebody has named is divided: each shard has at least 1 of it, and the deliveries
-  of all together are never more than it, or than one for each shard if it is smaller than that.
-  Where the work is follows from what the shards say of themselves; credit goes there.
+* A delivery is settled, and its lease extended, at the shard that sent it.
+* A shard that is away delays nothing: its subscription starts when it returns.
+* A prefetch that the caller has set is divided. Each shard gets at least 1, and all shards together
+  never deliver more than the prefetch, or one for each shard if it is smaller than their number.
+  Credit moves to the shards that report waiting tasks.
 """
 
 from __future__ import annotations
@@ -29,23 +30,22 @@ if TYPE_CHECKING:
     from tickwheel.client.link import Link
 
 JOIN_S = 2.0
-"""How long, in seconds, a subscription or a pull waits for shards that are away, when one is
-there."""
+"""Seconds that a subscription or a pull waits for shards that are away, when one is connected."""
 IN_A_ROW = 16
-"""Deliveries of one shard before the next one has its turn."""
+"""Deliveries of one shard before the turn of the next."""
 LOOK_S, LOOK_MAX_S = 0.2, 1.6
-"""How long, in seconds, between two looks at where the work is; twice as long after each look that
-has moved no credit, up to the most."""
+"""Minimum and maximum seconds between two measurements of where tasks wait. The pause doubles after
+each measurement that moved no credit."""
 
 
 class ShareUse(NamedTuple):
-    """How much one shard uses of its share of a prefetch, and whether more would help."""
+    """The use of one shard's share of a prefetch, and its waiting tasks."""
 
     share: int
-    """The part of the prefetch."""
+    """The shard's part of the prefetch."""
     in_flight: int
     ready: int
-    """Tasks of the group that are ready there, and wait for credit of anybody."""
+    """Ready tasks of the group at the shard that wait for credit."""
 
     @property
     def is_short(self) -> bool:
@@ -54,30 +54,30 @@ class ShareUse(NamedTuple):
 
 
 def divided(prefetch: int, loads: Sequence[ShareUse]) -> list[int]:
-    """The shares of a prefetch: at least 1 for each shard, the rest by max-min fairness of what
-    each has and could have; what nobody could use now is divided equally."""
+    """Divide a prefetch: each shard gets at least 1, the rest is divided by max-min fairness of
+    what each shard uses and could use; a remainder that no shard could use is divided equally."""
     shares = [1] * len(loads)
     left = prefetch - len(loads)
-    uses = [load.in_flight + load.ready * load.is_short for load in loads]
-    order = sorted(range(len(loads)), key=uses.__getitem__)
-    for most in (uses, [prefetch] * len(loads)):
+    demands = [load.in_flight + load.ready * load.is_short for load in loads]
+    order = sorted(range(len(loads)), key=demands.__getitem__)
+    for limits in (demands, [prefetch] * len(loads)):
         for position, index in enumerate(order):
             equal = left // (len(order) - position)
-            more = max(0, min(equal, most[index] - shares[index]))
+            more = max(0, min(equal, limits[index] - shares[index]))
             shares[index] += more
             left -= more
     return shares
 
 
 class SpreadBuffer(Buffer):
-    """What has come from all shards, handed out in turn, some of each."""
+    """The deliveries of all shards, read in turn, several of each."""
 
     def __init__(self, lease_s: float) -> None:
         super().__init__(lease_s)
         self.parts: list[Subscription] = []
         self._turn = self._left = 0
         self._present = Buffer(lease_s)
-        """That of the shard whose turn it is, for as many deliveries as are left."""
+        """The buffer of the shard with the turn, which has ``_left`` deliveries left in it."""
 
     def __len__(self) -> int:
         return sum(len(part._buffer) for part in self.parts)
@@ -102,7 +102,7 @@ class SpreadBuffer(Buffer):
 
 
 class SpreadSubscription:
-    """A subscription on each shard, behind one front that hands out what they get."""
+    """A subscription on each shard, behind a front from which their deliveries are read."""
 
     def __init__(self, links: Sequence[Link], front: Subscription) -> None:
         self._links = links
@@ -111,17 +111,17 @@ class SpreadSubscription:
         self._leases: list[SpreadLeases] = []
         self._joining: set[asyncio.Task[None]] = set()
         self._shares = self._equal_shares(front._prefetch)
-        """The prefetch of each shard: never less than what its daemon may have been told."""
+        """The prefetch of each shard: at least the one that its daemon may have."""
         self._dividing = asyncio.Lock()
-        self._following: asyncio.Task[None] | None = None
+        self._balancing: asyncio.Task[None] | None = None
 
     @property
     def _parts(self) -> list[Subscription]:
         return self.buffer.parts
 
     async def start(self) -> None:
-        """Subscribe at all shards that are there. Raises what one of them objects to, and why there
-        is none; those that are away come in later."""
+        """Subscribe at all connected shards; those that are away join later. Raise a shard's
+        refusal, or an error if no shard is connected."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + JOIN_S
         joining = {loop.create_task(self._join(shard)): shard for shard in range(self._count)}
@@ -148,15 +148,15 @@ class SpreadSubscription:
             task.cancel()
         for task in (*errors, *waiting):
             self._join_later(joining[task])
-        self._begin_following()
+        self._begin_balancing()
 
     @property
     def _count(self) -> int:
         return len(self._links)
 
     def _equal_shares(self, prefetch: int) -> list[int]:
-        """The part of a prefetch that each shard gets at first: at least 1, unless it is 0; all of
-        one that nobody has named."""
+        """Return the initial share of each shard: an equal part of at least 1, unless the prefetch
+        is 0. A default prefetch is not divided."""
         if not self._front._divides:
             return [prefetch] * self._count
         each, extra = divmod(prefetch, self._count)
@@ -166,9 +166,9 @@ class SpreadSubscription:
         """Subscribe at one shard."""
         front = self._front
         link = self._links[shard]
-        link.ready()  # what else waits for the connection must not end with this
+        link.ready()  # other waiters of the connection must not end with this one
         await link.connect()
-        part = link.subscriptions.make(front._wish, self._shares[shard])
+        part = link.subscriptions.make(front._options, self._shares[shard])
         part._front, part._arrived, part.mismatch = front, front._arrived, front.mismatch
         part._bytes_max = max(PART_BYTES_MIN, front._bytes_max // self._count)
         await part.start()
@@ -177,7 +177,7 @@ class SpreadSubscription:
             return
         self._parts.append(part)
         part._shard = shard
-        self.buffer.lease_s = min(one.lease_s for one in self._parts)
+        self.buffer.lease_s = min(part.lease_s for part in self._parts)
         for leases in self._leases:
             leases.add(part)
         front._arrived.notify()
@@ -187,7 +187,8 @@ class SpreadSubscription:
             except TickwheelError as error:
                 if not error.retryable:
                     raise
-                # It subscribes again with this share when it is back: to join twice were too much.
+                # The part subscribes again with this share when the shard is back: do not join
+                # twice.
 
     def _join_later(self, shard: int) -> None:
         task = self._front._reconnector.spawn(self._keep_joining(shard))
@@ -196,7 +197,9 @@ class SpreadSubscription:
 
     async def _keep_joining(self, shard: int) -> None:
         front, tries = self._front, 0
-        LOGGER.warning("shard %d is away; the subscription to %s goes on", shard, front.topic)
+        LOGGER.warning(
+            "shard %d is away; the subscription to %s continues without it", shard, front.topic
+        )
         while not front._closed:
             try:
                 await self._join(shard)
@@ -210,12 +213,12 @@ class SpreadSubscription:
 
     @property
     def new_group(self) -> MadeGroup | None:
-        """What the shards say of the group, if one of them has made it."""
+        """A description of the group, if one of the shards created it."""
         return MadeGroup.joined(part.new_group for part in self._parts)
 
     async def close(self) -> None:
-        """End the subscriptions of all shards."""
-        for task in (*self._joining, self._following):
+        """End the subscriptions on all shards."""
+        for task in (*self._joining, self._balancing):
             if task is not None:
                 task.cancel()
         for part in self._parts:
@@ -225,8 +228,8 @@ class SpreadSubscription:
     # --- the prefetch ---------------------------------------------------------------------------
 
     async def set_prefetch(self, prefetch: int) -> None:
-        """Divide another prefetch, by what the shards had of the last one; a shard that is away is
-        told when it comes."""
+        """Divide another prefetch in proportion to the last shares. A shard that is away gets its
+        share when it returns."""
         async with self._dividing:
             if 0 in self._shares or prefetch < self._count:
                 self._shares = self._equal_shares(prefetch)
@@ -234,52 +237,55 @@ class SpreadSubscription:
                 self._shares = divided(
                     prefetch, [ShareUse(share, share, 0) for share in self._shares]
                 )
-            works = []
+            requests = []
             for part in self._parts:
                 share = self._shares[part._shard]
                 if part._reconnector.connection is None:
                     part._prefetch = share
                 else:
-                    works.append(part.set_prefetch(share))
-            raise_first(await asyncio.gather(*works, return_exceptions=True))
-        self._begin_following()
+                    requests.append(part.set_prefetch(share))
+            raise_first(await asyncio.gather(*requests, return_exceptions=True))
+        self._begin_balancing()
 
-    def _begin_following(self) -> None:
-        """From now on credit goes to where the work is, if there is any to divide."""
+    def _begin_balancing(self) -> None:
+        """Start to move credit to shards with waiting tasks, if there is credit to divide."""
         front = self._front
-        if self._following is None and front._divides and front.leased:
-            self._following = front._reconnector.spawn(self._follow())
+        if self._balancing is None and front._divides and front.leased:
+            self._balancing = front._reconnector.spawn(self._balance())
 
-    async def _follow(self) -> None:
-        """Look again and again where the work is, as long as deliveries come or wait for credit."""
-        pause_s, came, is_short = LOOK_S, 0, False
+    async def _balance(self) -> None:
+        """Move credit repeatedly while deliveries arrive or tasks wait for credit."""
+        pause_s, received, is_short = LOOK_S, 0, False
         while True:
             await asyncio.sleep(pause_s)
-            before, came = came, sum(part.came for part in self._parts)
+            before, received = received, sum(part.received for part in self._parts)
             has_moved = False
-            if self._front._prefetch > self._count and (is_short or came != before):
+            if self._front._prefetch > self._count and (is_short or received != before):
                 try:
                     async with self._dividing:
                         is_short, has_moved = await self._move_credit()
                 except TickwheelError as error:
-                    # A daemon of an older release does not tell. The shares stay as they are.
-                    LOGGER.info("credit stays where it is: %s: %s", error.code, error.message)
+                    # A daemon of an older release does not report its use. The shares stay as they
+                    # are.
+                    LOGGER.info(
+                        "credit between shards is not balanced: %s: %s", error.code, error.message
+                    )
                     return
             pause_s = LOOK_S if has_moved else min(2 * pause_s, LOOK_MAX_S)
 
     async def _move_credit(self) -> tuple[bool, bool]:
-        """Give credit that one shard does not use to another one that has more work than credit;
-        whether there was such a shard, and whether credit has moved. What a shard gets, others have
-        given up before, and it is not in use there any more."""
+        """Move credit from shards that do not use it to shards with tasks that wait for credit.
+        Return whether a shard was short of credit, and whether credit moved. A shard gets only
+        credit that others have given up and no longer use."""
         parts = [part for part in self._parts if part.takes_credit]
-        loads = await self._tell_all({part: self._shares[part._shard] for part in parts})
+        loads = await self._update_shares({part: self._shares[part._shard] for part in parts})
         if not any(load.is_short for load in loads.values()):
             return False, False
         others = sum(self._shares) - sum(load.share for load in loads.values())
         prefetch = self._front._prefetch - others
         wanted = dict(zip(loads, divided(prefetch, [*loads.values()]), strict=True))
         less = {part: share for part, share in wanted.items() if share < loads[part].share}
-        loads |= await self._tell_all(less)
+        loads |= await self._update_shares(less)
         free = prefetch - sum(max(load.share, load.in_flight) for load in loads.values())
         more = {}
         for part, share in wanted.items():
@@ -287,27 +293,29 @@ class SpreadSubscription:
             if added > 0:
                 free -= added
                 more[part] = loads[part].share + added
-        await self._tell_all(more)
+        await self._update_shares(more)
         return True, bool(less or more)
 
-    async def _tell_all(self, shares: Mapping[Subscription, int]) -> dict[Subscription, ShareUse]:
-        """Set these shares; what the shards have then that are not away."""
-        said = await asyncio.gather(*(self._tell(part, share) for part, share in shares.items()))
-        return {part: load for part, load in zip(shares, said, strict=True) if load is not None}
+    async def _update_shares(
+        self, shares: Mapping[Subscription, int]
+    ) -> dict[Subscription, ShareUse]:
+        """Set these shares. Return the use of each shard that is not away."""
+        uses = await asyncio.gather(*(self._update(part, share) for part, share in shares.items()))
+        return {part: use for part, use in zip(shares, uses, strict=True) if use is not None}
 
-    async def _tell(self, part: Subscription, share: int) -> ShareUse | None:
-        """Set the share of one shard; what it has then. None: that shard is away, and gets the
-        share when it is back; until it has answered, the greater one counts as its own, because
-        the daemon may have either. Raises what it objects to."""
+    async def _update(self, part: Subscription, share: int) -> ShareUse | None:
+        """Set the share of one shard. Return its use, or None if the shard is away; it then gets
+        the share when it returns. Until it answers, the greater share counts, because the daemon
+        may have either. Raise the daemon's refusal."""
         self._shares[part._shard] = max(share, self._shares[part._shard])
         try:
-            found = ShareUse(share, *await part.tell_prefetch(share))
+            use = ShareUse(share, *await part.update_prefetch(share))
         except TickwheelError as error:
             if not error.retryable:
                 raise
             return None
         self._shares[part._shard] = share
-        return found
+        return use
 
     async def give_back(self) -> None:
         await asyncio.gather(*(part.give_back() for part in self._parts))
@@ -319,42 +327,42 @@ class SpreadSubscription:
 
 
 class SpreadLeases(Leases):
-    """What ``Leases`` is for the deliveries of one shard, for those of several."""
+    """``Leases`` for the deliveries of several shards."""
 
     def __init__(
         self, parts: Iterable[Subscription], in_hand: Callable[[], Iterable[InHand]]
     ) -> None:
         self._in_hand = in_hand
-        self._of: dict[Any, Leases] = {}
-        """The calls of a shard's client → the leases of its deliveries."""
+        self._by_calls: dict[Any, Leases] = {}
+        """The leases of each shard's deliveries, by the calls of its link."""
         self._is_closed = False
         for part in parts:
             self.add(part)
 
     def add(self, part: Subscription) -> None:
-        """Keep up leases of one more shard, too."""
+        """Extend leases of a part that joined."""
         if not self._is_closed:
             calls = part._all.calls
             leases = part.keep_leases(lambda: self._in_hand_of(calls))
-            self._of[calls] = leases
+            self._by_calls[calls] = leases
 
     def _in_hand_of(self, calls: Any) -> Iterable[InHand]:
-        return (one for one in self._in_hand() if one[0]._batch.calls is calls)
+        return (entry for entry in self._in_hand() if entry[0]._batch.calls is calls)
 
     def hold(self, delivery: Delivery, lost: Callable[[str], None]) -> None:
-        leases = self._of.get(delivery._batch.calls)
-        if leases is not None:  # one that had its end before it was sent has no lease
+        leases = self._by_calls.get(delivery._batch.calls)
+        if leases is not None:  # a delivery without acks has no lease
             leases.hold(delivery, lost)
 
     def begin(self) -> None:
-        for leases in self._of.values():
+        for leases in self._by_calls.values():
             leases.begin()
 
     def drop(self, delivery: Delivery) -> None:
-        leases = self._of.get(delivery._batch.calls)
+        leases = self._by_calls.get(delivery._batch.calls)
         if leases is not None:
             leases.drop(delivery)
 
     def close(self) -> list[Delivery]:
         self._is_closed = True
-        return [delivery for leases in self._of.values() for delivery in leases.close()]
+        return [delivery for leases in self._by_calls.values() for delivery in leases.close()]

@@ -1,7 +1,7 @@
-"""What a daemon says of itself, asked at its own address.
+"""The status of daemons, asked at their own addresses.
 
-``status_at`` asks one address whatever its role, which a client's own connection cannot: that one
-stands with the active daemon only. ``statuses`` asks all that there are.
+``status_at`` asks one address whatever its role; a client's own connection is always to the active
+daemon. ``statuses`` asks all daemons.
 """
 
 from __future__ import annotations
@@ -48,40 +48,40 @@ async def statuses(
     client_cert: str | None = None,
     client_key: str | None = None,
 ) -> dict[str, Status | TickwheelError]:
-    """The answer of each address of ``url``, and of those that they name: active daemons, and all
-    shards where there are several.
+    """Return the status of each address of ``url`` and of each address that their daemons name: the
+    active daemons, and all shards if there are several.
 
-    Keys are ``tcp://HOST:PORT`` (``tls://``); an error stands for one that did not answer as it
-    should. All arguments default as ``Client``'s do. Takes at most twice ``timeout`` seconds.
+    Keys are ``tcp://HOST:PORT`` (``tls://``); a value is an error if there was no valid answer. All
+    arguments default like ``Client``'s. Takes at most twice ``timeout`` seconds.
     """
     token = token if token is not None else environment.value("TICKWHEEL_TOKEN")
-    found: dict[str, Status | TickwheelError] = {}
+    answers: dict[str, Status | TickwheelError] = {}
 
     async def ask(url: str) -> None:
         try:
-            found[url] = await status_at(
+            answers[url] = await status_at(
                 url, token=token, timeout=timeout, name=name, ca=ca,
                 client_cert=client_cert, client_key=client_key,
             )  # fmt: skip
         except TickwheelError as error:
-            found[url] = error
+            answers[url] = error
 
     url = url or environment.value("TICKWHEEL_URL") or DEFAULT_URL
     secure = is_secure(url)
     urls = dict.fromkeys(url_of(address, secure=secure) for address in parse_url(url))
     await asyncio.gather(*map(ask, urls))
-    found = {url: found[url] for url in urls}
-    named = _named(status for status in found.values() if isinstance(status, Status))
+    answers = {url: answers[url] for url in urls}
+    named = _named(status for status in answers.values() if isinstance(status, Status))
     others = [url for url in named if url not in urls]
-    others = [url for url in others if is_secure(url) == secure]  # a token goes nowhere else
+    others = [url for url in others if is_secure(url) == secure]  # never send a token without TLS
     await asyncio.gather(*map(ask, others))
-    return {url: found[url] for url in (*urls, *others)}
+    return {url: answers[url] for url in (*urls, *others)}
 
 
 def _named(known: Iterable[Status]) -> list[str]:
-    """The URLs of active daemons and of shards that did not answer under the addresses they give.
-    Shards are in their order."""
-    given: dict[str, None] = {}
+    """Return the URLs of active daemons and of shards that are not the own address of any of these
+    daemons. Shards are in order."""
+    urls: dict[str, None] = {}
     own: set[str] = set()
     for status in known:
         with suppress(BadRequest):
@@ -89,12 +89,12 @@ def _named(known: Iterable[Status]) -> list[str]:
         active = status.active if status.role != "active" else None
         for address in (*([active.address] if active is not None else ()), *status.shards):
             with suppress(BadRequest):
-                given[_url(address)] = None
-    return [url for url in given if url not in own]
+                urls[_url(address)] = None
+    return [url for url in urls if url not in own]
 
 
-def _url(given: str) -> str:
-    return url_of(parse_url(given)[0], secure=is_secure(given))
+def _url(address: str) -> str:
+    return url_of(parse_url(address)[0], secure=is_secure(address))
 
 
 async def status_at(
@@ -107,13 +107,13 @@ async def status_at(
     client_cert: str | None = None,
     client_key: str | None = None,
 ) -> Status:
-    """What the daemon at ``url``, one address, says of itself; standbys answer, too.
+    """Return the status of the daemon at ``url``, a single address. Standbys answer as well.
 
-    Raises Unreachable after ``timeout`` seconds, or what the daemon objects to.
+    Raise Unreachable after ``timeout`` seconds, or the daemon's refusal.
     """
     addresses = parse_url(url)
     if len(addresses) != 1:
-        raise BadRequest(f"status_at asks one address, not {len(addresses)}: {url!r:.200}")
+        raise BadRequest(f"url must be one address, not {len(addresses)}: {url!r:.200}")
     [address] = addresses
     tls = Trust(ca, client_cert, client_key).context() if is_secure(url) else None
     connection = Connection(lambda *delivery: None, lambda: None)
@@ -131,7 +131,7 @@ async def status_at(
 
 
 class _Question(Request):
-    """A request whose answer is awaited on a connection of its own."""
+    """A request with an answer that is awaited on a separate connection."""
 
     __slots__ = ("answer",)
 
@@ -170,11 +170,11 @@ async def _answer(connection: Connection, number: int, data: bytes) -> Any:
 
 
 def _from_hello(info: Mapping[str, Any], address: Address) -> Status:
-    """The status of a daemon older than STATUS: it serves alone, or it would not have answered."""
-    given = {
+    """Return the status of a daemon older than STATUS. Such a daemon answers only when active."""
+    fields = {
         "node": info["node"], "version": UNKNOWN, "role": "active", "state": UNKNOWN,
         "detail": None, "epoch": info["epoch"], "address": f"tcp://{address_text(address)}",
         "since_ms": 0, "active": None, "store": UNKNOWN, "store_ok": True,
         "now_ms": info["now_ms"], "uptime_s": 0.0, "loaded": 0,
     }  # fmt: skip
-    return Status.of(given)
+    return Status.of(fields)

@@ -1,14 +1,14 @@
-"""A subscription: deliveries pushed by the daemon, buffered here, handed out one by one.
+"""Subscriptions: deliveries pushed by the daemon, buffered here, and read one by one.
 
-``Subscription`` lives over reconnects; ``Subscriptions`` are all of one client, by the numbers that
-DELIVER frames carry; ``SubscribeOptions`` is what one was asked to be, sent again after every
-reconnect; ``AutoAck`` settles what its reader is done with; ``Buffer`` holds what waits to be
-handed out, with leases that are kept up.
+``Subscription`` survives reconnects; ``Subscriptions`` has all subscriptions of a client by the
+number in DELIVER frames; ``SubscribeOptions`` are the options of a subscription, sent again after
+every reconnect; ``AutoAck`` settles deliveries that their reader has finished; ``Buffer`` holds
+unread deliveries while their leases are extended.
 
-Invariants: nothing is acked here; what was not handed out is given back at the end without costing
-an attempt; nothing is handed out after ``close``, or with a lease that can have ended as far as
-this side can know; nothing is extended by itself that was handed out (``keep_leases`` is for
-that: a worker extends what its handlers work on). Times are the event loop's, in seconds.
+Invariants: nothing is acked here; unread deliveries are released at the end without counting an
+attempt; no delivery is read after ``close``, or with a lease that may have ended as far as this
+side can tell; the lease of a delivery that was read is extended only by ``keep_leases``, for
+example by a worker. Times are the event loop's, in seconds.
 """
 
 from __future__ import annotations
@@ -58,54 +58,54 @@ if TYPE_CHECKING:
 
 
 REASON_CHARACTERS_MAX = 1000
-"""Characters of an exception's text that are sent; the daemon keeps still less."""
+"""Maximum characters of an exception's text that are sent; the daemon keeps fewer."""
 TRACE_CHARACTERS_MAX = 16_000
-"""Characters of a traceback that are sent, from its end."""
-_OURS = str(Path(__file__).parent)
+"""Maximum characters of a traceback that are sent, counted from its end."""
+_CLIENT_FOLDER = str(Path(__file__).parent)
 
 
 def reason_of(error: BaseException, delivery: Delivered) -> str:
-    """The reason for a nack: "Type: text" on the first line, and the traceback from where it leaves
-    this client behind that. Of an encrypted delivery types and lines alone: what an exception says
-    may have come out of the body."""
+    """Return the reason for a nack: "Type: text" on the first line, then the traceback without this
+    client's own frames. For an encrypted delivery it has only types and lines, because an
+    exception's text may quote the body."""
     name = type(error).__name__
     if delivery.encrypted_with is not None:
         return f"{name}\n{_bare_trace(error)}".rstrip()[-TRACE_CHARACTERS_MAX:]
     text = " ".join(text_of(error).splitlines())
-    said = (f"{name}: {text}" if text else name)[:REASON_CHARACTERS_MAX]
+    summary = (f"{name}: {text}" if text else name)[:REASON_CHARACTERS_MAX]
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_CLIENT_FOLDER):
         trace = trace.tb_next
     if trace is None:
-        return said
+        return summary
     try:
-        told = text_of("".join(traceback.format_exception(type(error), error, trace)))
-    except Exception:  # attributes of the exception that a traceback shows may be anything
-        return said
-    told = told.removeprefix("Traceback (most recent call last):\n").rstrip()
-    return f"{said}\n{told[-TRACE_CHARACTERS_MAX:]}"
+        lines = text_of("".join(traceback.format_exception(type(error), error, trace)))
+    except Exception:  # a traceback shows attributes of the exception, which may be malformed
+        return summary
+    lines = lines.removeprefix("Traceback (most recent call last):\n").rstrip()
+    return f"{summary}\n{lines[-TRACE_CHARACTERS_MAX:]}"
 
 
 def _bare_trace(error: BaseException) -> str:
-    """Where an exception came from, and those before it: files, lines, functions, types."""
-    told: list[str] = []
+    """Return the origin of an exception and of its causes: files, lines, functions, types."""
+    parts: list[str] = []
     seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
         lines = (
             f'  File "{code.co_filename}", line {number}, in {code.co_name}'
-            for code, number in ((f.f_code, n) for f, n in traceback.walk_tb(one.__traceback__))
-            if not code.co_filename.startswith(_OURS)
+            for code, number in ((f.f_code, n) for f, n in traceback.walk_tb(link.__traceback__))
+            if not code.co_filename.startswith(_CLIENT_FOLDER)
         )
-        told.append("\n".join([*lines, type(one).__name__]))
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
-    return "\n".join(reversed(told))
+        parts.append("\n".join([*lines, type(link).__name__]))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return "\n".join(reversed(parts))
 
 
 async def settle_failed(delivery: Delivery, error: BaseException) -> None:
-    """Settle a delivery whose consumer has raised: a nack; released when it was cancelled or
-    interrupted, or when another client may be able to unpack the body, rejected when none is."""
+    """Settle a delivery whose consumer raised: nack it; release it after a cancellation or an
+    interrupt, or if another client may be able to unpack the body; reject it if no client can."""
     if isinstance(error, BadBody):
         await delivery.reject(f"{type(error).__name__}: {text_of(error)}")
     elif isinstance(error, (Exception, SystemExit)) and not isinstance(error, Undecodable):
@@ -115,7 +115,7 @@ async def settle_failed(delivery: Delivery, error: BaseException) -> None:
 
 
 class Reader:
-    """One ``async for``, and the deliveries that its body works on."""
+    """One ``async for``, and the deliveries that its body has."""
 
     def __init__(self, take: Callable[[], Coroutine[Any, Any, Delivery]]) -> None:
         self._take = take
@@ -132,17 +132,18 @@ class Reader:
         return delivery
 
     def took(self, deliveries: Sequence[Delivery]) -> None:
-        """Note the deliveries that the body gets."""
+        """Remember the deliveries that the body receives."""
         self._held, self.task = deliveries, asyncio.current_task()
 
     def ack(self) -> None:
-        """Ack the deliveries that the body is done with."""
+        """Ack the deliveries that the body has finished."""
         for delivery in self.open():
             with suppress(TickwheelError):  # closed: the lease ends by itself
                 delivery.ack_unwatched()
 
     def open(self) -> list[Delivery]:
-        """The deliveries that the body has not settled; none of them is returned twice."""
+        """Return the deliveries that the body has not settled. A second call does not return them
+        again."""
         held, self._held = self._held, ()
         return [delivery for delivery in held if not delivery.settled]
 
@@ -150,41 +151,43 @@ class Reader:
 class AutoAck:
     """The readers of one subscription.
 
-    ``auto_ack=True``: deliveries are acked by coming back for the next one.
-    An iterator does not learn how the body of its ``async for`` ended. What it does know is this:
+    With ``auto_ack=True``, asking for the next delivery acks the previous one. An iterator does not
+    learn how the body of its ``async for`` ended, so the rules are:
 
-    * An ``async for`` (or ``aiter()``, or ``batches()``) that asks for the next delivery is done
-      with what it got before: acked, also when the body caught an exception itself. The same holds
-      for a new ``async for`` in the same task of the event loop.
-    * ``async with`` that is left without an exception (``break``, ``return``, the end): what that
-      task got is acked.
-    * ``async with`` that is left by an exception: what that task got is nacked, with "Type: text"
-      as the reason; when the task was cancelled it is released.
-    * Without ``async with`` a ``break`` or an exception goes unnoticed, and so does what the bodies
-      of other tasks do: the lease ends by itself, and the task is delivered again.
+    * When an ``async for`` (or ``aiter()``, or ``batches()``) asks for the next delivery, the
+    previous
+      one is acked, even if the body caught an exception. The same holds for a new ``async for`` in
+      the same task of the event loop.
+    * When ``async with`` ends without an exception (``break``, ``return``, the end), that task's
+      deliveries are acked.
+    * When an exception leaves ``async with``, that task's deliveries are nacked, with "Type: text"
+    as
+      the reason; after a cancellation they are released.
+    * Without ``async with`` a ``break`` or an exception goes unnoticed, and so do the bodies of
+    other
+      tasks: the lease ends, and the task is delivered again.
 
-    What the body settled on its own (``ack``, ``nack``, …) is left alone. Leases are not kept up
-    while a body runs.
+    A delivery that the body settled itself (``ack``, ``nack``, …) is left alone. Leases are not
+    extended while a body runs.
     """
 
     def __init__(self) -> None:
         self._readers: list[Reader] = []
 
     def reader(self, take: Callable[[], Coroutine[Any, Any, Delivery]]) -> Reader:
-        """A new ``async for``: the body of an earlier one in the same task is over."""
+        """Return the reader of a new ``async for``, which ends an earlier one in the same task."""
         task = asyncio.current_task()
         for reader in self._readers:
             if reader.task is task:
                 reader.ack()
-        # Bodies of tasks that have ended are nobody's any more; their leases end by themselves.
+        # No task reads for bodies of ended tasks any more; their leases end by themselves.
         others = [r for r in self._readers if r.task is not None and not r.task.done()]
-        made = Reader(take)
-        self._readers = [*(reader for reader in others if reader.task is not task), made]
-        return made
+        new = Reader(take)
+        self._readers = [*(reader for reader in others if reader.task is not task), new]
+        return new
 
     async def left(self, error: BaseException | None) -> None:
-        """Settle what the current task holds as it leaves the ``async with``: ack, nack,
-        release."""
+        """Settle the current task's deliveries as it leaves the ``async with``."""
         task = asyncio.current_task()
         for reader in [reader for reader in self._readers if reader.task is task]:
             if error is None:
@@ -196,56 +199,56 @@ class AutoAck:
 
 
 LEASE_GUESS_S = 30.0
-"""The assumed length of leases, in seconds, until the daemon has said it."""
+"""Assumed seconds of a lease until the daemon announces its length."""
 STREAK_MAX = 128
-"""After so many deliveries the event loop gets a turn, so that acks leave, and more deliveries come
-in, while a fast consumer works."""
+"""Deliveries after which a fast consumer yields to the event loop, so that acks are sent and more
+deliveries arrive."""
 PREFETCH = 256
-"""The prefetch of a subscription that names none, at each shard."""
+"""Default prefetch of a subscription, at each shard."""
 
 
 BUFFER_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of bodies that may wait in one subscription, of all shards together: when there are more,
-the daemon is asked for none until what is here is handed out."""
+"""Maximum bytes of bodies buffered in one subscription, over all shards. When the buffer exceeds
+it, the subscription asks for no more until the buffer is empty."""
 PART_BYTES_MIN = 256 * 1024
-"""Of that, the least part of one shard."""
+"""Minimum part of one shard in ``BUFFER_BYTES_MAX``."""
 
 
 OnMismatch = Literal["update", "warn", "refuse"]
-"""What a worker does at its start about a group that is set otherwise than its code says."""
+"""What a worker does at its start when its group's settings differ from its code."""
 
 
 def checked_on_mismatch(word: Any) -> OnMismatch | None:
-    """The word, or None. Raises BadRequest."""
+    """Return a valid word or None. Raise BadRequest."""
     if word is not None and word not in get_args(OnMismatch):
-        known = ", ".join(get_args(OnMismatch))
-        raise BadRequest(f"on_mismatch must be one of {known}, not {shown(word)}")
+        allowed = ", ".join(get_args(OnMismatch))
+        raise BadRequest(f"on_mismatch must be one of {allowed}, not {shown(word)}")
     return cast("OnMismatch | None", word)
 
 
 class Mismatch:
-    """What becomes of settings that a subscription names and its group has otherwise.
+    """Handles settings that a subscription names and that differ from its group's.
 
-    One object for all shards of a subscription, so that they are changed once. Invariant: settings
-    are changed at the start only: a worker of an older release that connects again would undo what
-    the newer ones have set.
+    All shards of a subscription share one object, so that the group is changed once. Invariant:
+    settings are changed only at the start. Otherwise a worker of an older release that reconnects
+    would undo the changes of a newer one.
     """
 
     def __init__(self, word: OnMismatch | None, update: Callable[[], Awaitable[object]]) -> None:
-        """``word``: None is "warn" of ``retry``, and "refuse" of all else."""
+        """``word``: None means "warn" if only ``retry`` differs, and "refuse" otherwise."""
         self._word = word
         self._update = update
         self._updating = asyncio.Lock()
         self._is_updated = False
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self.has_started = False
-        """Whether the subscription has started; of several shards, on one at least."""
+        """Whether the subscription has started on at least one shard."""
 
     async def settle(self, conflict: Conflict) -> None:
-        """Return when the subscription goes on with the settings that the group has then. Raises
-        the conflict, or why the settings could not be changed."""
-        found, _, command = conflict.message.partition(TO_CHANGE)
-        differs = found.partition(SET_OTHERWISE)[2].split("; ")
+        """Return when the subscription can use the group's settings. Raise the conflict, or the
+        error of changing the settings."""
+        difference, _, command = conflict.message.partition(TO_CHANGE)
+        differs = difference.partition(SET_OTHERWISE)[2].split("; ")
         is_retry = all(text.startswith("retry") for text in differs)
         word = self._word or ("warn" if is_retry else "refuse")
         if word == "refuse":
@@ -253,21 +256,21 @@ class Mismatch:
         if word == "update" and not self.has_started:
             async with self._updating:
                 if not self._is_updated:
-                    LOGGER.warning("%s; this code's settings become the group's", found)
+                    LOGGER.warning("%s; the group gets this code's settings", difference)
                     await self._update()
                     self._is_updated = True
-        elif found not in self._said:
-            self._said.add(found)
-            text = "%s. The group's own settings hold; this code's become the group's by: %s"
-            LOGGER.warning(text, found, command)
+        elif difference not in self._logged:
+            self._logged.add(difference)
+            text = "%s. The group keeps its settings; to give it this code's: %s"
+            LOGGER.warning(text, difference, command)
 
 
 class Spread(Protocol):
-    """A subscription on each of several shards, as the one that is in front of them sees them."""
+    """The subscriptions on several shards, as seen by the front subscription."""
 
     @property
     def buffer(self) -> Buffer:
-        """What has come from all of them."""
+        """The deliveries of all shards."""
 
     @property
     def new_group(self) -> MadeGroup | None: ...
@@ -286,8 +289,9 @@ class Spread(Protocol):
 class Subscription:
     """``async with client.subscribe(…) as deliveries: async for delivery in deliveries: …``
 
-    Several tasks may iterate over one subscription; each delivery goes to one of them. Without
-    ``async with`` it starts at the first delivery asked for and ends with the client.
+    Several tasks can iterate over one subscription; each delivery goes to one of them. Without
+    ``async with`` the subscription starts at the first request for a delivery and ends with the
+    client.
     """
 
     def __init__(
@@ -297,14 +301,14 @@ class Subscription:
         subscribe_options: SubscribeOptions,
         prefetch: int | None,
     ) -> None:
-        """``prefetch``: None is ``PREFETCH``, at each shard where there are several."""
+        """``prefetch``: None means ``PREFETCH`` at each shard."""
         self.topic, self.group, self.leased = (
             subscribe_options.topic,
             subscribe_options.group,
             subscribe_options.leased,
         )
         self.auto_ack = subscribe_options.auto_ack
-        self._wish = subscribe_options
+        self._options = subscribe_options
         self._auto = AutoAck() if subscribe_options.auto_ack else None
         self._all = subscriptions
         self._reconnector = subscriptions.reconnector
@@ -312,7 +316,7 @@ class Subscription:
         self._number = number
         self._prefetch = PREFETCH if prefetch is None else prefetch
         self._divides = prefetch is not None
-        """Whether shards have a part of the prefetch each, because somebody has named it."""
+        """Whether shards divide the prefetch, because the caller has set it."""
         self._buffer = Buffer(_lease_guess_s(subscribe_options))
         self._arrived = Signal()
         self._extender: Extender[DeliveryBatch] = Extender(
@@ -324,40 +328,40 @@ class Subscription:
             self._extended,
         )
         self._starting = asyncio.Lock()
-        self._on = False
+        self._is_started = False
         self._closed = False
         self._error: TickwheelError | None = None
         self.mismatch: Mismatch | None = None
-        """What becomes of settings that the group has otherwise; None: a Conflict."""
+        """Handles settings that differ from the group's; None: a Conflict ends the subscription."""
         self._subscribing = False
         self._credit = self._prefetch
-        """The prefetch that the daemon was asked for; smaller while an old buffer drains."""
+        """The prefetch requested from the daemon; smaller while an old buffer drains."""
         self._bytes_max = subscriptions.buffer_bytes_max
         self._streak = 0
-        self.came = 0
-        """How many deliveries have come."""
+        self.received = 0
+        """Deliveries received."""
         self._resuming: asyncio.Task[None] | None = None
         self._parts: Spread | None = None
+        """The subscriptions on all shards, if this is the front of several."""
         self._new_group: MadeGroup | None = None
-        """Over several shards: a subscription on each, of which this one is the front."""
         self._front: Subscription | None = None
-        """Of such a part: the front,"""
+        """The front, if this is the part of one shard."""
         self._shard = 0
-        """and which shard it is of."""
+        """The shard of a part."""
 
     # --- life -----------------------------------------------------------------------------------
 
     @property
     def new_group(self) -> MadeGroup | None:
-        """What there is to say of the group, if this subscription has made it."""
+        """A description of the group, if this subscription created it."""
         parts = self._parts
         return self._new_group if parts is None else parts.new_group
 
     async def start(self) -> Self:
-        """Subscribe. Raises what the daemon objects to. Harmless when it is started."""
+        """Subscribe. Raise the daemon's refusal. Does nothing when started."""
         async with self._starting:
             parts = await self._all.parts(self) if self._front is None else None
-            if not self._on and not self._closed:
+            if not self._is_started and not self._closed:
                 self._all.add(self._number, self)
                 try:
                     if parts is not None:
@@ -366,22 +370,22 @@ class Subscription:
                     else:
                         await self._subscribe()
                 except BaseException:
-                    # The daemon may have done it all the same, or be about to.
+                    # The daemon may still have subscribed, or be about to.
                     self._end()
                     self._reconnector.spawn(self._leave())
                     raise
-                self._on = True
+                self._is_started = True
         return self
 
     async def close(self) -> None:
-        """End the subscription; deliveries not handed out go back. It may be called again."""
+        """End the subscription and release unread deliveries. Can be called again."""
         if not self._closed:
             self._end()
             await self._leave()
 
     async def _leave(self) -> None:
         if self._resuming is not None:
-            self._resuming.cancel()  # a SUBSCRIBE after the UNSUBSCRIBE would stay for ever
+            self._resuming.cancel()  # a SUBSCRIBE after the UNSUBSCRIBE would never end
         try:
             if self._parts is not None:
                 await self._parts.close()
@@ -394,32 +398,32 @@ class Subscription:
             self._all.remove(self._number)
 
     async def set_prefetch(self, prefetch: int) -> None:
-        """Set how many unsettled deliveries the daemon may have out here; 0 pauses."""
+        """Set the maximum of unsettled deliveries here; 0 pauses."""
         self._all.check_prefetch(prefetch)
         self._prefetch, self._divides = prefetch, True
         if self._parts is not None:
             self._credit = prefetch
             await self._parts.set_prefetch(prefetch)
-        elif self._on:
+        elif self._is_started:
             self._credit = prefetch
             await self._call(FrameType.PREFETCH, self._number, prefetch)
 
     @property
     def takes_credit(self) -> bool:
-        """Whether the daemon has been asked for the whole prefetch, on the present connection."""
-        is_asked = self._credit == self._prefetch and not self._subscribing
-        return self._on and is_asked and self._reconnector.connection is not None
+        """Whether the whole prefetch was requested on the current connection."""
+        is_complete = self._credit == self._prefetch and not self._subscribing
+        return self._is_started and is_complete and self._reconnector.connection is not None
 
-    async def tell_prefetch(self, prefetch: int) -> tuple[int, int]:
-        """Set the prefetch; how many deliveries of this subscription are unsettled then, and how
-        many more tasks of the group wait for credit. If the daemon is away it is set when it is
-        back; raised is why."""
+    async def update_prefetch(self, prefetch: int) -> tuple[int, int]:
+        """Set the prefetch. Return this subscription's unsettled deliveries, and the group's tasks
+        that wait for credit. Raise an error while the daemon is away; the prefetch is then set on
+        the next connection."""
         self._prefetch = self._credit = prefetch
-        told = await self._call(FrameType.PREFETCH, self._number, prefetch, True, repeat=False)
-        return told["in_flight"], told["ready"]
+        use = await self._call(FrameType.PREFETCH, self._number, prefetch, True, repeat=False)
+        return use["in_flight"], use["ready"]
 
     async def give_back(self) -> None:
-        """Give back deliveries that were not handed out, without counting a failure."""
+        """Release unread deliveries, without counting a failure."""
         if self._parts is not None:
             await self._parts.give_back()
         elif self.leased and self._reconnector.connection is not None:
@@ -429,7 +433,7 @@ class Subscription:
         try:
             return await self.start()
         except BaseException:
-            await to_its_end(self.close())  # nobody else will
+            await to_its_end(self.close())  # ``__aexit__`` is not called
             raise
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -445,7 +449,7 @@ class Subscription:
         self._arrived.notify()
 
     def fail(self, error: TickwheelError) -> None:
-        """End the subscription with an error, which those who iterate are told."""
+        """End the subscription with an error, which iteration raises."""
         if self._front is not None:
             self._front.fail(error)
         if not self._closed:
@@ -453,29 +457,29 @@ class Subscription:
             self._end()
 
     def ended(self, error: TickwheelError) -> None:
-        """End a subscription that the daemon does not have, or does not want, any more."""
+        """End a subscription that the daemon has ended or refuses."""
         LOGGER.error("subscription to %s ended: %s: %s", self.topic, error.code, error.message)
         self.fail(error)
         front = self._front or self
         front._reconnector.spawn(front._leave())
 
-    # --- handing out ----------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         return self if self._auto is None else self._auto.reader(self._take)
 
     @property
     def lease_s(self) -> float:
-        """How long leases are, in seconds, as the daemon said last."""
+        """The length of leases in seconds, as last announced by the daemon."""
         return self._buffer.lease_s
 
     def __anext__(self) -> Coroutine[Any, Any, Delivery]:
         if self._auto is not None:
-            raise BadRequest("auto_ack needs async for, or anext() of aiter(subscription)")
+            raise BadRequest("with auto_ack, use async for, or anext() on aiter(subscription)")
         return self._take()
 
     async def _take(self) -> Delivery:
-        if not self._on:
+        if not self._is_started:
             await self.start()
         if self._streak >= STREAK_MAX:
             self._streak = 0
@@ -487,7 +491,7 @@ class Subscription:
                 return delivery
             if self._credit != self._prefetch and not self._subscribing:
                 self._credit = self._prefetch
-                # The old buffer is handed out: the whole prefetch from now on.
+                # The old buffer is empty: request the whole prefetch from now on.
                 self._reconnector.spawn(self._send_credit())
             self._streak = 0
             await self._arrived.wait()
@@ -496,8 +500,8 @@ class Subscription:
         raise StopAsyncIteration
 
     def take_now(self) -> Delivery | None:
-        """A delivery that is here already; None: there is none, or the event loop should get its
-        turn. For a caller who also iterates."""
+        """Return a buffered delivery. None: there is none, or the event loop should run first. For
+        a caller that also iterates."""
         if self._streak >= STREAK_MAX or self._closed:
             return None
         delivery = self._buffer.take(self._reconnector.loop.time())
@@ -505,7 +509,7 @@ class Subscription:
         return delivery
 
     async def batches(self, max_deliveries: int = 256) -> AsyncIterator[list[Delivery]]:
-        """Lists of the deliveries that are there: at least one, at most ``max_deliveries``."""
+        """Yield lists of 1 to ``max_deliveries`` buffered deliveries."""
         source = aiter(self)
         async for first in source:
             batch = [first]
@@ -521,18 +525,18 @@ class Subscription:
             yield batch
 
     def deliver(self, batch: DeliveryBatch) -> None:
-        """Take deliveries that have come."""
+        """Buffer deliveries that have arrived."""
         count = len(batch.items)
         self._buffer.put(batch, self._reconnector.loop.time())
-        self.came += count
+        self.received += count
         self._arrived.notify(count)
         self._hold_back()
         if self.leased:
             self._extender.begin()
 
     def _hold_back(self) -> None:
-        """Ask for no more while the buffer is full: of bytes, and of deliveries where without acks
-        nothing else stops a daemon."""
+        """Request no more while the buffer is full: of bytes, and, where no acks limit the daemon,
+        of deliveries."""
         is_full = self._buffer.size_bytes >= self._bytes_max or (
             not self.leased and len(self._buffer) >= self._prefetch
         )
@@ -549,15 +553,15 @@ class Subscription:
     def _extend(self, batches: list[DeliveryBatch]) -> None:
         self._extender.extend(lots(batches, self._reconnector.limits.ids_per_frame_max))
 
-    def _extended(self, lot: Lot[DeliveryBatch], asked_s: float, words: Sequence[str]) -> None:
-        said = zip(lot.ids, words, strict=False)
-        stale = {task_id for task_id, word in said if word != EXTENDED}
-        self._buffer.extended(lot.owners, asked_s, stale)
+    def _extended(self, lot: Lot[DeliveryBatch], sent_s: float, words: Sequence[str]) -> None:
+        pairs = zip(lot.ids, words, strict=False)
+        stale = {task_id for task_id, word in pairs if word != EXTENDED}
+        self._buffer.extended(lot.owners, sent_s, stale)
         self._arrived.notify()
 
     async def _release(self) -> None:
-        """Give all waiting deliveries back unstarted; if that fails, their leases end in time."""
-        # The last lot first: each goes to the front of the line.
+        """Release all unread deliveries; if that fails, their leases end by themselves."""
+        # Release the last lot first: each goes to the front of the group's queue.
         batches, limit = self._buffer.clear(), self._reconnector.limits.ids_per_frame_max
         for lot in reversed(list(lots(batches, limit))):
             fields = (self.topic, self.group, lot.epoch, lot.ids, lot.attempts)
@@ -565,31 +569,31 @@ class Subscription:
                 await self._call(FrameType.RELEASE, *fields, repeat=False)
 
     def refill(self) -> None:
-        """Ask for the whole prefetch, if less was asked for and all that came is handed out."""
+        """Request the whole prefetch, if less was requested and the buffer is empty."""
         if self._credit != self._prefetch and not self._subscribing and not self._buffer:
             self._credit = self._prefetch
             self._reconnector.spawn(self._send_credit())
 
     def keep_leases(self, in_hand: Callable[[], Iterable[InHand]] = tuple) -> Leases:
-        """Keeps up the leases of handed-out deliveries, those it is given and those ``in_hand``. To
-        be closed; only after ``start``, which says how long leases are."""
+        """Return leases that extend those of deliveries that were read: the ones held, and
+        ``in_hand``. Requires ``start``, which learns the length of leases. The caller closes it."""
         if self._parts is not None:
             return self._parts.keep_leases(in_hand)
         return Leases(self._all.calls, self.topic, self.group, self.lease_s, in_hand)
 
-    # --- over reconnects ------------------------------------------------------------------------
+    # --- reconnects -----------------------------------------------------------------------------
 
     def connection_lost(self) -> None:
         if self.leased and self._parts is None:
             self._buffer.connection_lost()
 
     def connection_up(self) -> None:
-        """Subscribe again on a new connection, and keep what was delivered before."""
-        if self._closed or not self._on or self._parts is not None:
+        """Subscribe again on a new connection, and keep earlier deliveries."""
+        if self._closed or not self._is_started or self._parts is not None:
             return
         if self._resuming is None or self._resuming.done():
             self._resuming = self._reconnector.spawn(self._resume())
-        # What was delivered on the old connection has a lease still, or not.
+        # Leases of deliveries of the old connection may have ended.
         self._extend(self._buffer.to_confirm(self._reconnector.loop.time()))
 
     async def _resume(self) -> None:
@@ -606,14 +610,14 @@ class Subscription:
             tries += 1
 
     async def _subscribe(self) -> None:
-        self._subscribing, undone, wish = True, False, self._wish
+        self._subscribing, undone, options = True, False, self._options
         try:
             while not self._closed:
-                # What waits here from before counts: a flapping line must not pile up work.
+                # Buffered deliveries count, so that a connection that flaps does not pile up work.
                 self._credit = max(0, self._prefetch - len(self._buffer))
-                fields = wish.fields(self._number, self._credit)
+                fields = options.fields(self._number, self._credit)
                 try:
-                    # Not repeated by itself: whatever answers did so on the present connection.
+                    # Without repeats the answer is one of the current connection.
                     answer = await self._call(FrameType.SUBSCRIBE, *fields, repeat=False)
                 except ConnectionLost:
                     continue
@@ -624,7 +628,7 @@ class Subscription:
                     if self.mismatch is None or SET_OTHERWISE not in conflict.message:
                         raise
                     await self.mismatch.settle(conflict)
-                    wish = replace(wish, retry=None, settings=GroupKeywords())
+                    options = replace(options, retry=None, settings=GroupKeywords())
                     continue
                 self._set_lease(answer)
                 return
@@ -632,8 +636,8 @@ class Subscription:
             self._subscribing = False
 
     async def _undo(self) -> bool:
-        """Whether the number was taken by a SUBSCRIBE that was done but not answered in time, and
-        is free now. Else the conflict is about something else."""
+        """Return whether an earlier SUBSCRIBE that was not answered in time had taken the number,
+        which is now free. Otherwise the conflict has another cause."""
         try:
             await self._call(FrameType.UNSUBSCRIBE, self._number, repeat=False)
         except NotFound:
@@ -646,8 +650,8 @@ class Subscription:
         try:
             lease_ms = int(answer["lease_ms"])
         except (TypeError, LookupError, ValueError):
-            said = f"the daemon's answer to subscribe has no lease_ms: {answer!r:.100}"
-            raise ProtocolError(said) from None
+            message = f"the daemon's answer to subscribe has no lease_ms: {answer!r:.100}"
+            raise ProtocolError(message) from None
         if answer.get("new_group") is not None:
             self._new_group = read(MadeGroup.of, answer["new_group"])
         if self.leased:
@@ -659,7 +663,7 @@ class Subscription:
 
 
 def log_new_group(logger: logging.Logger, new: MadeGroup, topic: str, group: str) -> None:
-    """Log that a group was made: as a warning where tasks waited before, or wait for nobody."""
+    """Log that a group was created: as a warning if tasks were waiting, or wait for no consumer."""
     logger.log(logging.WARNING if new.is_odd else logging.INFO, "%s", new.told(topic, group))
 
 
@@ -672,7 +676,7 @@ def _lease_guess_s(subscribe_options: SubscribeOptions) -> float:
 
 
 class Subscriptions:
-    """All subscriptions of a client: passes deliveries and reconnects on to each."""
+    """All subscriptions of a client; forwards deliveries and reconnects to each."""
 
     def __init__(
         self,
@@ -682,7 +686,7 @@ class Subscriptions:
         codec: Codec = PLAIN,
         parts: Callable[[Subscription], Awaitable[Spread | None]] | None = None,
     ) -> None:
-        """``parts``: of a subscription, one on each shard, where there are several."""
+        """``parts`` returns the subscriptions on all shards for a front, if there are several."""
         self._codec = codec
         self.buffer_bytes_max = BUFFER_BYTES_MAX
         self.reconnector = reconnector
@@ -693,14 +697,15 @@ class Subscriptions:
         self._last_number = 0
 
     def make(self, subscribe_options: SubscribeOptions, prefetch: int | None) -> Subscription:
-        """A subscription that is not started. Raises BadRequest."""
+        """Create a subscription without starting it. Raise BadRequest."""
         if prefetch is not None:
             self.check_prefetch(prefetch)
         self._last_number += 1
         return Subscription(self, self._last_number, subscribe_options, prefetch)
 
     async def parts(self, front: Subscription) -> Spread | None:
-        """A subscription on each shard, if there are several. Raises why that is not known."""
+        """Return the subscriptions on all shards, if there are several. Raise if that is
+        unknown."""
         return None if self._parts is None else await self._parts(front)
 
     def check_prefetch(self, prefetch: Any) -> None:
@@ -720,7 +725,7 @@ class Subscriptions:
         return list(self._open.values())
 
     def deliver(self, sub: int, epoch: int, delivered_ms: int, items: tuple[Any, ...]) -> None:
-        """Take a DELIVER frame; one for a subscription that has ended is passed over."""
+        """Buffer a DELIVER frame; ignore one for a subscription that has ended."""
         subscription = self._open.get(sub)
         if subscription is None or not items:
             return
@@ -728,7 +733,8 @@ class Subscriptions:
         subscription.deliver(self.batch(topic, group, epoch, delivered_ms, items, leased=leased))
 
     def ended(self, sub: int, error: TickwheelError) -> None:
-        """End a subscription for the daemon: its group was deleted, or it reads too slowly."""
+        """End a subscription that the daemon ended: its group was deleted, or it reads too
+        slowly."""
         subscription = self._open.get(sub)
         if subscription is not None:
             subscription.ended(error)
@@ -737,7 +743,7 @@ class Subscriptions:
         self, topic: str, group: str, epoch: int, delivered_ms: int, items: tuple[Any, ...],
         *, leased: bool = True,
     ) -> DeliveryBatch:  # fmt: skip
-        """The deliveries of one frame. Raises ValueError if they are none."""
+        """Return the deliveries of one frame. Raise ValueError if they are malformed."""
         if min(map(len, items)) < 4:
             raise ValueError("a delivery has fewer than 4 fields")
         calls = self.calls if leased else FINISHED
@@ -746,7 +752,8 @@ class Subscriptions:
         return DeliveryBatch(calls, acks, topic, group, epoch, delivered_ms, waiting, self._codec)
 
     def pulled(self, topic: str, group: str, answer: Any) -> list[Delivery]:
-        """The deliveries in the answer to a PULL. Raises ValueError and the like if it is none."""
+        """Return the deliveries in the answer to a PULL. Raise ValueError and similar errors if it
+        is malformed."""
         epoch, delivered_ms, items = answer[:3]
         if not items:
             return []
@@ -754,7 +761,7 @@ class Subscriptions:
         return [Delivery(batch, item) for item in items]
 
     def give_back(self, topic: str, group: str, answer: Any) -> None:
-        """Release the deliveries of a PULL whose caller has gone."""
+        """Release the deliveries of a PULL whose caller no longer waits."""
         epoch, _, items = answer[:3]
         if items:
             ids, attempts = [item[0] for item in items], [item[1] for item in items]
@@ -778,7 +785,7 @@ class Subscriptions:
         """Do nothing: subscriptions send their frames as calls."""
 
     def sweep(self, now_s: float) -> None:
-        """Do nothing: each subscription has a timer of its own, because leases may be short."""
+        """Do nothing: each subscription has its own timer, because leases may be short."""
 
     def stop(self, error: TickwheelError) -> None:
         for subscription in self.all():
@@ -807,11 +814,11 @@ class SubscribeOptions:
 
     @property
     def leased(self) -> bool:
-        """Whether deliveries have leases, and have to be acked."""
+        """Whether deliveries have leases and must be acked."""
         return self.ack == MANUAL and not self.broadcast
 
     def fields(self, number: int, prefetch: int) -> tuple[Any, ...]:
-        """The fields of the SUBSCRIBE frame."""
+        """Return the fields of the SUBSCRIBE frame."""
         options: dict[str, Any] = {}
         if self.lease_ms is not None:
             options["lease_ms"] = self.lease_ms
@@ -836,7 +843,7 @@ def subscribe_options(
     broadcast: bool,
     settings: GroupKeywords,
 ) -> SubscribeOptions:
-    """The checked options. Raises BadRequest naming what does not go together."""
+    """Return checked options. Raise BadRequest naming options that contradict each other."""
     if ack not in (MANUAL, ON_DELIVERY):
         raise BadRequest(f"ack must be {MANUAL!r} or {ON_DELIVERY!r}, not {shown(ack)}")
     FLAG.of_python(auto_ack, "auto_ack")
@@ -846,38 +853,38 @@ def subscribe_options(
     not_filter = GroupFields.of_keywords(settings).keys() - _FILTER
     kind = "broadcast" if broadcast else f"ack={ack!r}"
     if broadcast or ack != MANUAL:
-        given = [
+        meaningless = [
             name
-            for name, is_given in (
+            for name, is_set in (
                 ("group", broadcast and group not in ("", GROUP_DEFAULT)),
                 ("retry", retry is not None),
                 ("lease", lease_ms is not None),
                 ("auto_ack", auto_ack),
                 *((name, broadcast) for name in sorted(not_filter)),
             )
-            if is_given
+            if is_set
         ]
-        if given:
-            raise BadRequest(f"{given[0]} has no meaning with {kind}: nothing is delivered again")
+        if meaningless:
+            raise BadRequest(f"{meaningless[0]} has no effect with {kind}: nothing is redelivered")
     return SubscribeOptions(
         topic, "" if broadcast else group, lease_ms, retry, ack, auto_ack, broadcast, settings
     )
 
 
 EXTEND_BELOW = 0.55
-"""A lease with less than this share left is extended: that is after 0.45 to 0.5 of it."""
+"""Share of a lease below which it is extended: after 0.45 to 0.5 of the lease has passed."""
 
 
 class Buffer:
-    """Batches of deliveries in order of arrival. Those from before a broken connection are apart:
-    others may have their tasks by now, so they wait until the daemon has extended them."""
+    """Batches of deliveries in order of arrival. Those from before a broken connection are kept
+    apart: others may have their tasks, so they wait until the daemon has extended their leases."""
 
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
         self.dropped = 0
-        """Deliveries whose lease ended here; the daemon delivers them again."""
+        """Deliveries with leases that ended here; the daemon delivers them again."""
         self.size_bytes = 0
-        """The bytes of bodies that wait; of a batch all count until it is handed out whole."""
+        """Bytes of buffered bodies; a batch counts in full until its last delivery is read."""
         self._batches: deque[DeliveryBatch] = deque()
         self._unsure: deque[DeliveryBatch] = deque()
 
@@ -894,7 +901,7 @@ class Buffer:
         self._batches.append(batch)
 
     def take(self, now_s: float) -> Delivery | None:
-        """Remove and return the oldest delivery; None: there is none."""
+        """Remove and return the oldest delivery, or None."""
         batches = self._batches
         while batches:
             batch = batches[0]
@@ -907,25 +914,25 @@ class Buffer:
         return None
 
     def set_lease(self, lease_s: float, now_s: float) -> None:
-        """Take the length of leases that the daemon has said."""
+        """Set the length of leases that the daemon announced."""
         if lease_s < self.lease_s:
             for batch in self._batches:
                 batch.until_s = min(batch.until_s, now_s + lease_s * SURE)
         self.lease_s = lease_s
 
     def connection_lost(self) -> None:
-        """Wait for the daemon's word on how long leases go on: a broken connection shortens them, a
-        daemon that stopped in order keeps them whole."""
+        """Set batches aside until the daemon extends their leases: a broken connection shortens
+        leases, an orderly stop of the daemon does not."""
         self._unsure.extend(self._batches)
         self._batches.clear()
 
     def to_confirm(self, now_s: float) -> list[DeliveryBatch]:
-        """Batches from before a broken connection that can be extended on the new one."""
+        """Return batches from before a broken connection that can be extended on the new one."""
         self._drop_ended(now_s)
         return [batch for batch in self._unsure if not batch.extending]
 
     def to_extend(self, now_s: float) -> list[DeliveryBatch]:
-        """Batches whose leases are half over and that are not being extended."""
+        """Return batches past half of their leases that are not being extended."""
         self._drop_ended(now_s)
         latest_s = now_s + self.lease_s * (EXTEND_BELOW - 1 + SURE)
         return [
@@ -934,11 +941,11 @@ class Buffer:
             if batch.items and not batch.extending and now_s < batch.until_s <= latest_s
         ]
 
-    def extended(self, batches: Iterable[DeliveryBatch], asked_s: float, stale: set[int]) -> None:
-        """Note that the daemon extended these batches, except the ``stale`` deliveries."""
+    def extended(self, batches: Iterable[DeliveryBatch], sent_s: float, stale: set[int]) -> None:
+        """Record that the daemon extended these batches, except the ``stale`` deliveries."""
         sure: list[DeliveryBatch] = []
         for batch in batches:
-            batch.until_s = asked_s + self.lease_s * SURE
+            batch.until_s = sent_s + self.lease_s * SURE
             if stale:
                 kept = [item for item in batch.items if item[0] not in stale]
                 self.dropped += len(batch.items) - len(kept)
@@ -955,7 +962,7 @@ class Buffer:
             self._unsure.remove(batch)
 
     def clear(self) -> list[DeliveryBatch]:
-        """Remove and return every batch that still holds deliveries."""
+        """Remove and return every batch with unread deliveries."""
         batches = [batch for batch in (*self._unsure, *self._batches) if batch.items]
         self._unsure.clear()
         self._batches.clear()
@@ -964,9 +971,9 @@ class Buffer:
 
 
 def lots(batches: Iterable[DeliveryBatch], ids_max: int) -> Iterator[Lot[DeliveryBatch]]:
-    """The waiting deliveries of ``batches``, in order, in as few frames of receipts as possible."""
-    for epoch, some in groupby(batches, attrgetter("epoch")):
-        waiting = [(batch, item) for batch in some for item in reversed(batch.items)]
+    """Yield the unread deliveries of ``batches`` in order, in as few frames as possible."""
+    for epoch, members in groupby(batches, attrgetter("epoch")):
+        waiting = [(batch, item) for batch in members for item in reversed(batch.items)]
         for start in range(0, len(waiting), ids_max):
             part = waiting[start : start + ids_max]
             yield Lot(

@@ -1,4 +1,4 @@
-"""A task as a producer makes it, and what consumers read of its options.
+"""A task as producers create it, and the options that consumers read.
 
 Written by scripts/generate from the options of tickwheel/api/tasks.py: change that, and run it.
 """
@@ -19,10 +19,10 @@ from tickwheel.limits import Limits
 
 @dataclass(slots=True)
 class Task:
-    """What ``enqueue_many`` takes: one task, due after ``delay`` (seconds, or a timedelta) or at
-    ``at`` (an aware datetime), else at once.
+    """A task for ``enqueue_many``, due after ``delay`` (seconds, or a timedelta) or at ``at``
+    (an aware datetime), else at once.
 
-    What else may be said of it means what it means in TaskKeywords. Checked when it is enqueued.
+    See TaskKeywords for the other fields. Enqueueing checks the task.
     """
 
     topic: str
@@ -46,7 +46,7 @@ class Task:
 
 
 def is_bare(task: Task) -> bool:
-    """Whether nothing is said of a task beside its topic, its body and its delay."""
+    """Return whether a task has only a topic, a body and a delay."""
     return not (
         task.at is not None
         or task.key is not None
@@ -81,8 +81,8 @@ _retry = _CHECKS["retry"]
 
 
 def checked_options(task: Task, field: str, limits: Limits) -> dict[str, Any]:
-    """The options that are kept with a task, each checked, in the form of the wire. ``field`` is
-    what the task is called. Raises BadRequest, LimitExceeded."""
+    """Return the checked options that are stored with a task, in wire form. ``field`` is the
+    task's name in errors. Raises BadRequest, LimitExceeded."""
     found: dict[str, Any] = {}
     if task.key is not None:
         found["key"] = _key(task.key, f"{field}.key", limits)
@@ -113,7 +113,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class DeliveredOptions:
-    """The options of a task in ``_item``, which is as a DELIVER frame has it."""
+    """The options of a task in ``_item``, an item of a DELIVER frame."""
 
     __slots__ = ()
 
@@ -127,46 +127,46 @@ class DeliveredOptions:
     def key(self) -> str | None:
         """Your name for the task, by which you can cancel, reschedule and look it up; several tasks
         can share one key."""
-        found: str | None = self._options.get("key", None)
-        return found
+        value: str | None = self._options.get("key", None)
+        return value
 
     @property
     def tag(self) -> str | None:
         """One word by which groups filter: not empty, not `*`, without `||`, and without leading or
         trailing blanks."""
-        found: str | None = self._options.get("tag", None)
-        return found
+        value: str | None = self._options.get("tag", None)
+        return value
 
     @property
     def properties(self) -> Mapping[str, Value]:
         """Values for consumers, by name: text, 64-bit integers, finite floats, booleans."""
-        found: Mapping[str, Value] = self._options.get("properties", _NOTHING)
-        return found
+        value: Mapping[str, Value] = self._options.get("properties", _NOTHING)
+        return value
 
     @property
     def priority(self) -> int:
         """Due tasks with a higher priority are delivered first; by default 0."""
-        found: int = self._options.get("priority", 0)
-        return found
+        value: int = self._options.get("priority", 0)
+        return value
 
     @property
     def order_key(self) -> str | None:
         """Each group gets the tasks of one order key one at a time, by due time, then in the order
         in which they were enqueued. The group's ``order_retry`` decides when a failed task is tried
         again, so ``retry`` cannot be combined with an order key."""
-        found: str | None = self._options.get("order_key", None)
-        return found
+        value: str | None = self._options.get("order_key", None)
+        return value
 
     @property
     def trace(self) -> str | None:
         """The producer's W3C ``traceparent``. It is part of each delivery, so that the consumers'
         spans belong to the same trace."""
-        found: str | None = self._options.get("trace", None)
-        return found
+        value: str | None = self._options.get("trace", None)
+        return value
 
     @property
     def encoding(self) -> str | None:
         """The body's type and the steps applied to it, in order, such as ``json;v=2,zlib``; None
         means plain bytes. The daemon stores it without reading the body."""
-        found: str | None = self._options.get("encoding", None)
-        return found
+        value: str | None = self._options.get("encoding", None)
+        return value

@@ -1,8 +1,8 @@
-"""Tasks before they are sent: checked against the daemon's limits, in the shape of the wire.
+"""Tasks before they are sent: checked against the daemon's limits, in wire form.
 
-Pure. The check is here so that one caller's mistake is that caller's error at once and does
-not travel in a frame with other callers' tasks; the daemon checks again. Invariant: a task that
-passes can be encoded, and ``size`` is not less than its bytes on the wire.
+Pure. Checking here raises a caller's mistake to that caller at once, before its task shares a frame
+with others; the daemon checks again. Invariant: a task that passes can be encoded, and ``size`` is
+not less than its bytes on the wire.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ WireTask = tuple[Any, ...]
 """``(topic, body, delay_ms)`` or ``(topic, body, delay_ms or None, options)``."""
 
 PLAIN_BYTES = 24
-"""Bytes of a task's array, body and topic headers and its delay; a topic's letter is a byte."""
+"""Bytes of a task's array, its delay, and the headers of body and topic; each letter is a byte."""
 PLAIN_DELAY_S_MAX = 1e9
-"""A longer delay, in seconds, is looked at more closely."""
+"""Seconds of a delay above which the slow path checks it."""
 FRAME_BYTES = 32
 """Bytes of an ENQUEUE frame without its tasks."""
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
@@ -50,8 +50,8 @@ class Receipt(NamedTuple):
     due_ms: int
     """Milliseconds since 1970 by the daemon's clock."""
     outcome: Outcome = "stored"
-    """Of a task with ``if_pending`` also "kept", "replaced" or "rejected": then ``id`` and
-    ``due_ms`` are those of the task that is, or was, pending."""
+    """A task with ``if_pending`` can also be "kept", "replaced" or "rejected"; ``id`` and
+    ``due_ms`` are then those of the pending task."""
 
     @property
     def due(self) -> datetime:
@@ -59,12 +59,12 @@ class Receipt(NamedTuple):
 
 
 CheckedTask = tuple[WireTask, int]
-"""A checked task, and how many bytes it takes in a frame, at most. A plain tuple: there may be
-hundreds of thousands a second."""
+"""A checked task, and its maximum bytes in a frame. A plain tuple, because there may be hundreds of
+thousands a second."""
 
 
 class Receipts(Sequence[Receipt]):
-    """Of many tasks, in their order, as columns; an item is made when it is looked at."""
+    """Receipts of many tasks in order, stored as columns; an item is created on access."""
 
     __slots__ = ("dues_ms", "ids")
 
@@ -108,7 +108,7 @@ class Columns(NamedTuple):
 
     @property
     def sizes(self) -> list[int]:
-        """How many bytes each task takes in a frame, of columns or not, at most."""
+        """Maximum bytes of each task in a frame, of columns or of tasks."""
         each = len(self.topic) + PLAIN_BYTES
         return [length + each for length in self.lengths]
 
@@ -119,14 +119,14 @@ class TaskChecker:
     def __init__(self) -> None:
         self.limits = Limits()
         self.codec: Codec | None = None
-        """What packs bodies; None: they stay as they are."""
+        """Packs bodies; None: bodies are sent unchanged."""
         self._names: set[str] = set()
 
     def set_limits(self, limits: Limits) -> None:
         self.limits = limits
 
     def plain(self, topic: str, body: bytes, delay: Any) -> CheckedTask | None:
-        """The checked task, if it is a plain one; None: a closer look is needed."""
+        """Return the checked task if it is plain. None: it needs ``check``."""
         if type(topic) is not str or topic not in self._names or type(body) is not bytes:
             return None
         if self.codec is not None:
@@ -143,7 +143,8 @@ class TaskChecker:
         return (topic, body, delay_ms), size + len(topic) + PLAIN_BYTES
 
     def check(self, task: Any, field: str = "task") -> CheckedTask:
-        """A checked task. Raises BadRequest (or a kind of it) naming field, limit and value."""
+        """Return the checked task. Raise BadRequest (or a subclass) naming field, limit and
+        value."""
         if not isinstance(task, Task):
             raise BadRequest(f"{field} must be a Task, not {shown(task)}")
         topic, body, limits = task.topic, task.body, self.limits
@@ -173,13 +174,14 @@ class TaskChecker:
         return self._fitting((topic, body, delay_ms, options), size, field)
 
     def check_all(self, tasks: Iterable[Task]) -> tuple[list[WireTask], list[int]]:
-        """Every checked task and its size. Raises the error of the first bad one."""
+        """Return every checked task, and their sizes. Raise the error of the first invalid
+        task."""
         wires: list[WireTask] = []
         sizes: list[int] = []
         names, limits, is_packed = self._names, self.limits, self.codec is not None
         body_max, delay_max = limits.body_bytes_max, limits.delay_ms_max
         for index, task in enumerate(tasks):
-            # What most tasks are: this loop is what bulk costs.
+            # Fast path for most tasks: this loop dominates the cost of bulk enqueues.
             is_plain = (
                 type(task) is Task
                 and not is_packed
@@ -192,7 +194,7 @@ class TaskChecker:
             )
             if is_plain:
                 delay: Any = task.delay or 0  # a number
-                # A NaN is in no order, and is looked at below.
+                # A NaN fails every comparison, and is checked below.
                 is_usual = 0 <= delay < PLAIN_DELAY_S_MAX
                 delay_ms = -(-round(delay * 1_000_000) // 1000) if is_usual else delay_max + 1
                 if delay_ms <= delay_max:
@@ -211,13 +213,15 @@ class TaskChecker:
         delay: Duration | None,
         delays: Iterable[Duration] | None,
     ) -> Columns:
-        """Checked tasks that differ in body and delay only. Raises as ``check``."""
+        """Return checked tasks that differ only in body and delay. Raise errors like ``check``."""
         name = self.name(topic, "topic")
-        found = list(bodies)
+        checked_bodies = list(bodies)
         limits = self.limits
-        if not set(map(type, found)) <= {bytes}:
-            found = [_body(body, f"bodies[{index}]") for index, body in enumerate(found)]
-        lengths = list(map(len, found))
+        if not set(map(type, checked_bodies)) <= {bytes}:
+            checked_bodies = [
+                _body(body, f"bodies[{index}]") for index, body in enumerate(checked_bodies)
+            ]
+        lengths = list(map(len, checked_bodies))
         if lengths and max(lengths) > limits.body_bytes_max:
             index = next(i for i, n in enumerate(lengths) if n > limits.body_bytes_max)
             raise BodyTooLarge(
@@ -225,28 +229,29 @@ class TaskChecker:
                 f" {limits.body_bytes_max} (body_bytes_max)"
             )
         if delays is None:
-            one_ms = 0 if delay is None else duration_ms(delay, "delay")
-            delays_ms = [one_ms] * len(found)
+            delay_ms = 0 if delay is None else duration_ms(delay, "delay")
+            delays_ms = [delay_ms] * len(checked_bodies)
         elif delay is not None:
-            raise BadRequest("delay and delays are given; give one of them")
-        elif isinstance(delays, str):  # its characters would be durations
+            raise BadRequest("give either delay or delays, not both")
+        elif isinstance(delays, str):  # each character would be a duration
             raise BadRequest(f"delays must be a list of durations, not {shown(delays)}")
         else:
             delays_ms = _all_ms(list(delays))
-        if len(delays_ms) != len(found):
-            raise BadRequest(f"delays has {len(delays_ms)} elements, but there are {len(found)}")
+        if len(delays_ms) != len(checked_bodies):
+            message = f"delays has {len(delays_ms)} elements, but bodies has {len(checked_bodies)}"
+            raise BadRequest(message)
         if delays_ms and max(delays_ms) > limits.delay_ms_max:
             index = next(i for i, ms in enumerate(delays_ms) if ms > limits.delay_ms_max)
             raise DueTooFar(
                 f"delays[{index}] is {delays_ms[index]} ms; the limit is {limits.delay_ms_max}"
                 " ms (the daemon's delay_max_s)"
             )
-        return Columns(name, found, delays_ms, lengths)
+        return Columns(name, checked_bodies, delays_ms, lengths)
 
     def packed(
         self, topic: str, body: bytes, encoding: Any, field: str, *, repeatable: bool = False
     ) -> tuple[bytes, str | None]:
-        """A body as it goes out, and what it is then. Raises BadRequest for what is no encoding."""
+        """Return a packed body and its encoding. Raise BadRequest for an invalid encoding."""
         if encoding is not None:
             encoding = ENCODING.check(encoding, f"{field}.encoding", self.limits)
         if self.codec is None:
@@ -254,7 +259,7 @@ class TaskChecker:
         return self.codec.pack(topic, body, encoding, repeatable=repeatable)
 
     def name(self, value: Any, field: str) -> str:
-        """The checked name of a topic or group."""
+        """Return the checked name of a topic or group. Raise BadRequest."""
         if type(value) is str and value in self._names:
             return value
         if not isinstance(value, str) or not _NAME.fullmatch(value):
@@ -278,14 +283,14 @@ class TaskChecker:
     def _due(self, task: Task, options: dict[str, Any], field: str) -> int | None:
         if task.delay_level is not None:
             if task.delay is not None or task.at is not None:
-                raise BadRequest(f"{field} has delay_level and delay or at; give one of them")
+                raise BadRequest(f"{field} must have only one of delay_level, delay and at")
             kind = TaskFields.field("delay_level").kind
             level = kind.check(task.delay_level, f"{field}.delay_level", self.limits)
             options["delay_level"] = level
             return None
         if task.at is not None:
             if task.delay is not None:
-                raise BadRequest(f"{field} has delay and at; give one of them")
+                raise BadRequest(f"{field} must have only one of delay and at")
             options["due_ms"] = moment_ms(task.at, f"{field}.at")
             return None
         if task.delay is None:
@@ -301,7 +306,7 @@ class TaskChecker:
 
 
 def _check_together(task: Task, options: dict[str, Any], field: str) -> None:
-    """Check what options say of one another, and add the rule, which goes with a key."""
+    """Check combinations of options, and add ``if_pending``, which needs the key."""
     check_options(options, field)
     if task.if_pending is not None:
         rule = task_rule_wire(task.if_pending, task.key, f"{field}.if_pending")
@@ -309,7 +314,7 @@ def _check_together(task: Task, options: dict[str, Any], field: str) -> None:
 
 
 def size_of(tasks: Iterable[WireTask]) -> int:
-    """How many bytes tasks take in a frame, at most."""
+    """Return the maximum bytes of tasks in a frame."""
     return sum(
         len(wire[0]) + len(wire[1]) + PLAIN_BYTES + (len(encode(wire[3])) if len(wire) == 4 else 0)
         for wire in tasks
@@ -317,24 +322,24 @@ def size_of(tasks: Iterable[WireTask]) -> int:
 
 
 def frame_slices(sizes: Sequence[int], limits: Limits, count_max: int) -> Iterable[tuple[int, int]]:
-    """(start, end) of the tasks for each frame."""
+    """Yield the (start, end) of each frame's tasks."""
     bytes_max = limits.frame_bytes_max - FRAME_BYTES
     if 0 < len(sizes) <= count_max and sum(sizes) <= bytes_max:
         yield 0, len(sizes)
         return
     start = size = 0
-    for index, one in enumerate(sizes):
-        size += one
+    for index, task_size in enumerate(sizes):
+        size += task_size
         if size > bytes_max or index - start >= count_max:
             yield start, index
-            start, size = index, one
+            start, size = index, task_size
     if start < len(sizes):
         yield start, len(sizes)
 
 
 def due_of(wire: WireTask, accepted_ms: int, levels_ms: Sequence[int]) -> int:
-    """When a task is due that the daemon, whose delay levels are ``levels_ms``, accepted at
-    ``accepted_ms``; the past counts as now."""
+    """Return the due time of a task that a daemon with these delay levels accepted at
+    ``accepted_ms``; a past time counts as now."""
     delay_ms = wire[2]
     if delay_ms is None:
         level = wire[3].get("delay_level")
@@ -352,8 +357,8 @@ def receipts(
     levels_ms: Sequence[int],
     chosen_ms: Sequence[int | None] = (),
 ) -> list[Receipt]:
-    """The receipts in the daemon's answer to ``tasks``; ``chosen_ms``: due times that the daemon
-    has chosen. Raises ValueError when they don't match."""
+    """Return the receipts in the daemon's answer to ``tasks``. ``chosen_ms``: due times that the
+    daemon has chosen. Raise ValueError for an answer that does not match."""
     dues = [
         accepted_ms + task[2] if task[2] is not None else due_of(task, accepted_ms, levels_ms)
         for task in tasks
@@ -367,8 +372,8 @@ def receipts(
 
 
 def merged_receipts(ids: Sequence[int], outcomes: Any) -> list[Receipt]:
-    """The receipts in the daemon's answer to tasks with ``if_pending``. Raises ValueError or
-    TypeError when it is none."""
+    """Return the receipts in the daemon's answer to tasks with ``if_pending``. Raise ValueError or
+    TypeError for a malformed answer."""
     return [
         Receipt(task_id, int(due_ms), cast("Outcome", str(word)))
         for task_id, (word, due_ms) in zip(ids, outcomes, strict=True)
@@ -382,7 +387,7 @@ _PLAIN_DELAYS = frozenset((type(None), int, float))
 
 def _all_ms(delays: list[Any]) -> list[int]:
     if set(map(type, delays)) <= {int, float} and delays:
-        # A NaN is in no order, and fails here, too.
+        # A NaN fails every comparison, and is checked one by one.
         if min(delays) >= 0 and max(delays) < PLAIN_DELAY_S_MAX and not any(map(isnan, delays)):
             return [-(-round(delay * 1_000_000) // 1000) for delay in delays]
     return [duration_ms(delay, f"delays[{index}]") for index, delay in enumerate(delays)]
@@ -400,12 +405,12 @@ def _body(value: Any, field: str) -> bytes:
 
 
 def spelled_out(block: Any) -> Callable[[F], F]:
-    """For a function that takes ``**options: Unpack[block]``: its signature names each of them, for
-    ``help``, for mocks, for whoever inspects it. A call of it costs nothing more."""
+    """Decorate a function with ``**options: Unpack[block]``: its signature then names each option,
+    for ``help``, mocks and inspection. A call costs nothing more."""
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        named = [
+        options = [
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
@@ -414,16 +419,16 @@ def spelled_out(block: Any) -> Callable[[F], F]:
             )
             for name, kind in block.__annotations__.items()
         ]
-        parameters = [*list(signature.parameters.values())[:-1], *named]
-        told = signature.replace(parameters=parameters)
-        function.__signature__ = told  # type: ignore[attr-defined]  # inspect reads it
+        parameters = [*list(signature.parameters.values())[:-1], *options]
+        spelled = signature.replace(parameters=parameters)
+        function.__signature__ = spelled  # type: ignore[attr-defined]  # inspect reads it
         return function
 
     return decorate
 
 
 def refuse_unknown(options: Mapping[str, object], block: Any, method: str) -> None:
-    """Raises TypeError, as Python does, for a keyword that the block of ``method`` has not."""
+    """Raise TypeError, like Python, for a keyword that ``block`` does not have."""
     if not block.__optional_keys__.issuperset(options):
         name = next(name for name in options if name not in block.__optional_keys__)
         raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
@@ -437,8 +442,8 @@ def task_of(
     at: datetime | None,
     options: TaskKeywords,
 ) -> Task:
-    """What ``method`` was given, not checked yet. Raises as ``refuse_unknown``, which this need not
-    call when all is well: it is done for each task."""
+    """Return the unchecked task of a call. Raise errors like ``refuse_unknown``, which is called
+    only after a failure because this runs for each task."""
     try:
         return Task(topic, body, delay=delay, at=at, **options)
     except TypeError:

@@ -1,7 +1,7 @@
 """A transaction of a producer.
 
-Knows no socket. Invariant: a half task that nobody knows the fate of makes a transaction impossible
-to commit, because what would be committed with it is not known.
+No socket is known here. Invariant: a transaction with a half task of unknown state cannot be
+committed, because it is not known what would be committed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,7 @@ from tickwheel.api.times import Duration
 from tickwheel.client.keywords import TaskKeywords
 from tickwheel.client.requests import read
 from tickwheel.client.task_options import Task
-from tickwheel.client.tasks import (
-    Receipt,
-    WireTask,
-    due_of,
-    frame_slices,
-    spelled_out,
-    task_of,
-)
+from tickwheel.client.tasks import Receipt, WireTask, due_of, frame_slices, spelled_out, task_of
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -45,9 +38,9 @@ COUNTED_FROM = ("enqueue", "commit")
 class Transaction:
     """``async with client.transaction("payments") as tx: await tx.enqueue(…)``
 
-    Its tasks become tasks when it is committed: at the end of the ``async with``, or by
-    ``commit``. An exception there, or ``rollback``, and none of them ever was. ``id`` is its name:
-    keep it where your own transaction is kept, so that whoever is asked can look it up.
+    The half tasks become tasks at the commit: at the end of the ``async with``, or by ``commit``.
+    After an exception or ``rollback`` they never existed. ``id`` is the transaction's name: store
+    it with your own transaction, so that the handler of checks can look it up.
     """
 
     def __init__(
@@ -60,19 +53,19 @@ class Transaction:
         self.group = client._checker.name(group, "group")
         self.id = os.urandom(16).hex() if name is None else client._checker.name(name, "id")
         self.receipts: list[Receipt] = []
-        """Of its tasks, in the order in which they were enqueued, once it is committed."""
+        """The receipts of its tasks in order, once it is committed."""
         self._client = client
         self._checks = checks
         self._from_commit = count_from == "commit"
         self._parts = 0
         self._prepared: dict[int, tuple[list[WireTask], int]] = {}
-        """Part → its tasks, and when the daemon took them."""
+        """Part → its tasks, and when the daemon stored them."""
         self._doubt: BaseException | None = None
-        """The error after which nobody knows whether some half task is kept."""
-        self._over = ""
+        """The error after which it is unknown whether a half task was stored."""
+        self._outcome = ""
         self._place: tuple[Link, int] | None = None
-        """Over several shards: the link to the one that has its tasks, once that is known, and
-        the number of the claim of its name there."""
+        """With several shards: the link to the shard of its tasks, once chosen, and the number of
+        the claim of its name there."""
 
     # --- half tasks -----------------------------------------------------------------------------
 
@@ -87,14 +80,14 @@ class Transaction:
         timeout: Duration | None = None,
         **options: Unpack[TaskKeywords],
     ) -> None:
-        """Keep a half task: durable, and nobody sees it before the commit. Arguments and errors as
-        of ``Client.enqueue``; ``if_pending`` is refused. Its delay counts from now, or from the
-        commit, as the transaction was asked for; what is due before the commit is due with it."""
+        """Store a half task durably, invisible until the commit. Arguments and errors are those of
+        ``Client.enqueue``; ``if_pending`` is refused. The delay counts from now or from the commit
+        (``count_from``); a task that is due before the commit is due at the commit."""
         task = task_of("Transaction.enqueue", topic, body, delay, at, options)
         await self.enqueue_many((task,), timeout=timeout)
 
     async def enqueue_many(self, tasks: Iterable[Task], *, timeout: Duration | None = None) -> None:
-        """Half tasks, in as few frames as they fit. All are checked before the first is sent."""
+        """Store half tasks, in as few frames as possible. Checks all before sending any."""
         self._check_open()
         client = self._client
         until_s = client._until(timeout)
@@ -108,8 +101,8 @@ class Transaction:
         for start, end in frame_slices(sizes, limits, limits.tasks_per_frame_max):
             self._parts += 1
             parts.append((self._parts, wires[start:end]))
-        for part, some in parts:
-            await self._prepare(part, some, until_s)
+        for part, part_wires in parts:
+            await self._prepare(part, part_wires, until_s)
 
     async def _prepare(self, part: int, wires: list[WireTask], until_s: float | None) -> None:
         options: dict[str, Any] | None = {"from": "commit"} if self._from_commit else None
@@ -127,32 +120,32 @@ class Transaction:
     # --- the end --------------------------------------------------------------------------------
 
     async def commit(self, *, timeout: Duration | None = None) -> list[Receipt]:
-        """Its half tasks are tasks; their receipts. Once more gives the same.
+        """Commit: the half tasks become tasks. Return their receipts. Can be repeated.
 
-        Raises TransactionRolledBack when somebody else has decided so, Conflict when an enqueue
-        failed without an answer; SendTimeout or ConnectionLost when nobody knows: call it again, or
-        leave it to whoever is asked."""
-        if self._over == "rolled back":
+        Raise TransactionRolledBack if another client has rolled it back, Conflict if an enqueue
+        failed without an answer, and SendTimeout or ConnectionLost if the outcome is unknown: call
+        it again, or leave the decision to the handler of checks."""
+        if self._outcome == "rolled back":
             raise TransactionRolledBack(f"transaction {self.id} was rolled back")
         if self._doubt is not None:
             raise Conflict(
-                f"transaction {self.id} cannot be committed: nobody knows whether a task of it was"
-                f" kept ({self._doubt}); roll it back"
+                f"transaction {self.id} cannot be committed: one of its tasks may not have been"
+                f" stored ({self._doubt}); roll it back"
             )
         until_s = self._client._until(timeout)
-        if self._prepared and self._over != "committed":
+        if self._prepared and self._outcome != "committed":
             answer = await self._call(FrameType.COMMIT, self.id, until_s=until_s)
             self.receipts = read(self._receipts_of, answer)
         self._end("committed")
         return self.receipts
 
     async def rollback(self, *, timeout: Duration | None = None) -> None:
-        """None of its tasks ever was. Once more is harmless. Raises TransactionCommitted when
-        somebody else has decided so."""
-        if self._over == "committed":
+        """Roll back: the half tasks never existed. Can be repeated. Raise TransactionCommitted if
+        another client has committed it."""
+        if self._outcome == "committed":
             raise TransactionCommitted(f"transaction {self.id} was committed")
         until_s = self._client._until(timeout)
-        if self._over != "rolled back" and (self._prepared or self._doubt is not None):
+        if self._outcome != "rolled back" and (self._prepared or self._doubt is not None):
             await self._call(FrameType.ROLLBACK, self.id, until_s=until_s)
         self._end("rolled back")
 
@@ -161,14 +154,14 @@ class Transaction:
         link = self._client._link if self._place is None else self._place[0]
         return await link.ask(kind, *fields, until_s=until_s)
 
-    def _end(self, how: str) -> None:
-        self._over = how
-        self._checks.under_way.pop(self.id, None)
+    def _end(self, outcome: str) -> None:
+        self._outcome = outcome
+        self._checks.open.pop(self.id, None)
 
     def _check_open(self) -> None:
-        if self._over:
-            kind = TransactionCommitted if self._over == "committed" else TransactionRolledBack
-            raise kind(f"transaction {self.id} was {self._over}; it takes no more tasks")
+        if self._outcome:
+            kind = TransactionCommitted if self._outcome == "committed" else TransactionRolledBack
+            raise kind(f"transaction {self.id} was {self._outcome}; it takes no more tasks")
 
     def _receipts_of(self, answer: Any) -> list[Receipt]:
         accepted_ms, ids = answer[:2]
@@ -176,39 +169,39 @@ class Transaction:
         return [Receipt(i, due_ms) for i, due_ms in zip(ids, dues_ms, strict=True)]
 
     def _dues(self, committed_ms: int) -> list[int]:
-        """The due times of the tasks, which the answer to a repeated commit does not have."""
-        levels_ms, found = self._client._reconnector.delay_levels_ms, list[int]()
+        """Return the tasks' due times, which the answer to a repeated commit does not contain."""
+        levels_ms, dues_ms = self._client._reconnector.delay_levels_ms, list[int]()
         for part in sorted(self._prepared):
             wires, prepared_ms = self._prepared[part]
             since_ms = committed_ms if self._from_commit else prepared_ms
-            found += [max(committed_ms, due_of(wire, since_ms, levels_ms)) for wire in wires]
-        return found
+            dues_ms += [max(committed_ms, due_of(wire, since_ms, levels_ms)) for wire in wires]
+        return dues_ms
 
     async def __aenter__(self) -> Self:
         self._client._ready()
-        self._checks.under_way[self.id] = None
+        self._checks.open[self.id] = None
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            if self._over:
+            if self._outcome:
                 return
             if error is None and self._doubt is None:
                 await self.commit()
                 return
-            with suppress(TickwheelError):  # whoever is asked about it will roll it back
+            with suppress(TickwheelError):  # the handler of checks will roll it back
                 await self.rollback()
             if error is None:
                 raise Conflict(
-                    f"transaction {self.id} was rolled back: nobody knows whether a task of it was"
-                    f" kept ({self._doubt})"
+                    f"transaction {self.id} was rolled back: one of its tasks may not have been"
+                    f" stored ({self._doubt})"
                 )
         finally:
-            self._checks.under_way.pop(self.id, None)
+            self._checks.open.pop(self.id, None)
 
 
 def _is_refusal(error: TickwheelError) -> bool:
-    """Whether the error says for certain that nothing was kept."""
+    """Return whether the error means that nothing was stored."""
     return error.code not in ("send_timeout", "connection_lost", "outcome_unknown", "internal",
                               "client_closed", "protocol_error")  # fmt: skip
 
@@ -218,6 +211,6 @@ def _refuse_rules(wires: Iterable[WireTask]) -> None:
         rule = wire[3].get("if_pending") if len(wire) == 4 else None
         if rule is not None and rule != ADD:
             raise BadRequest(
-                f"tasks[{index}].if_pending: a half task may wait for long, and what is pending now"
-                " may not be then; enqueue it without a transaction"
+                f"tasks[{index}].if_pending is not allowed in a transaction, because pending tasks"
+                " may change before the commit; enqueue the task without a transaction"
             )

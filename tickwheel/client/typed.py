@@ -1,12 +1,12 @@
 """Typed tasks: a function's parameters are the arguments of its tasks.
 
-``task`` makes a ``TypedTask`` of a function: producers enqueue its arguments, a worker calls it
-with them. ``Schema`` is between the two: arguments as JSON or msgpack, checked on both sides, with
-versions of their shape. What it needs beside msgpack is the extra ``typed``.
+``task`` makes a ``TypedTask`` of a function: producers enqueue its arguments, and a worker calls
+the function with them. ``Schema`` converts arguments to JSON or msgpack and back, checks them on
+both sides and versions them. Its dependencies are the extra ``typed``.
 
-Invariants: what was enqueued has been read back by the same rules as a handler's; what does not fit
-a handler's parameters never reaches its function, and is no retry, but a dead letter that says
-where and why.
+Invariants: arguments are read back at the enqueue by the rules of the handler; arguments that do
+not fit a handler's parameters never reach the function, and make a dead letter with the place and
+the reason instead of a retry.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 Format = Literal["json", "msgpack"]
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
-"""Arguments of one version of a schema → those of the next."""
+"""Converts the arguments of one schema version to those of the next."""
 VERSION_MAX = 1_000_000
 
 
 class TypedTaskOptions(TaskKeywords, total=False):
-    """What may be said of a typed task beside its arguments."""
+    """Options of a typed task besides its arguments."""
 
     delay: Duration | None
-    """Due so much later: seconds, a timedelta, or text such as "30m"."""
+    """Time until the task is due: seconds, a timedelta, or text such as "30m"."""
     at: datetime | None
-    """Due at this time, which has a zone."""
+    """Due time, with a time zone."""
     timeout: Duration | None
-    """How long the enqueue may take."""
+    """Maximum time of the enqueue."""
 
 
 class BlockingClient(Protocol):
-    """The synchronous client, as a typed task needs it."""
+    """The part of the synchronous client that a typed task uses."""
 
     def enqueue(
         self,
@@ -91,40 +91,40 @@ class TypedArguments(Generic[P]):
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
-        self._said: TypedTaskOptions = {}
+        self._task_options: TypedTaskOptions = {}
 
     @property
     def topic(self) -> str:
-        """The topic of its tasks."""
+        """The topic of the tasks."""
         return self._definition.topic
 
     @property
     def encoding(self) -> str:
-        """What the bodies of its tasks are, such as ``json;v=2``."""
+        """The encoding of the bodies, such as ``json;v=2``."""
         return self._definition.schema.encoding
 
     def options(self, **options: Unpack[TypedTaskOptions]) -> Self:
-        """The same with what is said of its tasks: ``options(delay="30m", key="order-42")``. Each
-        goes on from what was said before. Raises BadRequest for a delay that is none."""
+        """Return a copy with these task options: ``options(delay="30m", key="order-42")``. Options
+        set earlier are kept unless replaced. Raise BadRequest for an invalid delay."""
         refuse_unknown(options, TypedTaskOptions, "options")
         if options.get("encoding") is not None:
-            raise BadRequest("encoding is said by the typed task itself; leave it out")
-        if (delay := options.get("delay")) is not None:  # a wrong one fails where it is written
+            raise BadRequest("encoding is set by the typed task; omit it")
+        if (delay := options.get("delay")) is not None:  # checked here, not at the enqueue
             options["delay"] = duration_ms(delay, "delay") / 1000
-        found = copy.copy(self)
-        found._said = {**self._said, **options}
-        return found
+        changed = copy.copy(self)
+        changed._task_options = {**self._task_options, **options}
+        return changed
 
     def body(self, *args: P.args, **kwargs: P.kwargs) -> bytes:
-        """The arguments as the body of a task, for schedules, say. Raises BadRequest when they do
-        not fit the parameters."""
+        """Return the arguments as the body of a task, for example for a schedule. Raise BadRequest
+        if they do not fit the parameters."""
         return self._definition.body(args, kwargs)
 
     def task(self, *args: P.args, **kwargs: P.kwargs) -> Task:
-        """A Task for ``enqueue_many`` and transactions. Raises as ``body``."""
-        said: dict[str, Any] = {k: it for k, it in self._said.items() if k != "timeout"}
+        """Return a Task for ``enqueue_many`` and transactions. Raise errors like ``body``."""
+        options: dict[str, Any] = {k: v for k, v in self._task_options.items() if k != "timeout"}
         body = self._definition.body(args, kwargs)
-        return Task(self.topic, body, **{**said, "encoding": self.encoding})
+        return Task(self.topic, body, **{**options, "encoding": self.encoding})
 
 
 class BlockingTask(TypedArguments[P]):
@@ -135,10 +135,10 @@ class BlockingTask(TypedArguments[P]):
         self._blocking = client
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
-        """Enqueue a task with these arguments. Raises BadRequest, before anything is sent, when
-        they do not fit; else as the client's ``enqueue``."""
-        body, said = self._definition.body(args, kwargs), cast("Any", self._said)
-        return self._blocking.enqueue(self.topic, body, **{**said, "encoding": self.encoding})
+        """Enqueue a task with these arguments. Raise BadRequest, before anything is sent, if the
+        arguments do not fit; otherwise like the client's ``enqueue``."""
+        body, options = self._definition.body(args, kwargs), cast("Any", self._task_options)
+        return self._blocking.enqueue(self.topic, body, **{**options, "encoding": self.encoding})
 
 
 def _awaited(function: F) -> F:
@@ -164,26 +164,26 @@ class _Asynchronous(TypedArguments[P]):
     def using(self, client: BlockingClient) -> BlockingTask[P]: ...
 
     def using(self, client: Client | BlockingClient) -> Self | BlockingTask[P]:
-        """The same, enqueued by this client instead of the worker's. By a synchronous client,
-        ``enqueue`` returns the receipt."""
+        """Return a copy that this client enqueues, instead of the worker's client. With a
+        synchronous client, ``enqueue`` blocks and returns the receipt."""
         if isinstance(client, Client):
-            found = copy.copy(self)
-            found._client = client
-            return found
+            changed = copy.copy(self)
+            changed._client = client
+            return changed
         if not callable(getattr(client, "enqueue", None)):
-            raise BadRequest(f"using takes a client, not {shown(client)}")
+            raise BadRequest(f"client must be a client, not {shown(client)}")
         blocking = BlockingTask[P](self._definition, client)
-        blocking._said = self._said
+        blocking._task_options = self._task_options
         return blocking
 
     @_awaited
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
-        """Enqueue a task with these arguments, by the client of the worker that it is registered
-        with, or by that of ``using``. Raises BadRequest, before anything is sent, when they do not
-        fit, or at once where no event loop runs; else as ``Client.enqueue``."""
-        body, said = self._definition.body(args, kwargs), cast("Any", self._said)
+        """Enqueue a task with these arguments, using the client of ``using`` or of the worker that
+        the task is registered with. Raise BadRequest, before anything is sent, if the arguments do
+        not fit or no event loop runs; otherwise like ``Client.enqueue``."""
+        body, options = self._definition.body(args, kwargs), cast("Any", self._task_options)
         client = self._client or self._definition.client()
-        return await client.enqueue(self.topic, body, **{**said, "encoding": self.encoding})
+        return await client.enqueue(self.topic, body, **{**options, "encoding": self.encoding})
 
     def __repr__(self) -> str:
         return f"<typed task {self._definition.name} of {self.topic}>"
@@ -192,9 +192,9 @@ class _Asynchronous(TypedArguments[P]):
 class TypedTask(_Asynchronous[P], Generic[P, R]):
     """A function whose calls can be enqueued; ``task`` and ``Worker.task`` make it.
 
-    ``await close_order.enqueue(order_id=42)`` stores a task with these arguments; a worker that it
-    is registered with calls the function with them. A call of the object itself is one of the
-    function, at once and here.
+    ``await close_order.enqueue(order_id=42)`` stores a task with these arguments; a worker that the
+    task is registered with calls the function with them. Calling the object calls the function
+    directly.
     """
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -202,15 +202,15 @@ class TypedTask(_Asynchronous[P], Generic[P, R]):
 
 
 class DeliveryTask(_Asynchronous[P], Generic[P, R]):
-    """A ``TypedTask`` of a function whose first parameter is the ``Delivery``: the worker fills it
-    in; ``enqueue`` does not have it, and a call of the object does."""
+    """A ``TypedTask`` of a function whose first parameter is the ``Delivery``. The worker passes
+    the delivery; ``enqueue`` omits this parameter, and a direct call of the object requires it."""
 
     def __call__(self, delivery: Delivery, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return cast("R", self._definition.function(delivery, *args, **kwargs))
 
 
 class Typing(Protocol):
-    """What makes a typed task of a function."""
+    """A decorator that makes a typed task of a function."""
 
     @overload
     def __call__(
@@ -228,17 +228,18 @@ def task(
     upcasters: Mapping[int, Upcaster] | None = None,
     encoding: Format = "json",
 ) -> Typing:
-    """``@task("orders.close")`` on a function makes it a ``TypedTask``, which producers enqueue and
-    ``Worker.register`` lets a worker work on.
+    """Decorate a function to make it a ``TypedTask``: ``@task("orders.close")``. Producers enqueue
+    it, and ``Worker.register`` adds it to a worker.
 
-    Its parameters need annotations that msgspec knows, or pydantic's models; a first one of type
-    ``Delivery`` is filled in. ``version``: of the shape of the arguments; ``upcasters``: for each
-    older one that may still come, a function from its arguments (as a dict) to those of the next.
-    ``encoding``: "json" or "msgpack". Raises BadRequest for what cannot be a typed task.
+    Its parameters need annotations that msgspec supports, or pydantic models; the worker passes a
+    first parameter of type ``Delivery``. ``version``: the version of the arguments' schema;
+    ``upcasters``: for each older version still in use, a function that converts its arguments (a
+    dict) to the next version. ``encoding``: "json" or "msgpack". Raise BadRequest if the function
+    cannot be a typed task.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        names = sys._getframe(1).f_locals  # of annotations that are local to the caller
+        names = sys._getframe(1).f_locals  # for annotations that are local to the caller
         return define(function, names, topic, version, upcasters, encoding)
 
     return cast("Typing", decorate)
@@ -252,14 +253,14 @@ def define(
     upcasters: Mapping[int, Upcaster] | None,
     encoding: Format,
 ) -> Any:
-    """The typed task of a function; ``names``: those that its annotations may use beside its
-    module's. Raises BadRequest."""
+    """Return the typed task of a function. ``names``: the caller's local names, which annotations
+    can use besides those of the module. Raise BadRequest."""
     definition = Definition(function, names, topic, version, upcasters or {}, encoding)
     return (DeliveryTask if definition.takes_delivery else TypedTask)(definition)
 
 
 class Definition:
-    """What is the same for all that is said of one typed task: function, topic, schema."""
+    """The part of a typed task that no options change: function, topic, schema."""
 
     def __init__(
         self,
@@ -275,7 +276,8 @@ class Definition:
         self.topic = TaskChecker().name(topic, "topic")
         self.name: str = getattr(function, "__qualname__", repr(function))
         self.client_of_worker: Callable[[], Client] | None = None
-        """Says which client enqueues: that of the first worker that it was registered with."""
+        """Returns the client that enqueues: that of the first worker the task was registered
+        with."""
         parameters = _parameters(function, names, self.name)
         self.takes_delivery = bool(parameters) and parameters[0].annotation is Delivery
         if self.takes_delivery:
@@ -287,7 +289,7 @@ class Definition:
         self.schema = Schema(topic, self.name, parameters, version, upcasters, encoding)
 
     def client(self) -> Client:
-        """The client of its worker. Raises BadRequest when it has none."""
+        """Return the client of the task's worker. Raise BadRequest if it has none."""
         if self.client_of_worker is None:
             raise BadRequest(
                 f"{self.name} has no client: register it with a worker, or call"
@@ -296,7 +298,8 @@ class Definition:
         return self.client_of_worker()
 
     def body(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """The arguments of a call as a body. Raises BadRequest naming what does not fit."""
+        """Return the arguments of a call as a body. Raise BadRequest naming an invalid
+        argument."""
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as problem:
@@ -308,7 +311,7 @@ class Definition:
 
     @property
     def handler(self) -> Handler:
-        """The function of a delivery that calls the function with its arguments."""
+        """The handler that calls the function with the arguments of a delivery."""
         function, schema, takes_delivery = self.function, self.schema, self.takes_delivery
 
         async def handle(delivery: Delivery) -> Any:
@@ -321,9 +324,9 @@ class Definition:
             first = (delivery,) if takes_delivery else ()
             return function(*first, **arguments)
 
-        made = handle if inspect.iscoroutinefunction(function) else handle_in_thread
-        made.__qualname__ = self.name
-        return made
+        handler = handle if inspect.iscoroutinefunction(function) else handle_in_thread
+        handler.__qualname__ = self.name
+        return handler
 
 
 def _parameters(
@@ -338,22 +341,26 @@ def _parameters(
 
 def _check_parameters(parameters: list[inspect.Parameter], name: str) -> None:
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    for one in parameters:
-        if one.kind not in by_name:
-            raise BadRequest(f"{name}: parameter {one.name} has no name in a call; give it one")
-        if one.annotation is inspect.Parameter.empty:
-            raise BadRequest(f"{name}: parameter {one.name} has no annotation")
-        if one.annotation is Delivery:
-            raise BadRequest(f"{name}: parameter {one.name}, the delivery, must be the first one")
+    for parameter in parameters:
+        if parameter.kind not in by_name:
+            raise BadRequest(
+                f"{name}: parameter {parameter.name} must not be positional-only or variadic"
+            )
+        if parameter.annotation is inspect.Parameter.empty:
+            raise BadRequest(f"{name}: parameter {parameter.name} must have an annotation")
+        if parameter.annotation is Delivery:
+            raise BadRequest(
+                f"{name}: parameter {parameter.name}, the delivery, must be the first parameter"
+            )
 
 
 class NewerVersion(Exception):
-    """The arguments have a newer shape than this program knows: one that is newer itself can work
-    on them, so the task is tried again."""
+    """The arguments have a newer version than this program supports. A newer program can work on
+    them, so the task is tried again."""
 
 
 class Schema:
-    """Arguments by name as bytes, and back."""
+    """Converts arguments by name to bytes and back."""
 
     def __init__(
         self,
@@ -370,10 +377,10 @@ class Schema:
         self._upcasters = _checked_upcasters(upcasters, version)
         self.encoding = encoding if version == 1 else f"{encoding};v={version}"
         self._msgspec = msgspec = extra("typed", "msgspec", "a typed task")
-        self._names = [one.name for one in parameters]
+        self._names = [parameter.name for parameter in parameters]
         try:
             self._arguments = msgspec.defstruct(
-                "Arguments", [_field(one, msgspec) for one in parameters],
+                "Arguments", [_field(parameter, msgspec) for parameter in parameters],
                 forbid_unknown_fields=True, kw_only=True,
             )  # fmt: skip
             self._readers = {
@@ -381,7 +388,7 @@ class Schema:
                 "msgpack": msgspec.msgpack.Decoder(self._arguments, dec_hook=self._read_other),
             }
         except (TypeError, ValueError) as problem:
-            raise BadRequest(f"{name}: its parameters cannot be read: {problem}") from None
+            raise BadRequest(f"{name}: its parameters have unsupported types: {problem}") from None
         writers = {"json": msgspec.json.Encoder, "msgpack": msgspec.msgpack.Encoder}
         self._writer = writers[encoding](enc_hook=_write_other)
         self._no_fit = (
@@ -391,20 +398,18 @@ class Schema:
     # --- at the enqueue -------------------------------------------------------------------------
 
     def encode(self, arguments: Mapping[str, Any]) -> bytes:
-        """The arguments as a body, read back as a handler will. Raises Unfit."""
+        """Return the arguments as a body, after reading it back like a handler. Raise Unfit."""
         try:
             body: bytes = self._writer.encode(arguments)
         except _CANNOT_WRITE as problem:
             self._blame(arguments, problem)
         try:
-            found = self._readers[self._format].decode(body)
+            decoded = self._readers[self._format].decode(body)
         except self._no_fit as problem:
             raise _unfit(problem) from None
         for name, value in arguments.items():
-            if not _is_same(value, got := getattr(found, name)):
-                raise Unfit(
-                    f"$.{name}", f"{shown(value)} would come to the handler as {shown(got)}"
-                )
+            if not _is_same(value, got := getattr(decoded, name)):
+                raise Unfit(f"$.{name}", f"{shown(value)} would reach the handler as {shown(got)}")
         return body
 
     def _blame(self, arguments: Mapping[str, Any], problem: Exception) -> NoReturn:
@@ -412,60 +417,60 @@ class Schema:
         for name, value in arguments.items():
             try:
                 self._writer.encode(value)
-            except _CANNOT_WRITE as its_problem:
-                raise Unfit(f"$.{name}", str(its_problem)) from None
+            except _CANNOT_WRITE as cause:
+                raise Unfit(f"$.{name}", str(cause)) from None
         raise Unfit("$", str(problem)) from None
 
     # --- in a handler ---------------------------------------------------------------------------
 
     def arguments(self, delivery: Delivery) -> dict[str, Any]:
-        """The arguments in a delivery. Raises Unfit for what no handler of this shape can take,
-        NewerVersion for what a newer one can."""
+        """Return the arguments of a delivery. Raise Unfit if no handler of this schema can take
+        them, and NewerVersion if a newer one can."""
         body = delivery.body
-        how, version = self._what(delivery.encoding)
+        content, version = self._content(delivery.encoding)
         try:
             if version == self._version:
-                found = self._readers[how].decode(body)
+                decoded = self._readers[content].decode(body)
             else:
-                found = self._converted(getattr(self._msgspec, how).decode(body), version)
+                decoded = self._converted(getattr(self._msgspec, content).decode(body), version)
         except self._no_fit as problem:
             raise _unfit(problem) from None
         unset = self._msgspec.UNSET
-        pairs = ((name, getattr(found, name)) for name in self._names)
+        pairs = ((name, getattr(decoded, name)) for name in self._names)
         return {name: value for name, value in pairs if value is not unset}
 
-    def _what(self, encoding: str | None) -> tuple[str, int]:
-        """What a body is, "json" or "msgpack", and the version of its schema."""
+    def _content(self, encoding: str | None) -> tuple[str, int]:
+        """Return the format of a body, "json" or "msgpack", and the version of its schema."""
         step = content_of(encoding)
-        if step is None:  # of a producer that says nothing
+        if step is None:  # the producer did not set an encoding
             return self._format, 1
         if step.name not in self._readers:
             raise Unfit("$", f"expected json or msgpack, got {encoding}")
-        said = step.said.get("v", "1")
-        if not said.isdecimal() or not 1 <= int(said[:9]) <= VERSION_MAX:
-            raise Unfit("$", f"expected a version of 1 to {VERSION_MAX}, got {said}")
-        version = int(said[:9])
+        text = step.parameters.get("v", "1")
+        if not text.isdecimal() or not 1 <= int(text[:9]) <= VERSION_MAX:
+            raise Unfit("$", f"expected a version between 1 and {VERSION_MAX}, got {text}")
+        version = int(text[:9])
         if version > self._version:
             raise NewerVersion(
-                f"the task's arguments have version {version}, and this handler of {self._topic}"
-                f" knows those up to {self._version}: a newer program can work on it"
+                f"the task's arguments have version {version}; this handler of {self._topic}"
+                f" supports versions up to {self._version}: a newer program can work on the task"
             )
         return step.name, version
 
     def _converted(self, raw: Any, version: int) -> Any:
-        """Arguments of an older version as those of this one."""
+        """Convert arguments of an older version to this version."""
         if not isinstance(raw, dict):
             raise Unfit("$", f"expected object, got {type(raw).__name__}")
         for older in range(version, self._version):
             if older not in self._upcasters:
-                raise Unfit("$", f"version {older} is not known any more: it has no upcaster")
+                raise Unfit("$", f"version {older} is no longer supported: it has no upcaster")
             raw = self._upcasters[older](raw)
         return self._msgspec.convert(raw, self._arguments, dec_hook=self._read_other)
 
     # --- types that msgspec does not know -------------------------------------------------------
 
     def _read_other(self, kind: Any, value: Any) -> Any:
-        """A value of one of pydantic's models."""
+        """Read a value of a pydantic model."""
         model = _pydantic_model()
         if model is None or not isinstance(kind, type) or not issubclass(kind, model):
             raise NotImplementedError(f"{kind} is not a type that can be read")
@@ -479,12 +484,12 @@ class Schema:
 
 
 _BELOW = "@"
-"""Begins a reason that names a place below the one where it is reported."""
+"""Prefix of a message that names a path below the reported place."""
 _CANNOT_WRITE = (TypeError, ValueError, OverflowError, RecursionError, NotImplementedError)
 
 
 def _field(parameter: inspect.Parameter, msgspec: Any) -> tuple[Any, ...]:
-    """A field of the arguments; what has a default may be left out."""
+    """Return a field of the arguments; a parameter with a default is optional."""
     kind: Any = NoneType if parameter.annotation is None else parameter.annotation
     if parameter.default is inspect.Parameter.empty:
         return parameter.name, kind
@@ -492,7 +497,7 @@ def _field(parameter: inspect.Parameter, msgspec: Any) -> tuple[Any, ...]:
 
 
 def _pydantic_model() -> Any:
-    """The base of pydantic's models; None: nobody has imported it, so there are none."""
+    """Return the base class of pydantic models; None: pydantic was not imported."""
     pydantic = sys.modules.get("pydantic")
     return None if pydantic is None else pydantic.BaseModel
 
@@ -504,23 +509,24 @@ def _write_other(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be written")
 
 
-def _is_same(said: Any, read: Any) -> bool:
-    """Whether a value that was read back is equal to the one that was written; NaN is to NaN."""
-    if said == read or (said != said and read != read):  # noqa: PLR0124  # true of NaN alone
+def _is_same(written: Any, read: Any) -> bool:
+    """Return whether a value that was read back equals the written one. NaN equals NaN."""
+    if written == read or (written != written and read != read):  # noqa: PLR0124  # true for NaN only
         return True
-    if type(said) is not type(read):
+    if type(written) is not type(read):
         return False
-    if isinstance(said, dict):
-        return said.keys() == read.keys() and all(_is_same(said[n], read[n]) for n in said)
-    if isinstance(said, (list, tuple)):
-        return len(said) == len(read) and all(map(_is_same, said, read))
-    kind = type(said)
+    if isinstance(written, dict):
+        return written.keys() == read.keys() and all(_is_same(written[n], read[n]) for n in written)
+    if isinstance(written, (list, tuple)):
+        return len(written) == len(read) and all(map(_is_same, written, read))
+    kind = type(written)
     names: Any = getattr(kind, "__struct_fields__", getattr(kind, "__dataclass_fields__", ()))
-    return bool(names) and all(_is_same(getattr(said, n), getattr(read, n)) for n in names)
+    return bool(names) and all(_is_same(getattr(written, n), getattr(read, n)) for n in names)
 
 
 def _unfit(problem: Exception) -> Unfit:
-    """What msgspec says, with the place in front: "$.order_id", "expected int, got str"."""
+    """Convert a msgspec error to Unfit with the place first: "$.order_id", "expected int, got
+    str"."""
     text, _, place = str(problem).rpartition(" - at `")
     if not text:
         text, place = str(problem), "$"
@@ -540,7 +546,7 @@ def _checked_version(version: Any) -> int:
 def _checked_upcasters(upcasters: Any, version: int) -> dict[int, Upcaster]:
     for older, upcaster in upcasters.items():
         if type(older) is not int or not 1 <= older < version:
-            raise BadRequest(f"upcasters are from versions below {version}, not {shown(older)}")
+            raise BadRequest(f"upcasters must be for versions below {version}, not {shown(older)}")
         if not callable(upcaster):
-            raise BadRequest(f"upcasters: {older} must be a function, not {shown(upcaster)}")
+            raise BadRequest(f"upcasters[{older}] must be a function, not {shown(upcaster)}")
     return dict(upcasters)

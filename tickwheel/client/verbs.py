@@ -1,7 +1,7 @@
-"""The verbs of a client that are more than one question and its answer.
+"""The verbs of a client that are more than one request and its answer.
 
-All others are generated (``generated.py``) from their declarations. Here is what is asked for in
-parts or again and again, and what answers with less than the daemon says.
+All others are generated (``generated.py``) from their declarations. These verbs send several
+requests, or return less than the daemon answers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ from tickwheel.api.frames import CatchUp, CountFrom, Fold, Gap, Overlap
 from tickwheel.api.groups import GroupSettings
 from tickwheel.api.kinds import BODY, IDS
 from tickwheel.api.schedules import ScheduleInfo
-from tickwheel.api.tasks import (
-    Explanation,
-    LookUp,
-    ScheduledTaskFields,
-    TaskInfo,
-    check_selection,
-)
+from tickwheel.api.tasks import Explanation, LookUp, ScheduledTaskFields, TaskInfo, check_selection
 from tickwheel.api.times import Duration, seconds
 from tickwheel.api.verbs import VERBS
 from tickwheel.client.checks import CheckHandler, Checks
@@ -36,15 +30,15 @@ from tickwheel.client.transactions import Transaction
 from tickwheel.errors import BadRequest, LimitExceeded, SendTimeout, UnknownType, shown
 
 LOOKUP_IDS = 256
-"""Ids of one LOOKUP: their bodies have to fit one answer."""
+"""Ids of one LOOKUP; their bodies must fit into one answer."""
 LOOK_S = 0.25
-"""How often, in seconds, ``wait_bulk`` looks."""
+"""Seconds between two requests of ``wait_bulk``."""
 
 H = TypeVar("H", bound=CheckHandler)
 
 
 class WrittenVerbs(GeneratedVerbs):
-    """Verbs on tasks that are looked up, bulk operations, schedules and transactions."""
+    """Verbs for looking up tasks, bulk operations, schedules and transactions."""
 
     _checks: Checks
 
@@ -74,32 +68,32 @@ class WrittenVerbs(GeneratedVerbs):
         not_after: datetime | None = None,
         timeout: Duration | None = None,
     ) -> TaskInfo | list[TaskInfo]:
-        """Where a task stands. By topic and key: every unfinished task with that key, the newest
-        first (``newest``: only that one; ``not_after``: only what was enqueued then or earlier);
-        when there is none, the one that finished last, as far as the daemon remembers."""
+        """Return a task's state. By topic and key: every unfinished task with that key, the newest
+        first (``newest``: only the newest; ``not_after``: only tasks enqueued at that time or
+        earlier), or else the last finished one that the daemon remembers."""
         check_selection(task_id, topic, key)
         if task_id is not None:
             return (await self.lookup_many([task_id], timeout=timeout))[0]
-        asked = {"topic": topic, "key": key, "newest": newest, "not_after": not_after}
-        tasks: list[TaskInfo] = await self._ask("look_up", asked, timeout)
+        request = {"topic": topic, "key": key, "newest": newest, "not_after": not_after}
+        tasks: list[TaskInfo] = await self._ask("look_up", request, timeout)
         return tasks
 
     async def lookup_many(
         self, ids: Iterable[int], *, timeout: Duration | None = None
     ) -> list[TaskInfo]:
-        """``lookup`` of each, in order."""
+        """Return ``lookup`` of each id, in order."""
         until_s = self._until(timeout)
-        wanted, found = IDS.of_python(ids, "ids"), list[TaskInfo]()
+        wanted, tasks = IDS.of_python(ids, "ids"), list[TaskInfo]()
         for start in range(0, len(wanted), LOOKUP_IDS):
-            found += await self._lookup(wanted[start : start + LOOKUP_IDS], until_s)
-        return found
+            tasks += await self._lookup(wanted[start : start + LOOKUP_IDS], until_s)
+        return tasks
 
     async def _lookup(self, ids: list[int], until_s: float | None) -> list[TaskInfo]:
         verb = VERBS["look_up"]
         try:
             answer = await self._call(verb, LookUp.to_frame({"ids": ids}), until_s)
         except LimitExceeded:
-            # Their bodies are too large for one answer.
+            # The bodies are too large for one answer.
             if len(ids) == 1:
                 raise
             half = len(ids) // 2
@@ -114,12 +108,12 @@ class WrittenVerbs(GeneratedVerbs):
         key: str | None = None,
         timeout: Duration | None = None,
     ) -> Explanation:
-        """Why a task is where it is: one ``cause``, a sentence about it (``detail``), and the
-        command that mends it. By its id, or by topic and key: then it is the newest that has not
-        ended, a half task of a transaction, or the one that ended last."""
-        asked = {"id": task_id, "topic": topic, "key": key}
-        found: Explanation = await self._ask("explain", asked, timeout)
-        return found
+        """Return why a task is where it is: one ``cause``, a sentence (``detail``), and a command
+        that resolves it. Select the task by id, or by topic and key: the newest unfinished task, a
+        half task of a transaction, or the last finished task."""
+        request = {"id": task_id, "topic": topic, "key": key}
+        explanation: Explanation = await self._ask("explain", request, timeout)
+        return explanation
 
     async def find(
         self,
@@ -129,38 +123,33 @@ class WrittenVerbs(GeneratedVerbs):
         not_after: datetime | None = None,
         timeout: Duration | None = None,
     ) -> TaskInfo | None:
-        """The newest task with that key that is stored (not finished; dead letters are), enqueued
-        at ``not_after`` or before. With ``topic`` the index of keys says it; else the newest tasks
-        are looked at first, and None, when no task has it, is known when all were."""
-        found = None
+        """Return the newest stored task with that key, enqueued at ``not_after`` or earlier, or
+        None. Dead letters are stored, finished tasks are not. With ``topic`` the index of keys is
+        used; without it all tasks are searched from the newest."""
         if topic is not None:
-            # An older daemon, or one with very many of them, looks through all tasks.
+            # An older daemon, or a daemon with too many such tasks, needs the search below.
             with suppress(UnknownType, LimitExceeded):
                 tasks = await self.lookup(
                     topic=topic, key=key, newest=True, not_after=not_after, timeout=timeout
                 )
                 return next((task for task in tasks if task.topic is not None), None)
+        newest = None
         async for task in self.list_tasks(
-            topic=topic,
-            key=key,
-            not_after=not_after,
-            newest_first=True,
-            limit=1,
-            timeout=timeout,
+            topic=topic, key=key, not_after=not_after, newest_first=True, limit=1, timeout=timeout
         ):
-            found = task
-        return found
+            newest = task
+        return newest
 
     async def pause(
         self, topic: str, group: str | None = None, *, timeout: Duration | None = None
     ) -> GroupSettings:
-        """Deliver nothing until ``resume``; it outlasts restarts of the daemon."""
+        """Deliver nothing until ``resume``, even after a restart of the daemon."""
         return await self.configure(topic, group, paused=True, timeout=timeout)
 
     async def resume(
         self, topic: str, group: str | None = None, *, timeout: Duration | None = None
     ) -> GroupSettings:
-        """Deliver again."""
+        """Deliver again after ``pause``."""
         return await self.configure(topic, group, paused=False, timeout=timeout)
 
     # --- bulk operations ------------------------------------------------------------------------
@@ -175,28 +164,28 @@ class WrittenVerbs(GeneratedVerbs):
         timeout: Duration | None = None,
         **moves: Unpack[AnyMoveKeywords],
     ) -> BulkPreview:
-        """What a bulk operation of this ``kind`` ("cancel", "requeue", …: those of BulkInfo) would
-        do now: nothing is changed. A large topic is looked through in parts (``timeout``: of
-        each). ``moves`` are those of AnyMoveKeywords, for a kind that moves tasks."""
+        """Return what a bulk operation of this ``kind`` ("cancel", "requeue", …: see BulkInfo)
+        would do now, without changing anything. A large topic is read in parts, and ``timeout``
+        applies to each. ``moves``: see AnyMoveKeywords, for a kind that moves tasks."""
         refuse_unknown(moves, AnyMoveKeywords, "Client.preview_bulk")
         check_filter(filter, AnySelectionKeywords, "preview_bulk")
-        asked = BulkTrial.of_keywords({"topic": topic, "kind": kind, **moves, **filter})
+        request = BulkTrial.of_keywords({"topic": topic, "kind": kind, **moves, **filter})
         await self._know_shards(self._until(timeout))
-        parts = [await link.preview(asked, timeout) for link in self._links]
+        parts = [await link.preview(request, timeout) for link in self._links]
         return reduce(BulkPreview.and_then, parts)
 
     async def wait_bulk(self, bulk: str, *, timeout: Duration | None = None) -> BulkInfo:
-        """The bulk operation when it is over. Raises NotFound, and SendTimeout if it is not after
-        ``timeout``."""
+        """Return the bulk operation once it is over. Raise NotFound, and SendTimeout if it is not
+        over after ``timeout``."""
         loop = asyncio.get_running_loop()
         until_s = None if timeout is None else loop.time() + seconds(timeout, "timeout")
         while True:
-            found = await self.show_bulk(bulk)
-            if found.is_over:
-                return found
+            bulk_info = await self.show_bulk(bulk)
+            if bulk_info.is_over:
+                return bulk_info
             if until_s is not None and loop.time() >= until_s:
                 raise SendTimeout(
-                    f"bulk operation {bulk} goes on: it has changed {found.changed} tasks so far"
+                    f"bulk operation {bulk} still runs; it has changed {bulk_info.changed} tasks"
                 )
             await asyncio.sleep(LOOK_S)
 
@@ -225,23 +214,26 @@ class WrittenVerbs(GeneratedVerbs):
         timeout: Duration | None = None,
         **options: Unpack[ScheduledTaskKeywords],
     ) -> ScheduleInfo:
-        """Make a schedule, or make the one of that name so; its ``outcome`` says which. Putting
-        the same again changes nothing.
+        """Create a schedule, or change the schedule of that name; ``outcome`` says which. Repeating
+        the same call changes nothing.
 
-        ``cron`` (five fields, six with seconds first, ``@daily``, …) in ``timezone`` (IANA; UTC),
-        or ``every`` so long, counted from ``anchor``. ``jitter``: up to so much later, the same
-        for the same occurrence. ``gap`` ("after", "skip") and ``fold`` ("first", "second", "both"):
-        fixed times that a clock jumps over, or that come twice. ``catch_up`` ("last", "skip",
-        "all") of what was missed in the last ``catch_up_window`` (a day). ``overlap`` ("allow",
-        "skip", "queue_one", "cancel_previous"): while the task before is unfinished. ``options``
-        are those of ScheduledTaskKeywords, for its tasks. Raises BadRequest, LimitExceeded.
+        Give ``cron`` (five fields, six with seconds first, ``@daily``, …) in ``timezone`` (IANA;
+        default UTC), or the interval ``every``, counted from ``anchor``. ``jitter``: maximum
+        additional delay, the same whenever an occurrence is computed. ``gap`` ("after", "skip") and
+        ``fold`` ("first", "second", "both"): local times that a clock change skips or repeats.
+        ``catch_up`` ("last", "skip", "all"): occurrences missed within ``catch_up_window`` (a day).
+        ``overlap`` ("allow", "skip", "queue_one", "cancel_previous"): what to do while the previous
+        task is unfinished. ``options``: see ScheduledTaskKeywords. Raise BadRequest,
+        LimitExceeded.
         """
         refuse_unknown(options, ScheduledTaskKeywords, "Client.put_schedule")
         task = ScheduledTaskFields.of_keywords(options)
-        # What is nothing is not sent: that the schedule is unchanged is seen by comparing.
-        task = {n: it for n, it in task.items() if it or n not in ("priority", "properties")}
+        # Leave empty options out: a schedule is recognized as unchanged by comparison.
+        task = {
+            n: value for n, value in task.items() if value or n not in ("priority", "properties")
+        }
         if self._checker.codec is not None:
-            # In the same bytes each time, for the same reason.
+            # Pack into the same bytes each time, for the same reason.
             topic, body = self._checker.name(topic, "topic"), BODY.of_python(body, "body")
             packed = self._checker.packed(
                 topic, body, task.pop("encoding", None), "task", repeatable=True
@@ -261,18 +253,18 @@ class WrittenVerbs(GeneratedVerbs):
         return answer
 
     async def run_schedule(self, name: str, *, timeout: Duration | None = None) -> int:
-        """A task of it at once, whatever is planned; its id. Raises NotFound, and ConnectionLost
-        when nobody knows whether it was made: it is not asked for twice."""
+        """Create one task of the schedule now, besides the planned ones. Return its id. Raise
+        NotFound, and ConnectionLost if it may have been created: the request is not repeated."""
         answer = await self._ask("run_schedule", {"name": name}, timeout)
         return read(lambda raw: int(raw[1][0]), answer)
 
     async def backfill_schedule(
         self, name: str, start: datetime, end: datetime, *, timeout: Duration | None = None
     ) -> list[int]:
-        """A task for each occurrence from ``start`` up to, and without, ``end``; their ids. Raises
-        as ``run_schedule``."""
-        asked = {"name": name, "start": start, "end": end}
-        return read(_ids, await self._ask("backfill_schedule", asked, timeout))
+        """Create a task for each occurrence from ``start`` up to, but not including, ``end``.
+        Return their ids. Raise errors like ``run_schedule``."""
+        request = {"name": name, "start": start, "end": end}
+        return read(_ids, await self._ask("backfill_schedule", request, timeout))
 
     # --- transactions ---------------------------------------------------------------------------
 
@@ -283,17 +275,18 @@ class WrittenVerbs(GeneratedVerbs):
         id: str | None = None,  # noqa: A002  # the name of the published surface
         count_from: CountFrom = "enqueue",
     ) -> Transaction:
-        """A transaction of the producer group ``group``, to be used in a ``with`` block.
+        """Return a transaction of the producer group, which is a context manager.
 
-        ``id``: its name; yours for ever, so do not use one twice (default: a random one).
+        ``id``: the transaction's name, to be used only once (default: a random name).
         ``count_from``: what the delays of its tasks count from, "enqueue" or "commit"."""
         self._ready()
         return Transaction(self, self._checks, group, id, count_from)
 
     def on_check(self, group: str) -> Callable[[H], H]:
-        """``@client.on_check("payments")``: the function is asked about transactions of the
-        producer group that nobody has decided in time, with a Check; it returns "commit",
-        "rollback", or "unknown" to be asked again. Any member of the group may be asked."""
+        """Register a function that decides transactions: ``@client.on_check("payments")``. It gets
+        a Check for each transaction of the producer group that was not decided in time, and returns
+        "commit", "rollback", or "unknown" to be asked again. Any member of the group may be
+        asked."""
         name = self._checker.name(group, "group")
 
         def register(handler: H) -> H:
@@ -312,19 +305,19 @@ class WrittenVerbs(GeneratedVerbs):
     async def commit_transaction(
         self, transaction: str, *, timeout: Duration | None = None
     ) -> list[int]:
-        """Decide one by its name: its half tasks are tasks; their ids. Once more gives the same.
-        Raises UnknownTransaction, TransactionRolledBack."""
-        asked = {"transaction": transaction}
-        return read(_ids, await self._ask("commit_transaction", asked, timeout))
+        """Commit a transaction by name: its half tasks become tasks. Return their ids. Can be
+        repeated. Raise UnknownTransaction, TransactionRolledBack."""
+        request = {"transaction": transaction}
+        return read(_ids, await self._ask("commit_transaction", request, timeout))
 
     async def rollback_transaction(
         self, transaction: str, *, timeout: Duration | None = None
     ) -> None:
-        """Decide one by its name: none of its tasks ever was. Once more is harmless. Raises
+        """Roll back a transaction by name: its half tasks never existed. Can be repeated. Raise
         UnknownTransaction, TransactionCommitted."""
         await self._ask("rollback_transaction", {"transaction": transaction}, timeout)
 
 
 def _ids(answer: Any) -> list[int]:
-    """The ids in the answer to what makes tasks."""
+    """Return the ids in the answer of a verb that creates tasks."""
     return list(map(int, answer[1]))

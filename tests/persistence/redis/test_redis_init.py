@@ -258,7 +258,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestTheCommand:
     def test_lays_out_an_empty_shard_once(self, server: RedisServer, capsys: Capture) -> None:
         assert run(["init", "--store", server.url()]) == 0
-        assert f"{S} in redis://127.0.0.1:{server.port}/0 was laid out" in capsys.readouterr().out
+        assert f"{S} in redis://127.0.0.1:{server.port}/0 was created" in capsys.readouterr().out
         assert run(["init", "--store", server.url()]) == 1
         error = capsys.readouterr().err
         assert "is laid out (epoch 0): 0 tasks" in error
@@ -276,7 +276,7 @@ class TestTheCommand:
         assert run(["init", "--store", server.url(), "--force"]) == 1
         error = capsys.readouterr().err
         assert "tasks, " in error
-        assert "say --yes" in error
+        assert "add --yes" in error
         assert server.call("HLEN", f"{S}:task") != b":0\r\n"
         assert run(["init", "--store", server.url(), "--force", "--yes", "--json"]) == 0
         captured = capsys.readouterr()
@@ -318,7 +318,7 @@ def test_a_sqlite_file_is_made_once(tmp_path: Path, capsys: Capture) -> None:
     assert (tmp_path / "a.db").stat().st_size > 0
     assert run(["check", "--store", url]) == 0
     assert run(["init", "--store", url]) == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert run(["init", "--store", url, "--force"]) == 0  # it was never used
 
     async def use() -> None:

@@ -656,12 +656,12 @@ async def test_where_one_shard_refuses_the_others_are_cancelled_and_it_is_said(
     assert (answer.status, answer.json["code"]) == (409, "conflict")
     assert answer.json["detail"] == (
         "shard 2: new-shard-2.db exists already; a restore goes into a new file;"
-        " restore 77 had begun in shards 0, 1, and was cancelled there"
+        " restore 77 was cancelled in shards 0, 1, which had started it"
     )
     assert files.states() == [["cancelled"], ["cancelled"], []]
     shown = await files.show("77")
     assert shown["state"] == "failed" and shown["error"]["message"] == (
-        "shards 2: no restore of this id: not begun, or forgotten"
+        "shards 2: no restore of this id, or forgotten"
     )
     files.of(0, "b").write_bytes(b"a backup")
     answer = await files.refused(backup="b.db")
@@ -669,7 +669,8 @@ async def test_where_one_shard_refuses_the_others_are_cancelled_and_it_is_said(
     assert answer.json["detail"].startswith("shard 1: there is no backup b-shard-1.db; restore ")
     first = await files.refused("../new.db", backup="a.db")
     assert first.json["code"] == "bad_request" and first.json["detail"] == (
-        "shard 0: into must be a file name without a folder, not '../new.db'; no shard has begun it"
+        "shard 0: into must be a file name without a folder, not '../new.db';"
+        " no shard has started the restore"
     )
     assert files.states()[2] == []
     for name in ("../new.db", "..", "a/"):
@@ -683,7 +684,7 @@ async def test_where_one_shard_is_away_none_begins(impatient: None, files: Files
     answer = await files.refused(backup="a.db")
     assert (answer.status, answer.json["code"]) == (503, "unreachable")
     detail = answer.json["detail"]
-    assert detail.startswith("shard 2: ") and detail.endswith("; no shard has begun it")
+    assert detail.startswith("shard 2: ") and detail.endswith("; no shard has started the restore")
     assert files.states() == [[]] * COUNT
 
 
@@ -711,8 +712,8 @@ async def test_what_may_have_begun_is_cancelled_or_it_is_said_where_it_goes_on(
         patch.setattr(backups.Restores, "cancel", busy)
         answer = await files.refused(backup="a.db", id="9")
     assert answer.json["detail"] == (
-        "shard 1: the answer was lost; restore 9 had begun in shards 0, and was cancelled there;"
-        " restore 9 may go on in shards 1: cancel it once more"
+        "shard 1: the answer was lost; restore 9 was cancelled in shards 0, which had started it;"
+        " restore 9 may still run in shards 1: cancel it again"
     )
     assert [some[:1] for some in files.states()] == [["cancelled"], ["running"], []]
     assert (await files.hall.call("DELETE", "/v1/restores/9")).json["state"] == "failed"
