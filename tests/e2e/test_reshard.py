@@ -392,7 +392,7 @@ async def test_a_shard_is_restored_by_what_came_after_the_change_and_not_by_what
         database = home.path / "layout-1" / f"shard-{shard}.db"
         database.unlink()
         CLI.run("restore", "--into", f"sqlite:///{database}", "--history", history, *source)
-        with pytest.raises(DaemonFailed, match=f"shard-{shard}.db is of another layout"):
+        with pytest.raises(DaemonFailed, match=f"shard-{shard}.db belongs to another layout"):
             home.serve(**said)
         database.unlink()
         backup = str(backups / f"shard-{shard}" / f"after-shard-{shard}.db")

@@ -308,7 +308,7 @@ def test_a_copy_that_lacks_nothing_begins_a_branch_above_all_that_is_known() -> 
 
 @pytest.mark.parametrize("one", [at(M1), Known("the setting expect_store")])
 def test_an_empty_store_where_there_was_one_is_refused(one: Known) -> None:
-    with pytest.raises(StoreUnusable, match=r"^s is empty, and .*`tickwheel init --force`"):
+    with pytest.raises(StoreUnusable, match=r"^s is empty, but .*`tickwheel init --force`"):
         begin("s", None, [one])
 
 
@@ -418,7 +418,7 @@ async def test_a_database_that_was_moved_away_stops_the_start(tmp_path: Path) ->
     daemon.terminate()
     for path in tmp_path.glob("store.db*"):  # what lies beside it, too
         path.unlink()
-    assert "store.db is empty, and its history" in refusal(daemon)
+    assert "store.db is empty, but its history" in refusal(daemon)
     assert not list(tmp_path.glob("store.db"))
     assert await asyncio.to_thread(run, ["init", "--force", "--store", daemon.store]) == 0
     daemon.start()
@@ -456,7 +456,7 @@ async def test_a_redis_that_came_back_empty_stops_the_start(
     await enqueue(daemon, 3)
     daemon.terminate()
     redis.call("FLUSHALL")
-    assert "{tw:default:0} is empty, and its history" in refusal(daemon)
+    assert "{tw:default:0} is empty, but its history" in refusal(daemon)
     command = ["init", "--force", "--yes", "--store", daemon.store]
     assert await asyncio.to_thread(run, command) == 0
     daemon.start()
@@ -472,7 +472,7 @@ async def test_a_redis_that_came_back_empty_stops_the_start(
 
 def test_expect_store_stops_a_start_without_any_history(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, expect_store="true")
-    assert "the setting expect_store says that there was a store" in refusal(daemon)
+    assert "the setting expect_store proves that a store existed" in refusal(daemon)
     assert run(["init", "--store", daemon.store]) == 0
     daemon.start()
     daemon.terminate()

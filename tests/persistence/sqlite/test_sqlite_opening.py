@@ -324,9 +324,9 @@ class TestUrls:
             ("postgres://localhost", "unknown kind"),
             ("store.db", "unknown kind"),
             ("sqlite://store.db", "three slashes"),
-            ("sqlite:///", "names no file"),
-            ("sqlite:///folder/", "names no file"),
-            ("sqlite:///:memory:", "names no file"),
+            ("sqlite:///", "must name a file"),
+            ("sqlite:///folder/", "is a folder of several shards"),
+            ("sqlite:///:memory:", "must name a file"),
             ("sqlite:///x.db?wal_bytes=much", "not a whole number"),
             ("sqlite:///x.db?wal_byte=1", "unknown setting 'wal_byte'"),
             ("memory:/x", "neither a path"),
@@ -381,7 +381,7 @@ class TestLost:
             used.unlink()
         before = used.with_name(f"store.db{left}").stat().st_size
         for _ in range(2):  # the first attempt leaves what the second one goes by
-            with pytest.raises(StoreUnusable, match=rf"store.db is empty, and .*store.db{left}"):
+            with pytest.raises(StoreUnusable, match=rf"store.db is empty, but .*store.db{left}"):
                 await SqliteStore(str(used)).open("me", 0)
         assert used.exists() == (how == "empty")
         assert used.with_name(f"store.db{left}").stat().st_size == before
