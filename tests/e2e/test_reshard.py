@@ -362,7 +362,7 @@ async def test_killed_anywhere_it_is_run_again(
         await check_places(last, client)
     assert CLI.one(*arguments)["already"]
     if first == 1:
-        with pytest.raises(DaemonFailed, match="were taken to .*shards/layout-1/ by `tickwheel"):
+        with pytest.raises(DaemonFailed, match="were moved to .*shards/layout-1/ by `tickwheel"):
             home.serve_file()
 
 

@@ -145,7 +145,7 @@ class TestLock:
             f"36 35 98:0 /x {str(odd).replace(' ', chr(92) + '040')} rw - ext4 /dev/sda rw\n"
         )
         monkeypatch.setattr(database, "MOUNTS", str(mounts))
-        with pytest.raises(StoreUnusable, match="mount the folder"):
+        with pytest.raises(StoreUnusable, match="mount its folder"):
             await SqliteStore(str(odd)).open("me", 0)
         store = SqliteStore(str(path))
         await store.open("me", 0)
@@ -402,7 +402,7 @@ class TestLost:
         with pytest.raises(StoreUnusable, match="in use"):
             database.begin_anew(str(path))
         await subject.store.close(clean=True)
-        with pytest.raises(StoreUnusable, match="holds a store, of 1 batches"):
+        with pytest.raises(StoreUnusable, match="is a store with 1 batches"):
             database.begin_anew(str(path))
 
     async def test_an_empty_file_without_anything_beside_it_is_a_new_store(
