@@ -332,7 +332,7 @@ class TestUrls:
 
     async def test_the_second_driver_has_no_tls(self) -> None:
         store = open_url("rediss://127.0.0.1:1?driver=asyncio-redis")
-        with pytest.raises(StoreUnusable, match="asyncio-redis has no TLS"):
+        with pytest.raises(StoreUnusable, match="asyncio-redis does not support TLS"):
             await store.open("me", 0)
 
     @pytest.mark.parametrize(
