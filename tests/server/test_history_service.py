@@ -420,7 +420,7 @@ async def test_what_comes_again_and_again_without_a_store_is_bounded(
     recorder.acked(group, [lease], frozenset())
     await comes(lambda: history.dropped == 4)
     assert on_event == [
-        "history_dropped: 5 deliveries and retries wait for the store already; "
+        "history_dropped: 5 deliveries and retries already wait for the store; "
         "service goes on without it"
     ]
     bench.let()
