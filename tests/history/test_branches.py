@@ -370,13 +370,13 @@ def test_what_was_served_last_is_followed_and_the_lost_branch_left_out(tmp_path:
     assert epochs_of(branch, range(1, 5), time_ms=4) == [1, 2, 4]
     assert epochs_of(branch, range(1, 5), time_ms=5) == [1, 4]
     assert len(branch.notes) == 1
-    assert "epoch 4 went on with an older copy" in branch.notes[0]
+    assert "epoch 4 continued with an older copy" in branch.notes[0]
 
 
 def test_a_backup_of_the_lost_branch_brings_that_back_and_says_so(tmp_path: Path) -> None:
     branch = branch_of(tmp_path, 3, "c", *LINE, Start(4, "d", "b", 4, is_branch=True))
     assert (epochs_of(branch, range(1, 5)), branch.head) == ([1, 2, 3], "c")
-    assert "goes on to epoch 4 in another branch" in branch.notes[0]
+    assert "continues to epoch 4 in another branch" in branch.notes[0]
 
 
 def test_history_alone_begins_with_the_store_that_was_begun_anew(tmp_path: Path) -> None:
