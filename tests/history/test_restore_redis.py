@@ -108,7 +108,7 @@ async def test_a_lease_that_is_lost_ends_it(
         raise StoreUnusable("the leader's lease was lost")
 
     monkeypatch.setattr(target.Lease, "renew", lost)
-    with pytest.raises(StoreUnusable, match=r"lost.*half filled: tickwheel init --force"):
+    with pytest.raises(StoreUnusable, match=r"lost.*incomplete: tickwheel init --force"):
         await run(tmp_path, backup, into=redis.url(""), history=())
 
 
