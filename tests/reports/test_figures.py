@@ -130,7 +130,7 @@ def test_what_there_was_none_of_has_no_table(made: Report) -> None:
     assert counted == {(0, 0, None, None)}
     headings = re.findall("<h2>(.*?)</h2>", Path(made.page).read_text())
     assert len(headings) > 5
-    assert {"Transactions", "Schedules", "Left out and held up"}.isdisjoint(headings)
+    assert {"Transactions", "Schedules", "Filtered and held up"}.isdisjoint(headings)
 
 
 def test_figures_are_written_as_parquet_and_csv(made: Report, spark: SparkSession) -> None:

@@ -113,7 +113,7 @@ def test_a_folder_without_history_ends_a_report_and_one_without_events_does_not(
     assert "0 new events, 0 in all" in said
     assert "loading history" in remarks
     page = (tmp_path / "out/report.html").read_text()
-    assert "no events in the time asked for" in page
+    assert "no events in the requested time" in page
 
 
 @pytest.mark.slow
