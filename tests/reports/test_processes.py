@@ -185,7 +185,7 @@ def test_nobody_else_works_on_the_table_until_the_page_is_written(
     render = job.page.render
 
     def meanwhile(*arguments: Any) -> str:
-        with pytest.raises(ReportError, match="another report works on this table"):
+        with pytest.raises(ReportError, match="another report uses this table"):
             load()
         tried.append(True)
         return render(*arguments)

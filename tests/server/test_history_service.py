@@ -421,7 +421,7 @@ async def test_what_comes_again_and_again_without_a_store_is_bounded(
     await comes(lambda: history.dropped == 4)
     assert on_event == [
         "history_dropped: 5 deliveries and retries already wait for the store; "
-        "service goes on without it"
+        "the service continues without history"
     ]
     bench.let()
     await bench.committer.barrier()

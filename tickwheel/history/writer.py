@@ -623,7 +623,7 @@ class Follower:
         size = path.stat().st_size
         rest = size - chunk.offset
         if chunk.damaged or (rest and not held):
-            why = chunk.damaged or "its end is incomplete"
+            why = chunk.damaged or "its end is torn"
             self._log_damage(f"{rest} bytes of {name} are lost: {why}")
             record = [
                 EventKind.DROPPED,

@@ -262,7 +262,7 @@ class TestCutShort:
         assert "closed before it was whole again" in caplog.text
         assert (await election.look()).rewriting == OWNER
         await election.close()
-        with pytest.raises(StoreUnusable, match=f"written anew by {OWNER} and is not whole"):
+        with pytest.raises(StoreUnusable, match=f"incomplete, because {OWNER} was rewriting it"):
             await make().open("other")
 
     async def test_by_somebody_who_removed_the_number_of_the_last_batch(

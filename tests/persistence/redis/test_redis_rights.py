@@ -203,5 +203,5 @@ async def test_a_full_server_is_no_missing_right(server: RedisServer) -> None:
     await election.close()
     server.call("CONFIG", "SET", "maxmemory", "0")
     server.call("SET", f"{S}:scratch", "theirs")
-    with pytest.raises(StoreUnusable, match="scratch is not ours"):
+    with pytest.raises(StoreUnusable, match="scratch belongs to another program"):
         await RedisStore(options(server)).open(OWNER, 0)
