@@ -752,7 +752,7 @@ class _Head(NamedTuple):
     """A segment with its first event."""
 
     seq: int
-    index: int
+    position: int
     segment: Segment
     first: Event
 

@@ -390,25 +390,25 @@ class Pending:
 def take_pending(
     history_dir: Path, shard: int, epoch: int, last_batch: int
 ) -> list[tuple[int, bytes]]:
-    """What the daemon before ``epoch`` left though it was durable, by number; it is removed.
+    """Remove and return the durable pending batches of the epoch before ``epoch``, by number.
 
-    Only of the epoch right before: later ones may have used the number for another batch. What
-    is of ``epoch`` or later belongs to whoever succeeded a daemon that was frozen in its start.
+    Batches of older epochs are ignored, because later epochs can have used their numbers. Those of
+    ``epoch`` or later belong to the successor of a daemon that was paused in its start.
     """
-    found: list[tuple[int, bytes]] = []
+    taken: list[tuple[int, bytes]] = []
     for path in (history_dir / STATE).glob(f"*-s{shard}/{PENDING}[01]"):
         with contextlib.suppress(OSError):
             with path.open("rb+") as file:
                 data = file.read()
                 header = data[: _HEADER.size].ljust(_HEADER.size, b"\0")
-                its_epoch, n, length, checksum = _HEADER.unpack(header)
-                if its_epoch >= epoch:
+                batch_epoch, n, length, checksum = _HEADER.unpack(header)
+                if batch_epoch >= epoch:
                     continue
                 file.seek(0)
                 file.write(bytes(_HEADER.size))
             path.unlink()
             body = data[_HEADER.size : _HEADER.size + length]
             is_whole = len(body) == length and zlib.crc32(body) == checksum
-            if length and is_whole and its_epoch + 1 == epoch and n <= last_batch:
-                found.append((n, body))
-    return sorted(found)
+            if length and is_whole and batch_epoch + 1 == epoch and n <= last_batch:
+                taken.append((n, body))
+    return sorted(taken)

@@ -90,16 +90,16 @@ class TestEverythingIsThereAgain:
         refusals = await both(pair, tasks([10_000]))
         count = len(everything().enqueued) + 5_000 - 10
         counts = f"{count} tasks, {len((await pair[1].small()).progress)} rows of progress"
-        assert f"is being written anew: 0 of {count} tasks" in refusals[0]
+        assert f"is being rewritten: 0 of {count} tasks" in refusals[0]
         assert store(subject).rewrites == 1
         assert store(subject).incarnation == incarnation
         await both(pair, ended([1_000, 10_000]))
         begun, done = caplog.records
         assert begun.levelno == logging.ERROR
         assert "came back empty" in begun.message
-        assert f"written anew from memory: {counts}" in begun.message
+        assert f"rewritten from memory: {counts}" in begun.message
         assert done.levelno == logging.WARNING
-        assert f"{S} was written anew in" in done.message
+        assert f"{S} was rewritten in" in done.message
         assert counts in done.message
         await pair[1].reopen()
         await _compare(pair)
@@ -143,7 +143,7 @@ class TestEverythingIsThereAgain:
         redis_server.go_on()
         redis_server.restart_from(None)
         refusals = await both(pair, tasks([10_000]))
-        assert any("written anew" in text for text in refusals)
+        assert any("rewritten" in text for text in refusals)
         await _compare(pair)
 
     async def test_without_a_commit(
@@ -213,7 +213,7 @@ class TestCutShort:
             await subject.commit(tasks([10_000]))
         await comes(lambda: "cut short" in caplog.text)
         for _ in range(3):
-            with pytest.raises(CommitRefused, match="written anew"):
+            with pytest.raises(CommitRefused, match="rewritten"):
                 await subject.commit(tasks([10_000]))
             await asyncio.sleep(0.2)  # real time: it looks at its Redis each 0.1 s
         assert not writer.rewriting or store(subject)._rewriter.active
@@ -259,7 +259,7 @@ class TestCutShort:
         election = RedisElection(options_from(redis_server.url()), 3_000)
         assert (await election.look()).rewriting == OWNER, "no standby may take it from him"
         await subject.store.close(clean=True)
-        assert "closed before it was whole again" in caplog.text
+        assert "closed before its rewrite was complete" in caplog.text
         assert (await election.look()).rewriting == OWNER
         await election.close()
         with pytest.raises(StoreUnusable, match=f"incomplete, because {OWNER} was rewriting it"):
@@ -466,7 +466,7 @@ class TestWhoMayNot:
             await pair[0].commit(tasks([10_000]))
         await _whole(pair[0])
         for _ in range(2):
-            with pytest.raises(Exception, match="could not be written anew: KeyError"):
+            with pytest.raises(Exception, match="could not be rewritten: KeyError"):
                 await pair[0].commit(tasks([10_000]))
 
 
