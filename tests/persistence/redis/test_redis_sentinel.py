@@ -281,8 +281,11 @@ class TestUrls:
             ("redis+sentinel://h/mymaster?master=m", "number of the database, not 'mymaster'"),
             ("redis+sentinel://h,b:99999/0?master=m", "the port of 'b:99999' is not a number"),
             ("redis+sentinel://h/0?master=m&sentinel_user=u", "needs sentinel_password_file="),
-            ("redis+sentinel://" + ",".join("h" * 33) + "/0?master=m", "33 addresses: at most 32"),
-            ("redis://a,b/0", "2 addresses: it names one server"),
+            (
+                "redis+sentinel://" + ",".join("h" * 33) + "/0?master=m",
+                "addresses must be at most 32, not 33",
+            ),
+            ("redis://a,b/0", "addresses must be at most 1, not 2"),
             ("redis://a/0?master=m", "unknown setting 'master'"),
             ("redis+sentinels://h/0", "unknown kind"),
         ],

@@ -15,7 +15,7 @@ local function may(command, ...)
   return reply
 end
 local there = may('exists', SCRATCH)
-if there ~= 0 then return {missing, unknown} end  -- not ours, which the opening says
+if there ~= 0 then return {missing, unknown} end  -- a foreign key, which the opening reports
 local removable = may('del', SCRATCH)  -- the first write: from here on memory is no matter
 may('info', 'server')
 local j = 1
