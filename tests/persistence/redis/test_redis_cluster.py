@@ -326,7 +326,7 @@ class TestUrls:
     @pytest.mark.parametrize(
         ("url", "match"),
         [
-            ("redis+cluster://h/1", "database 1; database of a Redis Cluster must be 0"),
+            ("redis+cluster://h/1", "the database of a Redis Cluster must be 0, not 1"),
             ("redis+cluster://h/?master=m", "unknown setting 'master'"),
             ("redis+cluster://[::1", "its URL is not valid"),
         ],

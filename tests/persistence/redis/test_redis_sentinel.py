@@ -279,7 +279,7 @@ class TestUrls:
         [
             ("redis+sentinel://h/0", "master= is missing"),
             ("redis+sentinel://h/mymaster?master=m", "number of the database, not 'mymaster'"),
-            ("redis+sentinel://h,b:99999/0?master=m", "the port of 'b:99999' is not a number"),
+            ("redis+sentinel://h,b:99999/0?master=m", "the port of 'b:99999' must be a number"),
             ("redis+sentinel://h/0?master=m&sentinel_user=u", "needs sentinel_password_file="),
             (
                 "redis+sentinel://" + ",".join("h" * 33) + "/0?master=m",

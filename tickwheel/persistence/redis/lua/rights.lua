@@ -24,6 +24,6 @@ while j <= #ARGV do
   may(ARGV[j], SCRATCH, unpack(ARGV, j + 2, j + 1 + count))
   j = j + 2 + count
 end
--- This one cannot but write.
+-- A trial of this command always writes.
 if removable and may('rpush', SCRATCH, 'v') then redis.pcall('del', SCRATCH) end
 return {missing, unknown}
