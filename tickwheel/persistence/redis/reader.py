@@ -1,5 +1,5 @@
-"""Reads of rows by id and in pages, concurrent with the writer: from the complete mirror, and before
-it is complete from Redis.
+"""Reads of rows by id and in pages, concurrent with the writer. They use the mirror once it is
+complete, and before that Redis.
 
 With a complete mirror no read waits for Redis, so deliveries and listings continue while Redis does
 not answer. Invariant: one call sees one moment. Reads of the mirror do not await between two
