@@ -392,8 +392,8 @@ def take_pending(
 ) -> list[tuple[int, bytes]]:
     """Remove and return the durable pending batches of the epoch before ``epoch``, by number.
 
-    Batches of older epochs are ignored, because later epochs can have used their numbers. Those of
-    ``epoch`` or later belong to the successor of a daemon that was paused in its start.
+    Batches of older epochs are ignored, because later epochs can have used their numbers. Batches
+    of ``epoch`` or later belong to the successor of a daemon that was paused in its start.
     """
     taken: list[tuple[int, bytes]] = []
     for path in (history_dir / STATE).glob(f"*-s{shard}/{PENDING}[01]"):

@@ -169,8 +169,8 @@ class Files:
             raise OSError(f"{path}: the file system refused to rename the temporary file")
 
     def create(self, path: str, text: str) -> bool:
-        """Create a file atomically. Return False if it exists. Of two concurrent calls, one returns
-        True.
+        """Create a file atomically. Return False if it exists. Only one of two concurrent calls
+        returns True.
 
         Local file systems guarantee that with a link, HDFS with a rename that does not replace. An
         object store does not guarantee it.

@@ -149,7 +149,7 @@ def rates(events: DataFrame, run: int) -> DataFrame:
         .groupBy(*_keys(), "event", second.alias("second_ms"))
         .agg(F.count(F.lit(1)).alias("n"))
     )
-    # Of equally busy seconds, the first.
+    # The first of equally busy seconds.
     busiest = F.struct(F.col("n"), (-F.col("second_ms")).alias("before"))
     return (
         seconds.groupBy("quarter_ms", "topic", "group", "event")

@@ -9,8 +9,8 @@ archive when it ends, and later reports map the archive. Its name identifies the
 class path, which the JVM checks again. It ignores an archive that does not match.
 
 An archive is code, so only archives that this user wrote, in a folder that nobody else can write
-to, are used. Of several concurrent first reports, one records: it reserves the archive's name with
-the folder's lock. The JVM writes the head last, so a killed JVM leaves no valid archive.
+to, are used. Only one of several concurrent first reports records: it reserves the archive's name
+with the folder's lock. The JVM writes the head last, so a killed JVM leaves no valid archive.
 """
 
 from __future__ import annotations

@@ -341,7 +341,7 @@ def records_of(
 
 
 def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]:
-    """The operations of a batch without its marks and new tasks; ``records`` are its rows."""
+    """Return the operations of a batch without its marks and new tasks; ``records``: its rows."""
     ops: list[Op] = []
     _updated(ops, effects.updated, records.updated)
     if effects.progress:
@@ -396,7 +396,7 @@ def _dead(ops: list[Op], effects: Effects, records: list[bytes | None]) -> None:
 
 
 def _fields(ops: list[Op], key: str, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
-    """Set fields of a hash, or drop those without a record."""
+    """Set fields of a hash, or remove fields without a record."""
     _add(ops, b"HSET", key, _pairs((n, r) for n, r in pairs if r is not None))
     _add(ops, b"HDEL", key, [name for name, record in pairs if record is None])
 
@@ -411,12 +411,12 @@ def _add(ops: list[Op], name: bytes, key: str, args: list[bytes]) -> None:
 
 
 FEW_ARGS, FEW_BYTES = 64, 16 << 10
-"""An operation with at most so many arguments and bytes is packed together with its neighbours."""
+"""Maximum arguments and bytes of an operation that is packed together with its neighbours."""
 
 
 def packed(ops: Iterable[Op]) -> list[Packed]:
-    """Operations in their order, of at most a thousand arguments and 8 MiB each; a pair is never
-    divided. Of an ordinary minute's batch all become one piece: each call costs."""
+    """Pack operations in order, with at most a thousand arguments and 8 MiB each, and without
+    dividing pairs. Small operations are packed together, because each call has a cost."""
     found: list[Packed] = []
     few: list[bytes] = []
     for name, key, args in ops:
@@ -440,9 +440,9 @@ def packed(ops: Iterable[Op]) -> list[Packed]:
 
 
 def parts(ops: Sequence[Packed]) -> tuple[list[Packed], int]:
-    """What each script gets that the operations need, and all bytes in them.
+    """Divide operations into the parts of scripts. Return the parts and their total bytes.
 
-    One part, possibly empty, for nearly every batch.
+    Nearly every batch has one part, which can be empty.
     """
     found: list[Packed] = []
     part: list[Packed] = []
