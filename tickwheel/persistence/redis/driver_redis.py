@@ -1,5 +1,5 @@
-"""The default driver: ``redis.asyncio`` makes the connection, because it supports TLS, users and the
-handshakes of all server versions.
+"""The default driver: ``redis.asyncio`` makes the connection, because it supports TLS, users and
+the handshakes of all server versions.
 
 The transport then gets this module's protocol (``_Answers``), which passes an answer directly to
 the waiting call. The library's streams would wake a reader that wakes the caller, and would check
