@@ -329,7 +329,7 @@ def test_a_sqlite_file_is_made_once(tmp_path: Path, capsys: Capture) -> None:
 
     asyncio.run(use())
     assert run(["init", "--store", url, "--force"]) == 1
-    assert "holds a store" in capsys.readouterr().err
+    assert "is a store with" in capsys.readouterr().err
 
 
 def test_memory_has_nothing_to_lay_out(capsys: Capture) -> None:
