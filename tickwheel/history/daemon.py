@@ -460,8 +460,7 @@ class HistoryOptions(WriterOptions):
 
 
 class History:
-    """The history of one shard. Call ``start`` and ``stop`` once, ``begin`` and ``end`` with each
-    tenure."""
+    """The history of a shard: ``start`` and ``stop`` once, ``begin`` and ``end`` in each tenure."""
 
     def __init__(
         self, options: HistoryOptions, clock: Clock, on_event: Callable[[str, str], None]

@@ -140,8 +140,7 @@ class Owners:
         return row is not None and is_closed(row)
 
     def owing(self, row: TaskRow, recorded: Iterable[str]) -> list[str]:
-        """Return the groups that are or were owed the task; ``recorded``: groups with a record of
-        it."""
+        """Return the groups that are or were owed the task; ``recorded``: groups with a record."""
         groups = self._topics.get(row.topic, {})
         return [group.group for group in owing(groups, row, set(recorded))]
 
@@ -204,8 +203,7 @@ class Schedules:
         return [row for name, row in self._rows.items() if name not in self._without_body]
 
     def without_body(self) -> list[str]:
-        """Return the names of schedules put after the backup whose bodies are not in the
-        history."""
+        """Return the names of schedules whose new bodies are not in the history."""
         return sorted(self._without_body)
 
     def apply(self, event: Event) -> bool:

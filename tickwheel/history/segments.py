@@ -411,8 +411,7 @@ def last_backup_ms(history_dir: str | Path, shard: int) -> int | None:
 
 
 def needed_since_ms(history_dir: Path) -> int | None:
-    """Return the time from which on a restore of any shard needs the history; None: there is no
-    backup."""
+    """Return the time from which on any shard's restore needs the history; None: no backup."""
     marks = list((history_dir / STATE).glob(f"{LAST_BACKUP}-s*"))
     # An unreadable mark still proves a backup; nothing is removed until it is readable.
     times = [_read(mark) or 0 for mark in marks if os.path.lexists(mark)]

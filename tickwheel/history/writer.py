@@ -525,8 +525,7 @@ class Writer:
         return not self.follower.held
 
     def _first_position(self, shard: int) -> Position:
-        """Return the position for a start without a saved one: after the highest event numbers in
-        the segments."""
+        """Return the position without a saved one: after the last event numbers in segments."""
         epochs = {name.epoch for name in spool.files(self._folder)}
         places = {
             epoch: Place(seq=seq)
