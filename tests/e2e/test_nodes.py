@@ -133,7 +133,7 @@ def test_another_number_of_shards_is_refused(pair: Nodes, tmp_path: Path) -> Non
     other = Node(tmp_path / "other", "c", store, SHARDS + 1)
     other.spawn()
     assert other.wait() == 1
-    assert f"laid out for {SHARDS} shards, and shards is {SHARDS + 1}" in other.log_text()
+    assert f"initialized for {SHARDS} shards, but shards is {SHARDS + 1}" in other.log_text()
 
 
 def test_another_node_of_the_same_name_is_refused(pair: Nodes, tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ def test_another_node_of_the_same_name_is_refused(pair: Nodes, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("store", "args", "said"),
     [
-        ("redis://127.0.0.1:1/0?shards=4&shard=1", (), "shard=1 is one shard and shards=4 are all"),
-        ("redis://127.0.0.1:1/0?shards=65", (), "must be 1 to 64"),
-        ("sqlite:///x.db?shards=2", (), "served with processes"),
+        ("redis://127.0.0.1:1/0?shards=4&shard=1", (), "shard=1 and shards=4 exclude each other"),
+        ("redis://127.0.0.1:1/0?shards=65", (), "shards must be 1 to 64, not"),
+        ("sqlite:///x.db?shards=2", (), "is only valid for a Redis"),
         ("redis://127.0.0.1:1/0?shards=2", ("--processes", "2"), "processes (2) is of a folder"),
         ("redis://127.0.0.1:1/0?shards=2", ("--set", "shard=1"), "shard cannot be set with"),
         ("redis://127.0.0.1:1/0?shards=2", ("--set", "node=host a"), "node must be 1 to 255 of"),
@@ -460,5 +460,5 @@ def test_a_node_beside_a_store_that_was_emptied_ends_with_one_line_a_shard(
         node.spawn()
         assert node.wait() != 0
         said = node.log_text()[before:]
-        assert "is empty, and its history" in said and "tickwheel restore" in said
+        assert "is empty, but its history" in said and "tickwheel restore" in said
         assert "Traceback" not in said

@@ -400,7 +400,7 @@ def test_commands_on_one_store_name_the_database_of_a_shard(
     one = f"{store}shard-0.db"
     restore = ("restore", "--into", store, "--history", str(tmp_path))
     for command in (("check", "--store", store), restore):
-        assert f"name the database of one, for example {one}" in cli.fails(1, *command)
+        assert f"name the database of one shard, for example {one}" in cli.fails(1, *command)
     assert b"all rows agree" in cli.run("check", "--store", one).stdout
 
 

@@ -362,7 +362,7 @@ async def test_killed_anywhere_it_is_run_again(
         await check_places(last, client)
     assert CLI.one(*arguments)["already"]
     if first == 1:
-        with pytest.raises(DaemonFailed, match="were taken to .*shards/layout-1/ by `tickwheel"):
+        with pytest.raises(DaemonFailed, match="were moved to .*shards/layout-1/ by `tickwheel"):
             home.serve_file()
 
 
@@ -392,7 +392,7 @@ async def test_a_shard_is_restored_by_what_came_after_the_change_and_not_by_what
         database = home.path / "layout-1" / f"shard-{shard}.db"
         database.unlink()
         CLI.run("restore", "--into", f"sqlite:///{database}", "--history", history, *source)
-        with pytest.raises(DaemonFailed, match=f"shard-{shard}.db is of another layout"):
+        with pytest.raises(DaemonFailed, match=f"shard-{shard}.db belongs to another layout"):
             home.serve(**said)
         database.unlink()
         backup = str(backups / f"shard-{shard}" / f"after-shard-{shard}.db")

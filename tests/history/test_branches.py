@@ -308,7 +308,7 @@ def test_a_copy_that_lacks_nothing_begins_a_branch_above_all_that_is_known() -> 
 
 @pytest.mark.parametrize("one", [at(M1), Known("the setting expect_store")])
 def test_an_empty_store_where_there_was_one_is_refused(one: Known) -> None:
-    with pytest.raises(StoreUnusable, match=r"^s is empty, and .*`tickwheel init --force`"):
+    with pytest.raises(StoreUnusable, match=r"^s is empty, but .*`tickwheel init --force`"):
         begin("s", None, [one])
 
 
@@ -370,13 +370,13 @@ def test_what_was_served_last_is_followed_and_the_lost_branch_left_out(tmp_path:
     assert epochs_of(branch, range(1, 5), time_ms=4) == [1, 2, 4]
     assert epochs_of(branch, range(1, 5), time_ms=5) == [1, 4]
     assert len(branch.notes) == 1
-    assert "epoch 4 went on with an older copy" in branch.notes[0]
+    assert "epoch 4 continued with an older copy" in branch.notes[0]
 
 
 def test_a_backup_of_the_lost_branch_brings_that_back_and_says_so(tmp_path: Path) -> None:
     branch = branch_of(tmp_path, 3, "c", *LINE, Start(4, "d", "b", 4, is_branch=True))
     assert (epochs_of(branch, range(1, 5)), branch.head) == ([1, 2, 3], "c")
-    assert "goes on to epoch 4 in another branch" in branch.notes[0]
+    assert "continues to epoch 4 in another branch" in branch.notes[0]
 
 
 def test_history_alone_begins_with_the_store_that_was_begun_anew(tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ async def test_a_database_that_was_moved_away_stops_the_start(tmp_path: Path) ->
     daemon.terminate()
     for path in tmp_path.glob("store.db*"):  # what lies beside it, too
         path.unlink()
-    assert "store.db is empty, and its history" in refusal(daemon)
+    assert "store.db is empty, but its history" in refusal(daemon)
     assert not list(tmp_path.glob("store.db"))
     assert await asyncio.to_thread(run, ["init", "--force", "--store", daemon.store]) == 0
     daemon.start()
@@ -456,7 +456,7 @@ async def test_a_redis_that_came_back_empty_stops_the_start(
     await enqueue(daemon, 3)
     daemon.terminate()
     redis.call("FLUSHALL")
-    assert "{tw:default:0} is empty, and its history" in refusal(daemon)
+    assert "{tw:default:0} is empty, but its history" in refusal(daemon)
     command = ["init", "--force", "--yes", "--store", daemon.store]
     assert await asyncio.to_thread(run, command) == 0
     daemon.start()
@@ -472,7 +472,7 @@ async def test_a_redis_that_came_back_empty_stops_the_start(
 
 def test_expect_store_stops_a_start_without_any_history(tmp_path: Path) -> None:
     daemon = Daemon(tmp_path, expect_store="true")
-    assert "the setting expect_store says that there was a store" in refusal(daemon)
+    assert "the setting expect_store proves that a store existed" in refusal(daemon)
     assert run(["init", "--store", daemon.store]) == 0
     daemon.start()
     daemon.terminate()

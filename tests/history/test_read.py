@@ -100,7 +100,7 @@ def test_a_key_that_too_many_tasks_have(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(read, "KEY_IDS_MAX", 1)
     with pytest.raises(LimitExceeded, match="more than 1 tasks have the key"):
         find(tmp_path, key=KEY)
-    with pytest.raises(LimitExceeded, match="the limit is"):
+    with pytest.raises(LimitExceeded, match="limit must be at most"):
         list(newest(tmp_path, Query(), 10**9, Tally()))
 
 

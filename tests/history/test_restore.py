@@ -639,7 +639,7 @@ async def test_a_machine_whose_folder_is_not_named_is_a_gap(tmp_path: Path) -> N
     report, found = await restored(tmp_path, backup, history=(moved(tmp_path)[1],))
     assert set(found.rows) == {A, B, D}
     assert (report.exact, report.missing_epochs) == (False, 1)
-    assert ["no event of 1 epochs" in gap for gap in report.gaps] == [True]
+    assert ["1 epochs between others have no events" in gap for gap in report.gaps] == [True]
 
 
 # --- what cannot be done -----------------------------------------------------------------------

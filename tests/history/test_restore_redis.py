@@ -50,7 +50,7 @@ async def test_all_rows_come_into_an_empty_shard(tmp_path: Path, redis: RedisSer
     assert set(found.groups) == {("t", "g"), ("t", "h")}
     assert (report.epoch, found.opened.epoch) == (7, 8)
     assert found.opened.clean and found.opened.id_mark == int(report.id_mark)
-    with pytest.raises(Conflict, match="laid out"):
+    with pytest.raises(Conflict, match="is initialized"):
         await run(tmp_path, backup, into=url)
 
 
@@ -58,7 +58,7 @@ async def test_a_shard_that_was_laid_out_anew_is_filled(tmp_path: Path, redis: R
     backup = await make_backup(tmp_path, [TaskRow(A, DUE, "t", b"a")])
     url, options = redis.url(""), options_from(redis.url(""))
     redis.call("HSET", "{tw:default:0}:wheel", "format", "1", "rewriting", "gone/1")
-    with pytest.raises(Conflict, match="not whole.*tickwheel init --force --store"):
+    with pytest.raises(Conflict, match="incomplete.*tickwheel init --force --store"):
         await run(tmp_path, backup, into=url, history=())
     incarnation = await lay_out(options, await look(options), NOW_MS, watch_s=0)
     await run(tmp_path, backup, into=url, history=())
@@ -108,7 +108,7 @@ async def test_a_lease_that_is_lost_ends_it(
         raise StoreUnusable("the leader's lease was lost")
 
     monkeypatch.setattr(target.Lease, "renew", lost)
-    with pytest.raises(StoreUnusable, match=r"lost.*half filled: tickwheel init --force"):
+    with pytest.raises(StoreUnusable, match=r"lost.*incomplete: tickwheel init --force"):
         await run(tmp_path, backup, into=redis.url(""), history=())
 
 

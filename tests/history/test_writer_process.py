@@ -201,7 +201,7 @@ def test_a_disk_that_does_not_take_it_is_logged_once_and_tried_on(tmp_path: Path
     process = start_writer(tmp_path)
     assert process.stderr is not None
     line = process.stderr.readline().decode()
-    assert line.startswith("history writer: cannot write history: ") and "trying on" in line
+    assert line.startswith("history writer: cannot write history: ") and "retrying" in line
     (tmp_path / "dt=2026-11-21").unlink()
     assert process.stderr.readline().decode() == "history writer: history is written again\n"
     assert len(read_all(tmp_path)) == 1

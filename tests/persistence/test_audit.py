@@ -80,9 +80,9 @@ ANSWERED = "kind = 2 AND key LIKE '% 5'"
         ("UPDATE meta SET value = 5 WHERE key = 'id_mark'", "above the id mark 5"),
         ("UPDATE task SET extras = x'920701' WHERE id = 3", "extras: version 7"),
         ("UPDATE prepare SET state = 9 WHERE id = 3", "unknown state 9"),
-        ("UPDATE task_key SET hash = 7 WHERE id = 3", "the hash beside task 3 is not that of"),
-        ("DELETE FROM task_key WHERE id = 32", "the hash beside task 32 is not that of"),
-        ("INSERT INTO task_key VALUES (99, 7)", "the hash beside task 99 is not that of"),
+        ("UPDATE task_key SET hash = 7 WHERE id = 3", "the stored hash of task 3 does not match"),
+        ("DELETE FROM task_key WHERE id = 32", "the stored hash of task 32 does not match"),
+        ("INSERT INTO task_key VALUES (99, 7)", "the stored hash of task 99 does not match"),
         ("UPDATE record SET data = x'c1' WHERE kind = 2", "session: not a msgpack value"),
         (f"UPDATE record SET key = 'x 8' WHERE {ANSWERED}", " 5' is stored as 'x 8'"),
         (
@@ -134,7 +134,7 @@ async def test_a_task_that_nobody_owes_is_found(tmp_path: Path) -> None:
     await subject.open()
     await subject.commit(Effects(progress={(1, "b"): done("b")}, position_ms=50))
     await subject.store.close(clean=True)
-    assert _check(path).problems == ["task 1 is done for every group and is still stored"]
+    assert _check(path).problems == ["task 1 is finished in every group and is still stored"]
 
 
 @pytest.mark.parametrize("placed", ["id", "packed", "loose"])
@@ -186,5 +186,5 @@ async def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("text" * 1_000)
     with pytest.raises(StoreUnusable):
         _check(tmp_path / "text")
-    with pytest.raises(StoreUnusable, match="nothing to check"):
+    with pytest.raises(StoreUnusable, match="only a SQLite store can be checked"):
         check("memory:")

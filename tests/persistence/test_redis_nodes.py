@@ -120,7 +120,7 @@ async def test_another_number_of_shards_changes_nothing(
     await registry.beat(A)
     other = open_nodes(shared_redis.url(), SHARDS + 1)
     try:
-        with pytest.raises(StoreUnusable, match="laid out for 4 shards, and shards is 5"):
+        with pytest.raises(StoreUnusable, match="initialized for 4 shards, but shards is 5"):
             await other.beat(B)
     finally:
         await other.close()
@@ -161,5 +161,5 @@ def test_the_url_of_a_shard_names_that_shard_alone(url: str) -> None:
     assert options_from(shard_url(url, 3)).shard == 3
     assert options_from(shard_url(url, 3)).mirror is ("mirror" not in url)
     assert shard_count("redis://h/0?shard=4") is None
-    with pytest.raises(StoreUnusable, match="shards= is of a node"):
+    with pytest.raises(StoreUnusable, match="shards= is only for nodes"):
         options_from(url)

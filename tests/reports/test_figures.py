@@ -130,7 +130,7 @@ def test_what_there_was_none_of_has_no_table(made: Report) -> None:
     assert counted == {(0, 0, None, None)}
     headings = re.findall("<h2>(.*?)</h2>", Path(made.page).read_text())
     assert len(headings) > 5
-    assert {"Transactions", "Schedules", "Left out and held up"}.isdisjoint(headings)
+    assert {"Transactions", "Schedules", "Filtered and held up"}.isdisjoint(headings)
 
 
 def test_figures_are_written_as_parquet_and_csv(made: Report, spark: SparkSession) -> None:
@@ -337,7 +337,7 @@ def test_a_click_on_a_bucket_lists_the_tasks_behind_it(
         text.replace('<script id="data"', f'{chosen}<script id="data"').replace("</body>", script)
     )
     seen = browser.dom(place).split('id="behind"')[1].split("</section>")[0]
-    assert "Tasks behind 2026-11-20" in seen
+    assert "Slowest tasks of 2026-11-20" in seen
     found = re.findall(r"<tr><td>(\d+)</td>", seen)
     end = times[bucket + 1] if bucket + 1 < len(times) else float("inf")
     there = [row for row in wanted if times[bucket] <= row["at"] < end]

@@ -113,7 +113,7 @@ def test_histories_of_two_stores_are_not_mixed(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_folder_is_said_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="history: name at least 1 folder"):
         ReportSettings((), "out")
-    with pytest.raises(ReportError, match=r"^b\*: Spark takes"):
+    with pytest.raises(ReportError, match=r"^b\*: Spark reads"):
         ReportSettings(("a", "b*"), "out")
     gone, empty = tmp_path / "gone", tmp_path / "empty"
     (empty / "dt=2026-11-20").mkdir(parents=True)

@@ -247,7 +247,7 @@ def test_one_report_at_a_time(load: Load, history: Path, table: Table, tmp_path:
     (tmp_path / "out/table").mkdir(parents=True)
     lock = tmp_path / "out/table/_lock"
     lock.write_text(json.dumps({"host": "elsewhere", "pid": 1}))
-    with pytest.raises(ReportError, match="another report works on this table"):
+    with pytest.raises(ReportError, match="another report uses this table"):
         load()
     lock.unlink()
     with pytest.raises(ReportError, match="no history in it"):

@@ -113,7 +113,7 @@ def test_a_folder_without_history_ends_a_report_and_one_without_events_does_not(
     assert "0 new events, 0 in all" in said
     assert "loading history" in remarks
     page = (tmp_path / "out/report.html").read_text()
-    assert "no events in the time asked for" in page
+    assert "no events in the requested time" in page
 
 
 @pytest.mark.slow
@@ -185,7 +185,7 @@ def test_nobody_else_works_on_the_table_until_the_page_is_written(
     render = job.page.render
 
     def meanwhile(*arguments: Any) -> str:
-        with pytest.raises(ReportError, match="another report works on this table"):
+        with pytest.raises(ReportError, match="another report uses this table"):
             load()
         tried.append(True)
         return render(*arguments)

@@ -133,7 +133,7 @@ def test_what_was_planned_against_what_became_of_it(made: Report) -> None:
 DUE = ms("2026-11-20T10:00:00")
 HELD = (150, 4_000)
 """How late the order key made the first deliveries of ``billing``."""
-TITLE = "<h2>Left out and held up</h2>"
+TITLE = "<h2>Filtered and held up</h2>"
 
 
 def lines(*records: list[Any]) -> Iterator[dict[str, Any]]:

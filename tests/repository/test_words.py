@@ -165,10 +165,7 @@ PACKAGES_AT_MOST = {
     "tickwheel": 30,
     "tickwheel/contrib": 10,
     "tickwheel/demo": 10,
-    "tickwheel/history": 30,
     "tickwheel/outbound": 20,
-    "tickwheel/persistence": 60,
-    "tickwheel/reports": 40,
     "tickwheel/server": 190,
     "tickwheel/testing": 10,
 }

@@ -420,8 +420,8 @@ async def test_what_comes_again_and_again_without_a_store_is_bounded(
     recorder.acked(group, [lease], frozenset())
     await comes(lambda: history.dropped == 4)
     assert on_event == [
-        "history_dropped: 5 deliveries and retries wait for the store already; "
-        "service goes on without it"
+        "history_dropped: 5 deliveries and retries already wait for the store; "
+        "the service continues without history"
     ]
     bench.let()
     await bench.committer.barrier()

@@ -380,7 +380,9 @@ async def test_a_store_whose_owner_has_no_copy_waits_for_an_operator(rig: Leader
         assert not await rig.leadership.look()
         assert rig.events == ["store_is_partial"]
         rig.sources.mono += TTL_MS
-    with pytest.raises(StoreUnusable, match=f"lacks what {OTHER.owner} had.*tickwheel restore"):
+    with pytest.raises(
+        StoreUnusable, match=f"lacks data that {OTHER.owner} had.*tickwheel restore"
+    ):
         await rig.leadership.first_campaign(ME, ADDRESS)
     assert rig.table.leader is None, "its lease was never asked for"
     rig.table.lost_by = ""

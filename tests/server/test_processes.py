@@ -96,7 +96,7 @@ def test_what_cannot_be_served_is_said_and_nothing_is_made(
     [
         ("{", "cannot be read"),
         ("[]", "cannot be read"),
-        ('{"format": 3, "shards": 2}', "has the format 3; known are 1, 2"),
+        ('{"format": 3, "shards": 2}', "format must be 1 or 2, not 3"),
         ('{"format": 2, "shards": 2}', "cannot be read: 'layout'"),
         ('{"format": 2, "shards": 2, "layout": 0, "moved_id": 9, "epoch": 1}', "layout must be a"),
         ('{"format": 2, "shards": 2, "layout": 1, "moved_id": "", "epoch": 1}', "moved_id must be"),

@@ -650,7 +650,7 @@ def test_a_check_names_the_databases_that_count_and_refuses_the_others(
         reshard(Plan(url, number + 1), NOW_MS)
         counts = named()
         assert f"layout-{number}/" in counts and audit.check(counts).problems == []
-        with pytest.raises(StoreUnusable, match="its tasks were taken to") as refused:
+        with pytest.raises(StoreUnusable, match="its tasks were moved to") as refused:
             audit.check(before)
         assert counts in str(refused.value)
 

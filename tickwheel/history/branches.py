@@ -1,14 +1,14 @@
-"""What a history knows of the store that it is of: its epochs, and how far it has come.
+"""The epochs of a store in its history, and the last batch that the history knows.
 
-``starts`` in a state folder has a line of JSON for every epoch of its daemons: number, mark, the
-mark of the epoch that it followed, and whether it lacks the end of that one. ``reached`` has the
-epoch and the number of the last batch that was durable. The store is always ahead of both, because
-a batch is noted when its commit has returned. So a start compares them with the store
-(``persistence/identity.py``), and a restore follows the branch of its backup (``Branch``).
+``starts`` in a state folder has a line of JSON for every epoch of its daemons: its number, its
+mark, the mark of the preceding epoch, and whether it lacks the end of that epoch. ``reached`` has
+the epoch and the number of the last durable batch. Batches are recorded after their commits, so the
+store is never behind them. A start compares them with the store (``persistence/identity.py``), and
+a restore follows the branch of its backup (``Branch``).
 
-Nothing is synced: what is written survives the end of the daemon. After a power cut ``reached`` may
-be older, which is no harm, or torn, which its checksum shows. A folder from before there were marks
-says the numbers of its epochs, by the names of its files.
+Nothing is synced: the files survive the end of the daemon. After a power cut ``reached`` can be
+older, which is harmless, or torn, which its checksum detects. In a folder from before marks
+existed, only the names of files give the epochs.
 """
 
 from __future__ import annotations
@@ -30,41 +30,42 @@ from tickwheel.persistence.contract import Known, Opened
 
 STARTS, REACHED = "starts", "reached"
 STARTS_MAX = 1_024
-"""Starts that a state folder keeps, the newest ones."""
+"""Maximum number of starts that a state folder keeps."""
 MARK_BYTES = 32
 _REACHED = struct.Struct(f"<QQ{MARK_BYTES}sI")
-"""Epoch, batch, mark, and a checksum of these."""
+"""Epoch, batch, mark, and a checksum of all three."""
 
 
 class Start(NamedTuple):
-    """The begin of an epoch."""
+    """The start of an epoch."""
 
     epoch: int
     mark: str
     after: str = ""
-    """The mark of the epoch that it followed; empty: none, or one that is unknown."""
+    """The mark of the preceding epoch; empty: none or unknown."""
     behind_ms: int | None = None
-    """The store lacked what that epoch had done after this time, about; None: it lacked nothing."""
+    """Approximate time after which the store lacked the preceding epoch's changes; None: it had all
+    of them."""
     is_branch: bool = False
     incarnation: str = ""
 
 
 def start_of(opened: Opened) -> Start:
-    """The begin of the epoch that a store was opened with."""
+    """Return the start of an opened store's epoch."""
     behind_ms = opened.position_ms if opened.is_behind else None
     return Start(
         opened.epoch, opened.mark, opened.after, behind_ms, opened.is_branch, opened.incarnation
     )
 
 
-# --- the daemon's end ----------------------------------------------------------------------------
+# --- in the daemon -------------------------------------------------------------------------------
 
 
 class Reached:
-    """Notes how far the store has come. Raises nothing: a disk may be full."""
+    """Records the last durable batch. It ignores errors, for example of a full disk."""
 
     def __init__(self, folder: Path, start: Start, batch: int) -> None:
-        """Also keep ``start``, once."""
+        """Also record ``start``."""
         self._epoch, self._mark = start.epoch, start.mark.encode()[:MARK_BYTES]
         self._batch, self._fd = -1, -1
         with contextlib.suppress(OSError):
@@ -74,11 +75,11 @@ class Reached:
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
             self._fd = os.open(part, flags, 0o640)
             self.note(batch)
-            # Another file each time: a daemon that was only frozen writes into the former one.
+            # A new file each time: an old daemon that was only paused writes into the old file.
             part.rename(folder / REACHED)
 
     def note(self, batch: int) -> None:
-        """Note that the batch is durable."""
+        """Record a durable batch."""
         if self._fd < 0 or batch <= self._batch:
             return
         self._batch = batch
@@ -94,7 +95,7 @@ class Reached:
 
 
 def _keep_start(folder: Path, start: Start) -> None:
-    starts = [one for one in _starts(folder) if one.epoch != start.epoch]
+    starts = [other for other in _starts(folder) if other.epoch != start.epoch]
     if len(starts) >= STARTS_MAX or len(starts) < len(list(_starts(folder))):
         text = "".join(map(_line, [*starts[-STARTS_MAX + 1 :], start]))
         replace_file(folder / STARTS, text)
@@ -111,17 +112,17 @@ def _starts(folder: Path) -> Iterator[Start]:
     with contextlib.suppress(OSError):
         for line in (folder / STARTS).read_text("ascii", "replace").splitlines():
             with contextlib.suppress(ValueError, TypeError):
-                found: Any = Start(**json.loads(line))
-                if type(found.epoch) is int and type(found.mark) is str:
-                    yield found
+                start: Any = Start(**json.loads(line))
+                if type(start.epoch) is int and type(start.mark) is str:
+                    yield start
 
 
 # --- at a start ----------------------------------------------------------------------------------
 
 
 def known(history_dir: Path, shard: int) -> list[Known]:
-    """What the history knows of the store of a shard."""
-    found = []
+    """Return the facts about a shard's store in the history."""
+    facts = []
     for folder in state_folders(history_dir, shard):
         with contextlib.suppress(OSError):
             path = folder / REACHED
@@ -129,18 +130,17 @@ def known(history_dir: Path, shard: int) -> list[Known]:
             if len(data) == _REACHED.size and zlib.crc32(data[:-4]) == _REACHED.unpack(data)[3]:
                 epoch, batch, mark, _ = _REACHED.unpack(data)
                 where = f"its history {folder}"
-                found.append(
+                facts.append(
                     Known(where, epoch, mark.rstrip(b"\0").decode(), batch, f"{until:%F %T} UTC")
                 )
-    if found:
-        return found
+    if facts:
+        return facts
     newest = max((epoch for epoch, _ in epochs(history_dir, shard)), default=0)
     return [Known(f"its history {history_dir}", newest)] if newest else []
 
 
 def epochs(history_dir: Path, shard: int) -> Iterator[tuple[int, int | None]]:
-    """The epochs of which there is a file, each maybe several times, with its hour; None: it is a
-    file of a spool, which has none."""
+    """Yield (epoch, hour) for every file; the hour is None for a spool file. Epochs repeat."""
     for segment in segments.find(history_dir, shard=shard):
         yield segment.name.epoch, segment.hour_ms
     for folder in state_folders(history_dir, shard):
@@ -152,15 +152,15 @@ def epochs(history_dir: Path, shard: int) -> Iterator[tuple[int, int | None]]:
 
 
 class Branch:
-    """The epochs that led to one: those of the branch of a store that a restore follows.
+    """The sequence of epochs that a restore follows: one branch of a store.
 
-    It ends with the newest epoch that goes back to the backup's; without a backup, with the newest
-    one. What is of other branches is left out, and so is the end of an epoch that the next one
-    lacked, as far as times tell. Epochs whose start is unknown count.
+    It ends with the newest epoch that descends from the backup's; without a backup, with the newest
+    epoch. Events of other branches are excluded, and also those at the end of an epoch that the
+    next epoch lacked, judged by their times. Epochs with unknown starts are included.
     """
 
     def __init__(self, folders: Sequence[Path], shard: int, epoch: int, mark: str) -> None:
-        """``epoch`` and ``mark`` are the backup's; empty: there is none, or it is unknown."""
+        """``epoch`` and ``mark`` are the backup's; empty: no backup, or unknown."""
         self._every = {
             start.mark: start
             for history_dir in folders
@@ -168,33 +168,34 @@ class Branch:
             for start in _starts(folder)
         }
         self.notes: list[str] = []
-        """Why what comes of it is not certain, in words."""
+        """Reasons, as sentences, for which the result is uncertain."""
         self.head = mark
-        """The mark of its newest epoch; empty: unknown."""
+        """The mark of the branch's newest epoch; empty: unknown."""
         self._marks: dict[int, set[str]] = {}
         """Epoch → the marks of its starts."""
         self._untils: dict[int, int] = {}
-        """Epoch → the time of its last event that counts."""
+        """Epoch → the time of its last included event."""
         for start in self._every.values():
             self._marks.setdefault(start.epoch, set()).add(start.mark)
         newest = sorted(self._every.values(), reverse=True)
         ways = (list(self._way(start)) for start in newest)
-        way = next((one for one in ways if not mark or mark in _marks(one)), [])
+        way = next((path for path in ways if not mark or mark in _marks(path)), [])
         way = way or list(self._way(self._every[mark]) if mark in self._every else ())
         self._on = {start.epoch: start for start in way}
         if way:
             self.head = way[0].mark
         self._judge(way, epoch, has_backup=bool(mark))
         if mark and self._every and mark not in self._every:
-            self.notes.append(f"it has nothing of epoch {epoch}, in which the backup was made")
+            self.notes.append(f"it has no events of epoch {epoch}, in which the backup was made")
         if newest and newest[0].epoch not in self._on:
             self.notes.append(
-                f"it goes on to epoch {newest[0].epoch} in another branch of the store, to which"
-                f" the backup does not belong; this one ends with epoch {max([epoch, *self._on])}"
+                f"it continues to epoch {newest[0].epoch} in another branch of the store, to which"
+                " the backup does not belong; the backup's branch ends with epoch"
+                f" {max([epoch, *self._on])}"
             )
 
     def _way(self, start: Start | None) -> Iterator[Start]:
-        """The start and all before it, the newest first."""
+        """Yield the start and its predecessors, newest first."""
         seen: set[str] = set()
         while start is not None and start.mark not in seen:
             seen.add(start.mark)
@@ -209,8 +210,8 @@ class Branch:
                 continue
             if start.behind_ms is not None:
                 self.notes.append(
-                    f"epoch {start.epoch} went on with an older copy of the store: what the epoch"
-                    " before did last cannot be told exactly from what the copy lacked"
+                    f"epoch {start.epoch} continued with an older copy of the store: the last"
+                    " changes of the preceding epoch that the copy has cannot be determined exactly"
                 )
             if start.is_branch and start.after and before is None and not has_backup:
                 self.notes.append(
@@ -221,14 +222,14 @@ class Branch:
                 self.notes.append(f"epoch {start.epoch} was begun in two branches of the store")
 
     def has(self, event: Event) -> bool:
-        """Whether the event is of this branch, as far as is known."""
+        """Return whether the event belongs to this branch, as far as is known."""
         epoch = event.get("epoch")
         if epoch not in self._marks:
             return True
         return epoch in self._on and event["time_ms"] <= self._untils.get(epoch, event["time_ms"])
 
     def missing(self, epochs: Collection[int]) -> int:
-        """How many epochs may have been between these, of which there is nothing."""
+        """Return the number of possible epochs between these without any events."""
         missing = 0
         for former, epoch in pairwise(sorted(epochs)):
             start, before = self._on.get(epoch), self._on.get(former)
@@ -238,5 +239,5 @@ class Branch:
 
 
 def _marks(way: Sequence[Start]) -> set[str]:
-    """The marks of these epochs, and of the one that they go back to."""
+    """Return the marks of these epochs, and of the epoch before the first."""
     return {mark for start in way for mark in (start.mark, start.after)}

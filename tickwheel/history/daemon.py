@@ -1,17 +1,17 @@
-"""The daemon's end of the delivery history: what the engine reports is noted, and goes to the spool
-batch by batch; a process of its own makes files of it.
+"""The daemon's part of the delivery history: it notes the events that the engine reports, and
+appends them to the spool batch by batch; a separate process writes them into files.
 
-``Recorder`` is the other side of ``engine.events``. Notes gather in memory with the open batch;
-``records`` makes of them what is appended to the spool once that batch is durable: whole columns.
-Tasks that arrive are noted a request at a time, and become columns only then.
+``Recorder`` implements ``engine.events.Recorder``. Notes are collected in memory with the open
+batch. Once that batch is durable, ``records`` turns them into the columns that are appended to the
+spool. New tasks are noted once for each request.
 
-Invariants of ``History``: service comes first. A failing disk raises nothing here, and nothing
-waits for a disk longer than one ``write``; what cannot be kept is counted, logged once, and leaves
-a ``dropped`` event. A batch is appended before its replies leave, and noted before the store has
-it. So SIGKILL loses nothing that a client got as an answer, from this daemon or from the next one.
+Invariants of ``History``: it never disturbs the service. A failing disk raises no error here, and
+nothing waits for a disk longer than one ``write``. Events that cannot be kept are counted, logged
+once, and leave a ``dropped`` event. A batch's events are noted before the store gets the batch, and
+appended before its replies are sent. So a SIGKILL loses no event of an answered request.
 
-Each process of the history (writer, lookup, reset, restore) ends with the daemon, however that
-ends: its standard input is a pipe from here.
+Each process of the history (writer, lookup, reset, restore) has a pipe from the daemon as its
+standard input, and ends with the daemon.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ Record = list[Any]
 Arrival = tuple[int, object, range, "Sequence[NewTask]"]
 """(time in ms, producer, ids, tasks)"""
 REPEATS_MAX = 1_000_000
-"""Events that may wait for a batch and come again and again while a store is away: deliveries,
-leases that end, retries. All else is bounded by the tasks there are. One that is noted alone takes
-about 300 bytes, and a nack's reason."""
+"""Maximum noted events of kinds that repeat while a store does not answer: deliveries, ended leases
+and retries. The number of tasks bounds all other events. A single event takes about 300 bytes, in
+addition to a nack's reason."""
 REPEATS = frozenset(
     (
         EventKind.DELIVERED,
@@ -62,7 +62,7 @@ REPEATS = frozenset(
     )
 )
 _ENDS = frozenset((COMMITTED, ROLLED_BACK, PARKED))
-"""Ends of a transaction, which are noted with its age."""
+"""Ends of a transaction, which are noted with the transaction's age."""
 Times = Callable[[], tuple[int, int]]
 """(wall clock, steady clock) in ms."""
 
@@ -73,16 +73,17 @@ class Notes(NamedTuple):
     arrivals: list[Arrival]
     records: list[Record]
     occurrences: list[Record]
-    """Notes about schedules and transactions with tasks among the arrivals: forgotten with them."""
+    """Notes about schedules and transactions whose tasks are among the arrivals; both are forgotten
+    together."""
 
 
 class Recorder:
-    """The notes of one tenure. ``engine.events.Recorder`` says what each call means."""
+    """The notes of one tenure; see ``engine.events.Recorder``."""
 
     def __init__(
         self, epoch: int, clock: Times, label: Callable[[Any], str], *, bodies: bool = False
     ) -> None:
-        """``label`` names a producer; ``bodies``: keep the bodies of tasks, too."""
+        """``label`` returns the name of a producer; ``bodies``: also keep the bodies of tasks."""
         self._epoch = epoch
         self._clock = clock
         self._label = label
@@ -92,9 +93,9 @@ class Recorder:
         self._occurrences: list[Record] = []
         self.repeats_max = REPEATS_MAX
         self._repeats = 0
-        """Events among the records that ``REPEATS_MAX`` bounds."""
+        """Number of noted events that ``REPEATS_MAX`` bounds."""
         self.lost = 0
-        """Events that were not noted since the tenure began, because too many waited."""
+        """Number of events that exceeded ``repeats_max`` since the tenure began."""
 
     # --- batches -----------------------------------------------------------------------------
 
@@ -110,16 +111,17 @@ class Recorder:
         if isinstance(notes, Notes):
             self._arrivals[:0] = _only(notes.arrivals, accepted)
             self._records[:0] = notes.records
-            # They wait again: a store that refuses over and over must not begin the count anew.
-            self._repeats += sum(_events_of(one) for one in notes.records if one[0] in REPEATS)
+            # A store that refuses again and again must not reset the count.
+            repeated = (record for record in notes.records if record[0] in REPEATS)
+            self._repeats += sum(map(_events_of, repeated))
 
     def forget_arrivals(self, accepted: Container[int] = ()) -> None:
         self._arrivals, self._occurrences = _only(self._arrivals, accepted), []
 
     def records(self, notes: Notes) -> list[Record]:
-        """The spool's records, arrivals first: nothing else can have happened to them yet; and
-        last the runs of schedules and what became of transactions, to which nothing else happens
-        until they are durable."""
+        """Return the spool's records. Arrivals are first, because no other event of these tasks can
+        precede them. Runs of schedules and transactions are last, because nothing else happens to
+        them until they are durable."""
         arrived = [self._enqueued(*arrival) for arrival in notes.arrivals]
         return arrived + notes.records + notes.occurrences
 
@@ -169,7 +171,7 @@ class Recorder:
         self._note(EventKind.MERGED, now_ms, self._named(source), topic, what, [task_id])
 
     def overtaken(self, lease: Lease) -> None:
-        topic, group, _, ids, attempts = _whose(lease)
+        topic, group, _, ids, attempts = _lease_fields(lease)
         by = lease.past.replaced_by
         self._note(EventKind.OVERTAKEN, self._clock()[0], topic, group, ids, attempts, by)
 
@@ -211,9 +213,9 @@ class Recorder:
     def acked(self, group: Group, leases: Sequence[Lease], kept: AbstractSet[int]) -> None:
         now_ms, mono_ms = self._clock()
         to_wall_ms = now_ms - mono_ms
-        for label, some in groupby(leases, lambda lease: lease.subscriber.label):
-            share = list(some)
-            # The time of a delivery from before this start is not known.
+        for label, part in groupby(leases, lambda lease: lease.subscriber.label):
+            share = list(part)
+            # The time of a delivery in an earlier epoch is unknown.
             delivered = [
                 lease.since_mono_ms + to_wall_ms if lease.epoch == self._epoch else 0
                 for lease in share
@@ -236,20 +238,20 @@ class Recorder:
         self._note(EventKind.ACKED, now_ms, *names, "", self._epoch, [task_id], attempt, 0, ended)
 
     def nacked(self, lease: Lease, reason: str, next_ms: int, now_ms: int) -> None:
-        self._repeat(1, EventKind.NACKED, now_ms, *_whose(lease), [next_ms], reason)
+        self._repeat(1, EventKind.NACKED, now_ms, *_lease_fields(lease), [next_ms], reason)
 
     def lease_over(
         self, lease: Lease, reason: str, now_ms: int, until_ms: int | None = None
     ) -> None:
         dues = () if until_ms is None else ([until_ms],)
-        self._repeat(1, EventKind.LEASE_OVER, now_ms, *_whose(lease), reason, *dues)
+        self._repeat(1, EventKind.LEASE_OVER, now_ms, *_lease_fields(lease), reason, *dues)
 
     def released(self, lease: Lease, until_ms: int | None, now_ms: int) -> None:
         dues = () if until_ms is None else ([until_ms],)
-        self._repeat(1, EventKind.RELEASED, now_ms, *_whose(lease), *dues)
+        self._repeat(1, EventKind.RELEASED, now_ms, *_lease_fields(lease), *dues)
 
     def died(self, lease: Lease, reason: str, now_ms: int) -> None:
-        topic, group, _, ids, attempt = _whose(lease)
+        topic, group, _, ids, attempt = _lease_fields(lease)
         self._note(EventKind.DEAD, now_ms, topic, group, ids, attempt, reason)
 
     def ended(
@@ -276,7 +278,7 @@ class Recorder:
     # --- groups ------------------------------------------------------------------------------
 
     def group_created(self, group: Group) -> None:
-        # Ids as text: they are above what many readers of JSON can count to.
+        # Ids are text, because they exceed the integers that many JSON readers represent exactly.
         since = {"since_ms": group.since_ms, "since_id": str(group.since_id)}
         self._group(group.topic, group, "created", since)
 
@@ -309,13 +311,13 @@ class Recorder:
 
     def occurred(self, row: ScheduleRow, runs: Sequence[Run], now_ms: int, *, staged: bool) -> None:
         topic, name = row.schedule.topic, row.schedule.name
-        found = [[run.planned_ms, run.outcome, run.id, run.occurrences] for run in runs]
+        columns = [[run.planned_ms, run.outcome, run.id, run.occurrences] for run in runs]
         if staged:
-            record = [EventKind.OCCURRENCE, now_ms, topic, name, found, _state_of(row)]
+            record = [EventKind.OCCURRENCE, now_ms, topic, name, columns, _state_of(row)]
             self._occurrences.append(record)
         else:
             self._repeat(
-                len(runs), EventKind.OCCURRENCE, now_ms, topic, name, found, _state_of(row)
+                len(runs), EventKind.OCCURRENCE, now_ms, topic, name, columns, _state_of(row)
             )
 
     # --- transactions ------------------------------------------------------------------------
@@ -344,13 +346,12 @@ class Recorder:
 
 
 def _only(arrivals: list[Arrival], accepted: Container[int]) -> list[Arrival]:
-    """The arrivals that are left when all tasks but the ``accepted`` ones are forgotten. The tasks
-    of a request are accepted together."""
+    """Return the arrivals of ``accepted`` tasks. The tasks of a request are accepted together."""
     return [arrival for arrival in arrivals if arrival[2][0] in accepted]
 
 
 def events_in(notes: Notes) -> int:
-    """How many events the notes would become."""
+    """Return the number of events in the notes."""
     noted = (*notes.records, *notes.occurrences)
     return sum(len(arrival[2]) for arrival in notes.arrivals) + sum(map(_events_of, noted))
 
@@ -360,41 +361,41 @@ def _events_of(record: Record) -> int:
 
 
 def settings_map(settings: GroupSettings) -> dict[str, Any]:
-    """The settings of a group or topic that are set; ``closed_ms``: the topic is being deleted."""
+    """Return the settings of a group or topic that have values; ``closed_ms`` means that the topic
+    is being deleted."""
     rule = settings.if_pending
-    found = settings.flat() | {
+    fields = settings.flat() | {
         "if_pending": None if rule is None else rule.to_map(),
         "broadcast_only": settings.broadcast_only or None,
-        # Ids as text, here too.
-        "former": [[*one[:3], str(one.id)] for one in settings.former] or None,
+        "former": [[*owner[:3], str(owner.id)] for owner in settings.former] or None,  # ids as text
         "closed_id": None,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def schedule_map(row: ScheduleRow) -> dict[str, Any]:
-    """The settings of a schedule that are set, without its body."""
-    found = row.schedule._asdict() | {"paused": row.paused or None}
-    found["task"] = found.pop("options")
+    """Return the settings of a schedule that have values, without its body."""
+    fields = row.schedule._asdict() | {"paused": row.paused or None}
+    fields["task"] = fields.pop("options")
     for name in ("name", "topic", "body"):
-        del found[name]
-    return {name: value for name, value in found.items() if value is not None}
+        del fields[name]
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _state_of(row: ScheduleRow) -> dict[str, Any]:
-    """How far a schedule has come."""
-    found = {"next_ms": row.next_ms, "runs": row.runs, "queued_ms": row.queued_ms}
-    return {name: value for name, value in found.items() if value is not None}
+    """Return the progress of a schedule."""
+    fields = {"next_ms": row.next_ms, "runs": row.runs, "queued_ms": row.queued_ms}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def _whose(lease: Lease) -> tuple[str, str, str, list[int], int]:
-    """(topic, group, subscriber, ids, attempt) of a lease."""
+def _lease_fields(lease: Lease) -> tuple[str, str, str, list[int], int]:
+    """Return (topic, group, subscriber, ids, attempt) of a lease."""
     group = lease.group
     return group.topic.name, group.name, lease.subscriber.label, [lease.id], lease.attempt
 
 
 def _one_cause_or_each(causes: Causes) -> str | list[str | None] | None:
-    """The causes as text, in a form that the spool can pack: one for all, or each."""
+    """Return the causes as text: one cause if it is the same for all tasks, else a list."""
     if not isinstance(causes, list):
         return causes.value
     words = [None if cause is None else cause.value for cause in causes]
@@ -402,7 +403,7 @@ def _one_cause_or_each(causes: Causes) -> str | list[str | None] | None:
 
 
 def _one_or_each(column: list[int]) -> int | list[int]:
-    """The column, or 1 if all are 1: most columns of attempts are."""
+    """Return the column, or 1 if all values are 1, as in most columns of attempts."""
     return 1 if column.count(1) == len(column) else column
 
 
@@ -415,8 +416,8 @@ LINE_BYTES_MAX = 64 * 1024
 async def start_process(
     command: Sequence[str], *, answers: bool = False, line_bytes_max: int = LINE_BYTES_MAX
 ) -> Process:
-    """Start a process that ``answers`` on its standard output, or reports on its standard error.
-    Raises OSError."""
+    """Start a process that answers on its standard output (``answers``), or reports on its standard
+    error. Raise OSError."""
     stdout, stderr = (PIPE, DEVNULL) if answers else (DEVNULL, PIPE)
     return await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=stdout, stderr=stderr, limit=line_bytes_max
@@ -424,13 +425,13 @@ async def start_process(
 
 
 def dismiss(process: Process) -> None:
-    """Let a process end when it has done its current work."""
+    """Close the standard input of a process, which then ends after its current work."""
     if process.stdin is not None:
         process.stdin.close()
 
 
 def kill(process: Process | None) -> None:
-    """Kill a process at once, if it has not ended."""
+    """Kill a process unless it has ended."""
     if process is not None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -440,15 +441,16 @@ def kill(process: Process | None) -> None:
 
 
 FLUSH_S = 1.0
-"""How often, in seconds, events that no batch carries (broadcasts) are kept."""
+"""Seconds between two appends of events that belong to no batch (broadcasts)."""
 RESTART_S = 2.0
+"""Seconds between the end of the writing process and its restart."""
 FINISH_S = 10.0
-"""How long a stop waits for the writing process to end in order; it goes on by itself."""
+"""Maximum seconds that ``stop`` waits for the writing process, which continues by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryOptions(WriterOptions):
-    """Where one shard's history goes, and how much of it is kept."""
+    """The location of one shard's history, and the limits of its size."""
 
     retention_s: float | None = RETENTION_S
     disk_warn: float = DISK_WARN
@@ -458,18 +460,18 @@ class HistoryOptions(WriterOptions):
 
 
 class History:
-    """The history of one shard: ``start``, ``stop`` once; ``begin``, ``end`` with each tenure."""
+    """The history of a shard: ``start`` and ``stop`` once, ``begin`` and ``end`` in each tenure."""
 
     def __init__(
         self, options: HistoryOptions, clock: Clock, on_event: Callable[[str, str], None]
     ) -> None:
-        """Raises BadRequest when there can be no files."""
+        """Raise BadRequest if the folder cannot be created."""
         self._options = options
         self._clock = clock
         self._on_event = on_event
         self._folder = state_folder(options.folder, options.node, options.shard)
         try:
-            # Not its parents: of a volume that is not mounted nothing is there.
+            # Without parents, so that a missing mount is noticed.
             Path(options.folder).mkdir(exist_ok=True)
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -482,32 +484,32 @@ class History:
         self._reached: Reached | None = None
         self._start = Start(0, "")
         self._prepared: dict[int, bytes] = {}
-        """Number of a batch that is with the store → its packed records."""
+        """Number of a batch that is being committed → its packed records."""
         self._epoch = self._number = 0
         self._missing = 0
-        """Events dropped since the last batch that was kept."""
+        """Number of events dropped since the last successful append."""
         self._reason = ""
-        """The reason of the events dropped last."""
+        """The reason for which events were last dropped."""
         self._lost = 0
-        """How many of the events that the recorder lost are counted."""
+        """Part of ``Recorder.lost`` that was already counted."""
         self._recent = 0
-        """Events appended since the spool was looked at."""
+        """Number of events appended since the last check of the spool."""
         self._writing: asyncio.Task[None] | None = None
         self._process: Process | None = None
         self._stopping = asyncio.Event()
         self.dropped = 0
-        """Events that were not kept since the process began."""
+        """Number of events dropped since the process began."""
         self.writer_restarts = 0
 
     @property
     def spool_bytes(self) -> int:
-        """The bytes that wait for the writing process."""
+        """Bytes in the spool that wait for the writing process."""
         return self._spool.measure() if self._spool is not None else 0
 
     # --- a tenure ----------------------------------------------------------------------------
 
     def begin(self, opened: Opened) -> Recorder:
-        """The recorder of this epoch, to which the engine reports its changes."""
+        """Begin a tenure. Return the recorder to which the engine reports its events."""
         options = self._options
         self._spool = Spool(self._folder, opened.epoch, options.spool_bytes_max)
         self._number = opened.last_batch
@@ -517,19 +519,19 @@ class History:
         self._lost = 0
         self._start = start_of(opened)
         self._take_over(opened)
-        said = {k: v for k, v in self._start._asdict().items() if v and k != "epoch"}
-        self._append([self._daemon("started", clean=opened.clean, version=__version__, **said)], 1)
+        start = {k: v for k, v in self._start._asdict().items() if v and k != "epoch"}
+        self._append([self._daemon("started", clean=opened.clean, version=__version__, **start)], 1)
         return recorder
 
     def known(self) -> list[Known]:
-        """What the history knows of the store, before a tenure begins."""
+        """Return the epochs of the store in the history, before a tenure begins."""
         return known(Path(self._options.folder), self._options.shard)
 
     def _take_over(self, opened: Opened) -> None:
-        """Append what the daemon before had no time for, though its batch was durable."""
+        """Append the events of durable batches that the previous daemon did not append."""
         assert self._spool is not None
         folder, shard = Path(self._options.folder), self._options.shard
-        if not opened.is_branch:  # whose batches have numbers of their own
+        if not opened.is_branch:  # the batches of a new branch have other numbers
             for _, data in take_pending(folder, shard, opened.epoch, opened.last_batch):
                 self._append_packed(data, 1)
         self._epoch = opened.epoch
@@ -545,7 +547,7 @@ class History:
         self._reached = Reached(self._folder, self._start, self._number)
 
     def prepare(self, number: int, notes: object) -> None:
-        """Note the records of a batch that the store is about to get."""
+        """Save the records of a batch before the store gets it."""
         spool, pending, recorder = self._spool, self._pending, self._recorder
         if isinstance(notes, Notes) and spool is not None and pending and recorder is not None:
             data = spool.pack(number, recorder.records(notes))
@@ -554,7 +556,7 @@ class History:
                 pending.note(number, data)
 
     def keep(self, number: int, notes: object) -> None:
-        """Append the records of a batch that is durable now."""
+        """Append the records of a batch that has become durable."""
         self._number = number
         if self._reached is not None:
             self._reached.note(number)
@@ -571,23 +573,23 @@ class History:
             pending.kept(number)
 
     async def flush_for_ever(self, core: Core) -> None:
-        """Keep events that would wait for a batch that may never come."""
+        """Append, once in ``FLUSH_S``, events that belong to no batch."""
         while True:
             await asyncio.sleep(FLUSH_S)
             if self._recorder is None:
                 continue
-            self._look_after()
+            self._check_spool()
             self._count_lost(self._recorder)
             if core.sealed is None and core.open.is_empty():
                 self.keep(self._number, self._recorder.cut())
 
     def end(self, clean: bool) -> None:
-        """End the tenure; ``clean``: everything noted is durable."""
+        """End the tenure; ``clean``: all noted changes are durable."""
         spool, recorder = self._spool, self._recorder
         if spool is None or recorder is None:
             return
         if clean:
-            self._look_after()
+            self._check_spool()
             self.keep(self._number, recorder.cut())
             self._append([self._daemon("stopped", clean=True)], 1)
         self._spool = self._recorder = None
@@ -613,7 +615,7 @@ class History:
             self._missing = 0
 
     def _append_packed(self, data: bytes | None, events: int) -> bool:
-        """Append what was packed, if it could be; whether that is kept."""
+        """Append packed records; None: they could not be packed. Return whether it succeeded."""
         assert self._spool is not None
         if data is None or not self._spool.append_packed(data):
             self._drop(events, self._spool.trouble or "unknown")
@@ -621,28 +623,28 @@ class History:
         self._recent += events
         return True
 
-    def _look_after(self) -> None:
-        """Begin a new spool if its file was removed: writes to that would succeed all the same."""
+    def _check_spool(self) -> None:
+        """Begin a new spool if its file was removed, because writes to it would still succeed."""
         recent, self._recent = self._recent, 0
         if self._spool is None or not self._spool.is_lost():
             return
         reason, was_missing = "the folder of the spool was removed or moved", self._missing
         self._renew_pending()
-        # How many nobody knows: of what is older, some stands in files, and those may be gone too.
+        # The number of lost events is unknown; older ones can also be lost, with their files.
         self.dropped += max(1, recent)
         self._append([[EventKind.DROPPED, self._clock.read().now_ms, None, reason]], 1)
-        if not was_missing and not self._missing:  # else this trouble has its line already
-            self._on_event("history_dropped", f"{reason}; it begins anew")
+        if not was_missing and not self._missing:  # otherwise the loss is already logged
+            self._on_event("history_dropped", f"{reason}; a new one was created")
 
     def _count_lost(self, recorder: Recorder) -> None:
         lost, self._lost = recorder.lost - self._lost, recorder.lost
         if lost:
             most = recorder.repeats_max
-            self._drop(lost, f"{most} deliveries and retries wait for the store already")
+            self._drop(lost, f"{most} deliveries and retries already wait for the store")
 
     def _drop(self, events: int, reason: str) -> None:
         if not self._missing:
-            self._on_event("history_dropped", f"{reason}; service goes on without it")
+            self._on_event("history_dropped", f"{reason}; the service continues without history")
         self._missing += events
         self.dropped += events
         self._reason = reason
@@ -650,11 +652,11 @@ class History:
     # --- the writing process -------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the writing process, which works also on what an earlier daemon has left."""
+        """Start the writing process, which also writes the events that earlier daemons left."""
         self._writing = asyncio.create_task(self._write_for_ever())
 
     async def stop(self) -> None:
-        """Stop, after ``end``: what is in the spool becomes files, as far as time allows."""
+        """Stop, after ``end``. Wait at most ``FINISH_S`` until the spool is written into files."""
         self._stopping.set()
         writing, self._writing = self._writing, None
         if writing is None:
@@ -663,7 +665,7 @@ class History:
             dismiss(self._process)
         done, _ = await asyncio.wait((writing,), timeout=FINISH_S)
         if not done:
-            self._on_event("history_unfinished", "the next start goes on with what is in the spool")
+            self._on_event("history_unfinished", "the next start writes the rest of the spool")
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
 
@@ -676,7 +678,7 @@ class History:
             except OSError as error:
                 code, ended = 1, f"cannot be started: {error.strerror}"
             if self._stopping.is_set():
-                # It failed before it could be asked to stop: one more is started.
+                # It failed before it was told to stop; start it once more.
                 if is_last or code == 0:
                     return
                 continue
@@ -687,7 +689,7 @@ class History:
                     await self._stopping.wait()
 
     async def _write(self) -> int:
-        """Run the writing process once; its exit code. Raises OSError."""
+        """Run the writing process once. Return its exit code. Raise OSError."""
         self._process = process = await start_process(self._options.command())
         assert process.stderr is not None
         if self._stopping.is_set():
@@ -695,7 +697,7 @@ class History:
         while True:
             try:
                 line = await process.stderr.readline()
-            except ValueError:  # a line without an end; the process must not wait for its reader
+            except ValueError:  # the line is too long; keep reading, or the process would block
                 continue
             if not line:
                 break

@@ -1,17 +1,16 @@
-"""What events mean: from the state of a backup to the state at the last event.
+"""Applies events to the state of a backup, which gives the state at the last event.
 
-Events say absolute states, so it does no harm that some had happened before the backup was made:
-the newest event of a task and group counts, and of a schedule, which says how far it has come.
-Tasks of the backup are brought in when an event names them (``needs``), so memory holds what is
-unfinished and was touched. Pure: no file, no clock; raises ValueError for an event that is none.
+Events contain absolute states, so applying events that the backup already includes is harmless: the
+newest event of a task and group, or of a schedule, decides. Tasks of the backup are loaded when an
+event names them (``needs``), so memory has only unfinished tasks with events. This module uses no
+files or clocks.
 
-``Owners`` is which groups owe a task an end: the engine's rules (``engine/ownership.py``), over
-what events say of groups. Groups that were deleted stay here, and are restored as being deleted: a
-daemon that starts on them lets go of what they still held, if there is any, and then of them.
+``Owners`` applies the engine's rules (``engine/ownership.py``) to the events of groups, and returns
+the groups that are owed a task. Deleted groups are restored as being deleted: a daemon that starts
+with them releases their tasks and then finishes the deletion.
 
-The history does not hold half tasks. So a transaction of the backup comes back as it was, or as it
-was decided since; one to which something was added after the backup cannot come back whole, does
-not come back, and is named.
+The history has no half tasks. So a transaction of the backup is restored in its state there, or as
+decided later. A transaction that got tasks after the backup cannot be restored, and is reported.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ from tickwheel.model.records import (
 
 
 def body_of(event: Event) -> bytes | None:
-    """The body in an event; None: the history holds no bodies."""
+    """Return the body in an event, or None if the history has no bodies. Raise ValueError."""
     text = event.get("body")
     if text is None:
         return None
@@ -78,32 +77,32 @@ _OPTIONS = [
     for name in TaskOptions._fields
     if name not in ("order_id", "replayed")
 ]
-"""The options that an event says in a field each, and that field."""
+"""(option of a task, field of an event)."""
 
 
 def options_of(event: Event) -> TaskOptions | None:
-    said: dict[str, Any] = {name: event[field] for name, field in _OPTIONS if field in event}
-    said["retry"] = of_history(event.get("retry"))
+    fields: dict[str, Any] = {name: event[field] for name, field in _OPTIONS if field in event}
+    fields["retry"] = of_history(event.get("retry"))
     if (replay_of := event.get("replay_of")) is not None:
-        said["replayed"] = Replayed(int(replay_of), event["replay_to"], said.pop("key", None))
-    found = TaskOptions(**said)
-    return None if found == TaskOptions() else found
+        fields["replayed"] = Replayed(int(replay_of), event["replay_to"], fields.pop("key", None))
+    options = TaskOptions(**fields)
+    return None if options == TaskOptions() else options
 
 
-def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
-    """The settings in an event; None: nothing was ever set."""
-    if not given:
+def settings_of(recorded: Mapping[str, Any] | None) -> GroupSettings | None:
+    """Return the settings in an event, or None if none is set."""
+    if not recorded:
         return None
-    said = {name: given[name] for name in _SETTINGS if name in given}
-    if (rule := given.get("if_pending")) is not None:
-        said["if_pending"] = checked_rule(rule, "if_pending")
-    if "former" in given:
-        said["former"] = tuple(
+    fields = {name: recorded[name] for name in _SETTINGS if name in recorded}
+    if (rule := recorded.get("if_pending")) is not None:
+        fields["if_pending"] = checked_rule(rule, "if_pending")
+    if "former" in recorded:
+        fields["former"] = tuple(
             FormerFilter(tags, where, int(due_ms), int(order))
-            for tags, where, due_ms, order in given["former"]
+            for tags, where, due_ms, order in recorded["former"]
         )
-    found = _NOTHING_SET.replaced(said | {"retry": of_history(given.get("retry"))})
-    return None if found == _NOTHING_SET else found
+    settings = _NOTHING_SET.replaced(fields | {"retry": of_history(recorded.get("retry"))})
+    return None if settings == _NOTHING_SET else settings
 
 
 _NOTHING_SET: Final = GroupSettings()
@@ -118,9 +117,9 @@ class Owners:
 
     def __init__(self, rows: Iterable[GroupRow]) -> None:
         self._topics: dict[str, dict[str, GroupRow]] = {}
-        """Topic → its groups, the oldest first."""
+        """Topic → its groups, oldest first."""
         self._own: dict[str, GroupRow] = {}
-        """Topic → the row of its own settings."""
+        """Topic → the row of the topic's settings."""
         for row in sorted(rows, key=lambda row: row.since_ms):
             if row.group == TOPIC_ITSELF:
                 self._own[row.topic] = row
@@ -128,7 +127,7 @@ class Owners:
                 self._topics.setdefault(row.topic, {})[row.group] = row
 
     def rows(self) -> list[GroupRow]:
-        """The rows of all groups, and of settings of topics."""
+        """Return the rows of all groups and of topics' settings."""
         groups = [row for rows in self._topics.values() for row in rows.values()]
         return [*self._own.values(), *groups]
 
@@ -136,12 +135,12 @@ class Owners:
         return group in self._topics.get(topic, ())
 
     def is_closed(self, topic: str, group: str) -> bool:
-        """Whether the group is being deleted, or was."""
+        """Return whether the group is deleted or being deleted."""
         row = self._topics.get(topic, {}).get(group)
         return row is not None and is_closed(row)
 
     def owing(self, row: TaskRow, recorded: Iterable[str]) -> list[str]:
-        """The groups that owe the task, or did; ``recorded``: groups with a record of the task."""
+        """Return the groups that are or were owed the task; ``recorded``: groups with a record."""
         groups = self._topics.get(row.topic, {})
         return [group.group for group in owing(groups, row, set(recorded))]
 
@@ -150,7 +149,7 @@ class Owners:
     def created(self, event: Event) -> None:
         topic, name = event["topic"], event["group"]
         if self.knows(topic, name) and not self.is_closed(topic, name):
-            return  # the backup has it already, and what became of it
+            return  # the backup already has the group, with its later changes
         since_ms, since_id = event["since_ms"], int(event["since_id"])
         groups = self._topics.setdefault(topic, {})
         before, before_ms = moved_before(groups.values(), since_ms)
@@ -160,7 +159,7 @@ class Owners:
         self._put(GroupRow(topic, name, since_ms, None, since_id))
 
     def ensure(self, task: TaskRow, name: str) -> None:
-        """Make the group of an event: the event of its making may be lost."""
+        """Create the group of an event, because its ``group_created`` event is missing."""
         since_ms = task.due_ms if self._topics.get(task.topic) else 0
         self._put(GroupRow(task.topic, name, since_ms))
 
@@ -193,22 +192,22 @@ _FIELDS = frozenset(Schedule._fields) - {"name", "topic", "body", "options"}
 
 
 class Schedules:
-    """The state of schedules after events: ``apply`` each; ``rows`` are then to be stored."""
+    """The state of schedules after events: ``apply`` each event, then store ``rows``."""
 
     def __init__(self, rows: Iterable[ScheduleRow]) -> None:
         self._rows = {row.schedule.name: row for row in rows}
         self._without_body: set[str] = set()
 
     def rows(self) -> list[ScheduleRow]:
-        """The schedules that can be restored."""
+        """Return the schedules that can be restored."""
         return [row for name, row in self._rows.items() if name not in self._without_body]
 
     def without_body(self) -> list[str]:
-        """Names of schedules put after the backup, whose bodies the history does not hold."""
+        """Return the names of schedules whose new bodies are not in the history."""
         return sorted(self._without_body)
 
     def apply(self, event: Event) -> bool:
-        """Apply one event. False: it is not one of a schedule."""
+        """Apply one event. Return False if it is not an event of a schedule."""
         kind, name = event["event"], event.get("schedule")
         if name is None:
             return False
@@ -228,17 +227,17 @@ class Schedules:
     def _put(self, name: str, event: Event) -> None:
         settings = dict(event["settings"])
         before, body = self._rows.get(name), body_of(event)
-        known = before is not None and name not in self._without_body
-        if body is None and known and settings.get("same_body"):
+        has_body = before is not None and name not in self._without_body
+        if body is None and has_body and settings.get("same_body"):
             assert before is not None
             body = before.schedule.body
         self._without_body.discard(name)
         if body is None:
             self._without_body.add(name)
-        said = {field: value for field, value in settings.items() if field in _FIELDS}
-        given = {"cron": None, "timezone": "UTC", "every_ms": None, "anchor_ms": 0} | said
+        defaults = {"cron": None, "timezone": "UTC", "every_ms": None, "anchor_ms": 0}
+        fields = {field: value for field, value in settings.items() if field in _FIELDS}
         task = options_of(settings.get("task") or {})
-        schedule = Schedule(name, event["topic"], body or b"", task, **given)
+        schedule = Schedule(name, event["topic"], body or b"", task, **defaults | fields)
         row = ScheduleRow(schedule) if before is None else before._replace(schedule=schedule)
         row = row._replace(paused=bool(settings.get("paused", False)))
         self._rows[name] = _advanced(row, event)
@@ -278,17 +277,17 @@ class Transactions:
                 self._heads[row.id] = row
 
     def rows(self) -> list[TransactionRow | Halves]:
-        """The transactions that come back."""
-        parts = [part for some in self._parts.values() for part in some.values()]
+        """Return the transactions that can be restored."""
+        parts = [part for of_one in self._parts.values() for part in of_one.values()]
         return [*self._heads.values(), *parts]
 
     def lost(self) -> list[str]:
-        """Names of undecided transactions that do not come back."""
+        """Return the names of undecided transactions that cannot be restored."""
         return sorted(self._lost)
 
     def apply(self, event: Event, tasks: Mapping[int, Any]) -> bool:
-        """Apply one event. False: it is not one of a transaction. ``tasks`` get the bodies of their
-        half tasks."""
+        """Apply one event. Return False if it is not an event of a transaction. ``tasks`` get the
+        bodies of their half tasks."""
         kind, name = event["event"], event.get("transaction")
         if name is None:
             return False
@@ -320,7 +319,7 @@ class Transactions:
         )  # fmt: skip
 
     def _fill(self, name: str, first: int, count: int, tasks: Mapping[int, Task]) -> None:
-        """Give new tasks the bodies of their half tasks, which the history does not hold."""
+        """Give new tasks the bodies of the backup's half tasks, which are not in the history."""
         parts = self._parts.get(name, {})
         halves: list[Half] = [half for part in sorted(parts) for half in parts[part].halves]
         if len(halves) != count:
@@ -338,12 +337,13 @@ _OVER = {
     Outcome.EXPIRED: ProgressState.EXPIRED,
     Outcome.CANCELLED: ProgressState.REPLACED,
 }
-"""How a group is done with a task that it has not acked and other groups have; else as DONE."""
-ENDINGS_MAX = 100_000  # so many of the newest ends are remembered, as a store does
+"""Outcome → state of a task that a group has finished without an ack; DONE for other outcomes."""
+ENDINGS_MAX = 100_000
+"""Maximum number of newest outcomes that are kept, as in a store."""
 
 
 class Fold:
-    """The state of tasks after events: ``put`` the tasks that events ``need``, then ``apply``."""
+    """The state of tasks after events: ``put`` the tasks that ``needs`` returns, then ``apply``."""
 
     def __init__(
         self,
@@ -358,14 +358,14 @@ class Fold:
         self.transactions = Transactions(transactions)
         self.tasks: dict[int, Task] = {}
         self.gone: set[int] = set()
-        """Ids of tasks of the backup that have ended since."""
+        """Ids of the backup's tasks that ended after it."""
         self.outcomes: dict[int, Outcome] = {}
         """Id → outcome of the newest ended tasks, oldest first."""
         self.ended = 0
         self.id_mark = self._backup_mark = id_mark
         self.epoch = epoch
         self.unusable = 0
-        """Events that lack what they must have."""
+        """Number of events that lack required fields."""
         self._verbs: dict[str, Callable[[Task, Event], None]] = {
             "replaced": self._replaced,
             "overtaken": self._overtaken,
@@ -389,11 +389,11 @@ class Fold:
         }
 
     def needs(self, events: Collection[Event]) -> list[int]:
-        """The ids of tasks that the backup may hold, and that have to be ``put`` before."""
-        found = {task_id(event) for event in events}
+        """Return the ids of tasks that can be in the backup and must be ``put`` first."""
+        ids = {task_id(event) for event in events}
         return sorted(
             i
-            for i in found
+            for i in ids
             if i is not None
             and i <= self._backup_mark
             and i not in self.tasks
@@ -401,12 +401,12 @@ class Fold:
         )
 
     def put(self, task: Task) -> None:
-        """Take in a task as the backup has it."""
+        """Add a task of the backup."""
         self.tasks[task.row.id] = task
 
     def apply(self, event: Event, *, is_old: bool = False) -> None:
-        """Apply one event. ``is_old``: it had happened when the backup was made. What became of
-        groups and schedules by then the backup knows best, also of those that were deleted."""
+        """Apply one event. ``is_old``: the event precedes the backup, whose groups and schedules
+        then take precedence, even if they were deleted."""
         try:
             self._apply(event, is_old)
         except (KeyError, TypeError, ValueError):
@@ -448,7 +448,7 @@ class Fold:
         self.tasks[named] = Task(row, has_body=body is not None, is_new=True)
 
     def _replaced(self, task: Task, event: Event) -> None:
-        """Replace a task that nobody has had."""
+        """Replace a task that was not delivered."""
         body, options = body_of(event), self._placed(options_of(event), event)
         row = task.row._replace(due_ms=int(event["due_ms"]), body=body or b"", options=options)
         task.row, task.has_body = row, body is not None
@@ -462,23 +462,23 @@ class Fold:
             task.progress.clear()
             return
         for group in self._owing(task):
-            known = task.progress.get(group)
-            attempt, epoch = (known.attempt, known.epoch) if known else (0, 0)
+            progress = task.progress.get(group)
+            attempt, epoch = (progress.attempt, progress.epoch) if progress else (0, 0)
             past = past_of(task, group)
             self._stand(task, group, ProgressState.WAITING, attempt, due_ms, epoch, past)
 
     def _placed(self, options: TaskOptions | None, event: Event) -> TaskOptions | None:
-        """The options with the task's place in its order, if the event gives it one."""
+        """Return the options with the position in the order that the event assigns, if any."""
         if (place := event.get("order_id")) is None:
             return options
         self.id_mark = max(self.id_mark, int(place))
         return (options or TaskOptions())._replace(order_id=int(place))
 
     def _overtaken(self, task: Task, event: Event) -> None:
-        """Note that a newer task takes the place of one whose delivery is under way."""
+        """Record that a newer task replaces one whose delivery is in progress."""
         group, by = event["group"], int(event["details"]["by"])
-        if (known := task.progress.get(group)) is not None:
-            task.progress[group] = known._replace(replaced_by=by)
+        if (progress := task.progress.get(group)) is not None:
+            task.progress[group] = progress._replace(replaced_by=by)
         else:
             self._set(task, event, ProgressState.IN_FLIGHT, NO_PAST._replace(replaced_by=by))
 
@@ -487,12 +487,13 @@ class Fold:
     def _delivered(self, task: Task, event: Event) -> None:
         group = event.get("group")
         if group is None:
-            return  # a broadcast, which owns nothing
+            return  # a broadcast has no group
         task.holders[group] = str(event.get("subscriber", ""))
         past = past_of(task, group, until=(event["time_ms"], ATTEMPT_MAX))
-        known = task.progress.get(group)
-        if known is not None and (known.attempt, known.epoch) == (event["attempt"], event["epoch"]):
-            past = past._replace(replaced_by=known.replaced_by)  # of the backup
+        before = task.progress.get(group)
+        delivery = event["attempt"], event["epoch"]
+        if before is not None and (before.attempt, before.epoch) == delivery:
+            past = past._replace(replaced_by=before.replaced_by)  # from the backup
         self._set(task, event, ProgressState.IN_FLIGHT, past)
 
     def _nacked(self, task: Task, event: Event) -> None:
@@ -501,7 +502,7 @@ class Fold:
 
     def _lease_over(self, task: Task, event: Event) -> None:
         past = self._failed(task, event)
-        if "due_ms" in event:  # its consumer died
+        if "due_ms" in event:  # the consumer died
             self._set(task, event, ProgressState.WAITING, past, event["due_ms"])
         else:
             self._set(task, event, ProgressState.RELEASED, past)
@@ -556,14 +557,14 @@ class Fold:
         self._end_if_last(task, event, Outcome.DELETED)
 
     def _filtered(self, task: Task, event: Event) -> None:
-        """Apply that a group's filter left the task out: it matters only if that ended the task."""
+        """Apply that a group's filter excluded the task, which matters only if the task ended."""
         if event.get("ended"):
             self._end(task, Outcome.FILTERED)
 
-    # --- steps of several --------------------------------------------------------------------
+    # --- shared steps ------------------------------------------------------------------------
 
     def _failed(self, task: Task, event: Event) -> Past:
-        """The past of a delivery, with this failure."""
+        """Return the failures of a task including this one."""
         group, time_ms, attempt = event["group"], event["time_ms"], event["attempt"]
         reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
         who = str(event.get("subscriber") or task.holders.get(group, ""))
@@ -596,21 +597,21 @@ class Fold:
         if group is None:
             self._end(task, outcome)
             return
-        known = task.progress.get(group) or task.dead.get(group)
-        # An ack may be of an earlier delivery.
-        attempt = max(event.get("attempt", 0), known.attempt if known is not None else 0)
+        row = task.progress.get(group) or task.dead.get(group)
+        # An ack can settle an earlier delivery.
+        attempt = max(event.get("attempt", 0), row.attempt if row is not None else 0)
         epoch = event["epoch"] if outcome is Outcome.ACKED else 0
         state = _OVER.get(outcome, ProgressState.DONE)
         self._stand(task, group, state, attempt, 0, epoch)
         self._end_if_last(task, event, outcome)
 
     def _end_if_last(self, task: Task, event: Event, outcome: Outcome) -> None:
-        """End the task if the event says that no other group has it."""
+        """End the task if the event says that no other group is owed it."""
         if event["ended"]:
             self._end(task, outcome)
 
     def _owing(self, task: Task) -> list[str]:
-        """The groups that have not finished the task."""
+        """Return the groups that have not finished the task."""
         recorded = task.progress.keys() | task.dead.keys()
         return [
             group
@@ -637,20 +638,20 @@ class Fold:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """A task that some event has named."""
+    """A task with events."""
 
     row: TaskRow
     progress: dict[str, ProgressRow] = field(default_factory=dict)
-    """Group → how far the task is in it."""
+    """Group → progress of the task in it."""
     dead: dict[str, DeadRow] = field(default_factory=dict)
-    """Group → its dead letter of the task."""
+    """Group → the task's dead letter."""
     has_body: bool = True
     is_new: bool = False
     """Whether the backup lacks the task."""
     holders: dict[str, str] = field(default_factory=dict)
-    """Group → the consumer that had the task last."""
+    """Group → the last consumer of the task."""
     let_go: set[str] = field(default_factory=set)
-    """Groups that had the task and were deleted."""
+    """Deleted groups that have released the task."""
 
 
 def is_done(row: ProgressRow | None) -> bool:
@@ -658,15 +659,17 @@ def is_done(row: ProgressRow | None) -> bool:
 
 
 def past_of(task: Task, group: str, until: tuple[int, int] | None = None) -> Past:
-    """What counts of the deliveries to the group that had failed ``until`` (time, attempt). Of an
-    event from before the backup that is less than what the backup knows. How often it was postponed
-    is not known."""
-    known = task.progress.get(group) or task.dead.get(group)
-    if known is None:
+    """Return the task's failures in the group up to ``until`` (time, attempt). For an event from
+    before the backup, these are fewer than the backup has. The number of postponements is
+    unknown."""
+    row = task.progress.get(group) or task.dead.get(group)
+    if row is None:
         return NO_PAST
-    failures = known.failures
+    failures = row.failures
     if until is not None:
-        failures = tuple(one for one in failures if (one.at_ms, one.attempt) <= until)
-    later = [one.is_death for one in known.failures[len(failures) :]]
-    failed = max(0, known.failed - later.count(False))
-    return Past(failures, failed, deaths=max(0, known.deaths - later.count(True)))
+        failures = tuple(
+            failure for failure in failures if (failure.at_ms, failure.attempt) <= until
+        )
+    later = [failure.is_death for failure in row.failures[len(failures) :]]
+    failed = max(0, row.failed - later.count(False))
+    return Past(failures, failed, deaths=max(0, row.deaths - later.count(True)))

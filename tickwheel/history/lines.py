@@ -1,13 +1,12 @@
-"""Records and lines: what is written of a shard's life, as the spool and as the segments hold it.
+"""The format of the history: records in the spool, and lines in segments.
 
-A record of the spool is ``[kind, time_ms, …]`` with whole columns. It becomes an event, one JSON
-line, for each of its tasks. The tables of kinds, events and fields stand first. ``docs/history.md``
-is their reference for readers; a test compares the two.
+A record is ``[kind, time_ms, …]`` with columns. It becomes one event, a JSON line, for each of its
+tasks. The tables of kinds, events and fields come first. ``docs/history.md`` describes them for
+readers; a test compares the two.
 
-``Renderer`` is the hot part of the writer. It makes lines by hand, a record's columns at a time,
-and formats once what all tasks of a record have in common. Lines are ASCII: every other character
-is escaped, so a line is valid whatever a key or a reason holds. Nothing here reads or writes a
-file.
+``Renderer`` is the hot part of the writer. It formats lines directly, from a record's columns, and
+formats the common fields of a record's tasks once. Lines are ASCII, with all other characters
+escaped, so any key or reason gives a valid line. This module uses no files.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SCHEMA_VERSION = 1
 
 
 class EventKind(IntEnum):
-    """The kind of a record: its first element. The docstring of each kind has the others."""
+    """The kind of a record, which is its first element. Each docstring has the other elements."""
 
     ENQUEUED = 1
     """time_ms, producer, ids, dues, topics (one | each), options {index: …}, bodies | nil"""
@@ -101,21 +100,23 @@ EVENTS = (
     *TRANSACTION_EVENTS.values(),
 )  # fmt: skip
 NAMES = {"properties": "props", "trace": "traceparent"}
-"""Options of a task that have another name in a line."""
+"""Option of a task → its different name in a line."""
 TASK_OPTIONS = (
     "key", "tag", "props", "priority", "ttl_ms", "retry", "order_id", "within_ms", "asked_ms",
     "order_key", "replayed", "traceparent", "encoding", "shard_by",
 )  # fmt: skip
-"""Names of an enqueued task's options, which come as an array: those of ``TaskOptions``."""
+"""Names of a task's options in the order of ``TaskOptions``, as in records."""
 _APART = ("order_id", "replayed")
-"""Options that have fields of their own in a line."""
+"""Options that are written separately."""
 _MAPS = ("props", "retry")
-_WRITTEN = sorted((one for one in TASK_OPTIONS if one not in _APART), key=lambda one: one in _MAPS)
-"""Options in the order of a line: maps are the last."""
+_WRITTEN = sorted(
+    (name for name in TASK_OPTIONS if name not in _APART), key=lambda name: name in _MAPS
+)
+"""Options in the order of a line, maps last."""
 FIELDS = (
     "v", "time_ms", "event", "task_id", "topic", "group", "key", "tag", "due_ms", "attempt",
     "lateness_ms", "cause", "ack_ms", "ended", "subscriber", "producer", "reason", "trace", "body",
-    *(one for one in _WRITTEN if one not in ("key", "tag")), "replay_of",
+    *(name for name in _WRITTEN if name not in ("key", "tag")), "replay_of",
     "replay_to", "since_ms", "since_id", "order_id", "settings", "clean", "details", "count",
     "schedule", "planned_ms", "next_ms", "runs", "queued_ms", "transaction", "node", "shard",
     "epoch", "seq", "synthetic",
@@ -123,9 +124,9 @@ FIELDS = (
 
 
 def policy_map(value: object) -> dict[str, Any]:
-    """A retry policy of a record as a map of the wire. Raises TypeError for anything else."""
+    """Return a retry policy as a map of the protocol. Raise TypeError for any other value."""
     if not isinstance(value, RetryPolicy):
-        raise TypeError(f"a {type(value).__name__} is nothing that a record holds")
+        raise TypeError(f"a record cannot contain a {type(value).__name__}")
     return value.to_map()
 
 
@@ -133,24 +134,24 @@ def policy_map(value: object) -> dict[str, Any]:
 
 
 MALFORMED = (TypeError, ValueError, IndexError, KeyError, AttributeError)
-"""The errors that ``render`` raises for a malformed record."""
+"""Errors that ``render`` raises for a malformed record."""
 _ENDED = {None: "", True: ',"ended":true', False: ',"ended":false'}
 
 
 class Renderer:
-    """Makes the lines of one epoch of one shard, as one node writes them."""
+    """Renders the lines of one epoch of a shard on one node."""
 
     def __init__(self, node: str, shard: int, epoch: int) -> None:
         self._end = f',"node":{quote(node)},"shard":{shard},"epoch":{epoch},"seq":'
         self._kinds: dict[int, Callable[[list[Any], int], Iterable[str]]] = {
             kind: getattr(self, f"_{kind.name.lower()}") for kind in EventKind
         }
-        """What makes lines of each kind of record: the method of its name."""
+        """Kind of a record → the method with its name, which renders it."""
 
     def render(self, record: list[Any], seq: int) -> list[str]:
-        """A line for each event of ``record``, numbered from ``seq`` on.
+        """Return a line for each event of ``record``, numbered from ``seq`` on.
 
-        Raises one of MALFORMED.
+        Raise one of MALFORMED.
         """
         if type(record[1]) is not int:
             raise TypeError("the time is not a whole number")
@@ -290,7 +291,7 @@ class Renderer:
         self, what: tuple[int, str, str, str | None], subscriber: str | None,
         columns: tuple[Sequence[int], Any, Any], seq: int, dues: Sequence[int] | None = None,
     ) -> Iterable[str]:  # fmt: skip
-        """The lines of deliveries that are over: ids, attempts, reasons, and new due times."""
+        """Return the lines of ended deliveries: ids, attempts, reasons, and new due times."""
         ids, attempts, reasons = columns
         tries = [f',"attempt":{attempt:d}' for attempt in _column(attempts, len(ids))]
         whys = [_why(reason) if reason else "" for reason in _column(reasons, len(ids))]
@@ -373,7 +374,7 @@ class Renderer:
     # --- lines ---------------------------------------------------------------------------------
 
     def _one(self, time_ms: int, event: str, said: Mapping[str, Any], seq: int) -> list[str]:
-        """The line of an event that is rare, with those of its fields that are not None."""
+        """Return the line of a rare event, with its fields that are not None."""
         fields = (
             f',"{name}":{to_json(value)}' for name, value in said.items() if value is not None
         )
@@ -383,7 +384,7 @@ class Renderer:
         self, what: tuple[int, str, str, str | None], ids: Sequence[int], seq: int,
         *columns: Sequence[str], end: str = "",
     ) -> list[str]:  # fmt: skip
-        """A line for each task, with its text of each column, and what all have at the end."""
+        """Return a line for each task, with its text from each column and the common ``end``."""
         start, middle = self._task(*what)
         end += self._end
         texts = map("".join, zip(*columns, strict=True)) if columns else [""] * len(ids)
@@ -393,12 +394,12 @@ class Renderer:
         ]
 
     def _task(self, time_ms: int, event: str, topic: str, group: str | None) -> tuple[str, str]:
-        """The text before a task's id in a line, and the text behind it."""
+        """Return the text before and after a task's id in a line."""
         return f'{_start(time_ms, event)},"task_id":"', f'"{_names(topic, group)}'
 
 
 def to_json(value: Any) -> str:
-    """Compact JSON. What JSON has no word for (a NaN) becomes text."""
+    """Return compact JSON, with values that JSON cannot represent (NaN) as text."""
     try:
         return dumps(value, separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -430,17 +431,17 @@ def _whens(dues: Sequence[int]) -> list[str]:
 
 
 def _column(value: Any, count: int) -> list[Any]:
-    """A column with a value for each task: one value may stand for all."""
+    """Return a column with a value for each task; a single value applies to all."""
     return value if type(value) is list else [value] * count
 
 
 def _progress(name: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that say how far a schedule has come."""
+    """Return the fields with the progress of a schedule."""
     return {"schedule": name} | {of: state.get(of) for of in ("next_ms", "runs", "queued_ms")}
 
 
 def options_map(options: Sequence[Any]) -> dict[str, Any]:
-    """The options that are set, by name."""
+    """Return the options that have values, by name."""
     named = dict(zip(TASK_OPTIONS, options, strict=False))
     return {
         n: value for n, value in named.items() if value is not None and (value or n != "priority")
@@ -448,7 +449,7 @@ def options_map(options: Sequence[Any]) -> dict[str, Any]:
 
 
 def _options(values: Sequence[Any]) -> str:
-    """The fields of an enqueued task that most tasks lack."""
+    """Return the optional fields of an enqueued task."""
     options = dict(zip(TASK_OPTIONS, values, strict=False))
     text = ""
     replayed = options.get("replayed")
@@ -468,13 +469,13 @@ def _number(value: int) -> str:
 
 
 _KINDS: dict[Any, Callable[[Any], str]] = {str: quote, int: _number}
-_OF_NAMES = {NAMES.get(one.name, one.name): one.kind.json for one, _ in kept_options()}
+_OF_NAMES = {NAMES.get(option.name, option.name): option.kind.json for option, _ in kept_options()}
 _WRITERS = [(name, _KINDS.get(_OF_NAMES.get(name, int), to_json)) for name in _WRITTEN]
-"""What writes each option; one that the daemon has added is a number."""
+"""(option, function that writes it); options that the daemon adds are numbers."""
 
 
 def _why(reason: str) -> str:
-    """The fields of a failure: its reason, and its trace from behind the first line."""
+    """Return the fields of a failure: the first line is its reason, the rest its trace."""
     summary, _, trace = reason.partition("\n")
     text = f',"reason":{quote(summary)}'
     return f'{text},"trace":{quote(trace)}' if trace else text

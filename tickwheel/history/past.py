@@ -1,25 +1,24 @@
-"""What a group may be given again: tasks of a topic that came due since a moment, with what each
-carried, found out from a history up to a mark in it, and put into a file by their due times.
+"""The plan of a reset: the tasks of a topic that a group gets again, from a time span, with their
+bodies and options. It is computed from the history up to the reset, into a file ordered by due
+time.
 
-Runs as a process of its own (``python -m tickwheel.history.past``): a history is long. It reads it
-in the order of its writing, keeps states in the file and little in memory, and asks of each task
-how it stood when the group was reset (the event ``group_reset`` of that very reset; without one: at
-the end of the history). Nothing else than the history decides that, so the same is found after a
-crash, however much happened since.
+It runs as a separate process (``python -m tickwheel.history.past``), because a history is long. The
+process reads the history in the order of its writing, keeps states in the file, and determines the
+state of each task when the group was reset (at the ``group_reset`` event of that reset; without one
+at the end of the history). Only the history decides, so the result is the same after a crash.
 
-| a task that came due in the time | is |
+| a task that came due in the span | result |
 |---|---|
-| the group had finished it, or it had ended for all | given again |
-| the group began behind it, and was not owed it | given, unless nobody else was |
-| the group still has it: ready, in flight, waiting, a dead letter | not given: it is owed already |
-| cancelled, withdrawn with its topic, or expired in this group | not given |
-| itself given again by a reset | not given: what it stands for is |
+| the group had finished it, or it had ended for all groups | given again |
+| the group began after it and was not owed it | given, unless no other group was owed it |
+| the group still has it: ready, in flight, waiting, a dead letter | not given: it is still owed |
+| cancelled, deleted with its topic, or expired in this group | not given |
+| is itself a replay of an earlier reset | not given: the original task is |
 
-What the group's filter does not want is left out. ``Plan`` is the file; the daemon adds to it what
-only its store still knows. What the history does not have may be missing in it, and nobody can say
-what that is: the plan counts the *gaps* of the time (events that were dropped; a history that
-begins later, because its beginning was removed or it was not kept; an epoch without any event,
-whose history lies on another machine).
+Tasks that the group's filter excludes are left out. ``Plan`` is the file, to which the daemon adds
+tasks that are only in its store. Tasks can be missing because the history lacks them; the plan
+counts the *gaps* in the span: dropped events, a history that begins later, and epochs without
+events, whose history is on another machine.
 """
 
 from __future__ import annotations
@@ -48,49 +47,49 @@ from tickwheel.persistence.codec import decode_extras, encode_extras
 FIRST_EPOCH = 1
 """The first epoch of a store."""
 CACHED_MAX = 50_000
-"""Tasks whose states are in memory while the history is read."""
+"""Maximum tasks whose states are in memory while the history is read."""
 CONTENTS_MAX = 1_000
 CONTENTS_BYTES_MAX = 8 << 20
-"""Bytes of bodies and options that are written at a time."""
+"""Bytes of bodies and options that are written at once."""
 PAGE_BYTES = 4_096
 GAPS_MAX = 1_000_000
-"""Gaps that are counted, at most."""
+"""Maximum number of gaps that are counted."""
 NICENESS = 10
 
 
 class Stand(IntFlag):
-    """Bits of what is known of a task."""
+    """Bits of the state of a task."""
 
     GONE = 1
-    """The task was cancelled, withdrawn, expired in the group, or is itself a replay."""
+    """The task was cancelled, deleted, expired in the group, or is itself a replay."""
     DONE = 2
     """The group had finished the task."""
     ENDED = 4
     """The task had ended for all groups."""
     TOUCHED = 8
-    """A consumer had the task: another due time is that of a retry."""
+    """The task was delivered, so a later due time is that of a retry."""
     CARRIED = 16
     """The file has the task's body and options."""
     STORED = 32
     """The store has the task."""
     BEFORE = 64
-    """The group begins behind the task: whether it owns it, the rules of owning say."""
+    """The group begins after the task; the rules of ownership decide whether it is owed it."""
     GIVEN = 128
-    """The task is to be given again, as far as is known."""
+    """The task will be given again, as far as is known."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The topic, group and time of a reset, for which a plan is made."""
+    """The topic, group and time span of a reset."""
 
     topic: str
     group: str
     from_ms: int
-    """Tasks due at this time or later,"""
+    """The first due time of the span."""
     until_ms: int
-    """and by this time."""
+    """The last due time of the span."""
     mark: str | None = None
-    """The bulk operation that the event of the reset names; None: use the whole history."""
+    """The bulk operation in the event of the reset; None: use the whole history."""
     since_ms: int = 0
     since_id: int = 0
     """The id at which the group begins."""
@@ -110,29 +109,30 @@ class Kept(NamedTuple):
     stand: Stand
     options: TaskOptions | None
     body: bytes | None
-    """The body; None: only the store can have it."""
+    """None: only the store can have the body."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """How many tasks a reset would give to the group again, and how many it cannot."""
+    """Counts of a plan."""
 
     tasks: int = 0
+    """Number of tasks that the group would get again."""
     first_ms: int | None = None
     last_ms: int | None = None
-    """The due times of the first and of the last task."""
+    """Due times of the first and the last of these tasks."""
     lost: int = 0
-    """Further tasks of which nobody has the bodies any more."""
+    """Number of other tasks, whose bodies no longer exist."""
     incomplete: int = 0
-    """Gaps of the history in the time: tasks may be left out without being counted."""
+    """Number of gaps of the history in the span, in which tasks can be missing."""
 
 
 class Plan:
     """The file of a plan, used by one thread at a time."""
 
     def __init__(self, path: str = "", bytes_max: int = 1 << 40) -> None:
-        """Without a path the file goes with this object. Growing beyond ``bytes_max`` raises
-        sqlite3.Error."""
+        """Without a path the file is temporary. All methods raise sqlite3.Error if the file would
+        exceed ``bytes_max``."""
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         pages = f"max_page_count={max(1, bytes_max // PAGE_BYTES)}"
         sizes = f"page_size={PAGE_BYTES}", pages, "cache_size=-16000"
@@ -156,27 +156,27 @@ class Plan:
     # --- making it -----------------------------------------------------------------------------
 
     def known(self, ids: Iterable[int]) -> dict[int, tuple[int, int, int]]:
-        """Id → (due time, stand, place), of the tasks that are in the plan."""
-        found = {}
-        for one in ids:
-            row = self._db.execute("SELECT due_ms, stand, place FROM task WHERE id = ?", (one,))
+        """Return id → (due time, state, position) of the tasks in the plan."""
+        states = {}
+        for id_ in ids:
+            row = self._db.execute("SELECT due_ms, stand, place FROM task WHERE id = ?", (id_,))
             if (values := row.fetchone()) is not None:
-                found[one] = values
-        return found
+                states[id_] = values
+        return states
 
     def write(
         self,
         states: Iterable[tuple[int, int, int, int]],
         carried: Iterable[tuple[int, bytes | None, bytes]] = (),
     ) -> None:
-        """Write (id, due time, stand, place) of tasks, and (id, options, body) of some."""
+        """Write (id, due time, state, position) of tasks, and (id, options, body) of some."""
         self._db.execute("BEGIN")
         self._db.executemany("INSERT OR REPLACE INTO task VALUES (?, ?, ?, ?)", states)
         self._db.executemany("INSERT OR REPLACE INTO carried VALUES (?, ?, ?)", carried)
         self._db.execute("COMMIT")
 
     def choose(self, wanted: Wanted) -> None:
-        """Decide of every task whether it is to be given; those that are not need no body."""
+        """Decide for every task whether it is given again, and delete the other tasks' bodies."""
         done = Stand.DONE | Stand.ENDED
         before = "due_ms < :since_ms AND place <= :since_id"
         self._db.execute(
@@ -193,7 +193,7 @@ class Plan:
         )
 
     def lacking(self) -> set[int]:
-        """The ids of tasks to be given whose body and options the file lacks."""
+        """Return the ids of tasks to give whose body and options are missing in the file."""
         rows = self._db.execute(
             f"SELECT id FROM task WHERE stand & {int(Stand.GIVEN | Stand.CARRIED)}"
             f" = {int(Stand.GIVEN)}"
@@ -201,15 +201,15 @@ class Plan:
         return {row[0] for row in rows}
 
     def left_out(self, ids: Iterable[int]) -> None:
-        """Leave tasks out that the group's filter does not want."""
+        """Exclude these tasks because of the group's filter."""
         self._db.executemany(
             f"UPDATE task SET stand = stand & ~{int(Stand.GIVEN)} WHERE id = ?",
-            [(one,) for one in ids],
+            [(id_,) for id_ in ids],
         )
 
     def meet(self, wanted: Wanted, stored: Iterable[tuple[TaskRow, bool]]) -> None:
-        """Take in the stored tasks of the topic, each with whether the rules let it be given again.
-        For a task that the history knows, that counts only if the group begins behind it."""
+        """Add stored tasks of the topic, each with whether the rules permit giving it again. For a
+        task in the history, this matters only if the group begins after it."""
         judge = known_filter(wanted.tags, wanted.where)
         rows = [(row, may) for row, may in stored if wanted.covers(row.due_ms)]
         known = self.known(row.id for row, _ in rows)
@@ -227,11 +227,11 @@ class Plan:
         self.write(states)
 
     def has_gaps(self, count: int) -> None:
-        """Note how many gaps the history has."""
+        """Save the number of gaps of the history."""
         self._db.execute(f"PRAGMA user_version={min(count, GAPS_MAX)}")
 
     def finish(self) -> None:
-        """Prepare the plan for being read in order: nothing more comes."""
+        """Finish the plan, and prepare it for reads in order."""
         self._db.execute(
             "CREATE INDEX IF NOT EXISTS in_order ON task (due_ms, id)"
             f" WHERE stand & {int(Stand.GIVEN)} != 0"
@@ -240,7 +240,7 @@ class Plan:
     # --- reading it ----------------------------------------------------------------------------
 
     def read(self, after: tuple[int, int], limit: int, bytes_max: int) -> list[Kept]:
-        """The next tasks to be given behind (due time, id); at least one, if there is one."""
+        """Return the next tasks to give after (due time, id), at least one if there is any."""
         given, carried = int(Stand.GIVEN), int(Stand.CARRIED)
         rows = self._db.execute(
             "SELECT t.id, t.due_ms, t.stand, c.options, c.body FROM task t LEFT JOIN carried c"
@@ -248,16 +248,16 @@ class Plan:
             " AND (t.due_ms, t.id) > (?, ?) ORDER BY t.due_ms, t.id LIMIT ?",
             (*after, limit),
         )
-        found: list[Kept] = []
-        for one, due_ms, stand, options, body in rows:
+        page: list[Kept] = []
+        for id_, due_ms, stand, options, body in rows:
             bytes_max -= len(body or b"") + len(options or b"")
-            if found and bytes_max < 0:
+            if page and bytes_max < 0:
                 break
-            found.append(Kept(one, due_ms, Stand(stand), decode_extras(options), body))
-        return found
+            page.append(Kept(id_, due_ms, Stand(stand), decode_extras(options), body))
+        return page
 
     def count(self) -> Count:
-        """Count the tasks that the plan would give again now, and those whose bodies are lost."""
+        """Count the tasks that the plan gives again, and those whose bodies are lost."""
         given, has = int(Stand.GIVEN), int(Stand.CARRIED | Stand.STORED)
         query = f"FROM task WHERE stand & {given} != 0 AND stand & {has}"
         tasks, first_ms, last_ms = self._db.execute(
@@ -272,23 +272,22 @@ class Plan:
 
 
 class _Fold:
-    """Puts what events say into a plan."""
+    """Applies events to a plan."""
 
     def __init__(self, plan: Plan, wanted: Wanted) -> None:
         self._plan = plan
         self._wanted = wanted
         self._cached: dict[int, list[int]] = {}
-        """Id → [due time, stand, place], which the plan may not have yet."""
+        """Id → [due time, state, position], not yet written to the plan."""
         self._highest = -1
-        """No id above this one is in the plan."""
+        """The highest id in the plan."""
         self._carried: dict[int, tuple[bytes | None, bytes]] = {}
         self._bytes = 0
         self.has_bodies = False
-        """Whether some event had a body: otherwise it is in vain to look for more."""
+        """Whether any event had a body; otherwise a second pass is useless."""
 
     def apply(self, event: Event) -> None:
-        """Apply an event. Raises KeyError, TypeError or ValueError if it lacks what it must
-        have."""
+        """Apply an event. Raise KeyError, TypeError or ValueError if it lacks required fields."""
         one, kind = task_id(event), event["event"]
         if one is None or kind.startswith(("occurrence", "transaction")):
             return
@@ -299,7 +298,7 @@ class _Fold:
         if state is None:
             if kind != "delivered":
                 return
-            # How it was enqueued is not known any more.
+            # Its enqueue is missing in the history.
             state = self._put(one, int(event["due_ms"]), Stand(0), one)
         if kind == "rescheduled":
             if not state[1] & Stand.TOUCHED:
@@ -323,7 +322,7 @@ class _Fold:
         return found
 
     def _takes(self, event: Event) -> int:
-        """The bits that the event takes away: a requeued dead letter is the group's again."""
+        """Return the bits that the event clears: a group is owed a requeued dead letter again."""
         is_ours = event.get("group") == self._wanted.group
         return Stand.DONE if is_ours and event["event"] == "requeued" else 0
 
@@ -352,7 +351,7 @@ class _Fold:
             self.flush()
 
     def carry_again(self, event: Event) -> None:
-        """Take the body of a task whose due time came into the time, in a second pass."""
+        """Add, in a second pass, the body of a task whose due time was moved into the span."""
         one = task_id(event)
         state = None if one is None else self._state(one)
         if one is not None and state is not None:
@@ -372,12 +371,12 @@ class _Fold:
         return state
 
     def forget(self) -> None:
-        """Write all to the plan, which counts from now on."""
+        """Write all states to the plan and empty the cache."""
         self.flush()
         self._cached = {}
 
     def flush(self) -> None:
-        """Write all that is in memory to the plan."""
+        """Write all states and bodies in memory to the plan."""
         states = [(one, due, stand, at) for one, (due, stand, at) in self._cached.items()]
         self._plan.write(states, [(one, *both) for one, both in self._carried.items()])
         self._highest = max(self._highest, max(self._cached, default=-1))
@@ -388,8 +387,8 @@ def fill(
     plan: Plan, events: Callable[[], Iterator[Event]], wanted: Wanted,
     begins_ms: int | None = None, missing_epochs: int = 0,
 ) -> None:  # fmt: skip
-    """Fill an empty plan with all that the history says; it may be read twice. ``begins_ms``: see
-    ``beginning``; ``missing_epochs``: see there."""
+    """Fill an empty plan from the history, which can be read twice. ``begins_ms``: see
+    ``beginning``; ``missing_epochs``: the result of that function."""
     fold = _Fold(plan, wanted)
     gaps = int(begins_ms is not None and 0 < wanted.from_ms < begins_ms) + missing_epochs
     for event in _until_mark(events(), wanted):
@@ -399,7 +398,7 @@ def fill(
         try:
             fold.apply(event)
         except (KeyError, TypeError, ValueError):
-            continue  # as a restore does: it says nothing that can be used
+            continue  # the event is unusable, as in a restore
     fold.forget()
     plan.has_gaps(gaps)
     plan.choose(wanted)
@@ -414,17 +413,17 @@ def fill(
 
 
 def events_of(folder: Path, shard: int, topic: str) -> Iterator[Event]:
-    """The events of a topic, and maybe others, in the order in which they were written."""
+    """Yield the events of a topic, and some others, in the order of their writing."""
     return Replay([folder], shard, needles=[*spellings(topic), b'"dropped"']).events()
 
 
 def beginning(folder: Path, shard: int) -> int | None:
-    """When the history begins; None: it begins with the first event of its store."""
-    found = find(folder, shard=shard)
-    epoch = min((segment.name.epoch for segment in found), default=FIRST_EPOCH)
+    """Return the time at which the history begins, or None if it has its store's first event."""
+    files = find(folder, shard=shard)
+    epoch = min((segment.name.epoch for segment in files), default=FIRST_EPOCH)
     oldest = [
         (event["seq"], event["time_ms"])
-        for segment in found
+        for segment in files
         if segment.name.epoch == epoch
         for event in islice(segment_events(segment.path, Tally()), 1)
         if type(event.get("seq")) is int
@@ -435,10 +434,10 @@ def beginning(folder: Path, shard: int) -> int | None:
 
 
 def missing_epochs(folder: Path, shard: int, wanted: Wanted) -> int:
-    """How many epochs between others the history has nothing of, that may have been in the time:
-    their daemons wrote elsewhere, or failed to start."""
+    """Return the number of epochs without events, between others, that can be in the span: their
+    daemons wrote elsewhere or failed to start."""
     hours_ms: dict[int, int] = {}
-    """Epoch → the hour in which the history has it first."""
+    """Epoch → its first hour in the history."""
     for epoch, hour_ms in epochs(folder, shard):
         hours_ms.setdefault(epoch, hour_of(wanted.until_ms) if hour_ms is None else hour_ms)
     return sum(
@@ -459,16 +458,16 @@ def _until_mark(events: Iterator[Event], wanted: Wanted) -> Iterator[Event]:
 
 
 def _judge(plan: Plan, wanted: Wanted) -> None:
-    """Leave out the tasks that the group's filter does not want."""
+    """Exclude the tasks that the group's filter excludes."""
     judge = known_filter(wanted.tags, wanted.where)
     if judge.is_open:
         return
     after = (-1, -1)
-    while some := plan.read(after, CONTENTS_MAX, CONTENTS_BYTES_MAX):
-        after = some[-1].due_ms, some[-1].id
+    while page := plan.read(after, CONTENTS_MAX, CONTENTS_BYTES_MAX):
+        after = page[-1].due_ms, page[-1].id
         plan.left_out(
             kept.id
-            for kept in some
+            for kept in page
             if kept.body is not None
             and not judge.passes(TaskRow(kept.id, kept.due_ms, wanted.topic, b"", kept.options))
         )
@@ -478,22 +477,22 @@ def _judge(plan: Plan, wanted: Wanted) -> None:
 
 
 def command() -> list[str]:
-    """The command that makes a plan: it reads a ``request`` from its standard input, and says on
-    its standard output when the plan is there."""
+    """Return the command that makes a plan: it reads a ``request`` from its standard input, and
+    writes a line to its standard output when the plan is finished."""
     return [sys.executable, "-m", "tickwheel.history.past"]
 
 
 def request(path: str, folder: str, shard: int, bytes_max: int, wanted: Wanted) -> bytes:
-    what = {"path": path, "folder": folder, "shard": shard, "bytes_max": bytes_max}
-    return dumps(what | asdict(wanted)).encode()
+    fields = {"path": path, "folder": folder, "shard": shard, "bytes_max": bytes_max}
+    return dumps(fields | asdict(wanted)).encode()
 
 
 def main() -> int:
-    given: dict[str, Any] = json.loads(sys.stdin.buffer.read())
-    path, folder, shard = given.pop("path"), given.pop("folder"), given.pop("shard")
+    fields: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    path, folder, shard = fields.pop("path"), fields.pop("folder"), fields.pop("shard")
     os.nice(NICENESS)
-    with Plan(path, given.pop("bytes_max")) as plan:
-        wanted = Wanted(**given)
+    with Plan(path, fields.pop("bytes_max")) as plan:
+        wanted = Wanted(**fields)
         begins_ms = beginning(Path(folder), shard)
         missing = missing_epochs(Path(folder), shard, wanted)
         fill(plan, lambda: events_of(Path(folder), shard, wanted.topic), wanted, begins_ms, missing)

@@ -1,16 +1,16 @@
-"""Questions to the history: by id, key, topic, group, event and time; newest or oldest first. Last,
-all events of one shard in the order in which they were written: by epoch, then by number.
+"""Searches of the history by id, key, topic, group, event and time, newest or oldest first; and a
+replay of all events of a shard in the order of their writing, by epoch and number.
 
-In bounded memory: one hour is looked at at a time, its segments side by side. Most lines are
-passed over by their bytes alone and never parsed. A key stands in ``enqueued`` events only, so a
-search by key first looks for the ids that have it.
+Memory is bounded: a search reads one hour at a time, merging its segments. Most lines are skipped
+by their bytes without being parsed. Only ``enqueued`` events have the key, so a search by key first
+finds the ids of its tasks.
 
-A daemon asks two things: the story of one task, and tasks by key, topic and time, finished ones
-too. The answers are bounded in events or tasks, in bytes and in time. To look through an hour of
-history is work for a processor, and a thread of the daemon would take that from the event loop. So
-``python -m tickwheel.history.read`` does it: it reads a question a line from its standard input and
-writes an answer a line to its standard output, one at a time, at a low priority, and ends when its
-standard input does: with the daemon, however that ends.
+A daemon has two kinds of questions: the story of a task, and tasks by key, topic and time,
+including finished ones. Answers are bounded in events or tasks, in bytes and in time. A search
+needs much processor time, which a thread would take from the daemon's event loop. So ``python -m
+tickwheel.history.read`` runs as a process with a low priority. It reads one question from each line
+of standard input, writes one answer to each line of standard output, and ends at the end of
+standard input, and thus with the daemon.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tickwheel.history.spool import SpoolName
 from tickwheel.history.writer import LATE_MS, Place, Position, load_position
 
 KEY_IDS_MAX = 100_000
-"""Tasks that one key may have; more need a narrower question."""
+"""Maximum tasks of one key; a key with more needs a narrower search."""
 NEWEST_MAX = 1_000_000
 ENQUEUED = frozenset(("enqueued",))
 _TASK_ID = re.compile(rb'"task_id"\s*:\s*"(\d+)"')
@@ -51,7 +51,8 @@ _TASK_ID = re.compile(rb'"task_id"\s*:\s*"(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What events must have; None: anything. Times are from ``since_ms`` to before ``until_ms``."""
+    """The values that events must have; None: any. ``since_ms`` is inclusive, ``until_ms``
+    exclusive."""
 
     ids: AbstractSet[int] | None = None
     key: str | None = None
@@ -64,7 +65,7 @@ class Query:
     until_ms: int | None = None
 
     def wants(self, event: Event) -> bool:
-        """Whether the event is wanted; its key is not looked at: see ``by_ids``."""
+        """Return whether the event matches, without checking its key; see ``by_ids``."""
         at_ms = event["time_ms"]
         return (
             (self.since_ms is None or at_ms >= self.since_ms)
@@ -80,8 +81,9 @@ class Query:
                 yield name, value
 
     def sieve(self) -> Callable[[bytes], bool]:
-        """Whether a line can be wanted, by its bytes. Passes too much rather than too little."""
-        # Of all events only these have the key.
+        """Return a function that tells from a line's bytes whether its event can match. It returns
+        True for all matches and some other lines."""
+        # Only ``enqueued`` events have the key.
         names = [value for _, value in self._named()]
         names += [self.key] if self.events == ENQUEUED and self.key is not None else []
         needles = [spellings(name) for name in names]
@@ -91,60 +93,60 @@ class Query:
 
         def may(line: bytes) -> bool:
             if ids is not None:
-                found = _TASK_ID.search(line)
-                if found is None or found[1] not in ids:
+                match = _TASK_ID.search(line)
+                if match is None or match[1] not in ids:
                     return False
-            return all(any(needle in line for needle in some) for some in needles)
+            return all(any(needle in line for needle in spelled) for spelled in needles)
 
         return may
 
 
 def task_id(event: Event) -> int | None:
-    """The id of the event's task; None: the event is not one of a task."""
+    """Return the id of the event's task, or None for an event without a task."""
     text = event.get("task_id")
     return int(text) if isinstance(text, str) and text.isdecimal() else None
 
 
 def search(history_dir: Path, query: Query, tally: Tally) -> Iterator[Event]:
-    """All wanted events, oldest first. Raises LimitExceeded for a key that too many have."""
+    """Yield all matching events, oldest first. Raise LimitExceeded for a key of too many tasks."""
     query = by_ids(history_dir, query, tally)
     for _, hour in hours(history_dir, query):
         yield from merged(hour, query, tally)
 
 
 def newest(history_dir: Path, query: Query, limit: int, tally: Tally) -> Iterator[Event]:
-    """The newest ``limit`` wanted events, newest first. Raises LimitExceeded."""
+    """Yield the newest ``limit`` matching events, newest first. Raise LimitExceeded."""
     if limit > NEWEST_MAX:
-        raise LimitExceeded(f"the newest {limit} events; the limit is {NEWEST_MAX}")
+        raise LimitExceeded(f"limit must be at most {NEWEST_MAX} events, not {limit}")
     query = by_ids(history_dir, query, tally)
     left = limit
     for _, hour in reversed(hours(history_dir, query)):
         if left <= 0:
             return
-        found = deque(merged(hour, query, tally), maxlen=left)
-        left -= len(found)
-        yield from reversed(found)
+        events = deque(merged(hour, query, tally), maxlen=left)
+        left -= len(events)
+        yield from reversed(events)
 
 
 def by_ids(history_dir: Path, query: Query, tally: Tally) -> Query:
-    """The question with the ids of the key's tasks, in place of the key."""
+    """Return the query with the ids of the key's tasks instead of the key."""
     if query.key is None:
         return query
     enqueued = Query(query.ids, query.key, query.topic, events=ENQUEUED, until_ms=query.until_ms)
-    found: set[int] = set()
-    for one in _with_key(segments.find(history_dir, until_ms=query.until_ms), enqueued, tally):
-        found.add(one)
-        if len(found) > KEY_IDS_MAX:
+    ids: set[int] = set()
+    for id_ in _with_key(segments.find(history_dir, until_ms=query.until_ms), enqueued, tally):
+        ids.add(id_)
+        if len(ids) > KEY_IDS_MAX:
             raise LimitExceeded(
                 f"more than {KEY_IDS_MAX} tasks have the key {query.key!r:.60};"
                 " name a topic, or an earlier end of the time"
             )
-    return replace(query, key=None, ids=frozenset(found))
+    return replace(query, key=None, ids=frozenset(ids))
 
 
 def newest_id(history_dir: Path, query: Query, tally: Tally) -> int | None:
-    """The newest task that was enqueued with ``query.key``, in its topic and time. The newest
-    hours are looked at first, and no more than needed."""
+    """Return the id of the newest matching task that was enqueued with ``query.key``, or None.
+    Reads hours from the newest, and stops at the first match."""
     enqueued = replace(query, events=ENQUEUED)
     for _, hour in reversed(hours(history_dir, query)):
         newest_of_hour = max(_with_key(hour, enqueued, tally), default=None)
@@ -153,51 +155,51 @@ def newest_id(history_dir: Path, query: Query, tally: Tally) -> int | None:
     return None
 
 
-def _with_key(found: Iterable[Segment], enqueued: Query, tally: Tally) -> Iterator[int]:
-    """The ids of tasks that were enqueued with the key of the question."""
+def _with_key(files: Iterable[Segment], enqueued: Query, tally: Tally) -> Iterator[int]:
+    """Yield the ids of tasks that were enqueued with the key of the query."""
     assert enqueued.key is not None
     needles = spellings(enqueued.key)
-    for segment in found:
+    for segment in files:
         for event in segments.events(segment.path, tally, needles):
-            one = task_id(event)
-            if event.get("key") == enqueued.key and enqueued.wants(event) and one is not None:
-                yield one
+            id_ = task_id(event)
+            if event.get("key") == enqueued.key and enqueued.wants(event) and id_ is not None:
+                yield id_
 
 
 def flow(history_dir: Path, wanted: int, since_ms: int, tally: Tally) -> list[Event]:
-    """The events of one task in their order. ``since_ms``: when it was enqueued, as its id says."""
+    """Return the events of one task in order. ``since_ms``: the time of its enqueue in its id."""
     return sorted(_since_enqueue(history_dir, wanted, since_ms, tally), key=written)
 
 
 def written(event: Event) -> tuple[int, int, int]:
-    """A key by which a task's events sort in their order."""
+    """Return the sort key of a task's events."""
     epoch, seq = event.get("epoch"), event.get("seq")
     if type(epoch) is int and type(seq) is int:
         return epoch, seq, 0
     return 0, 0, int(event["time_ms"])
 
 
-# --- an hour's segments side by side -----------------------------------------------------------
+# --- merging an hour's segments ----------------------------------------------------------------
 
 
 def hours(history_dir: Path, query: Query) -> list[tuple[int, list[Segment]]]:
-    """The hours that the question is about, oldest first, with their segments."""
+    """Return the hours within the query's times, oldest first, with their segments."""
     if query.ids is not None and not query.ids:
         return []
-    found = segments.find(history_dir, query.since_ms, query.until_ms)
-    return [(hour, list(some)) for hour, some in groupby(found, lambda s: s.hour_ms)]
+    files = segments.find(history_dir, query.since_ms, query.until_ms)
+    return [(hour, list(of_hour)) for hour, of_hour in groupby(files, lambda s: s.hour_ms)]
 
 
 def merged(hour: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
-    """The wanted events of an hour, by time."""
-    # Segments of one writing daemon and epoch together, in the order of their numbers.
+    """Yield the matching events of an hour, by time."""
+    # The segments of each daemon and epoch, in the order of their numbers.
     ordered = groupby(sorted(hour, key=lambda s: s.name), lambda s: s.name[:3])
-    chains = [_chain(list(some), query, tally) for _, some in ordered]
+    chains = [_chain(list(chain), query, tally) for _, chain in ordered]
     return chains[0] if len(chains) == 1 else heapq.merge(*chains, key=_order)
 
 
 def _chain(chain: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
-    """The wanted events of one daemon's segments of one hour; none twice."""
+    """Yield the matching events of one daemon's segments of an hour, each once."""
     may, last = query.sieve(), 0
     for segment in chain:
         for line in segments.raw_lines(segment.path, tally):
@@ -222,16 +224,16 @@ def _order(event: Event) -> tuple[int, int, int]:
 
 
 def spellings(text: str) -> list[bytes]:
-    """The ways in which a text may stand in a line: escaped as here, or as by others."""
+    """Return the spellings of a text in a line: with non-ASCII characters escaped or not."""
     kinds = {dumps(text), dumps(text, ensure_ascii=False)}
     return [kind.encode("utf-8", "surrogatepass") for kind in kinds]
 
 
-# --- as it comes -------------------------------------------------------------------------------
+# --- following new events ----------------------------------------------------------------------
 
 
 class Follow:
-    """Wanted events as they are written; ``read`` gives what is new since its last call."""
+    """Follows the history: ``read`` returns the matching events written since its last call."""
 
     def __init__(self, history_dir: Path, query: Query, since_ms: int, tally: Tally) -> None:
         self._dir = history_dir
@@ -247,8 +249,8 @@ class Follow:
         self._last: dict[tuple[int, str, int, int], int] = {}
 
     def read(self) -> list[Event]:
-        """The new events, oldest first."""
-        found: list[Event] = []
+        """Return the new events, oldest first."""
+        new: list[Event] = []
         for segment in segments.find(self._dir, self._start_ms):
             if segment.path in self._done:
                 continue
@@ -259,13 +261,13 @@ class Follow:
                 event = segments.parse_line(line, self._tally)
                 if event is None or self._is_known(chain, event):
                     continue
-                one = task_id(event)
-                if one is not None and event.get("event") == "enqueued":
+                id_ = task_id(event)
+                if id_ is not None and event.get("event") == "enqueued":
                     if self._key is not None and event.get("key") == self._key:
-                        self._ids.add(one)
+                        self._ids.add(id_)
                 if self._query.wants(event):
-                    found.append(event)
-        return sorted(found, key=_order)
+                    new.append(event)
+        return sorted(new, key=_order)
 
     def _sealed(self, segment: Segment) -> Iterator[bytes]:
         self._done.add(segment.path)
@@ -278,12 +280,12 @@ class Follow:
                 file.seek(self._offsets.get(segment.path, 0))
                 for line in file:
                     if not line.endswith(b"\n"):
-                        break  # it is being written
+                        break  # the line is still being written
                     self._offsets[segment.path] = self._offsets.get(segment.path, 0) + len(line)
                     yield line
         except FileNotFoundError:
-            # Sealed meanwhile. Not left for the next time: the segment behind it is read in this
-            # one, and what has lower numbers would be taken for known then.
+            # It has been sealed. Read it now: this call also reads the next segment, after which
+            # lower event numbers count as known.
             yield from segments.raw_lines(segment.path, self._tally)
 
     def _is_known(self, chain: tuple[int, str, int, int], event: Event) -> bool:
@@ -301,15 +303,15 @@ class Follow:
 
 EVENTS_MAX: Final = 1_000
 BYTES_MAX: Final = 2 << 20
-"""Bytes of an answer's events, as JSON."""
+"""Maximum bytes of an answer's events, as JSON."""
 S_MAX: Final = 5.0
-"""Seconds after which a search answers with what it has found."""
+"""Maximum seconds of a search, which then returns an incomplete answer."""
 LINES_PER_LOOK: Final = 10_000
-"""Lines that are read between two looks at the clock."""
+"""Lines that are read between two checks of the time."""
 
 
 class Hurried(Tally):
-    """A tally that raises LimitExceeded when there is more to read than there is time for."""
+    """A tally that raises LimitExceeded after ``S_MAX`` seconds."""
 
     def __init__(self) -> None:
         self._until_s = time.monotonic() + S_MAX
@@ -318,38 +320,40 @@ class Hurried(Tally):
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
         if name == "lines" and value % LINES_PER_LOOK == 1 and time.monotonic() > self._until_s:
-            raise LimitExceeded(f"the history is too long for {S_MAX:g} s")
+            raise LimitExceeded(f"the search takes longer than {S_MAX:g} s")
 
 
 class Answer(NamedTuple):
-    """Events of a task, or outlines of tasks, and whether these are all."""
+    """Events of a task, or outlines of tasks."""
 
     found: list[Event]
     is_whole: bool
+    """Whether no more events or tasks match."""
 
 
-def _bounded(each: Iterator[Event], limit: int) -> Answer:
-    """At most ``limit`` of these, and ``BYTES_MAX`` bytes as JSON, as far as time allows."""
-    found: list[Event] = []
+def _bounded(items: Iterator[Event], limit: int) -> Answer:
+    """Return at most ``limit`` items and ``BYTES_MAX`` bytes of JSON, read in at most ``S_MAX``
+    seconds."""
+    taken: list[Event] = []
     left = BYTES_MAX
     with contextlib.suppress(LimitExceeded):
-        for one in each:
-            left -= len(dumps(one))
-            if left < 0 or len(found) == limit:
-                return Answer(found, is_whole=False)
-            found.append(one)
-        return Answer(found, is_whole=True)
-    return Answer(found, is_whole=False)
+        for item in items:
+            left -= len(dumps(item))
+            if left < 0 or len(taken) == limit:
+                return Answer(taken, is_whole=False)
+            taken.append(item)
+        return Answer(taken, is_whole=True)
+    return Answer(taken, is_whole=False)
 
 
 def story(folder: Path, task_id: int, begun_ms: int) -> Answer:
-    """The events of a task in their order; ``begun_ms``: when it was enqueued, as its id says."""
-    found, is_whole = _bounded(_since_enqueue(folder, task_id, begun_ms, Hurried()), EVENTS_MAX)
-    return Answer(sorted(found, key=written), is_whole)
+    """Return the events of a task in order; ``begun_ms``: the time of its enqueue in its id."""
+    events, is_whole = _bounded(_since_enqueue(folder, task_id, begun_ms, Hurried()), EVENTS_MAX)
+    return Answer(sorted(events, key=written), is_whole)
 
 
 def _since_enqueue(folder: Path, task_id: int, begun_ms: int, tally: Tally) -> Iterator[Event]:
-    """The task's events since its enqueue; where there are none, everything is looked through."""
+    """Yield the task's events since its enqueue. If there are none, search the whole history."""
     is_found = False
     for since_ms in (begun_ms - HOUR_MS, None):
         for event in search(folder, Query(ids=frozenset((task_id,)), since_ms=since_ms), tally):
@@ -359,46 +363,46 @@ def _since_enqueue(folder: Path, task_id: int, begun_ms: int, tally: Tally) -> I
             return
 
 
-# --- tasks, and what became of them --------------------------------------------------------------
+# --- outlines of tasks ---------------------------------------------------------------------------
 
 
 TASKS_MAX: Final = 1_000
-"""Tasks in one answer to a daemon."""
+"""Maximum tasks in one answer to a daemon."""
 KEPT_MAX: Final = 100_000
-"""Enqueues of an hour that are remembered while it is looked through."""
+"""Maximum enqueues of an hour that a search keeps in memory."""
 PART: Final = 256
-"""Tasks whose events are looked for at once."""
+"""Tasks whose events are searched at once."""
 _ENDS: Final = ("acked", *ENDINGS)
-_WHAT: Final = (
+_FIELDS: Final = (
     ("topic", "topic"), ("schedule", "schedule"),
-    *((one.name, NAMES.get(one.name, one.name)) for one, said in kept_options() if said.is_listed),
+    *((option.name, NAMES.get(option.name, option.name))
+      for option, kept in kept_options() if kept.is_listed),
 )  # fmt: skip
-"""What an outline says of a task, and the field of an event that says it."""
+"""(field of an outline, field of an event)."""
 UNFINISHED: Final = "unfinished"
 
 
 def search_tasks(history_dir: Path, wanted: Query, tally: Tally) -> Iterator[dict[str, Any]]:
-    """Outlines of the tasks that were enqueued as ``wanted`` says, the newest first, as they are
-    found."""
+    """Yield outlines of the tasks whose enqueue matches ``wanted``, newest first."""
     query = replace(wanted, events=ENQUEUED)
     for hour_ms, hour in reversed(hours(history_dir, query)):
         ids = deque(_enqueued(hour, query, tally), maxlen=KEPT_MAX)
         newest_first = reversed(dict.fromkeys(ids))
-        while some := list(islice(newest_first, PART)):
-            yield from _outlines(history_dir, hour_ms, some, tally)
+        while part := list(islice(newest_first, PART)):
+            yield from _outlines(history_dir, hour_ms, part, tally)
 
 
 def _enqueued(hour: list[Segment], query: Query, tally: Tally) -> Iterator[int]:
     for event in merged(hour, query, tally):
-        one = task_id(event)
-        if one is not None and query.key in (None, event.get("key")):
-            yield one
+        id_ = task_id(event)
+        if id_ is not None and query.key in (None, event.get("key")):
+            yield id_
 
 
 def _outlines(
     history_dir: Path, since_ms: int, ids: Sequence[int], tally: Tally
 ) -> Iterator[dict[str, Any]]:
-    stories: dict[int, list[Event]] = {one: [] for one in ids}
+    stories: dict[int, list[Event]] = {id_: [] for id_ in ids}
     query = Query(ids=stories.keys(), since_ms=since_ms)
     for event in search(history_dir, query, tally):
         stories[int(event["task_id"])].append(event)
@@ -407,50 +411,50 @@ def _outlines(
 
 
 def outline(task_id: int, events: Sequence[Event]) -> dict[str, Any]:
-    """What a task was, and what became of it, by its events in their order: all that is known of
-    ``topic``, ``key``, its other options and its body; ``state`` is its end, "dead", or
-    "unfinished"; ``ended_ms`` when that was."""
-    found: dict[str, Any] = {"id": str(task_id), "state": UNFINISHED, "ended_ms": None}
-    found |= {"enqueued_ms": None, "due_ms": None, "attempts": 0}
+    """Summarize a task from its events in order: ``topic``, ``key``, other options and body, as far
+    as the events have them; ``state``, which is its end, "dead" or "unfinished"; and ``ended_ms``,
+    the time of its end."""
+    fields: dict[str, Any] = {"id": str(task_id), "state": UNFINISHED, "ended_ms": None}
+    fields |= {"enqueued_ms": None, "due_ms": None, "attempts": 0}
     dead: dict[str, str] = {}
     for event in events:
         name, group = str(event["event"]), str(event.get("group", ""))
         if name in ("enqueued", "replaced"):
-            _take_over(found, event)
+            _copy_fields(fields, event)
         elif name == "rescheduled":
-            found["due_ms"] = event.get("due_ms")
+            fields["due_ms"] = event.get("due_ms")
         elif name == "delivered":
-            found["attempts"] = max(found["attempts"], int(event.get("attempt", 0)))
+            fields["attempts"] = max(fields["attempts"], int(event.get("attempt", 0)))
         elif name == "dead":
             dead[group] = str(event.get("reason", ""))
         elif name == "requeued":
             dead.pop(group, None)
             if "ttl_ms" in event:
-                found["ttl_ms"] = event["ttl_ms"]
+                fields["ttl_ms"] = event["ttl_ms"]
         if name in _ENDS and (not group or event.get("ended")):
-            found |= {"state": name, "ended_ms": event["time_ms"]}
-    if found["state"] == UNFINISHED and dead:
-        found |= {"state": "dead", "reason": next(reversed(dead.values()))}
-    return found
+            fields |= {"state": name, "ended_ms": event["time_ms"]}
+    if fields["state"] == UNFINISHED and dead:
+        fields |= {"state": "dead", "reason": next(reversed(dead.values()))}
+    return fields
 
 
-def _take_over(found: dict[str, Any], event: Event) -> None:
-    found |= {name: event[field] for name, field in _WHAT if field in event}
-    found["due_ms"] = event.get("due_ms")
+def _copy_fields(fields: dict[str, Any], event: Event) -> None:
+    fields |= {name: event[field] for name, field in _FIELDS if field in event}
+    fields["due_ms"] = event.get("due_ms")
     if event["event"] == "enqueued":
-        found["enqueued_ms"] = event["time_ms"]
+        fields["enqueued_ms"] = event["time_ms"]
     if "body" in event:
-        found.pop("body", None)
-        found.pop("body_base64", None)
+        fields.pop("body", None)
+        fields.pop("body_base64", None)
         body = base64.b64decode(event["body"])
         try:
-            found["body"] = body.decode()
+            fields["body"] = body.decode()
         except UnicodeDecodeError:
-            found["body_base64"] = event["body"]
+            fields["body_base64"] = event["body"]
 
 
 def find_tasks(folder: Path, wanted: Query, limit: int) -> Answer:
-    """Outlines of at most ``limit`` tasks."""
+    """Return outlines of at most ``limit`` tasks."""
     return _bounded(search_tasks(folder, wanted, Hurried()), limit)
 
 
@@ -459,48 +463,49 @@ def find_tasks(folder: Path, wanted: Query, limit: int) -> Answer:
 
 NICENESS: Final = 10
 ANSWER_BYTES_MAX: Final = 2 * BYTES_MAX
-"""Bytes of an answer's line: its events have ``BYTES_MAX``, and names and quotes as many."""
+"""Maximum bytes of an answer's line: ``BYTES_MAX`` for its events, and as many for names and
+quotes."""
 
 
 def story_question(task_id: int, begun_ms: int) -> bytes:
-    """The question for the story of a task, as a line for the process. ``begun_ms``: when it was
-    enqueued, as far as is known."""
+    """Return a line that asks the process for the story of a task. ``begun_ms``: the time of its
+    enqueue in its id."""
     return dumps({"story": task_id, "begun_ms": begun_ms}).encode() + b"\n"
 
 
 def tasks_question(wanted: Query, limit: int) -> bytes:
-    """The question for at most ``limit`` tasks, as a line for the process."""
+    """Return a line that asks the process for at most ``limit`` tasks."""
     return dumps({"tasks": asdict(wanted), "limit": limit}).encode() + b"\n"
 
 
 def answer_of(line: bytes) -> Answer:
-    """The answer in a line of the process. Raises ValueError when it is none."""
-    said = loads(line)
-    return Answer(said["found"], said["complete"])
+    """Parse an answer of the process. Raise ValueError if the line is not valid JSON."""
+    answer = loads(line)
+    return Answer(answer["found"], answer["complete"])
 
 
-def _answer(folder: Path, asked: dict[str, Any]) -> Answer:
-    if "story" in asked:
-        return story(folder, asked["story"], asked["begun_ms"])
-    return find_tasks(folder, Query(**asked["tasks"]), asked["limit"])
+def _answer(folder: Path, question: dict[str, Any]) -> Answer:
+    if "story" in question:
+        return story(folder, question["story"], question["begun_ms"])
+    return find_tasks(folder, Query(**question["tasks"]), question["limit"])
 
 
 def lookup_command(folder: str) -> list[str]:
-    """The command that starts the process."""
+    """Return the command that starts the process."""
     return [sys.executable, "-m", "tickwheel.history.read", folder]
 
 
 def serve(folder: Path, questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answer questions until there are no more."""
+    """Answer all questions."""
     for line in questions:
-        found, is_whole = _answer(folder, loads(line))
-        answers.write(dumps({"found": found, "complete": is_whole}).encode() + b"\n")
+        matches, is_whole = _answer(folder, loads(line))
+        answers.write(dumps({"found": matches, "complete": is_whole}).encode() + b"\n")
         answers.flush()
 
 
 def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
-        # They are meant for the daemon, whose end ends this process.
+        # The signals are for the daemon, whose end also ends this process.
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICENESS)
     with contextlib.suppress(BrokenPipeError):
@@ -509,71 +514,70 @@ def main() -> int:
 
 
 # --- all events in order --------------------------------------------------------------------------
-# They come from any number of folders, as the daemons of a failover pair may each have their own:
-# segments first, then what lies in spools that no writer has taken up, as the events that a writer
-# would make of it. A segment is opened when its first number is reached, so few are open at a time.
-# Spool files are held open from the beginning: a writer that works at the same time may remove
-# them. The numbers show what is missing, and it is counted.
+# Events come from any number of folders, for example one of each daemon of a failover pair: first
+# from segments, then from spools that no writer has processed, rendered as a writer would. A
+# segment is opened when its first number is reached, so few are open at a time. Spool files are
+# opened at the beginning, because a concurrent writer can remove them. Missing numbers are counted.
 
 
 @dataclass(slots=True)
 class Replayed:
-    """What a replay finds, and a restore's report says."""
+    """The findings of a replay, which are part of a restore's report."""
 
     events: int = 0
     first_event_ms: int | None = None
     last_event_ms: int | None = None
     missing_events: int = 0
-    """Numbers of events that are in no file."""
+    """Number of missing event numbers."""
     dropped_events: int = 0
-    """Events that the daemon says it could not keep."""
+    """Number of events that the daemon has reported as dropped."""
     spool_events: int = 0
-    """Events read from a spool, because no writer had turned them into files."""
+    """Number of events read from spools that no writer had processed."""
     lost_bytes: int = 0
-    """Bytes of spools that are torn or damaged."""
+    """Torn or damaged bytes of spools."""
     drops: int = 0
-    """How often an unknown number of events is missing."""
+    """Number of times that an unknown number of events is missing."""
     crashes: int = 0
-    """Starts since the backup that found the store not closed in order; each crash may have lost
-    the batch that was being appended."""
+    """Number of starts since the backup after a crash; each crash can have lost the batch that was
+    being appended."""
     clean_stop: bool = False
-    """Whether the newest event is a daemon's clean stop, after which nothing can have happened."""
+    """Whether the newest event is a daemon's clean stop, after which nothing has changed."""
 
 
 @dataclass(slots=True)
 class Seen(Replayed):
-    """What the replay has found so far."""
+    """The findings of a replay in progress."""
 
     spool_ms: int | None = None
-    """When something was appended to a spool last, by its file."""
+    """Time of the last append to a spool, from its file."""
     tally: Tally = field(default_factory=Tally)
 
 
 STEP_BACK_MS = 60_000
-"""An event that is older than one before it by more: its daemon's clock was set back."""
+"""Milliseconds; an event that is older by more than its predecessor shows a clock set back."""
 HEAD_LINES = 200
 
 
 class Start(NamedTuple):
-    """The place in the history at which a backup was made, as far as the backup knows it."""
+    """The position of a backup in the history."""
 
     epoch: int
     since_ms: int
-    """What is older, up to that epoch, had happened when the backup was made."""
+    """The backup contains all earlier events of epochs up to ``epoch``."""
     id_mark: int
-    """An event of a later id came after the backup, whatever the clock said."""
+    """Events of higher ids are newer than the backup, regardless of their time."""
 
     def is_behind(self, event: Event) -> bool:
-        """Whether the backup certainly has what this event, up to its epoch, says."""
+        """Return whether the backup certainly contains this event of an epoch up to ``epoch``."""
         return event["time_ms"] < self.since_ms and (task_id(event) or 0) <= self.id_mark
 
 
 class Replay:
-    """One pass over all events since a backup, or over all that there are.
+    """One pass over all events, or over all since a backup.
 
-    Files of the backup's epoch are passed over up to the last one that begins before the backup;
-    in that one events are read, to see that none is missing from there on, and not given. Of
-    earlier epochs the files of former hours are not opened.
+    In the backup's epoch, files before the last one that begins before the backup are skipped. The
+    events in that file from before the backup are read only to detect missing events. In earlier
+    epochs, files of earlier hours are skipped.
     """
 
     def __init__(
@@ -584,8 +588,8 @@ class Replay:
         backup_ms: int = 0,
         needles: Sequence[bytes] = (),
     ) -> None:
-        """``needles``: only lines of segments that hold one of these are looked at. What is missing
-        is counted wrongly then."""
+        """``needles``: only lines of segments with one of these are read; the count of missing
+        events is then wrong."""
         self._needles = needles
         self._folders = folders
         self._shard = shard
@@ -593,18 +597,18 @@ class Replay:
         self._backup_ms = backup_ms
         self._reaches_back = False
         self._ends: dict[int, int] = {}
-        """Epoch → the number of its last event in a segment, where that is known."""
+        """Epoch → the number of its last event in a segment, if known."""
         self._at = (0, 0)
-        """Epoch and number of the event that was read last."""
+        """Epoch and number of the event read last."""
         self.seen = Seen()
 
     @property
     def reaches_back(self) -> bool:
-        """Whether the history goes on where the backup ends; known after the events."""
+        """Whether the history begins before the backup's end; valid after ``events``."""
         return self._start is None or self._reaches_back
 
     def expected(self) -> int | None:
-        """How many events there will have been at the end; None: that is not known."""
+        """Return the expected number of events at the end; None: unknown."""
         epoch, seq = self._at
         if epoch not in self._ends:
             return None
@@ -612,9 +616,9 @@ class Replay:
         return self.seen.events + max(0, self._ends[epoch] - seq) + later
 
     def events(self) -> Iterator[Event]:
-        """Every event once, in the order of epochs and numbers."""
+        """Yield every event once, by epoch and number."""
         with ExitStack() as stack:
-            # Before the segments: what a writer takes from a spool meanwhile is in both then.
+            # Before the segments: events that a writer processes meanwhile are then in both.
             spools = [Spools(folder, self._shard, stack) for folder in self._folders]
             yield from self._events(spools)
 
@@ -626,12 +630,12 @@ class Replay:
                 if self._counts(segment):
                     by_epoch.setdefault(segment.name.epoch, []).append(segment)
         spools: dict[int, list[Iterator[Event]]] = {}
-        for one in opened:
-            if one.written_ms is not None:
-                self.seen.spool_ms = max(self.seen.spool_ms or 0, one.written_ms)
-            for epoch, spooled in one.by_epoch(self.seen).items():
+        for of_folder in opened:
+            if of_folder.written_ms is not None:
+                self.seen.spool_ms = max(self.seen.spool_ms or 0, of_folder.written_ms)
+            for epoch, spooled in of_folder.by_epoch(self.seen).items():
                 spools.setdefault(epoch, []).append(spooled)
-            for epoch, end in one.ends().items():
+            for epoch, end in of_folder.ends().items():
                 self._ends[epoch] = max(end, self._ends.get(epoch, 0))
         for epoch in sorted(by_epoch.keys() | spools.keys()):
             events = self._counted(
@@ -644,16 +648,15 @@ class Replay:
                 yield event
 
     def _counts(self, segment: Segment) -> bool:
-        """Whether a segment may hold what the backup lacks, as far as its name says. One of an
-        epoch before the backup's may where the store was set back, if it is not of an hour before.
-        """
+        """Return whether a segment, judged by its name, can have events that the backup lacks. One
+        of an earlier epoch can, after the store was set back, except from earlier hours."""
         start = self._start
         if start is None or segment.name.epoch >= start.epoch:
             return True
         return segment.hour_ms + HOUR_MS > start.since_ms
 
     def _counted(self, epoch: int, events: Iterator[Event]) -> Iterator[Event]:
-        """The events of an epoch, none twice; numbers that are missing are counted."""
+        """Yield the events of an epoch, each once, and count missing numbers."""
         start = self._start
         is_cut = epoch <= start.epoch if start is not None else self._at == (0, 0)
         last = None if is_cut else 0
@@ -668,7 +671,7 @@ class Replay:
             yield event
 
     def _after(self, start: Start, epoch: int, events: Iterator[Event]) -> Iterator[Event]:
-        """The events of the backup's epoch, or of one before, that it may lack."""
+        """Yield the events of an epoch, up to the backup's, that the backup can lack."""
         newest_ms = 0
         for event in events:
             time_ms = event["time_ms"]
@@ -705,11 +708,11 @@ class Replay:
     # --- one epoch -----------------------------------------------------------------------------
 
     def _epoch(
-        self, epoch: int, found: list[Segment], spooled: list[Iterator[Event]]
+        self, epoch: int, files: list[Segment], spooled: list[Iterator[Event]]
     ) -> Iterator[Event]:
-        """The events of one epoch by number, from files that are read side by side."""
+        """Yield the events of one epoch by number, merging its files."""
         heads: list[_Head] = []
-        for index, segment in enumerate(found):
+        for index, segment in enumerate(files):
             first = next(self._numbered(segment, Tally()), None)
             if first is not None:
                 heads.append(_Head(first["seq"], index, segment, first))
@@ -724,7 +727,7 @@ class Replay:
             if event is not None:
                 heapq.heappush(heap, (event["seq"], index, event, events))
 
-        for number, events in enumerate(spooled, len(found)):
+        for number, events in enumerate(spooled, len(files)):
             push(number, events)
         while entries or heap:
             if entries and (not heap or entries[-1][0] <= heap[0][0]):
@@ -746,17 +749,17 @@ class Replay:
 
 
 class _Head(NamedTuple):
-    """A segment, and how it begins."""
+    """A segment with its first event."""
 
     seq: int
-    place: int
+    position: int
     segment: Segment
     first: Event
 
 
 def _from_start(heads: list[_Head], start: Start) -> list[_Head]:
-    """Those of an epoch's segments, by their first numbers, that may hold what a backup lacks, and
-    the one before them. A segment of an hour is full when the next one of that hour begins."""
+    """Return the segments of an epoch, ordered by first number, that can have events which a backup
+    lacks, and the segment before them. A segment is full when the next one of its hour begins."""
     begin: _Head | None = None
     newest_ms = 0
     for head in heads:
@@ -768,7 +771,7 @@ def _from_start(heads: list[_Head], start: Start) -> list[_Head]:
         begin, newest_ms = head, max(newest_ms, time_ms)
     if begin is None:
         return heads
-    # An hour that was just over still got events.
+    # An hour that has just ended can still get events.
     hour_ms, began_ms = begin.segment.hour_ms, begin.first["time_ms"]
     late = [
         head
@@ -781,17 +784,17 @@ def _from_start(heads: list[_Head], start: Start) -> list[_Head]:
 
 
 def _newest_id(segment: Segment) -> int:
-    """The highest id that the first lines of a segment name."""
+    """Return the highest task id in the first lines of a segment."""
     lines = islice(segments.raw_lines(segment.path, Tally()), HEAD_LINES)
-    found = (_TASK_ID.search(line) for line in lines)
-    return max((int(one[1]) for one in found if one is not None), default=0)
+    matches = (_TASK_ID.search(line) for line in lines)
+    return max((int(match[1]) for match in matches if match is not None), default=0)
 
 
 # --- spools ----------------------------------------------------------------------------------
 
 
 class Spools:
-    """The spools of one shard in one history, which ``stack`` holds open."""
+    """The spools of a shard in one history, kept open by ``stack``."""
 
     def __init__(self, history_dir: Path, shard: int, stack: ExitStack) -> None:
         self._history_dir = history_dir
@@ -799,29 +802,29 @@ class Spools:
         self._files: dict[Path, list[tuple[SpoolName, int]]] = {}
         self._positions: dict[Path, Position | None] = {}
         self.written_ms: int | None = None
-        """When something was appended last, by the files."""
+        """Time of the last append, from the files."""
         for folder in segments.state_folders(history_dir, shard):
-            found = self._files[folder] = []
+            opened = self._files[folder] = []
             for name in spool.files(folder):
                 with contextlib.suppress(FileNotFoundError):
                     fd = stack.enter_context((folder / str(name)).open("rb")).fileno()
-                    found.append((name, fd))
+                    opened.append((name, fd))
                     written_ms = os.fstat(fd).st_mtime_ns // 1_000_000
                     self.written_ms = max(self.written_ms or 0, written_ms)
-            # After the files: what lies before it is in segments by now.
+            # After the files: all events before this position are in segments.
             self._positions[folder] = load_position(folder)
 
     def ends(self) -> dict[int, int]:
-        """Epoch → the number of its last event in a segment."""
-        known = [position for position in self._positions.values() if position is not None]
-        return {epoch: place.seq for position in known for epoch, place in position.epochs.items()}
+        """Return epoch → the number of its last event in a segment."""
+        saved = [position for position in self._positions.values() if position is not None]
+        return {epoch: place.seq for position in saved for epoch, place in position.epochs.items()}
 
     def by_epoch(self, seen: Seen) -> dict[int, Iterator[Event]]:
-        """The events of each epoch; ``seen`` counts while they are read."""
+        """Return epoch → its events; ``seen`` counts them while they are read."""
         epochs: dict[int, Iterator[Event]] = {}
-        for folder, found in self._files.items():
-            for epoch in sorted({name.epoch for name, _ in found}):
-                files = [(name.number, fd) for name, fd in found if name.epoch == epoch]
+        for folder, opened in self._files.items():
+            for epoch in sorted({name.epoch for name, _ in opened}):
+                files = [(name.number, fd) for name, fd in opened if name.epoch == epoch]
                 epochs[epoch] = self._events(folder, epoch, files, seen)
         return epochs
 

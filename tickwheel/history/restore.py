@@ -1,17 +1,17 @@
-"""A restore from beginning to end: backup, events, new store, and a report of how exact it is.
+"""The restore of a store from a backup and events, with a report on how exact the result is.
 
-``Replay`` gives the events in the order of their writing, ``fold`` knows what each of them means.
-The backup is a SQLite store. It is read from a copy and never changed. The new store must be empty;
-it is there as a whole or not at all where that can be had: SQLite is filled under another name and
-gets its own at the end. A shard in Redis is filled in its place, under the leader's lease, so that
-no daemon begins to serve a half of it. Unlike the rest of the history this module and ``fold`` know
-the store contract and the records. They know no daemon.
+``Replay`` yields the events in the order of their writing, and ``fold`` applies them. The backup is
+a SQLite store; a copy of it is read, and it is never changed. The new store must be empty. SQLite
+is filled under a temporary name and renamed at the end, so it is complete or missing. A shard in
+Redis is filled in place under the leader's lease, so no daemon serves an incomplete shard. Unlike
+the rest of the history, this module and ``fold`` know the store contract and the records. They know
+no daemon.
 
-``python -m tickwheel.history.restore`` is a restore in a process of its own, for a daemon that
-watches it. Standard input is a pipe from the daemon. Its first line is what is wanted, as JSON: the
-fields of ``Plan``, and ``now_ms``. Its end says that the restore shall stop, or that the daemon is
-gone: then nothing is left behind. Standard output has a JSON object a line: ``step``, ``done`` and
-``of`` while it works, at last ``report``, or ``error`` with ``code`` and ``message``.
+``python -m tickwheel.history.restore`` runs a restore in a separate process, which a daemon
+watches. Standard input is a pipe from the daemon. Its first line is a JSON object with the fields
+of ``Plan`` and ``now_ms``. At its end the restore stops and removes its files. Standard output has
+a JSON object on each line: ``step``, ``done`` and ``of`` during the work, then ``report``, or
+``error`` with ``code`` and ``message``.
 """
 
 from __future__ import annotations
@@ -72,23 +72,23 @@ LEASE_MS = 10_000
 
 @dataclass
 class Backup:
-    """The store as it was when the backup was made; an empty one stands for no backup."""
+    """The store at the time of the backup; empty without a backup."""
 
     store: SqliteStore | None = None
     small: Small = field(default_factory=Small)
     epoch: int = 0
-    """The epoch of the daemon that made it."""
+    """The epoch in which the backup was made."""
     mark: str = ""
     """The mark of that epoch."""
     id_mark: int = 0
     position_ms: int = 0
-    """The wheel's position at that time: not after the moment of the backup."""
+    """The wheel's position in the backup, not later than the backup itself."""
     since_epoch: int = 0
-    """The history of earlier epochs says nothing about this shard's tasks."""
+    """The first epoch whose events in the history are about this shard's tasks."""
 
     @property
     def start(self) -> Start | None:
-        """The place in the history at which it was made; None: not known, read everything."""
+        """The position of the backup in the history; None: unknown, so read everything."""
         if not self.position_ms:
             return None
         return Start(self.epoch, self.position_ms - MARGIN_MS, self.id_mark)
@@ -99,7 +99,7 @@ class Backup:
         return list((await self.store.read(ids)).values())
 
     async def tasks(self) -> AsyncIterator[StoredTask]:
-        """All tasks of the backup, by id."""
+        """Yield all tasks of the backup, by id."""
         if self.store is not None:
             async for page in pages(self.store.scan):
                 for task in page:
@@ -108,7 +108,8 @@ class Backup:
 
 @asynccontextmanager
 async def open_backup(path: str | None, scratch: str | None) -> AsyncIterator[Backup]:
-    """A copy of a backup in the folder ``scratch``. Raises NotFound, StoreUnusable, OSError."""
+    """Open a copy of a backup in the folder ``scratch``. Raise NotFound, StoreUnusable or
+    OSError."""
     if path is None:
         yield Backup()
         return
@@ -122,7 +123,7 @@ async def open_backup(path: str | None, scratch: str | None) -> AsyncIterator[Ba
         shutil.copyfile(source, copy)
         log = source.with_name(source.name + "-wal")
         if log.exists():
-            # A store that was in use, not a backup: what it had committed last is in here.
+            # The file is a store instead of a backup, and its log has its last batches.
             shutil.copyfile(log, copy.with_name(copy.name + "-wal"))
         options = SqliteOptions(reserve_bytes=0, endings_max=ENDINGS_MAX)
         store = SqliteStore(str(copy), options)
@@ -149,7 +150,7 @@ def _scratch_of(pid: int) -> str:
 
 
 def remove_leftovers(into: Path, pid: int) -> None:
-    """Remove what a killed restore into a SQLite file left; one that ended leaves nothing."""
+    """Remove the files of a killed restore into a SQLite file."""
     remove_database(part_name(str(into), pid))
     for folder in into.parent.glob(f"{_scratch_of(pid)}*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -159,7 +160,7 @@ def remove_leftovers(into: Path, pid: int) -> None:
 
 
 class Lease:
-    """The leader's lease, held while a shared store is being filled."""
+    """The leader's lease, held while a shared store is filled."""
 
     def __init__(self, election: Election, owner: str) -> None:
         self._election = election
@@ -171,7 +172,7 @@ class Lease:
         if not await self._election.acquire(self._me):
             leader = (await self._election.look()).leader
             who = f"{leader.owner} at {leader.address}" if leader is not None else "a daemon"
-            raise StoreUnusable(f"{who} leads this shard; stop it, and all that stand by, first")
+            raise StoreUnusable(f"{who} leads this shard; stop it, and all standbys, first")
         self._renewed_s = time.monotonic()
 
     async def renew(self) -> None:
@@ -187,34 +188,34 @@ class Lease:
 
 
 async def check_empty(url: str) -> None:
-    """Check that the target is empty. Raises Conflict, BadRequest, StoreUnusable."""
+    """Check that the target is empty. Raise Conflict, BadRequest or StoreUnusable."""
     parsed = parse(url)
     if parsed.kind == "memory":
-        raise BadRequest("--into memory: would be gone at once; name a SQLite file or a Redis")
+        raise BadRequest("--into must name a SQLite file or a Redis, not memory:")
     if parsed.kind == "sqlite":
         if os.path.lexists(parsed.path) and not _is_empty(parsed.path):
             raise Conflict(f"{parsed.path} exists already; a restore goes into a new store")
         folder = os.path.dirname(os.path.abspath(parsed.path))
         if not os.path.isdir(folder):
-            raise BadRequest(f"--into: {folder} is not a folder; mount its volume, or make it")
+            raise BadRequest(f"--into: {folder} is not a folder; mount its volume, or create it")
         return
     from tickwheel.persistence.redis import opening, options_from
 
-    found = await opening.look(options_from(url))
-    if found.exists and not found.unused:
+    target = await opening.look(options_from(url))
+    if target.exists and not target.unused:
         raise Conflict(
-            f"{found.shard} in {found.store} is {found.state}; a restore goes into an empty store:"
+            f"{target.shard} in {target.store} is {target.state}; a restore needs an empty store:"
             f" tickwheel init --force --store {without_secrets(url)} empties it"
         )
 
 
 def _is_empty(path: str) -> bool:
-    """Whether this is a file without any content, as a lost store may leave it."""
+    """Return whether this is an empty file, which a lost store can leave."""
     return os.path.isfile(path) and not os.path.getsize(path)
 
 
 def shard_of(url: str) -> int | None:
-    """The shard that a store's URL names; None: it names none."""
+    """Return the shard in a Redis store's URL, or None for other stores."""
     if parse(url).kind != "redis":
         return None
     from tickwheel.persistence.redis import options_from
@@ -231,17 +232,17 @@ async def filling(
     after: str = "",
     base: Store | None = None,
 ) -> AsyncIterator[Filler]:
-    """An open store to fill. An error meanwhile leaves nothing behind, or says what is left.
-    ``since_epoch``: that of the backup, which a SQLite store keeps. ``after``: the mark of the
-    epoch whose end it has; its next epoch begins a new branch. ``base``: a SQLite store begins as a
-    copy of this one."""
+    """Open a store to fill. After an error nothing is left, or the error says what is left.
+    ``since_epoch``: the backup's, which a SQLite store keeps. ``after``: the mark of the last
+    restored epoch; the store's next epoch begins a new branch. ``base``: the store of which a
+    SQLite store begins as a copy."""
     owner = f"restore/{uuid.uuid4().hex[:12]}"
     if parse(url).kind == "sqlite":
         path = os.path.realpath(parse(url).path)
-        said: dict[str, int | str] = {**restored(after)}
+        meta: dict[str, int | str] = {**restored(after)}
         if since_epoch:
-            said[SINCE_EPOCH] = since_epoch
-        async with _sqlite(path, owner, epoch_min, now_ms, base, said) as filler:
+            meta[SINCE_EPOCH] = since_epoch
+        async with _sqlite(path, owner, epoch_min, now_ms, base, meta) as filler:
             yield filler
         return
     assert base is None
@@ -257,7 +258,7 @@ async def filling(
         clean = False
         try:
             if opened.last_batch:
-                raise Conflict(f"{without_secrets(url)} is not empty any more")
+                raise Conflict(f"{without_secrets(url)} is no longer empty")
             filler = Filler(store, owner, opened, lease.renew)
             yield filler
             await filler.end()
@@ -265,7 +266,7 @@ async def filling(
         except TickwheelError as error:
             where = without_secrets(url)
             raise StoreUnusable(
-                f"{error.message}; {where} is half filled: tickwheel init --force --store {where}"
+                f"{error.message}; {where} is incomplete: tickwheel init --force --store {where}"
             ) from error
         finally:
             await store.close(clean)
@@ -281,15 +282,15 @@ async def _sqlite(
     epoch_min: int,
     now_ms: int,
     base: Store | None,
-    said: Mapping[str, int | str],
+    meta: Mapping[str, int | str],
 ) -> AsyncIterator[Filler]:
     try:
         with ExitStack() as stack, whole_or_nothing(path) as part:
             if base is not None:
                 await base.backup(part)
-                kinds = [kind.number for kind in NOT_AS_THEY_WERE]
+                kinds = [kind.number for kind in NOT_COPIED]
                 await asyncio.to_thread(make_another, part, kinds)
-            async with new_sqlite(part, owner, now_ms, epoch_min, said) as filler:
+            async with new_sqlite(part, owner, now_ms, epoch_min, meta) as filler:
                 yield filler
             lock = StoreLock(path)
             lock.acquire(owner)
@@ -306,27 +307,27 @@ async def _sqlite(
 
 EVENTS_AT_ONCE = 2_000
 MARGIN_MS = 1_000
-"""Events from so long before the wheel's position in the backup are applied: the times of a batch
-are not in order, and it does no harm."""
+"""Milliseconds before the wheel's position in the backup from which on events are applied: the
+times within a batch are not in order, and applying an event again is harmless."""
 EPOCHS_AFTER_CRASH = 16
-"""Starts that may have left no event."""
+"""Epochs that are skipped after a crash, for starts that left no event."""
 LISTED_MAX = 100
-"""Ids of a kind that are listed; all are counted."""
+"""Maximum ids of a kind in a report, which counts all."""
 TASKS_AT_ONCE = 1_000
-"""Tasks that are looked at, or written, between two reports of how far the restore is."""
+"""Tasks that are read or written between two progress reports."""
 
-NOT_AS_THEY_WERE = (GROUP, SCHEDULE, TRANSACTION, BULK)
-"""Kinds of records that a restore does not take from the backup as they are: events since then
-have changed the first three, and no bulk operation goes on in the new store."""
+NOT_COPIED = (GROUP, SCHEDULE, TRANSACTION, BULK)
+"""Kinds of records that a restore does not copy from the backup: later events have changed the
+first three, and bulk operations do not continue in the new store."""
 
 Watch = Callable[[str, int, int | None], None]
-"""Called again and again with the step (``RESTORE_STEPS`` of ``api/daemon.py``), how much of it is
-done, and of how much, if that is known. An error that it raises ends the restore."""
+"""Called repeatedly with the step (``RESTORE_STEPS`` of ``api/daemon.py``), its progress, and its
+total if known. An error that it raises ends the restore."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a restore was asked to do."""
+    """The options of a restore."""
 
     into: str
     backup: str | None = None
@@ -339,8 +340,8 @@ class Plan:
 
 
 async def restore(plan: Plan, now_ms: int, watch: Watch = lambda step, done, of: None) -> Report:
-    """Restore a store. Raises TickwheelError; then the target is as it was, or the error says
-    so."""
+    """Restore a store. Raise TickwheelError; the target is then unchanged, or the error says that
+    it is not."""
     if plan.backup is None and not plan.history:
         raise BadRequest("name a backup, a history, or both")
     for folder in plan.history:
@@ -353,7 +354,7 @@ async def restore(plan: Plan, now_ms: int, watch: Watch = lambda step, done, of:
 
 
 def _scratch(plan: Plan) -> str | None:
-    """The folder for the copy of the backup: where there is room for a store."""
+    """Return the folder for the copy of the backup: that of the new store, which has room."""
     parsed = parse(plan.into)
     if parsed.kind != "sqlite":
         return None
@@ -384,7 +385,7 @@ class _Run:
     async def run(self) -> Report:
         if self._plan.history:
             await self._take_events()
-        await self._look()
+        await self._count()
         report = self._report
         missing = report.without_body.count or report.schedules_without_body
         report.refused = bool(missing and not self._plan.allow_missing_bodies)
@@ -397,16 +398,16 @@ class _Run:
     async def _take_events(self) -> None:
         fold, since_epoch = self._fold, self._backup.since_epoch
         epochs: set[int] = set()
-        for found in _some(self._replay.events()):
-            some = [
+        for part in _parts(self._replay.events()):
+            events = [
                 event
-                for event in found
+                for event in part
                 if event.get("epoch", since_epoch) >= since_epoch and self._branch.has(event)
             ]
-            epochs.update(event["epoch"] for event in some if "epoch" in event)
+            epochs.update(event["epoch"] for event in events if "epoch" in event)
             self._watch("events", self._replay.seen.events, self._replay.expected())
-            await self._bring(some)
-            for event in some:
+            await self._load_tasks(events)
+            for event in events:
                 fold.apply(event, is_old=event["time_ms"] <= self._backup.position_ms)
         start = self._backup.start
         if start is not None and max(epochs, default=0) > start.epoch:
@@ -415,52 +416,52 @@ class _Run:
         self._report.branches = self._branch.notes
         self._report_events()
 
-    async def _bring(self, events: list[Event]) -> None:
-        """Bring the tasks of the backup that these events name."""
+    async def _load_tasks(self, events: list[Event]) -> None:
+        """Load the backup's tasks of these events."""
         for task in await self._backup.read(self._fold.needs(events)):
             progress = {row.group: row for row in task.progress}
             self._fold.put(Task(task.row, progress, {row.group: row for row in task.dead}))
 
     def _report_events(self) -> None:
         seen, report = self._replay.seen, self._report
-        for one in fields(Replayed):
-            setattr(report, one.name, getattr(seen, one.name))
+        for field_ in fields(Replayed):
+            setattr(report, field_.name, getattr(seen, field_.name))
         report.torn_lines, report.unusable_events = seen.tally.torn, self._fold.unusable
         report.reaches_back = self._replay.reaches_back
         if not seen.clean_stop and seen.spool_ms is not None and seen.last_event_ms is not None:
             report.tail_ms = max(0, seen.spool_ms - seen.last_event_ms)
 
-    # --- what is to be stored --------------------------------------------------------------------
+    # --- restored tasks --------------------------------------------------------------------------
 
     async def _tasks(self) -> AsyncIterator[StoredTask]:
-        """Every task that is to be restored, with its body; in no order."""
+        """Yield every task to restore, with its body, in any order."""
         fold, wanted = self._fold, self._plan.ids
         async for task in self._backup.tasks():
-            named = task.row.id
-            if named in fold.gone or named in fold.tasks:
+            task_id = task.row.id
+            if task_id in fold.gone or task_id in fold.tasks:
                 continue
-            if wanted is None or named in wanted:
-                yield _given_back(task)
+            if wanted is None or task_id in wanted:
+                yield _with_released(task)
         for task in self._changed():
             yield task
 
     def _changed(self) -> Iterator[StoredTask]:
-        """Those of them that events have named, by id."""
+        """Yield the tasks to restore that have events, by id."""
         fold, wanted = self._fold, self._plan.ids
-        for named in sorted(fold.tasks):
-            held = fold.tasks[named]
-            if held.has_body and (wanted is None or named in wanted):
+        for task_id in sorted(fold.tasks):
+            held = fold.tasks[task_id]
+            if held.has_body and (wanted is None or task_id in wanted):
                 progress, dead = tuple(held.progress.values()), tuple(held.dead.values())
-                yield _given_back(StoredTask(held.row, progress, dead))
+                yield _with_released(StoredTask(held.row, progress, dead))
 
     @property
     def _takes_all(self) -> bool:
-        """Whether every task of the backup that no event has named is restored."""
+        """Whether all tasks of the backup without events are restored."""
         return self._plan.ids is None and self._plan.include_overdue
 
     async def _count_unchanged(self) -> None:
-        """Count the tasks of the backup that no event has named, without reading what is not due:
-        all of them are restored."""
+        """Count the backup's tasks without events, all of which are restored. Reads only due
+        tasks."""
         backup, fold, report = self._backup, self._fold, self._report
         assert backup.store is not None
         changed = fold.gone | fold.tasks.keys()
@@ -470,17 +471,17 @@ class _Run:
             if start:
                 self._watch("tasks", start, len(due))
             tasks = await backup.read(due[start : start + PAGE])
-            report.overdue += sum(self._goes_out_at_once(_given_back(one)) for one in tasks)
+            report.overdue += sum(map(self._is_deliverable, map(_with_released, tasks)))
         report.from_backup = report.restored
         waiting = {row.id for row in backup.small.progress if _waits(row)}
         report.waiting += len(waiting - changed)
-        report.dead_letters += sum(named not in changed for named, *_ in backup.small.dead)
+        report.dead_letters += sum(task_id not in changed for task_id, *_ in backup.small.dead)
 
-    def _goes_out_at_once(self, task: StoredTask) -> bool:
-        """Whether some group gets the task as soon as a daemon serves the new store."""
+    def _is_deliverable(self, task: StoredTask) -> bool:
+        """Return whether any group gets the task as soon as a daemon serves the new store."""
         if task.row.due_ms > self._now_ms:
             return False
-        standing = {row.group: row for row in task.progress}
+        progress = {row.group: row for row in task.progress}
         held_back = {
             row.group
             for row in task.progress
@@ -488,41 +489,41 @@ class _Run:
         }
         letters = {row.group for row in task.dead}
         held_back |= letters
-        owing = self._fold.owners.owing(task.row, standing.keys() | letters)
-        return not (task.dead or standing) or any(group not in held_back for group in owing)
+        owing = self._fold.owners.owing(task.row, progress.keys() | letters)
+        return not (task.dead or progress) or any(group not in held_back for group in owing)
 
-    async def _look(self) -> None:
-        """Count everything before anything is written."""
+    async def _count(self) -> None:
+        """Count all tasks for the report before any is written."""
         report, fold = self._report, self._fold
         left = set(self._plan.ids or ())
         if is_counted := self._takes_all and self._backup.store is not None:
             await self._count_unchanged()
-        tasks = _in_turn(self._changed()) if is_counted else self._tasks()
-        looked = int(is_counted)
+        tasks = _as_async(self._changed()) if is_counted else self._tasks()
+        counted = int(is_counted)
         async for task in tasks:
-            if looked % TASKS_AT_ONCE == 0:
-                self._watch("tasks", looked, None)
-            looked += 1
-            named = task.row.id
-            left.discard(named)
-            at_once = self._goes_out_at_once(task)
+            if counted % TASKS_AT_ONCE == 0:
+                self._watch("tasks", counted, None)
+            counted += 1
+            task_id = task.row.id
+            left.discard(task_id)
+            at_once = self._is_deliverable(task)
             if at_once and not self._plan.include_overdue:
-                report.skipped_overdue.add(named)
+                report.skipped_overdue.add(task_id)
                 continue
             report.restored += 1
             report.overdue += at_once
             report.waiting += any(_waits(row) for row in task.progress)
             report.dead_letters += len(task.dead)
-            is_new = named in fold.tasks and fold.tasks[named].is_new
+            is_new = task_id in fold.tasks and fold.tasks[task_id].is_new
             report.from_backup += not is_new
             report.from_history += is_new
-        for named, held in fold.tasks.items():
-            if not held.has_body and (self._plan.ids is None or named in self._plan.ids):
-                left.discard(named)
+        for task_id, held in fold.tasks.items():
+            if not held.has_body and (self._plan.ids is None or task_id in self._plan.ids):
+                left.discard(task_id)
                 if self._plan.include_overdue or held.row.due_ms > self._now_ms:
-                    report.without_body.add(named)
-        for named in sorted(left):
-            report.not_found.add(named)
+                    report.without_body.add(task_id)
+        for task_id in sorted(left):
+            report.not_found.add(task_id)
         report.ended_since = fold.ended
         report.schedules = len(fold.schedules.rows())
         report.schedules_without_body = fold.schedules.without_body()
@@ -533,7 +534,7 @@ class _Run:
             if row.group and not fold.owners.is_closed(row.topic, row.group)
         )
         report.epoch = fold.epoch + (1 if report.clean_stop else EPOCHS_AFTER_CRASH)
-        # An id that was assigned and lost with the end of the history must not be given again.
+        # Ids that were assigned after the last event in the history must not be assigned again.
         newest = max(fold.id_mark, id_floor(self._now_ms, self._shard))
         report.id_mark = str(newest)
 
@@ -543,7 +544,7 @@ class _Run:
         report = self._report
         since_epoch = self._backup.since_epoch
         is_whole = report.exact and self._plan.ids is None and not report.skipped_overdue.count
-        # What is not all that there was follows an epoch that nobody knows.
+        # An incomplete store follows an unknown epoch.
         after = (self._branch.head if is_whole else "") or secrets.token_hex(6)
         if self._takes_all and parse(self._plan.into).kind == "sqlite" and self._backup.store:
             await self._copy_and_change(self._backup.store, after)
@@ -554,33 +555,33 @@ class _Run:
             await self._begin(filler)
             written = 0
             async for task in self._tasks():
-                if self._plan.include_overdue or not self._goes_out_at_once(task):
+                if self._plan.include_overdue or not self._is_deliverable(task):
                     if written % TASKS_AT_ONCE == 0:
                         self._watch("writing", written, report.restored)
                     await filler.put(task)
                     written += 1
 
     async def _copy_and_change(self, store: Store, after: str) -> None:
-        """Fill a SQLite store by copying the backup, and changing in it what events have named:
-        1.2 s where writing every task takes 2.9 s (100,000 tasks, 20,000 events since).
-        ``after`` is as in ``filling``."""
+        """Fill a SQLite store by copying the backup and changing the tasks that have events. This
+        takes 1.2 s where writing every task takes 2.9 s (100,000 tasks, 20,000 later events).
+        ``after``: see ``filling``."""
         fold, backup = self._fold, self._backup
-        gone = fold.gone | {one for one, held in fold.tasks.items() if not held.has_body}
+        removed = fold.gone | {id_ for id_, held in fold.tasks.items() if not held.has_body}
         changed = self._changed()
-        of = len(gone) + sum(held.has_body for held in fold.tasks.values())
+        of = len(removed) + sum(held.has_body for held in fold.tasks.values())
         self._watch("writing", 0, of)
         async with filling(
             self._plan.into, self._report.epoch, self._now_ms, backup.since_epoch, after, store
         ) as filler:
-            await filler.remove(sorted(gone))
+            await filler.remove(sorted(removed))
             await self._begin(filler)
-            written = len(gone)
-            while some := list(islice(changed, TASKS_AT_ONCE)):
+            written = len(removed)
+            while part := list(islice(changed, TASKS_AT_ONCE)):
                 self._watch("writing", written, of)
-                written += len(some)
-                old = [task.row.id for task in some if task.row.id <= backup.id_mark]
+                written += len(part)
+                old = [task.row.id for task in part if task.row.id <= backup.id_mark]
                 before = await store.read(old) if old else {}
-                for task in some:
+                for task in part:
                     if task.row.id <= backup.id_mark:
                         await filler.change(task, before.get(task.row.id))
                     else:
@@ -588,7 +589,7 @@ class _Run:
 
     async def _begin(self, filler: Filler) -> None:
         records = self._backup.small.records
-        # The wheel has come as far as the newest event says; later tasks are not due yet.
+        # The wheel has reached the newest event at least; later tasks are not due yet.
         position_ms = max(self._backup.position_ms, self._report.last_event_ms or 0)
         await filler.begin(
             self._fold.owners.rows(),
@@ -597,7 +598,7 @@ class _Run:
             min(position_ms, self._now_ms),
         )
         await filler.records(
-            {key: row for key, row in records.items() if key[0] not in NOT_AS_THEY_WERE}
+            {key: row for key, row in records.items() if key[0] not in NOT_COPIED}
             | keyed(SCHEDULE, self._fold.schedules.rows())
             | keyed(TRANSACTION, self._fold.transactions.rows())
         )
@@ -605,50 +606,50 @@ class _Run:
     def _endings(self) -> list[tuple[int, Outcome]]:
         newer = self._fold.outcomes
         older = [pair for pair in self._backup.small.outcomes if pair[0] not in newer]
-        found = [*older, *newer.items()][-ENDINGS_MAX:]
-        held = self._fold.tasks
-        return [pair for pair in found if pair[0] not in held]
+        newest = [*older, *newer.items()][-ENDINGS_MAX:]
+        unfinished = self._fold.tasks
+        return [pair for pair in newest if pair[0] not in unfinished]
 
 
 def _shard(plan: Plan, backup: Backup) -> int:
-    found = {shard_of(plan.into), plan.shard} - {None}
+    named = {shard_of(plan.into), plan.shard} - {None}
     if backup.id_mark:
-        found.add(backup.id_mark % ID_STEP)
-    if len(found) > 1:
-        shards = ", ".join(sorted(map(str, found)))
-        raise BadRequest(f"backup, target and --shard are of different shards: {shards}")
-    for shard in found:
+        named.add(backup.id_mark % ID_STEP)
+    if len(named) > 1:
+        text = ", ".join(sorted(map(str, named)))
+        raise BadRequest(f"backup, target and --shard name different shards: {text}")
+    for shard in named:
         assert shard is not None
         return shard
-    there = {name for folder in plan.history for name in _shards(Path(folder))}
-    if len(there) > 1:
-        shards = ", ".join(map(str, sorted(there)))
-        raise BadRequest(f"the history is of the shards {shards}; name one with --shard")
-    return next(iter(there), 0)
+    shards = {number for folder in plan.history for number in _shards(Path(folder))}
+    if len(shards) > 1:
+        text = ", ".join(map(str, sorted(shards)))
+        raise BadRequest(f"the history has the shards {text}; name one with --shard")
+    return next(iter(shards), 0)
 
 
 def _shards(history_dir: Path) -> set[int]:
     names = (path.name.rpartition("-s")[2] for path in (history_dir / STATE).glob("*-s*"))
-    found = {int(name) for name in names if name.isdecimal()}
-    if not found:
-        found = {segment.name.shard for segment in islice(segments.find(history_dir), 10_000)}
-    return found
+    shards = {int(name) for name in names if name.isdecimal()}
+    if not shards:
+        shards = {segment.name.shard for segment in islice(segments.find(history_dir), 10_000)}
+    return shards
 
 
-def _some(events: Iterator[Event]) -> Iterator[list[Event]]:
-    while some := list(islice(events, EVENTS_AT_ONCE)):
-        yield some
+def _parts(events: Iterator[Event]) -> Iterator[list[Event]]:
+    while part := list(islice(events, EVENTS_AT_ONCE)):
+        yield part
 
 
-async def _in_turn(tasks: Iterator[StoredTask]) -> AsyncIterator[StoredTask]:
+async def _as_async(tasks: Iterator[StoredTask]) -> AsyncIterator[StoredTask]:
     for task in tasks:
         yield task
 
 
-def _given_back(task: StoredTask) -> StoredTask:
-    """The task with all deliveries given back: nobody has it now."""
-    back = {ProgressState.IN_FLIGHT: ProgressState.RELEASED}
-    rows = (row._replace(state=back.get(row.state, row.state)) for row in task.progress)
+def _with_released(task: StoredTask) -> StoredTask:
+    """Return the task with all deliveries released, because no consumer has it now."""
+    released = {ProgressState.IN_FLIGHT: ProgressState.RELEASED}
+    rows = (row._replace(state=released.get(row.state, row.state)) for row in task.progress)
     return task._replace(progress=tuple(rows))
 
 
@@ -661,7 +662,7 @@ def _waits(row: ProgressRow) -> bool:
 
 @dataclass(slots=True)
 class Listed:
-    """The tasks of one kind: all are counted, the first ones named."""
+    """The number of tasks of a kind, with up to ``LISTED_MAX`` of their ids."""
 
     count: int = 0
     ids: list[str] = field(default_factory=list)
@@ -674,12 +675,12 @@ class Listed:
 
 @dataclass(slots=True)
 class Report(Replayed):
-    """The result of a restore. Times are ms since 1970; tasks are counts."""
+    """The result of a restore. Times are in milliseconds since 1970; tasks are counts."""
 
     dry_run: bool = False
     backup: str | None = None
     backup_ms: int | None = None
-    """The backup holds what had happened by this time."""
+    """The backup contains all changes before this time."""
     shard: int = 0
     # the history
     history: bool = False
@@ -688,75 +689,75 @@ class Report(Replayed):
     torn_lines: int = 0
     unusable_events: int = 0
     missing_epochs: int = 0
-    """Epochs without any event, between two that have some."""
+    """Number of epochs without events between epochs with events."""
     branches: list[str] = field(default_factory=list)
-    """Why it is not certain to which branch of the store the events belong, in words."""
+    """Reasons, as sentences, for which the branch of some events is uncertain."""
     tail_ms: int | None = None
-    """The time from the newest event to the last append to a spool, in ms."""
+    """Milliseconds from the newest event to the last append to a spool."""
     # the tasks
     restored: int = 0
     from_backup: int = 0
     from_history: int = 0
     """Tasks that were enqueued after the backup."""
     ended_since: int = 0
-    """Tasks that ended after the backup was made, enqueued before or since."""
+    """Tasks that ended after the backup, enqueued before or after it."""
     overdue: int = 0
-    """Restored tasks that are due already, and go out at once."""
+    """Restored tasks that are already due, and will be delivered at once."""
     waiting: int = 0
     dead_letters: int = 0
     groups: int = 0
     schedules: int = 0
     schedules_without_body: list[str] = field(default_factory=list)
-    """Names of schedules put after the backup, whose bodies the history does not hold."""
+    """Names of schedules put after the backup whose bodies are not in the history."""
     transactions_lost: list[str] = field(default_factory=list)
-    """Ids of undecided transactions with half tasks prepared after the backup, which the history
-    does not hold."""
+    """Ids of undecided transactions with half tasks prepared after the backup, which are not in the
+    history."""
     skipped_overdue: Listed = field(default_factory=Listed)
     without_body: Listed = field(default_factory=Listed)
     """Tasks that cannot be restored: enqueued after the backup, without bodies in the history."""
     not_found: Listed = field(default_factory=Listed)
-    """Tasks that were asked for by id and not found."""
+    """Requested ids that were not found."""
     refused: bool = False
-    """Whether nothing was written, because tasks or schedules without a body would be missing."""
+    """Whether nothing was written because tasks or schedules without a body would be missing."""
     epoch: int = 0
     id_mark: str = "0"
 
     @property
     def exact(self) -> bool:
-        """Whether the store is as it was when it was last written, as far as can be known, but for
-        what was left out on demand."""
+        """Whether the restored store equals the original at its last write, as far as is known and
+        apart from requested omissions."""
         missing = self.without_body.count or self.schedules_without_body or self.transactions_lost
         return self.history and self.clean_stop and not self.gaps and not missing
 
     @property
     def gaps(self) -> list[str]:
-        """The known gaps of the history, in words."""
-        found = []
+        """The known gaps of the history, as sentences."""
+        gaps = []
         if self.history and not self.reaches_back:
-            found.append("it begins after the backup was made")
+            gaps.append("it begins after the backup was made")
         if self.missing_events:
-            found.append(f"{self.missing_events:,} events are in no file")
+            gaps.append(f"{self.missing_events:,} events are missing from its files")
         if self.missing_epochs:
-            found.append(
-                f"no event of {self.missing_epochs:,} epochs between others is in any folder (of a"
-                " start that failed, or of a machine whose folder was not named)"
+            gaps.append(
+                f"{self.missing_epochs:,} epochs between others have no events in any folder (a"
+                " start that failed, or a machine whose folder was not named)"
             )
-        found += self.branches
+        gaps += self.branches
         if self.drops:
-            found.append(f"the daemon dropped {self.dropped_events:,} events or more")
+            gaps.append(f"the daemon dropped at least {self.dropped_events:,} events")
         if self.crashes:
-            found.append(
-                f"a daemon crashed since the backup ({self.crashes}); the last batch before that"
-                " may not be in it"
+            gaps.append(
+                f"a daemon crashed since the backup ({self.crashes}); the last batch before the"
+                " crash can be missing"
             )
         if self.lost_bytes:
-            found.append(f"{self.lost_bytes:,} bytes of a spool are torn or damaged")
+            gaps.append(f"{self.lost_bytes:,} bytes of a spool are torn or damaged")
         if self.unusable_events:
-            found.append(f"{self.unusable_events:,} events lack fields")
-        return found
+            gaps.append(f"{self.unusable_events:,} events lack fields")
+        return gaps
 
     def fields(self) -> dict[str, Any]:
-        """The fields of the report for ``--json``."""
+        """Return the fields of the report for ``--json``."""
         return {**asdict(self), "exact": self.exact, "gaps": self.gaps}
 
 
@@ -764,21 +765,21 @@ class Report(Replayed):
 
 
 NICE = 10
-SAID_S = 0.2
-"""Seconds between two reports of how far the restore is."""
+REPORT_S = 0.2
+"""Seconds between two progress reports."""
 PLAN_BYTES_MAX = 4 * 1024 * 1024
 STDIN, STDOUT = 0, 1
 
 
 class _Stopped(Exception):
-    """The daemon does not want the restore any more, or is gone."""
+    """The daemon has stopped the restore, or has ended."""
 
 
 class _Watch:
-    """Reports how far the restore is; raises _Stopped."""
+    """Reports the progress of the restore. Raise _Stopped at the end of standard input."""
 
     def __init__(self) -> None:
-        self._said_s = -SAID_S
+        self._reported_s = -REPORT_S
         self._step = ""
         self._ended = threading.Event()
         threading.Thread(target=self._until_the_end, daemon=True).start()
@@ -792,12 +793,12 @@ class _Watch:
         if self._ended.is_set():
             raise _Stopped
         now_s = time.monotonic()
-        if step != self._step or now_s - self._said_s >= SAID_S:
-            self._step, self._said_s = step, now_s
-            _say({"step": step, "done": done, "of": of})
+        if step != self._step or now_s - self._reported_s >= REPORT_S:
+            self._step, self._reported_s = step, now_s
+            _write_line({"step": step, "done": done, "of": of})
 
 
-def _say(fields: dict[str, Any]) -> None:
+def _write_line(fields: dict[str, Any]) -> None:
     data = json.dumps(fields).encode() + b"\n"
     try:
         while data:
@@ -806,19 +807,19 @@ def _say(fields: dict[str, Any]) -> None:
         raise _Stopped from None
 
 
-def _wanted() -> dict[str, Any]:
+def _read_plan() -> dict[str, Any]:
     data = b""
     while not data.endswith(b"\n"):
         more = os.read(STDIN, 65_536)
         if not more or len(data) > PLAN_BYTES_MAX:
             raise _Stopped
         data += more
-    found: dict[str, Any] = json.loads(data)
-    return found
+    plan: dict[str, Any] = json.loads(data)
+    return plan
 
 
 def _fields(report: Report) -> dict[str, Any]:
-    """The fields of the report, with at most as many names of a kind as ids."""
+    """Return the fields of the report, with at most ``LISTED_MAX`` names of a kind."""
     fields = report.fields()
     for name in ("schedules_without_body", "transactions_lost"):
         names = fields[name]
@@ -827,23 +828,23 @@ def _fields(report: Report) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the restore. Exit code 0: its end was reported."""
+    """Run the restore. Return 0 if its result was reported, 3 if it was stopped."""
     os.nice(NICE)
     try:
-        wanted = _wanted()
-        now_ms = wanted.pop("now_ms")
-        ids = wanted.pop("ids")
+        options = _read_plan()
+        now_ms = options.pop("now_ms")
+        ids = options.pop("ids")
         plan = Plan(
-            **wanted | {"history": tuple(wanted["history"])},
+            **options | {"history": tuple(options["history"])},
             ids=None if ids is None else frozenset(ids),
         )
         try:
             report = asyncio.run(restore(plan, now_ms, _Watch()))
         except (TickwheelError, OSError) as error:
             code = error.code if isinstance(error, TickwheelError) else "store_error"
-            _say({"error": {"code": code, "message": str(error)}})
+            _write_line({"error": {"code": code, "message": str(error)}})
         else:
-            _say({"report": _fields(report)})
+            _write_line({"report": _fields(report)})
     except _Stopped:
         return 3
     return 0

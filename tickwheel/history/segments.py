@@ -1,22 +1,21 @@
-"""The history's folder and its segments: what files are called, finding them by time, their lines.
+"""The history's folder: names of segments, finding them by time, their lines, and retention.
 
-``HISTORY_DIR/dt=2026-11-21/hour=09/NODE-sSHARD-eEPOCH-NNNNNN.jsonl[.gz]`` are segments. Folders are
-UTC, by the time of the event. ``HISTORY_DIR/_state/NODE-sSHARD/`` belongs to one writer: its spool,
-its position and its lock.
+Segments are ``HISTORY_DIR/dt=2026-11-21/hour=09/NODE-sSHARD-eEPOCH-NNNNNN.jsonl[.gz]``, in folders
+by the UTC time of the event. ``HISTORY_DIR/_state/NODE-sSHARD/`` has the spool, the position and
+the lock of one writer.
 
-Readers need nothing of a daemon: not its state, not its locks. A line counts when it ends with a
-line feed and is a JSON object. Anything else is skipped and counted: a crash tears the last line of
-an open segment, and a copy that is still being made ends early.
+Readers do not need a daemon's state or locks. A line is valid if it ends with a line feed and is a
+JSON object. Other lines are skipped and counted: a crash tears the last line of an open segment,
+and an unfinished copy ends early.
 
-What is older than its time is removed, and the oldest when there is too much: whole hours by age,
-single segments by size. Never removed are what a restore from the last backup needs, and an open
-segment of the writer that cleans. Others may clean the same folder at the same time: what is gone
-already is no error.
+Retention removes whole hours by age, and the oldest segments by size. It keeps the segments that a
+restore from the last backup needs, and open segments of the writer that runs it. Several writers
+can clean the same folder concurrently; a missing file is not an error.
 
-``Upkeep`` knows when: by age and size at a set hour, by size whenever a segment is sealed, by the
-use of the disk then and once a minute. The disk is used by others too: what is removed here may
-not help. So only as much is removed as the disk is over its limit, counted by what the files take
-on it. The next look shows the rest: some file systems give blocks back later.
+``Upkeep`` enforces age and size at a set hour, the size whenever a segment is sealed, and the use
+of the disk then and once a minute. Other programs use the disk as well, so removing history does
+not always help. It therefore removes only the bytes above the limit, measured as blocks on the
+disk. The next check notices blocks that some file systems release later.
 """
 
 from __future__ import annotations
@@ -40,13 +39,12 @@ from tickwheel.disk import Use, measure
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 LINE_BYTES_MAX = 1 << 30
-"""The longest line: as long as a batch of the spool may be, because a body's size is a setting
-without a limit. A longer one, or a damaged file without line feeds, is not taken into memory
-whole."""
+"""Maximum bytes of a line, equal to those of a batch in the spool, because the maximum size of a
+body is a setting without a limit. It bounds memory for damaged files without line feeds."""
 STATE = "_state"
 OPEN_END, SEALED_END = ".jsonl", ".jsonl.gz"
 PART = ".tmp-"
-"""The beginning of the name of a file that is not whole yet."""
+"""Prefix of the name of an incomplete file."""
 
 Event = dict[str, Any]
 
@@ -73,26 +71,25 @@ class SegmentName(NamedTuple):
 
 
 def safe_node(node: str) -> str:
-    """A node's name in a form that is fit for file names."""
-    found = _UNSAFE.sub("_", node)[:_NODE_MAX]
-    # A name that begins with a dot or an underscore would hide the file from readers.
-    return f"n{found}" if not found or found[0] in "._" else found
+    """Return a node's name in a form that is valid in file names."""
+    name = _UNSAFE.sub("_", node)[:_NODE_MAX]
+    # Readers ignore files whose names begin with a dot or an underscore.
+    return f"n{name}" if not name or name[0] in "._" else name
 
 
 def state_folder(history_dir: str | Path, node: str, shard: int) -> Path:
-    """The folder with the spool and the position of one daemon's writer."""
+    """Return the folder with the spool and the position of one daemon's writer."""
     return Path(history_dir) / STATE / f"{safe_node(node)}-s{shard}"
 
 
 def state_folders(history_dir: Path, shard: int) -> list[Path]:
-    """The state folders that the writers of a shard have, one for each node."""
-    found = sorted((history_dir / STATE).glob(f"*-s{shard}"))
-    return [folder for folder in found if folder.is_dir()]  # not the mark of the last backup
+    """Return the state folders of a shard's writers, one for each node."""
+    paths = sorted((history_dir / STATE).glob(f"*-s{shard}"))
+    return [path for path in paths if path.is_dir()]  # without the mark of the last backup
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a small file that readers see as a whole. Raises OSError; then the former one is still
-    there."""
+    """Replace a small file atomically. Raise OSError; the old file then stays."""
     part = path.with_name(f"{PART}{path.name}")
     try:
         part.write_text(text)
@@ -112,33 +109,33 @@ def parse_segment(name: str) -> SegmentName | None:
 
 
 def hour_of(time_ms: int) -> int:
-    """The first millisecond of the hour of ``time_ms``."""
+    """Return the first millisecond of the hour of ``time_ms``."""
     return time_ms - time_ms % HOUR_MS
 
 
 def hour_folder(hour_ms: int) -> str:
-    """``dt=2026-11-21/hour=09``, relative to the history's folder."""
-    # Not fromtimestamp: it knows fewer years.
+    """Return an hour's path in the history's folder, such as ``dt=2026-11-21/hour=09``."""
+    # fromtimestamp supports fewer years.
     at = _EPOCH_START + timedelta(milliseconds=hour_ms)
     return f"dt={at.year:04d}-{at.month:02d}-{at.day:02d}/hour={at.hour:02d}"
 
 
 def day_of(name: str) -> int | None:
-    """The first millisecond of the day that ``dt=2026-11-21`` names; None for another folder."""
-    found = _DAY.fullmatch(name)
-    if found is None:
+    """Return the first millisecond of the day ``dt=2026-11-21``, or None for another folder."""
+    match = _DAY.fullmatch(name)
+    if match is None:
         return None
     try:
-        day = datetime.fromisoformat(found[1]).replace(tzinfo=UTC)
+        day = datetime.fromisoformat(match[1]).replace(tzinfo=UTC)
     except ValueError:
         return None
     return (day - _EPOCH_START) // timedelta(milliseconds=1)
 
 
 def hour_in_day(name: str) -> int | None:
-    """The milliseconds after midnight of ``hour=09``; None for another folder."""
-    found = _HOUR.fullmatch(name)
-    hour = int(found[1]) if found is not None else 24
+    """Return the milliseconds after midnight of ``hour=09``, or None for another folder."""
+    match = _HOUR.fullmatch(name)
+    hour = int(match[1]) if match is not None else 24
     return hour * HOUR_MS if hour < 24 else None
 
 
@@ -156,13 +153,13 @@ class Segment:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of what reading came upon."""
+    """Counts of a pass over segments."""
 
     lines: int = 0
     torn: int = 0
-    """Lines that are not whole, or are no JSON object."""
+    """Number of lines that are incomplete, or not a JSON object."""
     unreadable: int = 0
-    """Segments that end in the middle of their compression, or went away."""
+    """Number of segments that are truncated, damaged or missing."""
 
 
 def find(
@@ -172,11 +169,11 @@ def find(
     *,
     shard: int | None = None,
 ) -> list[Segment]:
-    """Segments that may hold events of the time from ``since_ms`` to before ``until_ms``, in the
-    order of their hours; of a sealed one that also lies there open, the sealed one. ``shard``: only
-    those of this shard."""
+    """Return the segments that can have events from ``since_ms`` to before ``until_ms``, in the
+    order of their hours, optionally only those of ``shard``. If a segment exists sealed and open,
+    return the sealed one."""
     low = None if since_ms is None else hour_of(since_ms)
-    found: list[Segment] = []
+    files: list[Segment] = []
     for day_ms, day in _folders(history_dir, day_of):
         if (low is not None and day_ms + DAY_MS <= low) or (
             until_ms is not None and day_ms >= until_ms
@@ -185,8 +182,8 @@ def find(
         for in_day_ms, folder in _folders(day, hour_in_day):
             hour_ms = day_ms + in_day_ms
             if (low is None or hour_ms >= low) and (until_ms is None or hour_ms < until_ms):
-                found += _in_folder(folder, hour_ms)
-    return [one for one in found if shard in (None, one.name.shard)]
+                files += _in_folder(folder, hour_ms)
+    return [segment for segment in files if shard in (None, segment.name.shard)]
 
 
 def _folders(parent: Path, parse: Any) -> list[tuple[int, Path]]:
@@ -211,14 +208,14 @@ def _in_folder(folder: Path, hour_ms: int) -> list[Segment]:
 
 
 def open_segment(path: Path) -> BinaryIO:
-    """Open a segment to read its lines. Raises FileNotFoundError."""
+    """Open a segment to read its lines. Raise FileNotFoundError."""
     if path.suffix == ".gz":
-        return gzip.open(path, "rb")  # type: ignore[return-value]  # it has all that is used
+        return gzip.open(path, "rb")  # type: ignore[return-value]  # it has all methods used here
     return path.open("rb")
 
 
 def raw_lines(path: Path, tally: Tally) -> Iterator[bytes]:
-    """The whole lines of a segment. One that is sealed meanwhile is read on as the sealed one."""
+    """Yield the complete lines of a segment, even if it is sealed before it is opened."""
     try:
         file = open_segment(path)
     except FileNotFoundError:
@@ -240,7 +237,7 @@ def raw_lines(path: Path, tally: Tally) -> Iterator[bytes]:
 
 
 def parse_line(line: bytes, tally: Tally) -> Event | None:
-    """The event in a line; None: it holds none."""
+    """Return the event in a line, or None if the line is invalid."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -252,8 +249,8 @@ def parse_line(line: bytes, tally: Tally) -> Event | None:
 
 
 def events(path: Path, tally: Tally, needles: Iterable[bytes] = ()) -> Iterator[Event]:
-    """The events of one file, in order. ``needles``: only lines that hold one of these are looked
-    at (a search that parses few lines is many times as fast)."""
+    """Yield the events of one file, in order. ``needles``: parse only lines that contain one of
+    these, which is many times faster."""
     wanted = tuple(needles)
     for line in raw_lines(path, tally):
         tally.lines += 1
@@ -265,38 +262,38 @@ def events(path: Path, tally: Tally, needles: Iterable[bytes] = ()) -> Iterator[
 
 
 def last_seqs(history_dir: Path, shard: int, epochs: Collection[int]) -> dict[int, int]:
-    """The highest number of an event in the segments of each of these epochs of a shard."""
-    found = dict.fromkeys(epochs, 0)
+    """Return, for each of these epochs of a shard, the highest event number in its segments."""
+    last = dict.fromkeys(epochs, 0)
     for segment in find(history_dir, shard=shard) if epochs else ():
         epoch = segment.name.epoch
-        if epoch in found:
+        if epoch in last:
             seqs = (e["seq"] for e in events(segment.path, Tally()) if type(e.get("seq")) is int)
-            found[epoch] = max(found[epoch], max(seqs, default=0))
-    return found
+            last[epoch] = max(last[epoch], max(seqs, default=0))
+    return last
 
 
 # --- retention -----------------------------------------------------------------------------------
 
 LAST_BACKUP = "_last_backup"
-"""Begins a name that no node's folder has: see safe_node."""
+"""Prefix of a name that no node's folder can have; see ``safe_node``."""
 LOOK_MS = 60_000
-"""How often the use of the disk is measured."""
+"""Milliseconds between two measurements of the disk."""
 BACKUP_MARGIN_MS = HOUR_MS
-"""How long before its backup, in ms, a restore begins to read: clocks are not exact."""
+"""Milliseconds before its backup at which a restore begins to read, because clocks are inexact."""
 
 
 @dataclass(slots=True)
 class Cleaned:
-    """The segments that a clean-up removed, and those over the limit that it had to keep."""
+    """The result of a clean-up."""
 
     segments: int = 0
     bytes: int = 0
-    """The bytes of the removed segments."""
+    """Bytes of the removed segments."""
     kept_segments: int = 0
-    """Segments over the limit that are newer than the last backup, or are being written."""
+    """Number of segments over the limit that are newer than the last backup, or being written."""
     left_bytes: int = 0
     missing_bytes: int = 0
-    """Bytes that had to be freed, and could not be."""
+    """Bytes that could not be freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,89 +303,89 @@ class Limits:
     retention_ms: int | None = 72 * HOUR_MS
     bytes_max: int | None = None
     disk_warn: float = 1.0
-    """The shares of the disk that may be used; 1: no limit."""
+    """Used share of the disk above which a warning is logged; 1: no limit."""
     disk_clean: float = 1.0
+    """Used share of the disk above which history is removed; 1: no limit."""
 
 
 @dataclass(slots=True)
-class _Found:
+class _Measured:
     segment: Segment
     size: int
     taken: int
-    """The bytes of the disk that the file takes; at least, where a file system does not say."""
+    """Bytes that the file occupies on the disk, at least ``size``."""
     is_busy: bool
     is_needed: bool
-    """Whether a restore from the last backup needs it."""
+    """Whether a restore from the last backup needs the segment."""
 
     @property
-    def may_go(self) -> bool:
-        """Whether it may be removed for its size."""
+    def is_removable(self) -> bool:
+        """Whether the segment can be removed because of its size."""
         return self.segment.name.sealed and not self.is_busy and not self.is_needed
 
 
 def clean(
     history_dir: Path, limits: Limits, now_ms: int, busy: AbstractSet[Path] = frozenset()
 ) -> Cleaned:
-    """Remove what is over the limits of age and size. Raises OSError."""
+    """Remove the segments over the limits of age and size. Raise OSError."""
     cleaned = Cleaned()
-    left: list[_Found] = []
-    for found in _measure(history_dir, busy):
-        end_ms = found.segment.hour_ms + HOUR_MS
+    left: list[_Measured] = []
+    for file in _measure(history_dir, busy):
+        end_ms = file.segment.hour_ms + HOUR_MS
         if limits.retention_ms is not None and end_ms <= now_ms - limits.retention_ms:
-            if not found.is_busy and not found.is_needed:
-                _remove(found, cleaned)
+            if not file.is_busy and not file.is_needed:
+                _remove(file, cleaned)
                 continue
-            cleaned.kept_segments += not found.is_busy
-        left.append(found)
-    cleaned.left_bytes = sum(found.size for found in left)
+            cleaned.kept_segments += not file.is_busy
+        left.append(file)
+    cleaned.left_bytes = sum(file.size for file in left)
     if limits.bytes_max is not None:
-        for found in left:
+        for file in left:
             if cleaned.left_bytes <= limits.bytes_max:
                 break
-            if found.may_go:
-                _remove(found, cleaned)
-                cleaned.left_bytes -= found.size
+            if file.is_removable:
+                _remove(file, cleaned)
+                cleaned.left_bytes -= file.size
         if cleaned.left_bytes > limits.bytes_max:
-            cleaned.kept_segments += sum(not found.may_go for found in left)
+            cleaned.kept_segments += sum(not file.is_removable for file in left)
     return cleaned
 
 
 def free(history_dir: Path, bytes_: int, busy: AbstractSet[Path] = frozenset()) -> Cleaned:
-    """Remove the oldest sealed segments until so many bytes of the disk are free. Raises
-    OSError."""
+    """Remove the oldest sealed segments until ``bytes_`` of the disk were freed. Raise OSError."""
     cleaned = Cleaned(missing_bytes=bytes_)
-    for found in _measure(history_dir, busy):
+    for file in _measure(history_dir, busy):
         if cleaned.missing_bytes <= 0:
             break
-        if found.may_go:
-            _remove(found, cleaned)
-            cleaned.missing_bytes -= found.taken
+        if file.is_removable:
+            _remove(file, cleaned)
+            cleaned.missing_bytes -= file.taken
         else:
             cleaned.kept_segments += 1
     return cleaned
 
 
-def _measure(history_dir: Path, busy: AbstractSet[Path]) -> list[_Found]:
+def _measure(history_dir: Path, busy: AbstractSet[Path]) -> list[_Measured]:
     keep_ms = needed_since_ms(history_dir)
-    found = []
+    measured = []
     for segment in find(history_dir):
         with contextlib.suppress(FileNotFoundError):
             status = segment.path.stat()
             taken = max(status.st_size, status.st_blocks * 512)
             is_needed = keep_ms is not None and segment.hour_ms + HOUR_MS > keep_ms
             is_busy = segment.path in busy
-            found.append(_Found(segment, status.st_size, taken, is_busy, is_needed))
-    return found
+            measured.append(_Measured(segment, status.st_size, taken, is_busy, is_needed))
+    return measured
 
 
-def _remove(found: _Found, cleaned: Cleaned) -> None:
-    path = found.segment.path
+def _remove(file: _Measured, cleaned: Cleaned) -> None:
+    path = file.segment.path
     path.unlink(missing_ok=True)
     cleaned.segments += 1
-    cleaned.bytes += found.size
+    cleaned.bytes += file.size
     for folder in (path.parent, path.parent.parent):
         with contextlib.suppress(OSError):
-            folder.rmdir()  # only when it is empty
+            folder.rmdir()  # fails unless it is empty
 
 
 # --- the last backup -------------------------------------------------------------------------
@@ -399,9 +396,9 @@ def last_backup_file(history_dir: str | Path, shard: int) -> Path:
 
 
 def write_last_backup(history_dir: str | Path, shard: int, time_ms: int, path: str) -> None:
-    """A backup was begun at ``time_ms`` and is whole now: what came after it is needed.
+    """Record a complete backup, begun at ``time_ms``: a restore from it needs all later events.
 
-    Raises OSError.
+    Raise OSError.
     """
     file = last_backup_file(history_dir, shard)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -409,14 +406,14 @@ def write_last_backup(history_dir: str | Path, shard: int, time_ms: int, path: s
 
 
 def last_backup_ms(history_dir: str | Path, shard: int) -> int | None:
-    """When the last backup of this shard was begun; None: none is noted."""
+    """Return the time at which this shard's last backup began; None: no backup is recorded."""
     return _read(last_backup_file(history_dir, shard))
 
 
 def needed_since_ms(history_dir: Path) -> int | None:
-    """From when on some shard's restore needs the history; None: none does."""
+    """Return the time from which on any shard's restore needs the history; None: no backup."""
     marks = list((history_dir / STATE).glob(f"{LAST_BACKUP}-s*"))
-    # A mark that cannot be read still says that there is a backup: nothing goes until it can be.
+    # An unreadable mark still proves a backup; nothing is removed until it is readable.
     times = [_read(mark) or 0 for mark in marks if os.path.lexists(mark)]
     return min(times) - BACKUP_MARGIN_MS if times else None
 
@@ -432,7 +429,7 @@ def _read(file: Path) -> int | None:
 
 
 class Upkeep:
-    """Keeps one history's folder within its limits."""
+    """Enforces the limits of one history's folder."""
 
     def __init__(
         self, history_dir: Path, limits: Limits, clean_hour: int, log: Callable[[str], None],
@@ -443,32 +440,32 @@ class Upkeep:
         self._clean_hour = clean_hour
         self._log = log
         self._measured = measured
-        self._looked_ms: int | None = None
+        self._checked_ms: int | None = None
         self._full_logged = 0
-        """How many segments were over the limit and kept when that was logged last."""
+        """Number of kept segments over the limit in the last log line about them."""
         self._warned = False
         self._stuck_logged = False
 
     def is_hour(self, now_ms: int, cleaned_ms: int) -> bool:
-        """Whether it is the set hour by this machine's clock, or a day was missed."""
+        """Return whether it is ``clean_hour`` in local time, or the last day was missed."""
         since_ms = now_ms - cleaned_ms
         is_hour = time.localtime(now_ms / 1000).tm_hour == self._clean_hour
         return since_ms >= HOUR_MS and (is_hour or since_ms >= DAY_MS)
 
     def daily(self, now_ms: int, busy: AbstractSet[Path]) -> None:
-        """Enforce the limits once a day. Raises OSError."""
+        """Enforce the limits of age and size. Raise OSError."""
         self._clean(self._limits, now_ms, busy)
 
     def sealed(self, now_ms: int, busy: AbstractSet[Path]) -> None:
-        """Enforce the size, after a segment more was sealed. Raises OSError."""
+        """Enforce the limits of size and disk after a segment was sealed. Raise OSError."""
         if self._limits.bytes_max is not None:
             self._clean(Limits(None, self._limits.bytes_max), now_ms, busy)
-        self._look(now_ms, busy)
+        self._check_disk(now_ms, busy)
 
     def now_and_then(self, now_ms: int, busy: AbstractSet[Path]) -> None:
-        """Look at the disk, if the last look was long ago. Raises OSError."""
-        if self._looked_ms is None or abs(now_ms - self._looked_ms) >= LOOK_MS:
-            self._look(now_ms, busy)
+        """Check the disk if the last check is at least ``LOOK_MS`` ago. Raise OSError."""
+        if self._checked_ms is None or abs(now_ms - self._checked_ms) >= LOOK_MS:
+            self._check_disk(now_ms, busy)
 
     def _clean(self, limits: Limits, now_ms: int, busy: AbstractSet[Path]) -> None:
         cleaned = clean(self._dir, limits, now_ms, busy)
@@ -476,17 +473,17 @@ class Upkeep:
             self._log(_removed(cleaned))
         if cleaned.kept_segments > self._full_logged:
             self._log(
-                f"{cleaned.kept_segments} segments are over the limit, and kept because they are"
-                " newer than the last backup, or being written"
+                f"{cleaned.kept_segments} segments are over the limit, but are kept because they"
+                " are newer than the last backup, or being written"
             )
         self._full_logged = cleaned.kept_segments
 
-    def _look(self, now_ms: int, busy: AbstractSet[Path]) -> None:
-        """Measure how full the disk is, and warn or remove segments."""
+    def _check_disk(self, now_ms: int, busy: AbstractSet[Path]) -> None:
+        """Measure the use of the disk, and warn or remove segments."""
         warn, limit = self._limits.disk_warn, self._limits.disk_clean
         if warn >= 1 and limit >= 1:
             return
-        self._looked_ms = now_ms
+        self._checked_ms = now_ms
         use = self._measured(self._dir)
         if warn < 1 and use.share > warn and not self._warned:
             self._log(

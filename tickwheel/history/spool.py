@@ -1,20 +1,20 @@
-"""The spool: what the daemon appends to, batch by batch, and what its writer process reads.
+"""The spool: files to which the daemon appends batches, and which its writer process reads.
 
-One msgpack array ``[batch, [record, …]]`` a batch, written with one ``write`` and without a sync:
-what is written survives the end of the daemon, not a power cut. Invariants:
+Each batch is a msgpack array ``[batch, [record, …]]``, written with one ``write`` and no sync: it
+survives the end of the daemon, but not a power cut. Invariants:
 
-* ``Spool.append`` never raises for what a disk or a record can do, and never waits for the writer.
-  It answers False, ``trouble`` says why, and the caller goes on without that history.
-* A file holds whole arrays, whatever went wrong: what a failed write left is cut off.
-* The file that is appended to is locked as long as its daemon lives. It appears under its name
-  with the lock on it. So the writer knows whether more may come.
-* A torn tail is no error to a reader: an array counts when all of it is there. What is cut off
-  after a full disk must not be remembered, so every call reads the file again from a position,
-  and a position always lies between two arrays.
+* ``Spool.append`` never raises an error for a disk or a record, and never waits for the writer. It
+  returns False, sets ``trouble``, and the caller continues without that part of the history.
+* A file contains only complete arrays: the rest of a failed write is truncated.
+* The current file is locked until its daemon ends, already when it gets its name. The lock tells
+  the writer whether more can follow.
+* A torn tail is not an error for a reader, which reads only complete arrays. It keeps no bytes
+  after them, because a full disk can truncate them: every call reads from a position between two
+  arrays.
 
-A batch is appended when it is durable. ``Pending`` notes it before it goes to the store, so that a
-SIGKILL in between costs no event: the daemon that follows knows from the store whether the batch
-became durable, and appends it then.
+A batch is appended when it is durable. ``Pending`` saves it before the store gets it, so a SIGKILL
+in between loses no event: the next daemon knows from the store whether the batch became durable,
+and then appends it.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ from tickwheel.history.segments import PART, STATE
 ROTATE_BYTES = 16 << 20
 BYTES_MAX = 256 << 20
 FILES_IN_BOUND_MIN = 4
-"""Files within the bound, at least: a file is removed as a whole, so fewer would free little."""
+"""Minimum number of files within the limit; files are removed whole, so fewer would free space too
+rarely."""
 CHUNK_BYTES = 128 << 10
 ARRAY_BYTES_MAX = 1 << 30
-"""The longest array: no batch is as large, so beyond it the bytes are damaged."""
+"""Maximum bytes of an array; a longer one is damage, because no batch is as large."""
 KEPT_BYTES_MAX = 1 << 20
-"""A longer note of a pending batch is given back to the disk at once."""
+"""Bytes of a pending batch above which its file is truncated at once."""
 COUNTER = "spool-number"
-"""The file with the number of the newest spool file."""
+"""Name of the file with the number of the newest spool file."""
 PENDING = "pending-"
-"""With 0 or 1 behind it: the file of a batch that is with the store."""
+"""Prefix of the two files for batches that are being committed, before 0 or 1."""
 
 _NAME = re.compile(r"spool-(\d+)-(\d+)")
 _HEADER = struct.Struct("<QQQI")
-"""The header of a pending batch: epoch, batch, length, checksum of what follows."""
+"""The header of a pending batch: epoch, batch, length and checksum of the data."""
 
 
 class SpoolName(NamedTuple):
@@ -68,36 +69,37 @@ def parse_spool(name: str) -> SpoolName | None:
     return SpoolName(int(found[1]), int(found[2])) if found is not None else None
 
 
-# --- the appending end -----------------------------------------------------------------------
+# --- appending -------------------------------------------------------------------------------
 
 
 class Spool:
-    """Appends the records of one epoch. ``folder`` is ``state_folder(…)``, made if need be."""
+    """Appends the records of one epoch. ``folder`` is ``state_folder(…)``, created if missing."""
 
     def __init__(self, folder: str | Path, epoch: int, bytes_max: int = BYTES_MAX) -> None:
         self._folder = Path(folder)
         self._epoch = epoch
         self._bytes_max = bytes_max
         self._rotate_bytes = max(1, min(ROTATE_BYTES, bytes_max // FILES_IN_BOUND_MIN))
-        # Surrogates cannot come over the wire; a spool must not fail for one all the same.
+        # Clients cannot send surrogates, but a spool must not fail because of one.
         self._pack = msgpack.Packer(unicode_errors="surrogatepass", default=policy_map).pack
         self._fd: int | None = None
         self._path = self._folder
         self._length = 0
         self._others_bytes = 0
-        """The bytes of all other files of the folder at the last look; the writer removes them."""
+        """Bytes of the folder's other files when they were last measured."""
         self.trouble: str | None = None
-        """Why the last append was refused; None: it was not."""
+        """The reason for which the last append failed; None: it succeeded."""
         self.refused = 0
-        """How many batches were refused so far."""
+        """Number of batches that could not be appended."""
 
     def append(self, n: int, records: Sequence[Sequence[Any]]) -> bool:
-        """Append one batch. False: it was not kept, see ``trouble``; nothing of it is there."""
+        """Append one batch as a whole. Return False if it failed; see ``trouble``."""
         data = self.pack(n, records)
         return data is not None and self.append_packed(data)
 
     def pack(self, n: int, records: Sequence[Sequence[Any]]) -> bytes | None:
-        """The bytes to append for a batch; None: it cannot be packed, see ``trouble``."""
+        """Return the bytes to append for a batch, or None if it cannot be packed; see
+        ``trouble``."""
         try:
             data: bytes = self._pack((n, records))
         except (TypeError, ValueError, OverflowError) as error:
@@ -106,14 +108,14 @@ class Spool:
         return data
 
     def append_packed(self, data: bytes) -> bool:
-        """Append a batch that ``pack`` made. False: it was not kept."""
+        """Append the bytes that ``pack`` returned. Return False if it failed."""
         try:
             if self._fd is None or self._length >= self._rotate_bytes:
                 self._rotate()
             if self._length + self._others_bytes + len(data) > self._bytes_max:
                 self._others_bytes = self._measure()
                 if self._length + self._others_bytes + len(data) > self._bytes_max:
-                    return self._refuse(f"it holds its {self._bytes_max} bytes already")
+                    return self._refuse(f"the spool is full; the limit is {self._bytes_max} bytes")
             self._write(data)
         except OSError as error:
             return self._refuse(str(error))
@@ -121,7 +123,7 @@ class Spool:
         return True
 
     def close(self, clean: bool = False) -> None:
-        """End the appending. ``clean``: make what is there survive a power cut."""
+        """Close the current file. ``clean``: sync it first."""
         if self._fd is None:
             return
         with contextlib.suppress(OSError):
@@ -130,8 +132,8 @@ class Spool:
         self._release()
 
     def is_lost(self) -> bool:
-        """Whether nobody would read what is appended, because the file or its folder was removed or
-        moved. Asked now and then; the next append after a yes begins another file."""
+        """Return whether the current file or its folder was removed or moved, so that nobody would
+        read it. If it was, the next append begins a new file."""
         if self._fd is None:
             return False
         try:
@@ -146,11 +148,11 @@ class Spool:
 
     @property
     def bytes_held(self) -> int:
-        """About how many bytes wait for the writer."""
+        """Approximate bytes that wait for the writer."""
         return self._length + self._others_bytes
 
     def measure(self) -> int:
-        """How many bytes wait for the writer, measured now."""
+        """Measure and return the bytes that wait for the writer."""
         with contextlib.suppress(OSError):
             self._others_bytes = self._measure()
         return self.bytes_held
@@ -174,7 +176,7 @@ class Spool:
         self._length += written
 
     def _cut(self) -> None:
-        """Cut off what a failed write left; if that fails too, leave the file for good."""
+        """Truncate the rest of a failed write. If that fails, abandon the file."""
         assert self._fd is not None
         try:
             os.ftruncate(self._fd, self._length)
@@ -189,7 +191,7 @@ class Spool:
             self._length = 0
 
     def _rotate(self) -> None:
-        """Begin the next file; if that fails, the one before stays in use."""
+        """Begin the next file. If that fails, the current file stays in use."""
         self._folder.mkdir(parents=True, exist_ok=True)
         number = self._next_number()
         path = self._folder / str(SpoolName(self._epoch, number))
@@ -214,7 +216,7 @@ class Spool:
         self._others_bytes = self._measure()
 
     def _next_number(self) -> int:
-        """A number above all that were ever used here: epochs begin anew with a new store."""
+        """Return a number above all used in this folder, because a new store repeats epochs."""
         used = [name.number for name in map(parse_spool, os.listdir(self._folder)) if name]
         with contextlib.suppress(OSError, ValueError):
             used.append(int((self._folder / COUNTER).read_text()))
@@ -230,20 +232,20 @@ class Spool:
         return total - self._length
 
 
-# --- the reading end -------------------------------------------------------------------------
+# --- reading ---------------------------------------------------------------------------------
 
 
 class Chunk(NamedTuple):
-    """Some arrays of a spool file, and where the next one begins."""
+    """Consecutive arrays of a spool file, and the offset of the next array."""
 
     arrays: list[tuple[int, list[Any]]]
     offset: int
     damaged: str = ""
-    """Why nothing can be read from ``offset`` on; empty: nothing is wrong."""
+    """The reason for which the file cannot be read from ``offset`` on; empty: no damage."""
 
 
 def files(folder: Path) -> list[SpoolName]:
-    """The spool files of a folder, oldest first."""
+    """Return the spool files of a folder, oldest first."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -252,7 +254,7 @@ def files(folder: Path) -> list[SpoolName]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether the daemon that appends to the file lives, so that more may come."""
+    """Return whether a running daemon can still append to the file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -268,9 +270,9 @@ def is_held(path: Path) -> bool:
 
 
 def read_chunk(path: Path, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Chunk:
-    """Arrays of about ``chunk_bytes`` from ``offset`` on; none when none is whole.
+    """Read complete arrays of about ``chunk_bytes`` from ``offset`` on, possibly none.
 
-    Raises OSError.
+    Raise OSError.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -280,20 +282,20 @@ def read_chunk(path: Path, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Chunk
 
 
 def read_open(fd: int, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Chunk:
-    """``read_chunk`` of an open file."""
+    """Read from an open file as ``read_chunk`` does."""
     size = os.fstat(fd).st_size
     while True:
         data = os.pread(fd, chunk_bytes, offset)
-        found = _parse(data, offset)
-        if found.arrays or found.damaged or offset + len(data) >= size:
-            return found
+        chunk = _parse(data, offset)
+        if chunk.arrays or chunk.damaged or offset + len(data) >= size:
+            return chunk
         if chunk_bytes > ARRAY_BYTES_MAX:
-            return found._replace(damaged=f"an array is longer than {ARRAY_BYTES_MAX} bytes")
+            return chunk._replace(damaged=f"an array is longer than {ARRAY_BYTES_MAX} bytes")
         chunk_bytes *= 4
 
 
 def _parse(data: bytes, offset: int) -> Chunk:
-    # A limit for each of the lengths that damaged bytes may claim: memory is asked for by them.
+    # Damaged bytes can contain any length; this bounds the memory that msgpack allocates.
     unpacker = msgpack.Unpacker(
         strict_map_key=False, unicode_errors="surrogatepass", max_buffer_size=ARRAY_BYTES_MAX
     )
@@ -318,52 +320,53 @@ def _is_batch(array: Any) -> bool:
     )
 
 
-# --- the batch that is with the store --------------------------------------------------------
+# --- pending batches -------------------------------------------------------------------------
 
 
 class Pending:
-    """One epoch's. Raises nothing: where it cannot be written, a kill may cost a batch.
+    """The batches of one epoch that are being committed. It raises no errors; if it cannot write, a
+    SIGKILL can lose a batch.
 
-    There are two places, taken in turn, because a batch may be sent to the store while the one
-    before it is being appended. A successor crosses out what it takes: a daemon that was only
-    frozen sees that, and does not append it a second time. Nothing is synced, as everywhere in
-    the history.
+    Two files are used in turn, because a batch can be sent to the store while the previous one is
+    being appended. A successor zeroes the header of a batch that it takes; a daemon that was only
+    paused sees that, and does not append the batch again. Nothing is synced, as everywhere in the
+    history.
     """
 
     def __init__(self, folder: Path, epoch: int) -> None:
         self._epoch = epoch
         self._fds: list[int] = []
         self._noted: dict[int, bytes] = {}
-        """Number of a noted batch → its header."""
+        """Number of a saved batch → its header."""
         with contextlib.suppress(OSError):
             for slot in range(2):
                 flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
                 self._fds.append(os.open(folder / f"{PENDING}{slot}", flags, 0o640))
 
     def note(self, n: int, data: bytes) -> None:
-        """Note ``data``, which is to be appended when the batch is durable."""
+        """Save ``data``, which will be appended when the batch is durable."""
         slot = n % 2
         if slot >= len(self._fds):
             return
         header = _HEADER.pack(self._epoch, n, len(data), zlib.crc32(data))
-        # Half of it, on a full disk, has a wrong checksum, and need not be crossed out.
+        # A partial write, on a full disk, has a wrong checksum and needs no zeroing.
         with contextlib.suppress(OSError):
             if os.pwritev(self._fds[slot], (header, data), 0) == len(header) + len(data):
                 self._noted[n] = header
 
     def is_taken(self, n: int) -> bool:
-        """Whether a successor has taken the batch."""
+        """Return whether a successor has taken the batch."""
         if n not in self._noted:
             return False
         try:
             header = os.pread(self._fds[n % 2], _HEADER.size, 0)
         except OSError:
             return False
-        # Crossed out, that is: a file that was emptied or damaged is no reason to drop a batch.
+        # Only a zeroed header counts; a truncated or damaged file must not drop a batch.
         return len(header) == _HEADER.size and not any(header)
 
     def kept(self, n: int) -> None:
-        """Cross out a batch that is appended, or never will be."""
+        """Zero the header of a batch that was appended, or never will be."""
         header = self._noted.pop(n, None)
         if header is None:
             return
@@ -374,7 +377,7 @@ class Pending:
                 os.pwrite(self._fds[n % 2], bytes(len(header)), 0)
 
     def close(self, clean: bool = False) -> None:
-        """Close the files; ``clean``: nothing in them is needed any more."""
+        """Close the files; ``clean``: also empty them."""
         fds, self._fds = self._fds, []
         self._noted.clear()
         for fd in fds:
@@ -387,25 +390,25 @@ class Pending:
 def take_pending(
     history_dir: Path, shard: int, epoch: int, last_batch: int
 ) -> list[tuple[int, bytes]]:
-    """What the daemon before ``epoch`` left though it was durable, by number; it is removed.
+    """Remove and return the durable pending batches of the epoch before ``epoch``, by number.
 
-    Only of the epoch right before: later ones may have used the number for another batch. What
-    is of ``epoch`` or later belongs to whoever succeeded a daemon that was frozen in its start.
+    Batches of older epochs are ignored, because later epochs can have used their numbers. Batches
+    of ``epoch`` or later belong to the successor of a daemon that was paused in its start.
     """
-    found: list[tuple[int, bytes]] = []
+    taken: list[tuple[int, bytes]] = []
     for path in (history_dir / STATE).glob(f"*-s{shard}/{PENDING}[01]"):
         with contextlib.suppress(OSError):
             with path.open("rb+") as file:
                 data = file.read()
                 header = data[: _HEADER.size].ljust(_HEADER.size, b"\0")
-                its_epoch, n, length, checksum = _HEADER.unpack(header)
-                if its_epoch >= epoch:
+                batch_epoch, n, length, checksum = _HEADER.unpack(header)
+                if batch_epoch >= epoch:
                     continue
                 file.seek(0)
                 file.write(bytes(_HEADER.size))
             path.unlink()
             body = data[_HEADER.size : _HEADER.size + length]
             is_whole = len(body) == length and zlib.crc32(body) == checksum
-            if length and is_whole and its_epoch + 1 == epoch and n <= last_batch:
-                found.append((n, body))
-    return sorted(found)
+            if length and is_whole and batch_epoch + 1 == epoch and n <= last_batch:
+                taken.append((n, body))
+    return sorted(taken)

@@ -1,37 +1,35 @@
-"""The writer process of the history: it turns what the daemon has put into the spool into files.
+"""The writer process of the history, which writes the events in the spool into segment files.
 
-``Writer`` puts its work together, step by step, for one state folder: lines, sealing, retention.
-``Follower`` reads the spool files of all epochs, chunk by chunk. An epoch is over when the daemon
-that wrote it is gone, or has begun another file, and everything is read.
+``Writer`` combines the steps for one state folder: lines, sealing, retention. ``Follower`` reads
+the spool files of all epochs in chunks. An epoch ends when its daemon has ended or begun another
+file, and everything was read.
 
-``Position`` is spool position, last number given, and lengths of open segments, as one. It is saved
-after the lines are written, so a writer that is killed in between finds the old position, cuts the
-segments to the lengths in it, and writes the same lines with the same numbers again.
+``Position`` has the spool position, the last event number, and the lengths of open segments. It is
+saved after the lines are written. A writer that was killed before that starts at the old position,
+truncates the segments to its lengths, and writes the same lines with the same numbers again.
 
-``Output`` appends lines to the file of their hour. Every write names its offset, so a write that
-failed half way is repeated over itself, and a reader never sees other bytes at a place. A full file
-is followed by the next one. A file that gets no more lines is ripe and goes to the sealer.
+``Output`` appends lines to the file of their hour. Every write has an explicit offset, so a retry
+overwrites a partial write, and a reader never sees bytes change. A full file is followed by the
+next one. A file that gets no more lines is ripe, and goes to the sealer.
 
-``Sealer`` makes a compressed segment of it that never changes, a piece at a time. The compressed
-file appears under its name when it is whole and on the disk; then the open one goes. Cut off
-anywhere, sealing begins again: the open one is still there.
+``Sealer`` compresses it, piece by piece, into a segment that never changes. The compressed file
+gets its name when it is complete and synced; then the open file is removed. Interrupted sealing
+starts again from the open file.
 
 Invariants:
 
-* Lines are written, then the position is saved, then both are held in memory. Whatever fails or
-  is killed in between, the same lines are written again with the same numbers.
-* A spool file is removed when what came from it is written and the position says so.
-* What cannot be read or understood is counted in a ``dropped`` event and logged. Nothing is left
-  out silently.
+* Lines are written, then the position is saved, then the position in memory is updated. After any
+  failure in between, the same lines are written again with the same numbers.
+* A spool file is removed after its lines are written and the saved position is behind it.
+* Records that are unreadable or invalid are counted in a ``dropped`` event and logged.
 
-The daemon starts and watches ``python -m tickwheel.history.writer``, at a low priority. It can also
-be run by hand, to finish what a daemon that is gone has left. Standard input is a pipe from the
-daemon: a byte in it is a wake-up, its end says that the daemon is gone. Then what is there is
-written, sealed when no daemon holds the spool any more, and the process ends.
+The daemon starts and watches ``python -m tickwheel.history.writer`` at a low priority. It can also
+be run by hand, to finish the spool of a daemon that has ended. Standard input is a pipe from the
+daemon: a byte wakes the writer, and its end means that the daemon has ended. Then the writer writes
+the rest, seals it once no daemon holds the spool, and ends.
 
-A state folder has one writer at a time, by its lock. Another writer waits for the end of the first
-one, or for that of its own daemon. When the folder is removed or moved the process ends, to be
-started again.
+A lock gives a state folder one writer at a time. Another writer waits for the end of the first one
+or of its own daemon. If the folder is removed or moved, the process ends and is restarted.
 """
 
 from __future__ import annotations
@@ -75,13 +73,13 @@ SEGMENT_BYTES = 64 << 20
 RETENTION_S = 72 * 3600.0
 CLEAN_HOUR = 4
 DISK_WARN, DISK_CLEAN = 0.75, 0.85
-"""The shares of the disk from which on it is warned, and history is removed."""
+"""Used shares of the disk above which the writer warns, and removes history."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterOptions:
-    """What one daemon's writer is told. Without ``retention_s``, ``bytes_max`` and ``disk_clean``
-    nothing is removed."""
+    """Options of a daemon's writer. Without ``retention_s``, ``bytes_max`` and ``disk_clean``, the
+    writer removes no history."""
 
     folder: str
     node: str
@@ -99,12 +97,12 @@ class WriterOptions:
         return Limits(retention_ms, self.bytes_max, self.disk_warn, self.disk_clean)
 
     def command(self) -> list[str]:
-        """The command line of the writer. Its standard input is to be a pipe that ends with the
-        daemon; its standard error holds lines for the daemon's log."""
+        """Return the writer's command line. Its standard input must be a pipe that ends with the
+        daemon; its standard error has lines for the daemon's log."""
         command = [sys.executable, "-m", "tickwheel.history.writer"]
-        for one in fields(WriterOptions):
-            if (value := getattr(self, one.name)) is not None:
-                command += [_flag(one.name), str(value)]
+        for option in fields(WriterOptions):
+            if (value := getattr(self, option.name)) is not None:
+                command += [_flag(option.name), str(value)]
         return command
 
 
@@ -113,64 +111,64 @@ def _flag(name: str) -> str:
 
 
 def parsed(arguments: Sequence[str] | None) -> WriterOptions:
-    """The options on a command line of the writer."""
+    """Parse the options of the writer's command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tickwheel.history.writer", description=__doc__.partition("\n")[0]
     )
     kinds = {"str": str, "int": int, "float": float}
-    for one in fields(WriterOptions):
-        is_needed = one.default is MISSING
+    for option in fields(WriterOptions):
+        is_required = option.default is MISSING
         parser.add_argument(
-            _flag(one.name), dest=one.name, type=kinds[str(one.type).split()[0]],
-            required=is_needed, default=None if is_needed else one.default,
+            _flag(option.name), dest=option.name, type=kinds[str(option.type).split()[0]],
+            required=is_required, default=None if is_required else option.default,
         )  # fmt: skip
     return WriterOptions(**vars(parser.parse_args(arguments)))
 
 
-# --- how far it is, and what is open ------------------------------------------------------------
+# --- the position --------------------------------------------------------------------------------
 
 
 POSITION = "position.json"
 VERSION = 1
 EPOCHS_MAX = 512
-"""Past epochs whose last numbers are kept: an epoch begins anew with a new store, and its numbers
-must go on."""
+"""Maximum epochs whose last event numbers are kept: a new store can begin the same epoch again, in
+which event numbers must continue."""
 
 
 @dataclass(slots=True)
 class Place:
-    """The place in one epoch: spool file, offset of its next array, number of the last event."""
+    """The position in one epoch: spool file, offset of its next array, number of the last event."""
 
     file: int = 0
     offset: int = 0
     seq: int = 0
     last_ms: int = 0
-    """The time of the newest event."""
+    """Time of the newest event."""
 
 
 @dataclass(slots=True)
 class Position:
-    """All that a writer must know when it starts again."""
+    """The state that a writer saves for its next start."""
 
     number: int = 0
-    """The number of the newest segment."""
+    """Number of the newest segment."""
     epochs: dict[int, Place] = field(default_factory=dict)
-    """Epoch → its place; the epoch that was written last is at the end."""
+    """Epoch → its place; the epoch written last is at the end."""
     open: dict[str, int] = field(default_factory=dict)
-    """Segments that are being written: path below the history's folder → length in bytes."""
+    """Open segments: path below the history's folder → length in bytes."""
     cleaned_ms: int = 0
-    """When retention was last enforced at its hour."""
+    """Time at which the daily retention last ran."""
 
     def place(self, epoch: int) -> Place:
         return self.epochs.get(epoch) or Place()
 
     def moved(self, epoch: int, place: Place) -> dict[int, Place]:
-        """The epochs, with one of them at another place."""
+        """Return the epochs, with ``epoch`` at another place."""
         others = {other: at for other, at in self.epochs.items() if other != epoch}
         return others | {epoch: place}
 
     def save(self, folder: Path) -> None:
-        """Save the position. Raises OSError; then the former one is still there."""
+        """Save the position. Raise OSError; the saved position is then unchanged."""
         for epoch in list(self.epochs)[:-EPOCHS_MAX]:
             del self.epochs[epoch]
         text = json.dumps(
@@ -189,7 +187,7 @@ class Position:
 
 
 def load_position(folder: Path) -> Position | None:
-    """The position that was saved; None when there is none that can be read. Raises OSError."""
+    """Return the saved position, or None if it is missing or unreadable. Raise OSError."""
     try:
         saved = json.loads((folder / POSITION).read_bytes())
         if saved["v"] != VERSION:
@@ -210,19 +208,20 @@ def load_position(folder: Path) -> Position | None:
 
 
 OPEN_MAX = 4
-"""Hours that are open at once: the current and the last one, and for clocks that went back."""
+"""Maximum hours with open segments: the current and the previous one, and others for clocks that
+were set back."""
 LATE_MS = 60_000
-"""How long after its end, in ms, an hour may still get events."""
+"""Milliseconds after its end for which an hour stays open."""
 PIECE_BYTES = 1 << 20
 """Bytes of an open segment that one step seals."""
 GZIP_LEVEL = 3
 _GZIP = 31
-"""The zlib setting for a gzip header, without a time, so that equal lines are equal bytes."""
+"""The zlib setting for a gzip header without a time: equal lines give equal bytes."""
 
 
 @dataclass(slots=True)
 class OpenSegment:
-    """A file that lines are being appended to."""
+    """A segment to which lines are appended."""
 
     path: Path
     fd: int
@@ -241,31 +240,31 @@ class Output:
         self._open: dict[tuple[int, int], OpenSegment] = {}
         self.number = 0
         self.ripe: list[Path] = []
-        """Files that are closed here, to be sealed."""
+        """Closed files that must be sealed."""
 
     def resume(self, position: Position | None) -> None:
-        """Go on with what a writer before this one left.
+        """Continue with the files of an earlier writer.
 
-        What is newer than its position is removed: the spool still holds it, and it will be
-        written again. Without a position nothing is known to be repeated, so all is kept.
+        Lines after its position are removed: they are still in the spool, and will be written
+        again. Without a position all lines are kept.
         """
         mine = [
             segment
             for segment in segments.find(self._dir, shard=self._shard)
             if segment.name.node == self._node
         ]
-        known = position or Position(max((s.name.number for s in mine), default=0))
-        self.number = known.number
+        saved = position or Position(max((s.name.number for s in mine), default=0))
+        self.number = saved.number
         for segment in mine:
             if segment.name.sealed:
-                # Whoever was killed while it sealed has left what it is made of beside it.
+                # A writer killed during sealing has left the open file.
                 open_name = str(segment.name._replace(sealed=False))
                 segment.path.with_name(open_name).unlink(missing_ok=True)
                 continue
-            length = known.open.get(self._key(segment.path))
+            length = saved.open.get(self._key(segment.path))
             if length is not None:
                 self._reopen(segment, length)
-            elif segment.name.number > known.number:
+            elif segment.name.number > saved.number:
                 segment.path.unlink()
             else:
                 self.ripe.append(segment.path)
@@ -277,7 +276,7 @@ class Output:
         fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(fd).st_size < length or key in self._open:
-                # A power cut took the end; what is left is as it is.
+                # A power cut has lost the end; keep the rest.
                 os.close(fd)
                 self.ripe.append(segment.path)
                 return
@@ -290,10 +289,10 @@ class Output:
     # --- writing -----------------------------------------------------------------------------
 
     def write(self, epoch: int, texts: dict[int, list[str]]) -> dict[str, int]:
-        """Append lines to their hours; returns the new lengths of all open segments.
+        """Append lines to the segments of their hours. Return the new lengths of all open segments.
 
-        Raises OSError: then nothing counts as written until ``keep`` is called, and the same
-        lines may be written again.
+        Lines count as written only after ``keep``. Raise OSError; the same lines can then be
+        written again.
         """
         self._forget_removed()
         lengths = self.lengths()
@@ -308,7 +307,7 @@ class Output:
         return lengths
 
     def keep(self, lengths: dict[str, int]) -> None:
-        """Keep the lengths that ``write`` returned: they were saved with the position."""
+        """Take over the lengths that ``write`` returned, after they were saved."""
         for segment in self._open.values():
             segment.length = lengths[self._key(segment.path)]
 
@@ -316,7 +315,7 @@ class Output:
         return {self._key(s.path): s.length for s in self._open.values()}
 
     def _forget_removed(self) -> None:
-        """Forget open files that somebody removed; lines go to a file that readers find."""
+        """Forget open files that were removed, so that lines go to a new, visible file."""
         for key, segment in list(self._open.items()):
             if not os.fstat(segment.fd).st_nlink:
                 os.close(segment.fd)
@@ -338,40 +337,41 @@ class Output:
     # --- closing -----------------------------------------------------------------------------
 
     def ripen(self, reached_ms: int) -> bool:
-        """Close full segments and those of past hours; events up to ``reached_ms`` are written."""
-        found = [
+        """Close full segments, and those of hours before ``reached_ms``, up to which events are
+        written. Return whether any was closed."""
+        ripe = [
             s
             for s in self._open.values()
             if s.length >= self._segment_bytes or s.hour_ms + HOUR_MS + LATE_MS <= reached_ms
         ]
-        rest = [s for s in self._open.values() if s not in found]
+        rest = [s for s in self._open.values() if s not in ripe]
         if len(rest) > OPEN_MAX:
-            found += sorted(rest, key=lambda s: s.hour_ms)[: len(rest) - OPEN_MAX]
-        return self._close(found)
+            ripe += sorted(rest, key=lambda s: s.hour_ms)[: len(rest) - OPEN_MAX]
+        return self._close(ripe)
 
     def end_epoch(self, epoch: int) -> bool:
-        """Close the segments of an epoch, of which no more comes."""
+        """Close the segments of an epoch that has ended."""
         return self._close([s for s in self._open.values() if s.epoch == epoch])
 
     def end(self) -> None:
         self._close(list(self._open.values()))
 
     def release(self) -> None:
-        """Close the files as they are."""
+        """Close the files without sealing them."""
         for segment in self._open.values():
             os.close(segment.fd)
         self._open.clear()
 
-    def _close(self, found: list[OpenSegment]) -> bool:
-        for segment in found:
+    def _close(self, closed: list[OpenSegment]) -> bool:
+        for segment in closed:
             del self._open[segment.epoch, segment.hour_ms]
             os.close(segment.fd)
             self.ripe.append(segment.path)
-        return bool(found)
+        return bool(closed)
 
     @property
     def busy(self) -> set[Path]:
-        """The files that nobody else may remove."""
+        """The files that retention must not remove."""
         return {s.path for s in self._open.values()} | set(self.ripe)
 
 
@@ -384,7 +384,7 @@ class Sealer:
     def __init__(self) -> None:
         self._waiting: deque[Path] = deque()
         self._sealing: Generator[None] | None = None
-        """The sealing of the first one that waits, if it has begun."""
+        """The sealing of the first waiting segment, if it has begun."""
         self.sealed = 0
 
     def add(self, path: Path) -> None:
@@ -396,11 +396,11 @@ class Sealer:
 
     @property
     def paths(self) -> set[Path]:
-        """The files that nobody else may remove."""
+        """The files that retention must not remove."""
         return set(self._waiting)
 
     def step(self) -> bool:
-        """Seal one piece; whether there was one. Raises OSError; call again later."""
+        """Seal one piece. Return False if there was none. Raise OSError; call again later."""
         if not self._waiting:
             return False
         self._sealing = self._sealing or _seal(self._waiting[0])
@@ -416,14 +416,14 @@ class Sealer:
         return True
 
     def abandon(self) -> None:
-        """Leave a half sealed segment; it begins again with the next ``step``."""
+        """Abandon a partly sealed segment; the next ``step`` starts it again."""
         if self._sealing is not None:
             self._sealing.close()
             self._sealing = None
 
 
 def _seal(source: Path) -> Generator[None]:
-    """Seal one segment, a piece at a time; one that is abandoned leaves nothing but ``source``."""
+    """Seal one segment, a piece at a time. Abandoned sealing leaves only ``source``."""
     target = source.with_name(source.name + ".gz")
     try:
         reading = source.open("rb")
@@ -431,7 +431,7 @@ def _seal(source: Path) -> Generator[None]:
         return
     with reading:
         left = _whole_bytes(reading.fileno())
-        # Else there is nothing in it; or it was sealed, and only the removal was cut off.
+        # Otherwise it is empty; or it was sealed, and only the removal was interrupted.
         if left and not target.exists():
             part = source.with_name(f"{PART}{target.name}")
             try:
@@ -454,7 +454,7 @@ def _seal(source: Path) -> Generator[None]:
 
 
 def _whole_bytes(fd: int) -> int:
-    """The bytes of a file up to the end of its last whole line."""
+    """Return the bytes of a file up to the end of its last complete line."""
     end = os.fstat(fd).st_size
     while end:
         start = max(0, end - PIECE_BYTES)
@@ -469,12 +469,12 @@ def _whole_bytes(fd: int) -> int:
 
 
 LITTLE_BYTES = 64 << 10
-"""Bytes of spool; a step that has taken fewer is not behind."""
+"""Bytes of spool in one step; a step with fewer has caught up."""
 UPKEEP_MS = 1_000
 TIME_MS_MAX = 4_102_444_800_000
-"""1 January 2100; a later time is taken for damage."""
+"""1 January 2100; a later time counts as damage."""
 DAMAGES_LOGGED_MAX = 20
-"""Damages that are logged: they come in crowds."""
+"""Maximum number of damages that are logged."""
 
 Log = Callable[[str], None]
 
@@ -502,8 +502,8 @@ class Writer:
         self._upkeep_ms = 0
 
     def step(self) -> int:
-        """Write some lines and seal a piece; the bytes of spool that were dealt with, or 1 when
-        there is more to seal. 0: there is nothing to do. Raises OSError."""
+        """Write some lines and seal a piece. Return the bytes of spool that were processed, 1 if
+        only sealing is left, or 0 if there is nothing to do. Raise OSError."""
         done = self.follower.step()
         behind = done >= LITTLE_BYTES
         self._ripen(self.follower.newest_ms if behind else self._now_ms())
@@ -512,7 +512,8 @@ class Writer:
         return done or int(self.sealer.busy)
 
     def finish(self) -> bool:
-        """Write and seal everything; whether all could be sealed. Raises OSError."""
+        """Write and seal everything. Return False if a daemon still holds the spool. Raise
+        OSError."""
         while self.step():
             pass
         if not self.follower.held:
@@ -524,7 +525,7 @@ class Writer:
         return not self.follower.held
 
     def _first_position(self, shard: int) -> Position:
-        """The position when none was saved: behind the highest numbers in the segments."""
+        """Return the position without a saved one: after the last event numbers in segments."""
         epochs = {name.epoch for name in spool.files(self._folder)}
         places = {
             epoch: Place(seq=seq)
@@ -534,7 +535,7 @@ class Writer:
         return Position(number=self.output.number, epochs=places)
 
     def close(self) -> None:
-        """Close the files as they are; the next writer goes on from there."""
+        """Close the files; the next writer continues with them."""
         self.sealer.abandon()
         self.output.release()
 
@@ -576,16 +577,16 @@ class Follower:
         self._renderers: dict[int, Renderer] = {}
         self._damages = 0
         self.events = 0
-        """Lines written since the start."""
+        """Number of lines written since the start."""
         self.held = False
-        """Whether some daemon may append more, as far as the last ``step`` saw."""
+        """Whether a daemon could still append to the spool at the last ``step``."""
         self.newest_ms = 0
-        """The time of the event that was written last."""
+        """Time of the event written last."""
 
     def step(self) -> int:
-        """Take what one chunk holds; the bytes of spool that were dealt with, 0: nothing is there.
+        """Write the lines of one chunk. Return the bytes of spool that were processed; 0: none.
 
-        Raises OSError: nothing is lost, call again later.
+        Raise OSError; nothing is lost, call again later.
         """
         self.held = False
         for epoch, names in self._by_epoch().items():
@@ -595,23 +596,23 @@ class Follower:
         return 0
 
     def _by_epoch(self) -> dict[int, list[SpoolName]]:
-        found: dict[int, list[SpoolName]] = {}
+        names: dict[int, list[SpoolName]] = {}
         for name in spool.files(self._folder):
             if name.number < self.position.place(name.epoch).file:
-                # Read to its end; only the removal was cut off.
+                # It was read completely; only its removal was interrupted.
                 (self._folder / str(name)).unlink(missing_ok=True)
             else:
-                found.setdefault(name.epoch, []).append(name)
-        return found
+                names.setdefault(name.epoch, []).append(name)
+        return names
 
     def _step(self, epoch: int, names: list[SpoolName]) -> int:
-        # A copy: should writing fail, the position must be as it was.
+        # A copy, because a failed write must leave the position unchanged.
         place = replace(self.position.place(epoch))
         name = names[0]
         path = self._folder / str(name)
         if name.number != place.file:
             place = replace(place, file=name.number, offset=0)
-        # Asked before reading: what is appended after the answer cannot be the last.
+        # Checked before reading: if nobody holds the file then, the chunk has its end.
         held = len(names) == 1 and spool.is_held(path)
         self.held = self.held or held
         chunk = spool.read_chunk(path, place.offset, self._chunk_bytes)
@@ -621,7 +622,7 @@ class Follower:
         size = path.stat().st_size
         rest = size - chunk.offset
         if chunk.damaged or (rest and not held):
-            why = chunk.damaged or "the end is torn"
+            why = chunk.damaged or "its end is torn"
             self._log_damage(f"{rest} bytes of {name} are lost: {why}")
             record = [
                 EventKind.DROPPED,
@@ -639,7 +640,7 @@ class Follower:
     # --- writing -----------------------------------------------------------------------------
 
     def _take(self, epoch: int, place: Place, records: list[Any]) -> None:
-        """Write the lines of ``records``, and count on in ``place``."""
+        """Write the lines of ``records``, and advance ``place``."""
         texts: dict[int, list[str]] = {}
         renderer = self._renderers.get(epoch)
         if renderer is None:
@@ -650,11 +651,11 @@ class Follower:
                 time_ms = record[1]
                 lines = renderer.render(record, place.seq + 1)
                 if not 0 <= time_ms < TIME_MS_MAX:
-                    raise ValueError(f"the time {time_ms} is none")
+                    raise ValueError(f"the time {time_ms} is not between 0 and {TIME_MS_MAX}")
             except MALFORMED as error:
-                self._log_damage(f"a record was not understood: {error!r}")
+                self._log_damage(f"a record is invalid: {error!r}")
                 time_ms = place.last_ms or self._now_ms()
-                dropped = [EventKind.DROPPED, time_ms, None, "a record was not understood"]
+                dropped = [EventKind.DROPPED, time_ms, None, "a record is invalid"]
                 lines = renderer.render(dropped, place.seq + 1)
             if lines:
                 place.seq += len(lines)
@@ -675,7 +676,7 @@ class Follower:
         return done
 
     def save(self) -> None:
-        """Save the position with what the output has open now. Raises OSError."""
+        """Save the position with the current open segments. Raise OSError."""
         self._save(self.position.epochs, self._output.lengths())
 
     def _save(self, epochs: dict[int, Place], lengths: dict[str, int]) -> None:
@@ -685,7 +686,7 @@ class Follower:
         self.position = position
 
     def _remove(self, epoch: int, place: Place, path: Path, *, last: bool) -> None:
-        """Remove a spool file that was read to its end, once the position is on the disk."""
+        """Sync the position, then remove a spool file that was read completely."""
         if last:
             self._output.end_epoch(epoch)
             self._renderers.pop(epoch, None)
@@ -704,16 +705,16 @@ class Follower:
 
 
 LOCK = "lock"
-"""The name of the locked file in the state folder."""
+"""Name of the locked file in the state folder."""
 NICE = 10
 IDLE_S_MIN, IDLE_S_MAX = 0.02, 0.5
 GATHER_S = 0.1
-"""Seconds to wait after little work, so that small batches are taken together."""
+"""Seconds to wait after little work, to combine small batches."""
 TROUBLE_S_MIN, TROUBLE_S_MAX = 0.25, 5.0
 GONE_PATIENCE_S = 5.0
 """Seconds to wait for the daemon's lock after the end of standard input."""
 TROUBLE_PATIENCE_S = 15.0
-"""Seconds to wait after that while the disk takes nothing; the spool keeps what is left."""
+"""Seconds to wait instead while the disk fails; the spool keeps the rest."""
 GLANCE_S = 0.05
 
 
@@ -729,15 +730,15 @@ class Process:
         self._trouble = ""
 
     def run(self) -> int:
-        """0: everything is written and sealed, or another writer has it; 1: something is left in
-        the spool, or the folder is gone."""
+        """Return the exit code. 0: everything is written and sealed, or another writer has the
+        folder; 1: the spool is not empty, or the folder is missing."""
         wait_s, idle_s, trouble_s = 0.0, IDLE_S_MIN, TROUBLE_S_MIN
         if not self._lock.take(self._is_alone):
             return 0
         while True:
             self._wait(wait_s)
             if self._lock.is_gone:
-                self._log("its folder was removed or moved; what was in it is left alone")
+                self._log("its folder was removed or moved; the writer ends")
                 return int(self._stdin_ended_s is None)
             try:
                 writer = self._writer = self._writer or Writer(self._options, self._log)
@@ -768,7 +769,7 @@ class Process:
         if self._stdin_ended_s is not None:
             time.sleep(min(wait_s, GATHER_S))
             return
-        # A wake-up is no reason to hurry more than ``GATHER_S``; the end of the daemon is.
+        # A wake-up still waits for ``GATHER_S``; the end of the daemon does not.
         ready, _, _ = select.select([0], [], [], wait_s)
         if not ready:
             return
@@ -782,7 +783,7 @@ class Process:
             self._stdin_ended_s = time.monotonic()
 
     def _is_alone(self, wait_s: float) -> bool:
-        """Wait so many seconds at most; whether the daemon is gone."""
+        """Wait at most ``wait_s`` seconds. Return whether the daemon has ended."""
         self._wait(wait_s)
         return self._stdin_ended_s is not None
 
@@ -794,7 +795,7 @@ class Process:
 
     def _failed(self, error: OSError) -> None:
         if not self._trouble:
-            self._log(f"cannot write history: {error}; trying on, the spool keeps it meanwhile")
+            self._log(f"cannot write history: {error}; it stays in the spool, retrying")
         self._trouble = str(error)
 
     def _recovered(self) -> None:
@@ -804,7 +805,7 @@ class Process:
 
 
 class Lock:
-    """The lock of a state folder, held for as long as the process lives. Raises OSError."""
+    """The lock of a state folder, held until the process ends. Raise OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -812,9 +813,10 @@ class Lock:
         self._open()
 
     def take(self, is_over: Callable[[float], bool]) -> bool:
-        """Wait for it. False: it is another's, who will write all that is there.
+        """Wait for the lock. Return False if the daemon has ended and another writer has the lock,
+        which will write the whole spool.
 
-        ``is_over`` waits so many seconds at most, and says whether the daemon is gone by then.
+        ``is_over`` waits at most the given seconds, and returns whether the daemon has ended.
         """
         while True:
             try:
@@ -832,20 +834,20 @@ class Lock:
     def is_gone(self) -> bool:
         """Whether the folder was removed or moved."""
         try:
-            there = os.stat(self._folder / LOCK)
+            current = os.stat(self._folder / LOCK)
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:
             return False
-        return not os.path.samestat(there, os.fstat(self._fd))
+        return not os.path.samestat(current, os.fstat(self._fd))
 
     def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
 
     def _is_left(self) -> bool:
-        """Whether something is in the spool that no living daemon adds to: a writer that is about
-        to end may have seen its last, and what a living one has is its own writer's work."""
+        """Return whether the spool has files that no running daemon holds. The other writer can be
+        about to end without them; files of a running daemon are left to its own writer."""
         names = spool.files(self._folder)
         living = {n.epoch for n in names if spool.is_held(self._folder / str(n))}
         return any(name.epoch not in living for name in names)
@@ -856,14 +858,14 @@ def log_line(text: str) -> None:
     try:
         os.write(2, f"history writer: {text}\n".encode("utf-8", "replace"))
     except OSError:
-        return  # there is nobody who reads it
+        return  # nobody reads standard error any more
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the writer; returns the exit code."""
+    """Run the writer. Return its exit code."""
     options = parsed(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
-        # They are meant for the daemon, whose end ends this process in order.
+        # The signals are for the daemon, whose end makes this process end in order.
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
     folder = state_folder(options.folder, options.node, options.shard)

@@ -1,16 +1,14 @@
-"""Stores: what keeps tasks over a restart, behind one contract (``contract.Store``).
+"""Stores keep tasks across restarts, behind one contract (``contract.Store``).
 
-``open_url`` is the only way in for the rest of the package. Here is which store an address names,
-and with which settings: ``memory:``, ``sqlite:///relative.db``, ``sqlite:////absolute.db``,
-``redis://host:port/0``, ``redis+sentinel://s1,s2,s3/0?master=NAME`` and
-``redis+cluster://a:7000,b:7000/`` (with TLS: ``rediss…://``); settings of a store follow as a
-query, for example ``sqlite:///x.db?wal_bytes=4194304``. Stores are imported when named, so that a
-daemon pays only for the one it uses.
+The rest of the program opens stores only through ``open_url``. This module parses store URLs:
+``memory:``, ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``redis://host:port/0``,
+``redis+sentinel://s1,s2,s3/0?master=NAME`` and ``redis+cluster://a:7000,b:7000/`` (with TLS:
+``rediss…://``). A query has the store's settings, for example ``sqlite:///x.db?wal_bytes=4194304``.
+A store's module is imported only when a URL names it.
 
-``shards.json`` in the folder of several shards (``sqlite:///DIR/``) is the one file that says where
-their databases are. It is written last, when all of them are there, and as a whole or not at all:
-so a folder is laid out or not, and after a change of the number of shards (``server/reshard.py``)
-it is the old one or the new one.
+In a folder of several shards (``sqlite:///DIR/``), only ``shards.json`` says where the databases
+are. It is written atomically, after all databases: a folder is either laid out or not, and after
+``server/reshard.py`` changed the number of shards it has either the old layout or the new one.
 """
 
 from __future__ import annotations
@@ -39,21 +37,21 @@ KNOWN = (
 _REDIS = ("", "+sentinel", "+cluster")
 COUNT_FILE: Final = "shards.json"
 _FORMAT: Final = 1
-"""Of a ``COUNT_FILE`` that says the number of shards alone."""
+"""Format of a ``COUNT_FILE`` that has only the number of shards."""
 _MOVED_FORMAT: Final = 2
-"""Of one that says all that ``Layout`` has."""
+"""Format of a ``COUNT_FILE`` that has all fields of ``Layout``."""
 _DATABASE = re.compile(r"shard-[0-9]{1,4}\.db")
 _PART = re.compile(r"layout-[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """A store's address, taken apart."""
+    """The parts of a store's URL."""
 
     kind: str
     path: str = ""
     settings: tuple[tuple[str, int], ...] = ()
-    """Names and values, each a whole number, as in the store's options."""
+    """(name, value) of each of the store's options in the query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +60,22 @@ class ShardFolder:
 
     path: str
     query: str = ""
-    """Settings of each of the databases."""
+    """The settings of every database, as a URL query."""
     part: str = ""
-    """The folder below ``path`` that has the databases, with a slash at its end; "": none."""
+    """The subfolder with the databases, with a trailing slash; "": they are in ``path`` itself."""
 
     def database(self, shard: int) -> str:
-        """The path of the database of a shard."""
+        """Return the path of a shard's database."""
         return f"{self.path}{self.part}shard-{shard}.db"
 
     def url(self, shard: int) -> str:
-        """The URL of the database of a shard, a store of its own."""
+        """Return the URL of a shard's database."""
         query = f"?{self.query}" if self.query else ""
         return f"sqlite:///{quote(self.database(shard))}{query}"
 
 
 def shard_folder(url: str) -> ShardFolder | None:
-    """The folder that ``url`` names; None: it names another store, or none that there can be."""
+    """Return the folder that ``url`` names, or None for another kind of store or a bad URL."""
     scheme, _, rest = url.partition(":///")
     path, _, query = rest.partition("?")
     if scheme != "sqlite" or not path.endswith("/") or "#" in rest:
@@ -86,17 +84,17 @@ def shard_folder(url: str) -> ShardFolder | None:
 
 
 class Layout(NamedTuple):
-    """How the shards of a folder are laid out."""
+    """The layout of a folder of shards."""
 
     shards: int
     number: int = 0
-    """How often the number of shards was changed; the databases are in a folder named after it."""
+    """Number of changes of ``shards`` so far; the subfolder of the databases is named after it."""
     moved_id: int = 0
-    """Tasks with ids up to this were made before the number of shards was changed, and may be in
-    any shard. What was made since is in the shard that its id says."""
+    """The highest task id from before the last change of ``shards``. Tasks up to it can be in any
+    shard; later ones are in the shard that their id contains."""
     epoch: int = 0
-    """The first epoch of the databases, which have it, too: so one of another layout, such as a
-    backup from before, is told from them. 0: the number of shards was never changed."""
+    """The first epoch of the databases, which also record it. A database of another layout, such as
+    an old backup, has a different one. 0: the number of shards was never changed."""
 
     @property
     def part(self) -> str:
@@ -105,7 +103,7 @@ class Layout(NamedTuple):
 
 
 def count_path(folder: ShardFolder) -> str:
-    """The path of the file that says how the folder is laid out."""
+    """Return the path of the folder's ``COUNT_FILE``."""
     return f"{folder.path}{COUNT_FILE}"
 
 
@@ -114,32 +112,32 @@ def is_laid_out(folder: ShardFolder) -> bool:
 
 
 def read_layout(folder: ShardFolder) -> Layout:
-    """How the folder is laid out. Raises StoreUnusable when that cannot be read."""
+    """Return the folder's layout. Raise StoreUnusable if its file is unreadable or invalid."""
     path = count_path(folder)
     try:
-        said = json.loads(Path(path).read_text())
-        shape, count = said["format"], said["shards"]
+        fields = json.loads(Path(path).read_text())
+        file_format, count = fields["format"], fields["shards"]
         names = ("layout", "moved_id", "epoch")
-        more = [said[name] for name in names] if shape == _MOVED_FORMAT else []
+        values = [fields[name] for name in names] if file_format == _MOVED_FORMAT else []
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise StoreUnusable(f"{path} cannot be read: {error}") from None
-    if shape not in (_FORMAT, _MOVED_FORMAT):
+    if file_format not in (_FORMAT, _MOVED_FORMAT):
         raise StoreUnusable(
-            f"{path} has the format {shape!r}; known are {_FORMAT}, {_MOVED_FORMAT}"
+            f"{path}: format must be {_FORMAT} or {_MOVED_FORMAT}, not {file_format!r}"
         )
     if type(count) is not int or not 1 <= count <= SHARDS_MAX:
         raise StoreUnusable(f"{path}: shards must be 1 to {SHARDS_MAX}, not {count!r}")
-    for name, value in zip(names, more, strict=False):
+    for name, value in zip(names, values, strict=False):
         if type(value) is not int or value < 1:
             raise StoreUnusable(
                 f"{path}: {name} must be a whole number of 1 or more, not {value!r}"
             )
-    return Layout(count, *more)
+    return Layout(count, *values)
 
 
 def check_databases(folder: ShardFolder) -> None:
-    """Raises StoreUnusable unless all databases of a folder that is laid out are there, and were
-    made with its number of shards."""
+    """Raise StoreUnusable unless the folder has all databases of its layout, each made with that
+    layout's number of shards."""
     from tickwheel.persistence.sqlite.database import SINCE_EPOCH, meta_of
 
     layout = read_layout(folder)
@@ -148,25 +146,26 @@ def check_databases(folder: ShardFolder) -> None:
         try:
             meta = meta_of(path) if os.path.exists(path) else {}
         except StoreUnusable:
-            continue  # its daemon says what is wrong with it
+            continue  # the shard's daemon reports the reason
         epoch = meta.get(SINCE_EPOCH, 0)
         if not meta.get("epoch"):
             url = folder.url(shard)
             raise StoreUnusable(
-                f"{path} is {'empty' if os.path.exists(path) else 'missing'}: a new one would hide"
-                f" what it held. Restore it: tickwheel restore --shard {shard} --into {url} …; or"
-                f" begin anew without it: tickwheel init --force --store {url}"
+                f"{path} is {'empty' if os.path.exists(path) else 'missing'}: a new database would"
+                f" hide the loss of its tasks. Restore it: tickwheel restore --shard {shard} --into"
+                f" {url} …; or start with an empty one: tickwheel init --force --store {url}"
             )
         if epoch != layout.epoch:
             raise StoreUnusable(
-                f"{path} is of another layout: it begins with epoch {epoch}, and {COUNT_FILE} says"
-                f" {layout.epoch}. A backup counts for the number of shards that it was made with"
+                f"{path} belongs to another layout: its first epoch is {epoch}, but {COUNT_FILE}"
+                f" has {layout.epoch}. A backup is valid only for the number of shards that it was"
+                " made with"
             )
 
 
 def layout_around(path: str) -> Layout | None:
-    """How the folder is laid out in which ``path`` is the database of a shard; None: it is none.
-    Raises StoreUnusable."""
+    """Return the layout of the folder in which ``path`` is a shard's database, or None if ``path``
+    is not in such a folder. Raise StoreUnusable for an invalid layout."""
     parent, _, name = os.path.realpath(path).rpartition("/")
     if _DATABASE.fullmatch(name) is None:
         return None
@@ -176,26 +175,26 @@ def layout_around(path: str) -> Layout | None:
 
 
 def layout_number(part: str) -> int:
-    """The number of the layout whose databases are in the folder with this name."""
+    """Return ``Layout.number`` of the layout whose databases are in the subfolder ``part``."""
     return int(part.rpartition("-")[2])
 
 
 def with_layout(folder: ShardFolder) -> ShardFolder:
-    """The folder with its databases where ``shards.json`` says; as it is without that file."""
+    """Return the folder with ``part`` from its ``shards.json``, or unchanged without that file."""
     return replace(folder, part=read_layout(folder).part) if is_laid_out(folder) else folder
 
 
 def write_layout(folder: ShardFolder, layout: Layout) -> None:
-    """Say how the folder is laid out, durably on return, as a whole or not at all."""
-    said = {"format": _FORMAT, "shards": layout.shards}
+    """Write the folder's layout, atomically and durably."""
+    fields = {"format": _FORMAT, "shards": layout.shards}
     if layout.number:
         moved = {
             "layout": layout.number, "moved_id": layout.moved_id, "epoch": layout.epoch,
         }  # fmt: skip
-        said = {**said, "format": _MOVED_FORMAT, **moved}
+        fields = {**fields, "format": _MOVED_FORMAT, **moved}
     fresh = f"{count_path(folder)}.new"
     with open(fresh, "w", encoding="utf-8") as file:
-        file.write(json.dumps(said) + "\n")
+        file.write(json.dumps(fields) + "\n")
         file.flush()
         os.fsync(file.fileno())
     os.replace(fresh, count_path(folder))
@@ -203,8 +202,8 @@ def write_layout(folder: ShardFolder, layout: Layout) -> None:
 
 
 def unfinished(folder: ShardFolder) -> list[str]:
-    """The paths of the databases' folders that ``shards.json`` does not name and that are newer
-    than what it names: a change of the number of shards was cut off."""
+    """Return the subfolders newer than the layout in ``shards.json``, which an interrupted change
+    of the number of shards has left."""
     number = read_layout(folder).number if is_laid_out(folder) else 0
     names: list[str] = []
     with contextlib.suppress(FileNotFoundError):
@@ -214,11 +213,11 @@ def unfinished(folder: ShardFolder) -> list[str]:
 
 
 def parse(url: str) -> StoreUrl:
-    """The parts of a store's URL. Raises StoreUnusable naming what is wrong with it."""
+    """Split a store's URL into its parts. Raise StoreUnusable, which says what is invalid."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise StoreUnusable(f"store: its URL has no address that can be read: {error}") from None
+        raise StoreUnusable(f"store: its URL is not valid: {error}") from None
     if parts.scheme == "memory":
         if parts.netloc or parts.path or parts.query:
             raise StoreUnusable(f"store {url!r}: 'memory:' takes neither a path nor settings")
@@ -233,37 +232,37 @@ def parse(url: str) -> StoreUrl:
     path = unquote(parts.path[1:])
     if path.endswith("/"):
         raise StoreUnusable(
-            f"store {url!r}: the path names no file, but the folder of several shards; name the"
-            f" database of one, for example {with_layout(ShardFolder(path)).url(0)}"
+            f"store {url!r}: the path is a folder of several shards; name the database of one"
+            f" shard, for example {with_layout(ShardFolder(path)).url(0)}"
         )
     if not path or path == ":memory:":
-        raise StoreUnusable(f"store {url!r}: the path names no file ({KNOWN})")
+        raise StoreUnusable(f"store {url!r}: the path must name a file ({KNOWN})")
     return StoreUrl("sqlite", path, tuple(_settings(url, parts.query)))
 
 
 def _settings(url: str, query: str) -> list[tuple[str, int]]:
-    found = []
+    settings = []
     for name, text in parse_qsl(query, keep_blank_values=True):
         if not text.isdecimal():
             raise StoreUnusable(f"store {url!r}: {name}={text!r} is not a whole number")
-        found.append((name, int(text)))
-    return found
+        settings.append((name, int(text)))
+    return settings
 
 
 def sqlite_url(path: Path) -> str:
-    """The URL of a SQLite store in this file, whatever characters its name has."""
+    """Return the URL of a SQLite store in this file; any character in its name is quoted."""
     return f"sqlite:///{quote(str(path.absolute()))}"
 
 
 def with_setting(url: str, name: str, value: str) -> str:
-    """``url`` with one setting more in its query; it wins over one that is there."""
+    """Return ``url`` with this setting in its query, in place of any other value of it."""
     parts = urlsplit(url)
     kept = [pair for pair in parts.query.split("&") if pair and pair.partition("=")[0] != name]
     return parts._replace(query="&".join([*kept, f"{name}={value}"])).geturl()
 
 
 def without_secrets(url: str) -> str:
-    """``url`` for messages and logs: user and password are left out."""
+    """Return ``url`` for messages and logs, without user and password."""
     parts = urlsplit(url)
     if "@" not in parts.netloc:
         return url  # geturl would take two slashes from sqlite:////absolute.db
@@ -271,10 +270,10 @@ def without_secrets(url: str) -> str:
 
 
 def open_url(url: str, *, resident_bytes_max: int | None = None, disk_refuse: float = 1.0) -> Store:
-    """The store that ``url`` names; its ``open`` has not been called yet.
+    """Return the store that ``url`` names; the caller calls its ``open``.
 
-    ``resident_bytes_max`` bounds what a store keeps in memory of everything it holds (Redis),
-    ``disk_refuse`` how full the disk may be on which new tasks are written (SQLite).
+    ``resident_bytes_max`` bounds the bytes of data that the store keeps in memory (Redis);
+    ``disk_refuse`` is the used share of the disk above which new tasks are refused (SQLite).
     """
     parsed = parse(url)
     if parsed.kind == "memory":
@@ -296,38 +295,37 @@ def open_url(url: str, *, resident_bytes_max: int | None = None, disk_refuse: fl
 
 
 def shard_count(url: str) -> int | None:
-    """How many shards a node serves of the store at ``url`` (``redis://…?shards=N``); None: it
-    names no number. Raises StoreUnusable for one that cannot be."""
+    """Return the number of shards in ``url`` (``redis://…?shards=N``), or None if it has none.
+    Raise StoreUnusable for an invalid number."""
     parts = urlsplit(url)
-    given = dict(parse_qsl(parts.query, keep_blank_values=True))
-    text = given.get("shards")
+    settings = dict(parse_qsl(parts.query, keep_blank_values=True))
+    text = settings.get("shards")
     if text is None:
         return None
     name = without_secrets(url)
     if parse(url).kind != "redis":
         raise StoreUnusable(
-            f"store {name!r}: shards={text} is of a Redis that several nodes share; a folder"
-            " (sqlite:///DIR/) is served with processes"
+            f"store {name!r}: shards={text} is only valid for a Redis that several nodes share; for"
+            " a folder (sqlite:///DIR/), use processes"
         )
-    if "shard" in given:
+    if "shard" in settings:
         raise StoreUnusable(
-            f"store {name!r}: shard={given['shard']} is one shard and shards={text} are all; say"
-            " one of them"
+            f"store {name!r}: shard={settings['shard']} and shards={text} exclude each other"
         )
     if not text.isdecimal() or not 1 <= int(text) <= SHARDS_MAX:
-        raise StoreUnusable(f"store {name!r}: shards={text!r} must be 1 to {SHARDS_MAX}")
+        raise StoreUnusable(f"store {name!r}: shards must be 1 to {SHARDS_MAX}, not {text!r}")
     return int(text)
 
 
 def shard_url(url: str, shard: int) -> str:
-    """The URL of one shard of a store with several, a store of its own."""
+    """Return the URL of one shard of a store with several shards."""
     parts = urlsplit(url)
-    kept = [one for one in parts.query.split("&") if one and one.partition("=")[0] != "shards"]
+    kept = [pair for pair in parts.query.split("&") if pair and pair.partition("=")[0] != "shards"]
     return with_setting(parts._replace(query="&".join(kept)).geturl(), "shard", str(shard))
 
 
 def open_nodes(url: str, shards: int) -> NodeRegistry:
-    """Where the nodes that serve the store at ``url``, that of any shard, find each other."""
+    """Return the registry of the nodes that serve the store; ``url`` can name any shard."""
     from tickwheel.persistence.redis.driver import options_from
     from tickwheel.persistence.redis.store import RedisNodes
 
@@ -335,7 +333,8 @@ def open_nodes(url: str, shards: int) -> NodeRegistry:
 
 
 def open_siblings(url: str) -> Siblings | None:
-    """The other shards of the store of which ``url`` names one; None: it has only that one."""
+    """Return access to the other shards of a store; ``url`` names one shard. Return None if the
+    store has only one."""
     parsed = parse(url)
     if parsed.kind == "redis":
         from tickwheel.persistence.redis.driver import options_from
@@ -351,7 +350,7 @@ def open_siblings(url: str) -> Siblings | None:
 
 
 def open_election(url: str, ttl_ms: int) -> Election | None:
-    """The election of the store at ``url``; None when only one daemon can have that store."""
+    """Return the election of the store at ``url``, or None if only one daemon can open it."""
     if parse(url).kind != "redis":
         return None
     from tickwheel.persistence.redis.driver import options_from

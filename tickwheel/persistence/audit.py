@@ -1,7 +1,7 @@
-"""The offline check: a store's rows against each other, read and never changed.
+"""The offline check of a store: it reads all rows, compares them, and changes nothing.
 
-Refuses a store that a daemon has open. Every row is decoded, so that what a start would choke
-on shows here. What is found wrong comes back as sentences; repairing is not done here.
+It refuses a store that a daemon has open. It decodes every row, to find those that would make a
+start fail. It returns each problem as a sentence, and repairs none.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from tickwheel.persistence.codec import RecordUnreadable, decode_endings, key_te
 from tickwheel.persistence.contract import Audit, Small, StoreUnusable
 
 PROBLEMS_MAX = 100
-"""How many problems of one kind are listed, at most."""
+"""Maximum number of problems of one kind in the list."""
 
 _ORPHANS = (
     ("prepare", "progress of group {1!r} with task {0}, which is not stored"),
     ("dead", "a dead letter of group {1!r} for task {0}, which is not stored"),
 )
-# A task that came due, that some group is done with, that no group owes an ack, and that is
-# nobody's dead letter should have ended. ``place`` is its own in the order: see
-# ``engine/ownership.py``.
+# A due task should have ended if at least one group has finished it, no group is still owed it, and
+# it is not a dead letter. ``place`` is its position in the order of ``engine/ownership.py``.
 _FINISHED = """
 SELECT id FROM every AS task WHERE due_ms <= :position_ms
  AND EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state IN (4, 6))
@@ -48,11 +47,11 @@ _EVERY = (
 
 
 def check(url: str, *, is_locked: bool = False) -> Audit:
-    """Scan the whole store. Raises StoreUnusable when it is in use, not ours, or not there.
-    ``is_locked``: the caller keeps daemons off the store."""
+    """Scan the whole store. Raise StoreUnusable if it is in use, missing, or not a Tickwheel store.
+    ``is_locked``: the caller already keeps daemons off the store."""
     parsed = parse(url)
     if parsed.kind != "sqlite":
-        raise StoreUnusable(f"store {url!r}: there is nothing to check offline")
+        raise StoreUnusable(f"store {url!r}: only a SQLite store can be checked offline")
     path = os.path.realpath(parsed.path)
     if not os.path.exists(path):
         raise StoreUnusable(f"{path} does not exist")
@@ -65,7 +64,7 @@ def check(url: str, *, is_locked: bool = False) -> Audit:
         if connection is None:
             raise StoreUnusable(f"{path} is empty: no daemon has used it yet")
         meta = database.read_meta(connection, path)
-        if not is_locked:  # else reshard asks, which may have been cut off
+        if not is_locked:  # reshard calls with a lock, possibly to resume after an interruption
             instead = "check those, for example sqlite:///{folder}shard-0.db"
             database.check_not_given_up(meta, path, instead)
         return _audit(connection, meta)
@@ -73,7 +72,7 @@ def check(url: str, *, is_locked: bool = False) -> Audit:
 
 @contextlib.contextmanager
 def _not_in_use(path: str) -> Iterator[None]:
-    """Keep daemons off the store while it is checked. No lock file: none has ever used it here."""
+    """Keep daemons off the store during the check. Without a lock file no daemon has used it."""
     from tickwheel.persistence.sqlite.database import StoreLock
 
     with contextlib.ExitStack() as stack:
@@ -94,7 +93,7 @@ def _not_in_use(path: str) -> Iterator[None]:
 
 
 def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
-    """The findings in all tables, read inside a snapshot, so that they are of one moment."""
+    """Check all tables; the caller has begun a snapshot."""
     audit = Audit(tasks=0, progress=0, dead=0, sessions=0)
     try:
         for (message,) in connection.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})"):
@@ -117,7 +116,7 @@ def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
 
 
 def _count(connection: sqlite3.Connection, audit: Audit) -> None:
-    """Decode every row; compare their number with what the index says."""
+    """Decode every row, and compare the number of rows with the index."""
     from tickwheel.persistence.sqlite import rows
 
     kinds: tuple[tuple[str, str, Callable[..., object]], ...] = (
@@ -140,10 +139,10 @@ def _count(connection: sqlite3.Connection, audit: Audit) -> None:
 
 
 def _records(connection: sqlite3.Connection, audit: Audit) -> Small:
-    """Decode the records of every kind, and check that each is stored under its own key."""
+    """Decode the records of every kind, and check that each is stored under its key."""
     from tickwheel.persistence.sqlite import rows
 
-    found = Small()
+    records = Small()
     for number, stored_key, data in connection.execute("SELECT kind, key, data FROM record"):
         try:
             (kind, key), row = rows.record_row(number, data)
@@ -152,8 +151,8 @@ def _records(connection: sqlite3.Connection, audit: Audit) -> Small:
             continue
         if key_text(key) != stored_key:
             _add(audit, f"{kind.name} {key_text(key)!r} is stored as {stored_key!r}")
-        found.records[kind, stored_key] = row
-    return found
+        records.records[kind, stored_key] = row
+    return records
 
 
 def _groups(connection: sqlite3.Connection, records: Small) -> None:
@@ -168,70 +167,75 @@ def _groups(connection: sqlite3.Connection, records: Small) -> None:
 def _packs(
     connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | str]
 ) -> dict[int, int]:
-    """Decode every pack, and put all tasks into a temporary table; the hashes of those that have a
-    key, by id."""
+    """Decode every pack, and put all tasks into a temporary table. Return id → hash of the tasks
+    that have a key."""
     from tickwheel.model.key_hash import KeyHash
     from tickwheel.persistence.sqlite import database, packs, rows
     from tickwheel.persistence.sqlite import rows as sql
 
     key_hash = KeyHash(bytes.fromhex(str(meta[database.KEY_SEED])))
     hashes: dict[int, int] = {}
-    connection.execute("PRAGMA query_only = OFF")  # it forbids temporary tables too
+    connection.execute("PRAGMA query_only = OFF")  # query_only also forbids temporary tables
     for statement in _EVERY:
         connection.execute(statement)
-    for values in connection.execute("SELECT * FROM task WHERE extras IS NOT NULL"):
+    for columns in connection.execute("SELECT * FROM task WHERE extras IS NOT NULL"):
         with contextlib.suppress(RecordUnreadable):
-            row = rows.task_row(*values)
+            row = rows.task_row(*columns)
             hashes |= key_hash.of_rows([row])
             if order_of(row) != row.id:
                 placed = (order_of(row), row.id)
                 connection.execute("UPDATE every SET place = ? WHERE id = ?", placed)
     moves = sql.read_moves(connection)
-    for values in connection.execute(sql.ALL_PACKS):
-        first, count, mask = values[0], values[1], values[-2]
+    for columns in connection.execute(sql.ALL_PACKS):
+        first, count, mask = columns[0], columns[1], columns[-2]
         if not 0 < count <= packs.PACK_TASKS_MAX or not 0 <= mask < packs.mask_of(count):
-            _add(audit, f"pack {first!r}: {count!r} tasks of which {mask!r} are gone")
+            _add(
+                audit, f"pack {first!r}: {count!r} tasks do not fit the mask {mask!r} of ended ones"
+            )
             continue
         try:
-            found = list(packs.Pack(*values).rows())
+            rows_of_pack = list(packs.Pack(*columns).rows())
         except RecordUnreadable as error:
             _add(audit, str(error))
             continue
-        audit.tasks += len(found)
-        hashes |= key_hash.of_rows(found)
+        audit.tasks += len(rows_of_pack)
+        hashes |= key_hash.of_rows(rows_of_pack)
         connection.executemany(
             "INSERT OR IGNORE INTO every VALUES (?, ?, ?, ?)",
-            [(row.id, moves.get(row.id, row.due_ms), row.topic, order_of(row)) for row in found],
+            [
+                (row.id, moves.get(row.id, row.due_ms), row.topic, order_of(row))
+                for row in rows_of_pack
+            ],
         )
     (distinct,) = connection.execute("SELECT count(*) FROM every").fetchone()
     if distinct != audit.tasks:
         audit.problems.append(f"{audit.tasks} tasks, but {distinct} different ids")
     for (first,) in connection.execute("SELECT first FROM gone EXCEPT SELECT first FROM pack"):
-        _add(audit, f"tasks are gone from pack {first!r}, which is not stored")
+        _add(audit, f"tasks have left pack {first!r}, which is not stored")
     for (first,) in connection.execute("SELECT first FROM moved EXCEPT SELECT first FROM pack"):
         _add(audit, f"tasks were moved in pack {first!r}, which is not stored")
     return hashes
 
 
 def _keys(connection: sqlite3.Connection, audit: Audit, wanted: dict[int, int]) -> None:
-    """Check that the hash of every key stands beside its task, and that no other hash is there."""
+    """Check that the store has the hash of every key, and no other hashes."""
     from tickwheel.persistence.sqlite import rows
 
-    found: dict[int, int] = {}
-    for some in rows.read_keys(connection):
-        found |= zip(some.ids, some.hashes, strict=True)
-    for task_id in sorted(wanted.keys() | found.keys()):
-        if wanted.get(task_id) != found.get(task_id):
-            _add(audit, f"the hash beside task {task_id} is not that of its topic and key")
+    stored: dict[int, int] = {}
+    for chunk in rows.read_keys(connection):
+        stored |= zip(chunk.ids, chunk.hashes, strict=True)
+    for task_id in sorted(wanted.keys() | stored.keys()):
+        if wanted.get(task_id) != stored.get(task_id):
+            _add(audit, f"the stored hash of task {task_id} does not match its topic and key")
 
 
 def _relations(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | str]) -> None:
     for table, sentence in _ORPHANS:
-        found = connection.execute(
+        orphans = connection.execute(
             f"SELECT id, grp FROM {table} WHERE id NOT IN (SELECT id FROM every)"
             f" ORDER BY id, grp LIMIT {PROBLEMS_MAX}"
         )
-        for row in found:
+        for row in orphans:
             audit.problems.append(sentence.format(*row))
     both = connection.execute(
         "SELECT id, grp FROM dead JOIN prepare USING (id, grp) ORDER BY id, grp"
@@ -243,10 +247,10 @@ def _relations(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int
         f"{_FINISHED} LIMIT {PROBLEMS_MAX}", {"position_ms": meta["position_ms"]}
     )
     for (task_id,) in finished:
-        audit.problems.append(f"task {task_id} is done for every group and is still stored")
+        audit.problems.append(f"task {task_id} is finished in every group and is still stored")
     (id_max,) = connection.execute("SELECT max(id) FROM every").fetchone()
     if id_max is not None and id_max > int(meta["id_mark"]):
-        audit.problems.append(f"task {id_max} lies above the id mark {meta['id_mark']}")
+        audit.problems.append(f"task {id_max} is above the id mark {meta['id_mark']}")
 
 
 def _endings(connection: sqlite3.Connection, audit: Audit) -> None:
@@ -261,15 +265,15 @@ def _endings(connection: sqlite3.Connection, audit: Audit) -> None:
             _add(audit, f"ending of batch {batch}: counts {upto}, expected {before + len(ended)}")
         before = upto
         ids = str([task_id for task_id, _ in ended])
-        still = connection.execute(
+        stored = connection.execute(
             "SELECT id FROM every WHERE id IN (SELECT value FROM json_each(?))", (ids,)
         )
-        for (task_id,) in still:
+        for (task_id,) in stored:
             _add(audit, f"task {task_id} ended in batch {batch} and is still stored")
 
 
 def _sessions(records: Small, audit: Audit) -> None:
-    """Check that each request was answered once."""
+    """Check that no request was answered twice."""
     answered: dict[bytes, set[int]] = {}
     for row in sorted(records.of_kind(SESSION)):
         requests = answered.setdefault(row.session, set())
@@ -281,25 +285,25 @@ def _sessions(records: Small, audit: Audit) -> None:
 
 
 def _transactions(records: Small, audit: Audit) -> None:
-    """Check that half tasks are those that their transactions count; a decided one has none."""
+    """Check that undecided transactions have the half tasks they count, and decided ones none."""
     heads: dict[str, TransactionRow] = {}
-    found: dict[str, tuple[int, int]] = {}
+    counts: dict[str, tuple[int, int]] = {}
     for row in records.of_kind(TRANSACTION):
         if isinstance(row, Halves):
-            tasks, size_bytes = found.get(row.transaction, (0, 0))
+            tasks, size_bytes = counts.get(row.transaction, (0, 0))
             more = sum(half.size_bytes for half in row.halves)
-            found[row.transaction] = tasks + len(row.halves), size_bytes + more
+            counts[row.transaction] = tasks + len(row.halves), size_bytes + more
         else:
             heads[row.id] = row
-    for name in sorted(found.keys() - heads.keys()):
+    for name in sorted(counts.keys() - heads.keys()):
         _add(audit, f"half tasks of transaction {name!r}, which is not stored")
     for name, head in sorted(heads.items()):
         wanted = (0, 0) if head.state.is_decided else (head.tasks, head.size_bytes)
-        if found.get(name, (0, 0)) != wanted:
+        if counts.get(name, (0, 0)) != wanted:
             _add(
                 audit,
-                f"transaction {name!r} has half tasks of {found.get(name, (0, 0))} (number, bytes);"
-                f" it counts {wanted}",
+                f"transaction {name!r} has {counts.get(name, (0, 0))} half tasks (number, bytes),"
+                f" but counts {wanted}",
             )
 
 

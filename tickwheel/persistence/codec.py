@@ -1,16 +1,16 @@
-"""Records as bytes: what stores, backups and history keep.
+"""The encoding of records in stores, backups and the history.
 
-Every record is one msgpack array whose first element is the version it was written with. Retry
-policies and settings stand inside records as plain fields, whose shape belongs to that version.
-Knows the values of ``model.records`` and msgpack; must not know stores, keys or the wire.
+Every record is a msgpack array whose first element is the version it was written with. Retry
+policies and settings are plain fields inside records, and belong to the record's version. This
+module knows the values of ``model.records`` and msgpack; it must not know stores, keys or the wire.
 
-Version 1 of a kind of record has the fields of its value in their order. Those at the end that few
-values have are left out while they have their defaults (``shortened``). Invariants:
+Version 1 of a kind of record has the fields of its value in order. Trailing fields that have their
+defaults are left out (``shortened``). Invariants:
 
-* What any released version wrote decodes for ever; golden files in the tests prove it.
-* A version newer than this code's is refused, never guessed at.
-* Once released, a version's shape never changes. A new field then means a new version of its kind
-  of record, and one more build in its decoder.
+* Records of every released version can be decoded forever; golden files in the tests prove it.
+* A version newer than this release knows is refused, never guessed.
+* A released version never changes. A new field needs a new version of its kind of record, and
+  another build function in its decoder.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ VERSION = 1
 """The format version of every kind of record."""
 
 ROWS_A_BATCH = 1_000
-"""Rows in one batch of a store that is filled; a loop waits while they are encoded."""
+"""Maximum rows in one batch while a store is filled; encoding a batch blocks the event loop."""
 BYTES_A_BATCH = 4 << 20
-"""Bytes of bodies, or of records, in one such batch."""
+"""Bytes of bodies, or of records, that end one batch while a store is filled."""
 
 _T = TypeVar("_T")
 _STATES = {int(state): state for state in ProgressState}
@@ -64,18 +64,18 @@ _ENDINGS = {int(outcome): outcome for outcome in Outcome}
 
 
 class RecordUnreadable(StoreError):
-    """Stored bytes are not a record of a version this release knows."""
+    """Stored bytes are not a record of a version that this release reads."""
 
 
 def pack(*fields: object, version: int = VERSION) -> bytes:
-    """A record of these fields."""
+    """Encode a record with these fields."""
     packed: bytes = msgpack.packb((version, *fields))
     return packed
 
 
 def unpack(what: str, data: bytes, *builds: Callable[..., _T]) -> _T:
-    """What the build of the record's version makes of its fields: version 1's comes first. Raises
-    RecordUnreadable, which names ``what``."""
+    """Decode a record with the build function of its version; ``builds`` begin with version 1.
+    Raise RecordUnreadable, which names ``what``."""
     try:
         record = msgpack.unpackb(data, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
@@ -84,9 +84,9 @@ def unpack(what: str, data: bytes, *builds: Callable[..., _T]) -> _T:
         raise RecordUnreadable(f"{what}: not an array that starts with its version")
     version, newest = record[0], len(builds)
     if not 0 < version <= newest:
-        known = f"versions 1 to {newest}" if newest > 1 else "version 1"
+        versions = f"versions 1 to {newest}" if newest > 1 else "version 1"
         raise RecordUnreadable(
-            f"{what}: version {version}; this release reads {known}"
+            f"{what}: version {version}; this release reads {versions}"
             + ("; a newer release wrote it" if version > newest else "")
         )
     try:
@@ -112,7 +112,7 @@ def decode_record(kind: Kind[_T], data: bytes) -> _T:
 
 
 def encode_records(records: Mapping[RecordKey, Any]) -> list[bytes | None]:
-    """The records of a batch in its order, each as ``encode_record`` gives it; None: dropped."""
+    """Encode the records of a batch, in order, as ``encode_record`` does; None: removed."""
     pack = msgpack.Packer().pack
     return [
         None if row is None else pack((len(kind.builds), *kind.fields(row)))
@@ -121,8 +121,8 @@ def encode_records(records: Mapping[RecordKey, Any]) -> list[bytes | None]:
 
 
 def key_text(key: Key) -> str:
-    """A key as a store writes it: its parts with one space between, bytes in hex. What would
-    make two keys of a kind the same text is escaped, and NUL, which SQLite's JSON cannot say."""
+    """Return a key as stores write it: its parts separated by one space, bytes in hex. Percent
+    signs and spaces are escaped to keep keys distinct, NUL because SQLite's JSON rejects it."""
     if isinstance(key, str):
         return _escaped(key)
     return " ".join(
@@ -144,7 +144,7 @@ def _escaped(text: str) -> str:
 
 
 def kind_of(number_or_name: int | str) -> Kind[Any]:
-    """The kind with this number or name. Raises RecordUnreadable."""
+    """Return the kind with this number or name. Raise RecordUnreadable if there is none."""
     for kind in KINDS.values():
         if number_or_name in (kind.number, kind.name):
             return kind
@@ -155,22 +155,22 @@ def kind_of(number_or_name: int | str) -> Kind[Any]:
 
 
 def in_parts(items: Iterable[_T], size_of: Callable[[_T], int]) -> Iterator[list[_T]]:
-    """The items, as many at a time as one batch of a store that is filled may have."""
-    some: list[_T] = []
+    """Yield the items in lists that end at ``ROWS_A_BATCH`` items or ``BYTES_A_BATCH`` bytes."""
+    part: list[_T] = []
     size = 0
     for item in items:
-        some.append(item)
+        part.append(item)
         size += size_of(item)
-        if len(some) >= ROWS_A_BATCH or size >= BYTES_A_BATCH:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+        if len(part) >= ROWS_A_BATCH or size >= BYTES_A_BATCH:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def in_batches(records: Mapping[RecordKey, Any]) -> Iterator[dict[RecordKey, Any]]:
-    """The records, as many at a time as one batch of a store that is filled may have."""
-    parts = in_parts(records.items(), lambda one: len(encode_record(one[0][0], one[1])))
+    """Yield the records in parts that each fit into one batch, as ``in_parts`` does."""
+    parts = in_parts(records.items(), lambda item: len(encode_record(item[0][0], item[1])))
     return map(dict, parts)
 
 
@@ -182,8 +182,8 @@ def encode_extras(options: TaskOptions | None) -> bytes | None:
 
 
 def encode_extras_of(many: Collection[TaskOptions | None]) -> Sequence[bytes | str | None]:
-    """The options of many tasks as a column: each as ``encode_extras`` gives it, except that a key
-    alone stands as text. ``decode_extras_of`` reads either."""
+    """Encode the options of many tasks as a column. Options that are only a key become that text,
+    others as in ``encode_extras``. ``decode_extras_of`` reads both forms."""
     keys = keys_alone(many)
     if keys is not None:
         return keys
@@ -199,12 +199,12 @@ def encode_extras_of(many: Collection[TaskOptions | None]) -> Sequence[bytes | s
 
 
 def extras_record(options: TaskOptions) -> tuple[object, ...]:
-    """The array that ``encode_extras`` packs."""
+    """Return the array that ``encode_extras`` packs."""
     return (VERSION, *options_fields(options))
 
 
 def decode_extras_of(data: bytes | str | None) -> TaskOptions | None:
-    """The options in one element of what ``encode_extras_of`` returns."""
+    """Decode one element of the column that ``encode_extras_of`` returns."""
     return TaskOptions(data) if isinstance(data, str) else decode_extras(data)
 
 
@@ -213,7 +213,7 @@ def decode_extras(data: bytes | None) -> TaskOptions | None:
 
 
 def encode_past(past: Past) -> bytes | None:
-    """The record of a task's past; None when nothing counts, as for most tasks."""
+    """Encode a task's failures; None if it has none, as most tasks."""
     return None if past == NO_PAST else pack(*shortened(past, _RARE_PAST))
 
 
@@ -230,7 +230,7 @@ def _failures(items: Iterable[Any]) -> tuple[Failure, ...]:
 
 
 def encode_endings(ended: dict[int, Outcome]) -> bytes:
-    """One batch of (id, ending): 8-byte little-endian ids, then one byte each."""
+    """Encode a batch of outcomes: 8-byte little-endian ids, then one byte for each outcome."""
     return pack(struct.pack(f"<{len(ended)}q", *ended), bytes(ended.values()))
 
 
@@ -254,7 +254,7 @@ def progress_state(value: int) -> ProgressState:
 
 
 class Heads(NamedTuple):
-    """What a start has to know of tasks, as columns of equal length."""
+    """The fields of tasks that recovery needs, as columns of equal length."""
 
     ids: list[int]
     dues_ms: list[int]
@@ -267,7 +267,7 @@ def encode_task(row: TaskRow) -> bytes:
 
 
 def encode_tasks(rows: Iterable[TaskRow]) -> list[bytes]:
-    """The records of many tasks, as ``encode_task`` makes them, at half the cost of each."""
+    """Encode many tasks as ``encode_task`` does, at half its cost for each."""
     pack = msgpack.Packer().pack
     return [
         pack((VERSION, *row))
@@ -288,8 +288,8 @@ def _task(
 
 
 def decode_heads(records: Sequence[bytes]) -> Heads:
-    """The heads of many tasks, at half the cost of ``decode_task`` for each; the bodies may have
-    been left out of the records. Raises RecordUnreadable."""
+    """Decode the heads of many tasks, at half the cost of ``decode_task`` for each. Records can
+    lack their bodies. Raise RecordUnreadable."""
     unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=0)
     unpacker.feed(b"".join(records))
     ids, dues_ms, topics, keys = Heads([], [], [], [])
@@ -303,7 +303,7 @@ def decode_heads(records: Sequence[bytes]) -> Heads:
             keys.append(options[0] if options else None)
     except (TypeError, ValueError, msgpack.UnpackException):
         for record in records:
-            decode_task(record)  # says what is wrong with which
+            decode_task(record)  # raises an error that describes the record
         raise
     return Heads(ids, dues_ms, topics, keys)
 

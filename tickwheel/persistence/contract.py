@@ -1,21 +1,21 @@
-"""The store contract: what the committer may rely on, whatever keeps the data.
+"""The store contract: the guarantees that every store gives the committer.
 
-A store knows rows and batches; it must not know wheels, sessions on the network or replies.
-Invariants every store keeps, and one conformance suite proves:
+A store knows rows and batches. It must not know wheels, network sessions or replies.
+One conformance suite proves these invariants for every store:
 
-* ``commit(epoch, owner, n, effects)`` is applied at once or not at all, and only if
-  ``(epoch, owner)`` is current and ``n == last + 1``; ``n <= last`` changes nothing.
+* ``commit(epoch, owner, n, effects)`` is atomic. It applies a batch only if ``(epoch, owner)`` is
+  current and ``n == last + 1``; ``n <= last`` changes nothing.
 * When ``commit`` returns, the batch survives a power cut.
-* Whatever reads sees every batch whose ``commit`` had returned when the read began, in whole
-  batches, and all of it as of one moment, however many statements or calls it takes: a row that
-  a commit moves or changes meanwhile is seen as it was before or after, never missed.
-* ``CommitRefused`` means certainly not applied; ``CommitUnknown`` means try the same again;
-  anything else means stop.
+* A read is a snapshot: it contains every batch that was committed when the read began, only whole
+  batches, and one moment, however many statements or calls it takes. A row that a concurrent
+  commit changes or moves is read in its old or new state, never missed.
+* ``CommitRefused``: the batch was certainly not applied. ``CommitUnknown``: commit the same batch
+  again. Any other error: stop.
 
-``Election`` says who leads: the contract between daemons that share one store, only one of which
-may act. A lease with a time to live in the store itself. It keeps daemons polite; it is not what
-makes a deposed one harmless: that is the fence (epoch, owner and number of every batch). Stores
-that one process has for itself (SQLite, memory) have no election.
+``Election`` is the contract between daemons that share one store: only the leader acts. The store
+itself keeps the leader's lease, which has a time to live. The lease only keeps daemons polite; the
+fence (the epoch, owner and number of every batch) makes a deposed leader harmless. Stores that
+belong to one process (SQLite, memory) have no election.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _R = TypeVar("_R")
 
 
 class StoreError(TickwheelError):
-    """A store could not do what it was asked."""
+    """A store could not carry out an operation."""
 
     code = "store_error"
 
@@ -53,113 +53,116 @@ class CommitRefused(StoreError):
     def __init__(self, message: str, *, full: bool = False) -> None:
         super().__init__(message)
         self.full = full
-        """No room (ENOSPC, OOM): until there is, only batches that make no task can succeed."""
+        """Whether the store is out of room (ENOSPC, OOM): until it has room again, only batches
+        that create no task can succeed."""
 
 
 class CommitUnknown(StoreError):
-    """The store did not say whether the batch was applied; send the same number again."""
+    """The store did not confirm whether the batch was applied; commit the same number again."""
 
 
 class Fenced(StoreError):
-    """Another owner has taken over: this daemon must stop at once."""
+    """Another owner has taken over the store; this daemon must stop at once."""
 
 
 class StoreBroken(StoreError):
-    """The store failed in a way that retrying cannot mend (a failed fsync, EIO): stop."""
+    """The store failed in a way that a retry cannot mend (a failed fsync, EIO); stop."""
 
 
 class StoreForgot(StoreBroken):
-    """The store came back without what it had confirmed, and nobody has it in memory: stop. Only a
-    restore brings it back."""
+    """The store lost confirmed data that no daemon has in memory; stop. Only a restore recovers
+    it."""
 
 
 class StoreUnusable(StoreError):
-    """The store cannot be opened as it is; the message says what to change."""
+    """The store cannot be opened; the message says what to change."""
 
 
 class StoreUnreachable(StoreUnusable):
-    """The store does not answer, so nothing is known of it; it may answer soon."""
+    """The store does not answer, so its state is unknown; it may answer soon."""
 
 
 class StoreAway(StoreError):
-    """The store does not answer at the moment; the read may be tried again."""
+    """The store does not answer at the moment; the read can be retried."""
 
     retryable = True
 
 
 class StoreBusy(StoreAway):
-    """The store is sound, but has no further reader to give now (descriptors, a lock)."""
+    """The store is sound, but cannot open another reader now (descriptors, a lock)."""
 
 
 class StoreBehind(StoreError):
-    """The store came back older than what it had confirmed: batches are missing from it.
+    """The store lacks batches that it had confirmed.
 
-    What was confirmed is still in this daemon's memory; nothing may be confirmed before the
-    store has it again.
+    This daemon still has them in memory, and must confirm nothing until the store has them again.
     """
 
     def __init__(self, message: str, *, last_seen: int, last_known: int) -> None:
         super().__init__(message)
         self.last_seen = last_seen
-        """The number of the last batch that the store holds."""
+        """Number of the last batch in the store."""
         self.last_known = last_known
-        """The number of the last batch that the store had confirmed."""
+        """Number of the last batch that the store had confirmed."""
 
 
 class StoreLost(StoreError):
-    """The store came back without its data: empty, or laid out anew by somebody."""
+    """The store lost its data: it is empty, or somebody has initialized it again."""
 
 
 class Known(NamedTuple):
-    """What is known of a store from elsewhere. ``epoch`` 0: only that there was one."""
+    """A fact about a store from outside the store: a history, a lock file, a reserve, a setting.
+
+    ``epoch`` 0: the source only proves that the store existed."""
 
     where: str
-    """Who knows it, for people."""
+    """The source of the fact, for messages."""
     epoch: int = 0
     mark: str = ""
-    """The mark of the epoch; empty: unknown. Then nothing is compared, and the number of the epoch
-    is not given again."""
+    """The mark of the epoch; empty: unknown. An epoch without a mark is not compared with the
+    store's epochs, but its number is not used again."""
     batch: int = 0
-    """The last batch of the epoch that is known to have been durable."""
+    """The last batch of the epoch that was certainly durable."""
     until: str = ""
-    """When that was, about, for people; empty: unknown."""
+    """The approximate time of that batch, for messages; empty: unknown."""
 
 
 @dataclass(slots=True)
 class Opened:
-    """What ``open`` found in the store."""
+    """The state of a store that ``open`` has opened."""
 
     epoch: int
-    """The epoch that this open began; larger than any before it."""
+    """The epoch that this ``open`` began, higher than every earlier epoch."""
     last_batch: int
-    """The number of the last batch applied; the next is one higher."""
+    """Number of the last batch applied; the next one is one higher."""
     id_mark: int
     position_ms: int
     clean: bool
-    """Whether the last owner closed the store, or it is new; False after a crash."""
+    """Whether the last owner closed the store, or the store is new; False after a crash."""
     created: bool
-    """The store was empty and has been laid out now."""
+    """Whether the store was empty and ``open`` has initialized it."""
     has_room: bool = True
-    """False: enqueues would be refused for lack of room, see ``Store.probe_room``."""
+    """Whether enqueues have room; if False, they are refused until ``Store.probe_room``."""
     no_room: str = "the store was opened without room"
-    """Why the store has no room, when it has none."""
+    """Why the store has no room, if ``has_room`` is False."""
     key_seed: bytes = b""
-    """The seed of the hashes that ``recover_keys`` gives; see ``model/key_hash.py``."""
+    """Seed of the hashes that ``recover_keys`` yields; see ``model/key_hash.py``."""
     since_epoch: int = 0
-    """Events of earlier epochs in the history are about tasks that may be in other shards."""
+    """The first epoch of the current layout; history events of earlier epochs can be about tasks
+    that are now in other shards."""
     mark: str = ""
-    """The mark of the epoch; this and what follows: see ``identity.py``."""
+    """The mark of the epoch; for this field and the rest, see ``identity.py``."""
     incarnation: str = ""
     after: str = ""
-    """The mark of the epoch that it follows; empty: none."""
+    """The mark of the preceding epoch; empty: there is none."""
     is_branch: bool = False
-    """Whether a new branch of the store begins with the epoch."""
+    """Whether the epoch begins a new branch of the store."""
     is_behind: bool = False
-    """Whether the store lacks what is known of the one that it was a copy of."""
+    """Whether this store is a copy that lacks batches of the original."""
 
 
 class StoredTask(NamedTuple):
-    """Everything a store holds about one id."""
+    """A task with all its progress and dead letters."""
 
     row: TaskRow
     progress: tuple[ProgressRow, ...]
@@ -167,28 +170,28 @@ class StoredTask(NamedTuple):
 
 
 SCAN_BYTES_MAX = 16 << 20
-"""A page of tasks ends with the task that reaches this many bytes."""
+"""Bytes of tasks that end a page of ``scan``; the task that reaches them is the page's last."""
 
 
 def is_cut(page: Iterable[StoredTask]) -> bool:
-    """Whether a page of ``scan`` ended because of its bytes."""
+    """Return whether a page of ``scan`` ended because of ``SCAN_BYTES_MAX``."""
     return sum(task_bytes(task.row) for task in page) >= SCAN_BYTES_MAX
 
 
 @dataclass(slots=True)
 class Small:
-    """The part of recovery that fits in memory whole."""
+    """The part of the recovered state that fits into memory as a whole."""
 
     records: dict[RecordKey, Any] = field(default_factory=dict)
-    """The records of every kind, in any order."""
+    """Records of every kind, in any order."""
     progress: list[ProgressRow] = field(default_factory=list)
     dead: list[tuple[int, str, str]] = field(default_factory=list)
     """(id, group, topic) of every dead letter."""
     outcomes: list[tuple[int, Outcome]] = field(default_factory=list)
-    """The newest endings, oldest first, at most the store's bound."""
+    """The newest outcomes, oldest first, up to the store's maximum."""
 
     def of_kind(self, kind: Kind[_R]) -> list[_R]:
-        """The rows of the records of one kind, in any order."""
+        """Return the rows of all records of one kind, in any order."""
         return [row for (other, _), row in self.records.items() if other is kind]
 
 
@@ -202,17 +205,17 @@ class Handles:
 
 
 class Keyed(NamedTuple):
-    """Some tasks that have a key, as columns of equal length."""
+    """A chunk of the tasks that have a key, as columns of equal length."""
 
     ids: Sequence[int]
     hashes: Sequence[int]
     expected: int = 0
-    """How many tasks have a key, at most; 0: not known."""
+    """Upper bound of the number of tasks that have a key, over all chunks; 0: unknown."""
 
 
 @dataclass(slots=True)
 class Audit:
-    """Counts found by a full scan, against what indexes and counters say."""
+    """The row counts and the problems that a full scan of a store has found."""
 
     tasks: int
     progress: int
@@ -222,108 +225,109 @@ class Audit:
 
 
 class Store(Protocol):
-    """A store as the committer uses it. All calls are made from one event loop."""
+    """A store as the committer uses it. All calls come from one event loop."""
 
     @property
     def durability(self) -> str:
-        """What a confirmed task survives and what not, in words; known once the store is open."""
+        """A sentence on which failures a confirmed task survives; valid once the store is open."""
         ...
 
     async def open(
         self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = ()
     ) -> Opened:
-        """Open the store; the epoch is at least ``epoch_min``, for a store that follows another.
+        """Open the store and begin an epoch of at least ``epoch_min``.
 
-        Raises StoreUnusable, and changes nothing, when the store lacks what is ``known`` of it.
+        Raise StoreUnusable, and change nothing, if the store lacks epochs or batches in ``known``.
         """
         ...
 
     async def recover_small(self) -> Small: ...
 
     def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
-        """Every task row, in due order (ties by id). Tasks may be made and end meanwhile; due times
-        stay, because commands by id wait for the end of the recovery."""
+        """Yield every task row, in due order (ties by id). Tasks can be created and can end during
+        the iteration. Due times stay, because commands by id wait for the end of the recovery."""
         ...
 
     def recover_keys(self) -> AsyncIterator[Keyed]:
-        """Every task that has a key, in any order and without its body; to be called when
-        ``recover_handles`` has come to its end. Those that ended since the store was opened may
-        be among them, and those that were made since may be, or not."""
+        """Yield every task that has a key, in any order and without its body. Call it only after
+        ``recover_handles`` has ended. The chunks can contain tasks that have ended since the store
+        was opened, and can lack or contain tasks created since then."""
         ...
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
-        """Apply batch ``n``. True: applied now. False: it had been applied before.
+        """Apply batch ``n``. Return True if this call has applied it, False if an earlier one had.
 
-        Raises CommitRefused, CommitUnknown, Fenced, StoreBroken.
+        Raise CommitRefused, CommitUnknown, Fenced or StoreBroken.
         """
         ...
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        """The stored tasks of those of ``ids`` that exist."""
+        """Return the tasks with these ids, without the ids that do not exist."""
         ...
 
     async def read_some(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """``read`` of the first of ``ids``, in their order, until their bytes reach
-        ``bytes_max``: the rows, and the ids that are left. At least one is looked at."""
+        """Read the tasks of ``ids`` in their order until the rows reach ``bytes_max``. Return the
+        tasks and the ids that were not read. At least one id is read."""
         ...
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """Up to ``limit`` tasks with an id above ``after_id``, by id; ``topic`` filters. There may
-        be more after a page that is shorter when ``is_cut`` says so: its bytes were used up."""
+        """Return up to ``limit`` tasks with an id above ``after_id``, by id; ``topic`` filters. A
+        shorter page is the last one unless ``is_cut`` says that it reached ``SCAN_BYTES_MAX``."""
         ...
 
     async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """Up to ``limit`` tasks with an id below ``before_id``, the highest first; cut like those
-        of ``scan``."""
+        """Return up to ``limit`` tasks with an id below ``before_id``, highest id first. A page is
+        cut as in ``scan``."""
         ...
 
     async def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
     ) -> list[DeadRow]:
-        """Up to ``limit`` dead letters after the (id, group) ``after``, in that order."""
+        """Return up to ``limit`` dead letters after the (id, group) ``after``, in that order."""
         ...
 
     async def backup(self, path: str) -> int:
-        """Write a consistent copy to ``path`` while the store is in use; returns its bytes."""
+        """Write a consistent copy to ``path`` while the store is in use. Return its size in
+        bytes."""
         ...
 
     async def probe_room(self) -> bool:
-        """Whether there is room for enqueues again, after a refusal for lack of room."""
+        """Return whether enqueues have room again after a refusal for lack of room."""
         ...
 
     async def verify(self) -> None:
-        """The store may have come back as another: look whether it holds what it confirmed, and
-        set that right. Returns at once where that cannot happen, or while it is away."""
+        """Check, after a reconnection, that the store still holds what it confirmed, and repair it
+        if not. Return at once if this store cannot lose data, or while it does not answer."""
         ...
 
     async def close(self, clean: bool) -> None:
-        """Release everything; ``clean`` is recorded for the next ``open``. May be repeated."""
+        """Release all resources and record ``clean`` for the next ``open``. Can be repeated."""
         ...
 
 
 @dataclass(slots=True)
 class Heads:
-    """Tasks that were read, most of them as columns; no id is in two of the fields."""
+    """Tasks that were read, mostly as columns; an id is in ``plain`` or in ``others``."""
 
     plain: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Topic → id → due_ms of tasks of which only bodies and keys are recorded beside."""
+    """Topic → id → due_ms of tasks without progress or dead letters, and with no option but a
+    key."""
     keys: dict[int, str] = field(default_factory=dict)
-    """Id → key of those tasks of ``plain`` that have one."""
+    """Id → key of the tasks in ``plain`` that have a key."""
     others: dict[int, StoredTask] = field(default_factory=dict)
-    """Tasks with other options, whole; and tasks with progress or dead letters, maybe
-    ``NO_BODY``."""
+    """All other tasks; those with no option but a key can have ``NO_BODY``."""
 
     def absent(self, ids: Iterable[int]) -> set[int]:
-        """The ids of ``ids`` that were not read."""
+        """Return the ids that were not read."""
         absent = set(ids) - self.others.keys()
         for dues_ms in self.plain.values():
             absent -= dues_ms.keys()
         return absent
 
     def add(self, more: Heads) -> None:
-        """Take over all tasks that ``more`` has."""
+        """Add all tasks of ``more``."""
         self.others |= more.others
         self.keys |= more.keys
         for topic, dues_ms in more.plain.items():
@@ -340,7 +344,7 @@ class Heads:
 
 
 def head_row(task_id: int, due_ms: int, topic: str, keys: Mapping[int, str]) -> TaskRow:
-    """The row of a task of ``Heads.plain``, with its key from ``keys``."""
+    """Return the row, without its body, of a task of ``Heads.plain``; ``keys`` has its key."""
     key = keys.get(task_id)
     options = None if key is None else TaskOptions(key)
     return TaskRow(task_id, due_ms, topic, NO_BODY, options)
@@ -348,61 +352,60 @@ def head_row(task_id: int, due_ms: int, topic: str, keys: Mapping[int, str]) -> 
 
 @runtime_checkable
 class Moves(Protocol):
-    """A store in which a due time is read and written without the body beside it. ``commit``
-    takes ``Effects.moved``, and rows with ``NO_BODY`` in ``Effects.updated``."""
+    """A store that reads and writes due times without the bodies. Its ``commit`` accepts
+    ``Effects.moved``, and rows with ``NO_BODY`` in ``Effects.updated``."""
 
     async def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
-        """``read_some`` without most bodies; tasks read without a body count no bytes."""
+        """Read as ``read_some`` does, but without most bodies. A task read without its body does
+        not count towards ``bytes_max``."""
         ...
 
 
 @runtime_checkable
 class Located(Protocol):
-    """A store on a server, which may be another one after a while."""
+    """A store on a server, which can change to another server."""
 
     @property
     def at(self) -> str:
-        """The server that has the store, ``HOST:PORT``; empty: none was found yet."""
+        """The address of the store's server, ``HOST:PORT``; empty until one was reached."""
         ...
 
     @property
     def moves(self) -> int:
-        """How often another server had the store than before."""
+        """Number of times that the store changed its server."""
         ...
 
 
 @runtime_checkable
 class OnDisk(Protocol):
-    """A store in a file of this machine."""
+    """A store in a local file."""
 
     @property
-    def path(self) -> str:
-        """The file."""
-        ...
+    def path(self) -> str: ...
 
 
 @runtime_checkable
 class Mirrored(Protocol):
-    """A store on a server that may lose what it had confirmed."""
+    """A store on a server that can lose confirmed data."""
 
     @property
     def mirror(self) -> bool:
-        """Whether this daemon keeps all records in memory, and writes them again then."""
+        """Whether this daemon keeps all records in memory to write them again after a loss."""
         ...
 
 
 @runtime_checkable
 class WorksAhead(Protocol):
-    """A store that can prepare a batch while the one before is on its way."""
+    """A store that can prepare a batch while the previous one is being committed."""
 
     def ahead(self, effects: Effects) -> None:
-        """Prepare ``effects``, which may still change and need never be committed. Never fails."""
+        """Prepare ``effects``, which can still change and is not always committed. Never fails."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """What the leader says of itself."""
+    """The entry of the leader in the store."""
 
     owner: str
     address: str
@@ -410,7 +413,8 @@ class Leader:
     epoch: int
     """The leader's epoch; 0 until it has opened the store."""
     life: str = ""
-    """Marks the leader's process, so that others on its machine see its end; empty: unknown."""
+    """Identifies the leader's process to processes on the same machine, which can then notice its
+    end; empty: unknown."""
     http: str = ""
     """The URL of the leader's HTTP API and console; empty: it has none."""
 
@@ -421,7 +425,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """What a standby says of itself while it waits for its turn."""
+    """The entry of a standby in the store."""
 
     node: str
     address: str
@@ -431,33 +435,35 @@ class Standby:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look at the store by a daemon that does not lead."""
+    """The store's state as a daemon that does not lead has read it."""
 
     leader: Leader | None
     ttl_ms: int
-    """How long the leader's lease still runs, in ms; 0: there is no leader."""
+    """Milliseconds until the leader's lease ends; 0: there is no leader."""
     incarnation: str
-    """The incarnation of the data in the store; empty: there is none."""
+    """The incarnation of the data in the store; empty: the store is empty."""
     epoch: int
     owner: str
-    """The owner who opened the store last."""
+    """The owner that opened the store last."""
     clean: bool = True
-    """Whether the store was closed: then no memory holds anything that the store may lack."""
+    """Whether the store was closed in order; then no daemon's memory has data that it lacks."""
     up_s: int = 0
-    """How long the store's server has surely had the store, in seconds, rounded down."""
+    """Seconds for which the store's server has certainly had the store, rounded down."""
     rewriting: str = ""
-    """The owner who was writing the data anew from memory and is not done; empty: nobody."""
+    """The owner that began to write the data again from memory and has not finished; empty:
+    none."""
     is_replica: bool = False
-    """Whether the server is a replica: it takes no writes, and may lack the newest ones later."""
+    """Whether the server is a replica, which accepts no writes and can lack the newest ones."""
     lost_by: str = ""
-    """The owner who had confirmed more than there is, and has it no more; empty: nobody."""
+    """The owner whose confirmed data the store lacks, and which no longer has it in memory; empty:
+    none."""
     leased_here: bool = False
-    """Whether the last leader took or renewed its lease at this server, since that was started and
-    promoted: then a lease that is not there has ended, and nothing was lost on the way here."""
+    """Whether the last leader took or renewed its lease at this server since the server's start
+    and promotion. If it did, a missing lease has ended and was not lost in a failover."""
 
     @property
     def known_leader(self) -> Leader | None:
-        """The leader with its epoch, also before it has written its epoch itself."""
+        """The leader with its epoch, even before the leader has written its epoch itself."""
         leader = self.leader
         if leader is None or leader.epoch or leader.owner != self.owner:
             return leader
@@ -465,72 +471,76 @@ class Seen:
 
 
 class SiblingSettings(NamedTuple):
-    """What another shard has committed of its groups and of the settings of its topics."""
+    """The groups and topic settings that another shard has committed."""
 
     counter: SettingsCounter
-    """What it has numbered of those whose home it is."""
+    """The shard's counter of changes to the settings that it is the home of."""
     rows: Sequence[GroupRow] | None
-    """All of them as they were at that number, in any order; None: they were not read."""
+    """All groups at that number of the counter, in any order; None: they were not read."""
 
 
 class Siblings(Protocol):
-    """The other shards of a store with several, as one of them reads what they have committed:
-    without being their owner, and whether or not daemons serve them."""
+    """The committed data of a store's other shards, as one shard reads it: without owning them, and
+    whether or not daemons serve them."""
 
     def prepare(self) -> None:
-        """Begin with what the first look needs, beside other work. What goes wrong with it, that
-        look says."""
+        """Start the work that the first read needs, in the background. That read raises its
+        errors."""
         ...
 
     async def settings(self, shard: int, known: int | None) -> SiblingSettings:
-        """The counter of a shard, and the rows unless its number is ``known``: then one small
-        record is all that is read. Raises StoreError, mostly StoreAway."""
+        """Return a shard's counter and its rows. If the counter's number is ``known``, read only
+        the counter, one small record. Raise StoreError, mostly StoreAway."""
         ...
 
     async def have(self, shard: int, keys: Sequence[RecordKey]) -> Sequence[bool]:
-        """Whether a shard has a record under each of these keys. Raises as ``settings``."""
+        """Return, for each key, whether a shard has a record under it. Raise as ``settings``."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Election(Protocol):
-    """A daemon's part in choosing the leader. All calls raise StoreError if the store is away."""
+    """A daemon's access to the leader's lease. All calls raise StoreError if the store does not
+    answer."""
 
     @property
     def connections(self) -> int:
-        """How many connections were made: the store on a new one may be another."""
+        """Number of connections made so far; a new one can lead to another store."""
         ...
 
     async def prepare(self) -> None:
-        """Check the store once, before taking part. Raises StoreUnusable naming what to change."""
+        """Check the store before the first election. Raise StoreUnusable, which says what to
+        change."""
         ...
 
     @property
     def at(self) -> str:
-        """The server that was asked last, ``HOST:PORT``; empty: none was reached yet."""
+        """The address of the server last used, ``HOST:PORT``; empty until one was reached."""
         ...
 
     @property
     def standbys(self) -> tuple[Standby, ...]:
-        """The daemons that stood by within the time to live, as of the last look or renewal."""
+        """The standbys seen within the time to live, as of the last ``look`` or ``renew``."""
         ...
 
     async def look(self, me: Standby | None = None) -> Seen:
-        """Look at the store; ``me`` says that this daemon stands by for another time to live. It is
-        no error when the store does not take that, for example because it is full."""
+        """Read the store's state, and renew the entry of the standby ``me`` for a time to live. A
+        store that does not accept the entry, for example because it is full, raises no error."""
         ...
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
-        """Take the lease, if nobody leads, or only ``instead_of``, which is known to be dead."""
+        """Take the lease if nobody has it, or if ``instead_of``, which is dead, has it. Return
+        whether this daemon has it now."""
         ...
 
     async def renew(self, me: Leader) -> bool:
-        """Renew the lease for a time to live. False: the lease is gone, or another's."""
+        """Renew the lease for a time to live. Return False if the lease has ended or belongs to
+        another daemon."""
         ...
 
     async def release(self, me: Leader) -> None:
-        """Give the lease back, if this daemon still has it."""
+        """End the lease if this daemon still has it."""
         ...
 
     async def close(self) -> None: ...
@@ -541,38 +551,39 @@ class Election(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A shard that a node leads, as the node says."""
+    """A node's statement that it leads a shard."""
 
     shard: int
     epoch: int
     address: str
     since_ms: int
     http: str = ""
-    """The URL of its HTTP; empty: it has none."""
+    """The URL of the daemon's HTTP API; empty: it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """What a node says of itself."""
+    """The entry of a node in the registry."""
 
     name: str
     run: str
-    """Marks this run of the node, from its start to its end."""
+    """Identifies this run of the node, from its start to its end."""
     address: str
-    """Its front door."""
+    """The address of the node's front door."""
     version: str
     capacity: float
     since_ms: int
     ttl_ms: int
-    """It counts as gone when it was not heard of for so long."""
+    """Milliseconds after its last beat at which the node counts as gone."""
     leaving: bool = False
-    """Whether it is about to end, and gives its shards away."""
+    """Whether the node is about to end and is handing over its shards."""
     life: str = ""
-    """Marks its process, so that others on its machine see its end; empty: unknown."""
+    """Identifies the node's process to processes on the same machine, which can then notice its
+    end; empty: unknown."""
     http: str = ""
     claims: tuple[Claim, ...] = ()
     standbys: Mapping[int, str] = field(default_factory=dict)
-    """Shard for which a daemon of it stands by → the address of that daemon."""
+    """Shard → address of the node's daemon that is a standby for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,39 +592,39 @@ class NodesSeen:
 
     now_ms: int
     nodes: Mapping[str, NodeRecord]
-    """Those that live, by name."""
+    """The live nodes, by name."""
     seen_ms: Mapping[str, int]
-    """When each was heard of last."""
+    """Node → time of its last beat, in milliseconds."""
     placed: Mapping[int, str]
-    """Shard → the node where an operator wants it."""
+    """Shard → node where an operator has placed it."""
     drained: frozenset[str]
-    """Names of nodes that shall have no shards, as an operator says."""
+    """Names of the nodes that an operator has drained, which lead no shard."""
     version: int
-    """It grows whenever a shard is led by another daemon."""
+    """A number that grows whenever a shard changes its leader."""
     namesake: NodeRecord | None = None
-    """Another node that lives under the name of the one that asked, which is not among them."""
+    """Another live node with the caller's name; the caller is then not in ``nodes``."""
 
 
 class NodeRegistry(Protocol):
-    """Where the nodes that share a store find each other. All calls raise StoreError if the store
-    is away; ``StoreUnusable`` if it was laid out for another number of shards, or has as many nodes
-    as it may."""
+    """The list of the nodes that share a store. All calls raise StoreError if the store does not
+    answer, and StoreUnusable if it was initialized for another number of shards or has the maximum
+    number of nodes."""
 
     async def beat(self, me: NodeRecord, instead_of: str = "") -> NodesSeen:
-        """Say what this node says of itself, for a time to live, and see all. ``instead_of``: the
-        run of a node with the same name that is known to be over."""
+        """Write this node's entry for a time to live, and return all nodes. ``instead_of``: the run
+        of a node with the same name that has certainly ended."""
         ...
 
     async def leave(self, me: NodeRecord) -> None:
-        """Take this node out."""
+        """Remove this node's entry."""
         ...
 
     async def place(self, shard: int, node: str | None) -> None:
-        """Note where a shard shall be; None: anywhere."""
+        """Record the node where a shard belongs; None: any node."""
         ...
 
     async def drain(self, node: str, *, draining: bool) -> None:
-        """Note whether a node shall have no shards."""
+        """Record whether a node is drained, and must lead no shard."""
         ...
 
     async def close(self) -> None: ...
@@ -626,5 +637,5 @@ class SharedStore(Store, Protocol):
         self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = (),
         may_create: bool = True,
     ) -> Opened:  # fmt: skip
-        """``Store.open``; with ``may_create`` False an empty store is refused (StoreUnusable)."""
+        """Open as ``Store.open``. Raise StoreUnusable for an empty store unless ``may_create``."""
         ...

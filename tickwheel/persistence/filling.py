@@ -1,11 +1,9 @@
-"""The filler of a new store: whoever has the rows of one moment, from wherever, makes a store of
-them here. A restore folds them out of a backup and events (``history/restore.py``), a change of the
-number of shards takes them from the former databases (``server/reshard.py``), and the backup of a
-store that is not SQLite copies them (``copying``).
+"""Filling of a new store with the rows of one moment. A restore computes the rows from a backup and
+events (``history/restore.py``), a change of the number of shards reads them from the old databases
+(``server/reshard.py``), and a backup of a store other than SQLite copies them (``copying``).
 
-The filler forms batches with numbers and marks, bounded in rows and bytes. What is filled is a
-store that nobody else has open; when filling it ends well, it is closed in order and its meta table
-says where its content is from.
+The filler writes numbered batches, bounded in rows and bytes, into a store that nobody else has
+open. On success the store is closed in order, and its meta table records the origin of its rows.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ PAGE = 1_000
 async def pages(
     scan: Callable[[int, int, str | None], Awaitable[list[StoredTask]]],
 ) -> AsyncIterator[list[StoredTask]]:
-    """All tasks by id, in pages. ``scan``: that of a store."""
+    """Yield all tasks by id, in pages. ``scan`` is ``Store.scan`` or compatible with it."""
     after_id = -1
     while page := await scan(after_id, PAGE, None):
         yield page
@@ -43,7 +41,7 @@ async def pages(
 
 
 class Filler:
-    """Writes batches into an open store that nobody else writes."""
+    """Writes batches into an open store that has no other writer."""
 
     def __init__(
         self,
@@ -52,7 +50,7 @@ class Filler:
         opened: Opened,
         renew: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """``renew``: called before each batch, to keep the lease of a store that others share."""
+        """``renew`` is called before each batch, to keep the lease of a shared store."""
         self._store = store
         self._owner = owner
         self._epoch = opened.epoch
@@ -63,10 +61,10 @@ class Filler:
         self.id_mark = 0
         self.position_ms = 0
         self.removed_upto = 0
-        """The number of the last batch of ``remove``."""
+        """Number of the last batch of ``remove``."""
 
     async def remove(self, ids: Sequence[int]) -> None:
-        """Remove tasks; that they are noted as ended is undone when the store is closed."""
+        """Remove tasks. Their outcomes are removed when the store is closed."""
         for start in range(0, len(ids), ROWS_A_BATCH):
             removed = dict.fromkeys(ids[start : start + ROWS_A_BATCH], Outcome.DELETED)
             await self.write(Effects(ended=removed))
@@ -76,29 +74,29 @@ class Filler:
         self, groups: Iterable[GroupRow], outcomes: Iterable[tuple[int, Outcome]], id_mark: int,
         position_ms: int,
     ) -> None:  # fmt: skip
-        """Write what all tasks rest on: groups, outcomes and marks."""
+        """Write groups, outcomes and marks, which must precede all tasks."""
         self.id_mark, self.position_ms = id_mark, position_ms
         await self.write(Effects(records=dict(keyed(GROUP, groups)), ended=dict(outcomes)))
 
     async def records(self, records: Mapping[RecordKey, Any]) -> None:
-        for some in in_batches(records):
-            await self.write(Effects(records=some))
+        for batch in in_batches(records):
+            await self.write(Effects(records=batch))
 
     async def put(self, task: StoredTask) -> None:
-        """Write a task that is not in the store."""
+        """Add a task that is not in the store."""
         self._effects.enqueued[task.row.id] = task.row
-        await self._note(task)
+        await self._add_groups(task)
 
     async def change(self, task: StoredTask, before: StoredTask | None = None) -> None:
-        """Write a task that may be in the store already, and is then as it was ``before``."""
+        """Add a task, or replace the task ``before`` that the store has."""
         effects = self._effects
         effects.updated[task.row.id] = task.row
         if before is not None:
             effects.progress |= {(row.id, row.group): None for row in before.progress}
             effects.dead |= {(row.id, row.group): None for row in before.dead}
-        await self._note(task)
+        await self._add_groups(task)
 
-    async def _note(self, task: StoredTask) -> None:
+    async def _add_groups(self, task: StoredTask) -> None:
         effects = self._effects
         effects.progress |= {(row.id, row.group): row for row in task.progress}
         effects.dead |= {(row.id, row.group): row for row in task.dead}
@@ -108,19 +106,19 @@ class Filler:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write the tasks that were put or changed last."""
+        """Write the tasks put or changed since the last flush."""
         if self._effects.enqueued or self._effects.updated:
             effects, self._effects, self._bytes = self._effects, Effects(), 0
             await self.write(effects)
 
     async def end(self) -> None:
-        """Write what is left, and the marks."""
+        """Write the remaining tasks, and the marks."""
         await self.flush()
         await self.write(Effects())
 
     async def write(self, effects: Effects) -> None:
-        """Write one batch, with the marks so far. Raises StoreError: what has failed is the new
-        store, not the one that a daemon lives on."""
+        """Write one batch with the current marks. Raise StoreError instead of StoreBroken, because
+        only the new store has failed, not a daemon's."""
         if self._renew is not None:
             await self._renew()
         effects.id_mark, effects.position_ms = self.id_mark, self.position_ms
@@ -137,11 +135,11 @@ async def new_sqlite(
     owner: str,
     now_ms: int,
     epoch_min: int,
-    said: Mapping[str, int | str],
+    meta: Mapping[str, int | str],
     options: SqliteOptions | None = None,
 ) -> AsyncIterator[Filler]:
-    """Fill a SQLite store that nobody uses before it is whole. ``said``: what its meta table says
-    beside, when it is closed."""
+    """Fill a SQLite store that nobody uses before it is complete. ``meta``: values added to its
+    meta table after the store was closed."""
     store = SqliteStore(path, replace(options or SqliteOptions(), reserve_bytes=0))
     opened = await store.open(owner, now_ms, epoch_min=epoch_min)
     filler = Filler(store, owner, opened)
@@ -154,20 +152,20 @@ async def new_sqlite(
     await store.close(clean=True)
     if filler.removed_upto:
         forget_endings(path, filler.removed_upto)
-    write_meta(path, said)
+    write_meta(path, meta)
 
 
 @asynccontextmanager
 async def copying(path: str, held: Held) -> AsyncIterator[Filler]:
-    """Fill a SQLite database that becomes the backup at ``path`` of another kind of store, which
-    says this of itself. Raises StoreError when there is a file of that name."""
+    """Fill a SQLite database that becomes the backup at ``path`` of another kind of store with the
+    identity ``held``. Raise StoreError if ``path`` exists."""
     if os.path.lexists(path):
         raise StoreError(f"backup: {path} exists already")
     try:
         with whole_or_nothing(path) as part:
-            # Of the same epoch, so that a restore finds its place in the history.
-            said = copy_meta(held)
-            async with new_sqlite(part, "backup", 0, held.last.epoch, said) as filler:
+            # The epoch stays the same: a restore looks up the backup's place in the history by it.
+            meta = copy_meta(held)
+            async with new_sqlite(part, "backup", 0, held.last.epoch, meta) as filler:
                 yield filler
     except OSError as error:
         raise StoreError(f"backup to {path} failed: {error}") from error

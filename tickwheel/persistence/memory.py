@@ -1,8 +1,8 @@
-"""The reference store: the contract with nothing but dictionaries.
+"""The reference store, which implements the contract with dictionaries only.
 
-Held to the same conformance suite as every other store. What it holds survives ``close`` and
-``open`` of the same object, and nothing else: it is for tests, models and trying things out.
-Nothing here waits between the rows of one call, so every call sees one moment.
+It passes the same conformance suite as every other store. Its data survives ``close`` and ``open``
+of the same object, but not the process: it is for tests, models and experiments. No call awaits
+between two rows, so every call sees one moment.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class MemoryStore:
 
     def __init__(self, endings_max: int = ENDINGS_MAX) -> None:
         self._tasks: dict[int, TaskRow] = {}
-        self._ids: list[int] = []  # ascending; ids that ended are dropped when they are half
+        # Ascending. Ids of ended tasks are dropped once they are more than half of the list.
+        self._ids: list[int] = []
         self._progress: dict[int, dict[str, ProgressRow]] = {}
         self._dead: dict[int, dict[str, DeadRow]] = {}
         self._records: dict[RecordKey, Any] = {}
@@ -68,7 +69,7 @@ class MemoryStore:
         self._is_open = False
 
     def copy(self) -> MemoryStore:
-        """An independent store of the same content, closed. Rows are shared: they are values."""
+        """Return an independent, closed store with the same data. Rows are immutable and shared."""
         other = MemoryStore(self._endings.maxlen or 0)
         other._tasks = dict(self._tasks)
         other._ids = list(self._ids)
@@ -95,8 +96,8 @@ class MemoryStore:
     ) -> Opened:
         created = self._epoch == 0
         clean = self._clean
-        # A history may know of stores that are gone, as was to be expected.
-        self._epoch = max(self._epoch + 1, epoch_min, *(one.epoch + 1 for one in known))
+        # A history may know earlier memory stores, whose loss is normal.
+        self._epoch = max(self._epoch + 1, epoch_min, *(fact.epoch + 1 for fact in known))
         self._owner = owner
         self._clean = False
         self._is_open = True
@@ -190,20 +191,20 @@ class MemoryStore:
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
         self._check_open()
-        found: dict[int, StoredTask] = {}
+        tasks: dict[int, StoredTask] = {}
         size = 0
         for index, task_id in enumerate(ids):
             if size >= bytes_max:
-                return found, ids[index:]
+                return tasks, ids[index:]
             if task_id in self._tasks:
-                found[task_id] = self._stored(self._tasks[task_id])
-                size += task_bytes(found[task_id].row)
-        return found, ()
+                tasks[task_id] = self._stored(self._tasks[task_id])
+                size += task_bytes(tasks[task_id].row)
+        return tasks, ()
 
     async def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
-        found, rest = await self.read_some(ids, bytes_max)
+        tasks, rest = await self.read_some(ids, bytes_max)
         heads = Heads()
-        for task_id, task in found.items():
+        for task_id, task in tasks.items():
             row = task.row
             if row.options is not None and not is_key_alone(row.options):
                 heads.others[task_id] = task
@@ -220,9 +221,9 @@ class MemoryStore:
         if not ids or task_id > ids[-1]:
             ids.append(task_id)
             return
-        place = bisect.bisect_left(ids, task_id)
-        if ids[place] != task_id:  # else it has ended, and not been dropped from here yet
-            ids.insert(place, task_id)
+        index = bisect.bisect_left(ids, task_id)
+        if ids[index] != task_id:  # an ended task's id can still be in the list
+            ids.insert(index, task_id)
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         start = bisect.bisect_right(self._ids, after_id)
@@ -232,14 +233,13 @@ class MemoryStore:
         end = bisect.bisect_left(self._ids, before_id)
         return await self._page(range(end - 1, -1, -1), limit, topic)
 
-    async def _page(self, places: range, limit: int, topic: str | None) -> list[StoredTask]:
-        """The first ``limit`` tasks at these places of ``_ids``, without those that ended and
-        those of other topics."""
+    async def _page(self, indexes: range, limit: int, topic: str | None) -> list[StoredTask]:
+        """Return the first ``limit`` stored tasks of the topic at these indexes of ``_ids``."""
         self._check_open()
-        ids = map(self._ids.__getitem__, places)
+        ids = map(self._ids.__getitem__, indexes)
         rows = (self._tasks[task_id] for task_id in ids if task_id in self._tasks)
-        found = (row.id for row in rows if topic in (None, row.topic))
-        page, _ = await self.read_some(list(islice(found, limit)), SCAN_BYTES_MAX)
+        matching = (row.id for row in rows if topic in (None, row.topic))
+        page, _ = await self.read_some(list(islice(matching, limit)), SCAN_BYTES_MAX)
         return list(page.values())
 
     async def scan_dead(
@@ -260,7 +260,7 @@ class MemoryStore:
         )
 
     async def backup(self, path: str) -> int:
-        """Copy the data to a SQLite database, which a daemon can be started on."""
+        """Copy the data to a SQLite database, which a daemon can open as its store."""
         self._check_open()
         from tickwheel.persistence.filling import copying
 

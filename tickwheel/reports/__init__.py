@@ -1,6 +1,6 @@
-"""Reports over the delivery history, computed by Spark.
+"""Reports on the delivery history, computed by Spark.
 
-Bird's eye::
+Overview::
 
     history segments ──load──► table/events (Parquet by date and topic)      what happened
                                   │  new rows only
@@ -8,11 +8,11 @@ Bird's eye::
                                   └─journeys─► table/journeys            one row a task and group
     table ──metrics──► metrics/*.parquet, csv/*.csv, report.html
 
-Only :mod:`~tickwheel.reports.table` writes the table, one numbered run after another; a run is
-there when its manifest is. Metrics are functions from DataFrame to DataFrame and write nothing.
-No code of ours runs on a cluster's executors: everything is column expressions, so it needs nothing
-installed. This package imports nothing else of ours, and importing it does not import
-pyspark: here is what a report is asked for, and what is wrong with the asking.
+Only :mod:`~tickwheel.reports.table` writes the table, in numbered runs; a run exists when its
+manifest exists. Metrics are functions from DataFrame to DataFrame and write nothing. A cluster's
+executors need nothing installed, because everything is column expressions. This package imports
+nothing else of Tickwheel. This module has the settings of a report and their errors; importing it
+does not import pyspark.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 
 QUARTER_MS = 900_000
-"""The grain of all figures, in ms. Every time zone is a whole number of quarters off UTC."""
+"""Milliseconds of the interval by which all figures are kept, a quarter of an hour: the offsets of
+all time zones are multiples of it."""
 HOUR_MS = 3_600_000
 TARGET_MS = 100
 OBJECTIVE = 0.99
 _GLOB = frozenset("*?[]{}\\")
-"""Characters that Spark reads as patterns wherever it is given a path."""
+"""Characters that Spark reads as patterns in paths."""
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS}
 
 
@@ -43,8 +44,8 @@ Rows = list[Row]
 
 
 def pattern_regex(pattern: str) -> str:
-    """A topic pattern as a regular expression that Python and Java read alike: ``*`` is any text,
-    every other character stands for itself."""
+    """Return a topic pattern as a regular expression with the same meaning in Python and Java:
+    ``*`` matches any text, every other character itself."""
     return "".join(".*" if c == "*" else c if c.isalnum() else f"\\{c}" for c in pattern)
 
 
@@ -58,7 +59,7 @@ class ReportError(Exception):
 
 @dataclass(frozen=True)
 class Slo:
-    """An objective: deliveries of the topics that match are on time in this share of cases."""
+    """An objective: the share of first deliveries of matching topics that must be on time."""
 
     pattern: str
     target_ms: int
@@ -66,47 +67,50 @@ class Slo:
 
     def __post_init__(self) -> None:
         if self.target_ms < 0 or not 0 < self.objective <= 1:
-            raise ReportError(f"SLO {self.pattern}: the target is not negative, the share 0-100 %")
+            raise ReportError(
+                f"SLO {self.pattern}: the target must be at least 0 ms and the share above 0 % and"
+                f" at most 100 %, not {self.target_ms} ms and {100 * self.objective:g} %"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Slo:
-        """The objective in ``TOPIC=TARGET`` or ``TOPIC=TARGET@SHARE%``; ``*`` is any text."""
-        found = re.fullmatch(r"([^=\s]+)=(\d+)(ms|s|m|h)(?:@(\d+(?:\.\d+)?)%)?", text.strip())
-        if found is None:
+        """Parse ``TOPIC=TARGET`` or ``TOPIC=TARGET@SHARE%``, where ``*`` matches any text."""
+        match = re.fullmatch(r"([^=\s]+)=(\d+)(ms|s|m|h)(?:@(\d+(?:\.\d+)?)%)?", text.strip())
+        if match is None:
             raise ReportError(f"{text!r} is not an SLO; write for example 'orders.*=50ms@99.9%'")
-        pattern, number, unit, share = found.groups()
+        pattern, number, unit, share = match.groups()
         objective = OBJECTIVE if share is None else float(share) / 100
         return cls(pattern, int(number) * _UNITS_MS[unit], objective)
 
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """One report. Paths are anything that Hadoop's file systems know; plain ones are local."""
+    """The settings of one report. Paths can be of any Hadoop file system; plain paths are local."""
 
     history: tuple[str, ...]
-    """The folders of one store's history. What lies in several of them counts once."""
+    """The folders of one store's history. Events in several of them count once."""
     out: str
     since_ms: int | None = None
     until_ms: int | None = None
     topics: tuple[str, ...] = ()
-    """Names or patterns with ``*``; none means all."""
+    """Names or patterns with ``*``; empty: all."""
     timezone: str = "UTC"
-    """Hours and days of the report are this zone's."""
+    """Time zone of the report's hours and days."""
     slos: tuple[Slo, ...] = ()
-    """Objectives, the first match counts; ``TARGET_MS`` and ``OBJECTIVE`` are for other topics."""
+    """Objectives; the first match applies. Other topics have ``TARGET_MS`` and ``OBJECTIVE``."""
     stuck_after_ms: int = HOUR_MS
     open_segments: bool = True
-    """Whether to read also segments that are still being written."""
+    """Whether to read segments that are still being written."""
     batch_bytes: int = 256 << 20
-    """Bytes of history (as they lie there) that a run loads in one batch; each is kept."""
+    """Bytes of history files that a run loads in one batch; each batch is saved."""
     top: int = 20
-    """How many of the slowest are listed."""
+    """Number of keys, producers and subscribers in the lists of the slowest."""
 
     def __post_init__(self) -> None:
         for name in ("since_ms", "until_ms"):
             value = getattr(self, name)
             if value is not None and value % QUARTER_MS:
-                raise ReportError(f"{name[:5]}: figures are kept by the quarter of an hour; "
+                raise ReportError(f"{name[:5]}: figures are kept by quarter of an hour; "
                                   "name a time at :00, :15, :30 or :45")  # fmt: skip
         since_ms, until_ms = self.since_ms, self.until_ms
         if since_ms is not None and until_ms is not None and since_ms >= until_ms:
@@ -118,16 +122,19 @@ class ReportSettings:
                               "Europe/Berlin") from None  # fmt: skip
         if not self.history:
             raise ReportError("history: name at least 1 folder; none was named")
-        for place in (*self.history, self.out):
-            if _GLOB & set(place):
-                raise ReportError(f"{place}: Spark takes * ? [ ] {{ }} and \\ in a path for a "
+        for path in (*self.history, self.out):
+            if _GLOB & set(path):
+                raise ReportError(f"{path}: Spark reads * ? [ ] {{ }} and \\ in a path as a "
                                   "pattern; name a folder without them")  # fmt: skip
         if self.batch_bytes < 1 or self.top < 1 or self.stuck_after_ms < 0:
-            raise ReportError("batch_bytes and top are at least 1, stuck_after is not negative")
+            raise ReportError(
+                f"batch_bytes ({self.batch_bytes}) and top ({self.top}) must be at least 1, and"
+                f" stuck_after_ms ({self.stuck_after_ms}) at least 0"
+            )
 
     @classmethod
     def of(cls, options: Mapping[str, Any], stuck_after_ms: int) -> Self:
-        """The settings of a command line's options, by name."""
+        """Return the settings for the options of a command line, by name."""
         timezone = options["timezone"]
         return cls(
             history=tuple(options["history"]), out=options["out"],
@@ -140,8 +147,8 @@ class ReportSettings:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """The folders of the history, each once, without a slash at the end."""
-        return tuple(dict.fromkeys(place.rstrip("/") for place in self.history))
+        """The folders of the history, each once, without a trailing slash."""
+        return tuple(dict.fromkeys(path.rstrip("/") for path in self.history))
 
     @property
     def table(self) -> str:
@@ -163,20 +170,21 @@ _TIME = re.compile(
     r"(?:Z|[+-][0-9]{2}(?::?[0-5][0-9])?)?)?",
     re.IGNORECASE,
 )
-"""The forms that every command reads (``api/times.py``, which is not here where reports run)."""
+"""The forms of times in all commands; ``api/times.py`` is not available where reports run."""
 
 
 def at_ms(text: str | None, timezone: str) -> int | None:
-    """Milliseconds of an ISO-8601 text; without an offset it is in the report's time zone."""
+    """Return the milliseconds of an ISO-8601 time, which is in ``timezone`` without an offset.
+    Raise ReportError."""
     if text is None:
         return None
     try:
         if _TIME.fullmatch(text.strip()) is None:
             raise ValueError
-        found = datetime.fromisoformat(text.strip().upper())
-        if found.tzinfo is None:
-            found = found.replace(tzinfo=ZoneInfo(timezone))
-        return round(found.timestamp() * 1000)
+        time = datetime.fromisoformat(text.strip().upper())
+        if time.tzinfo is None:
+            time = time.replace(tzinfo=ZoneInfo(timezone))
+        return round(time.timestamp() * 1000)
     except (ValueError, OverflowError, KeyError):
         raise ReportError(
             f"{text!r} is not an ISO-8601 time; write for example 2030-01-31 or 2030-01-31T09:00"

@@ -1,8 +1,7 @@
-"""Files wherever Spark's file systems reach: local paths, ``hdfs://``, ``s3a://``.
+"""Files in all file systems that Spark supports: local paths, ``hdfs://``, ``s3a://``.
 
-All of a report's own bookkeeping goes through here, so that the job runs unchanged on a
-cluster. Uses Hadoop's FileSystem inside Spark's JVM; no local-only call. What Spark and its file
-systems raise becomes one line for people here, too.
+A report reads and writes its state through this module, which uses Hadoop's FileSystem in Spark's
+JVM, so the same job runs on a cluster. The module also summarizes Spark's errors in one line.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 FAILED = (Py4JError, PySparkException)
-"""What a Spark job, or a call into its JVM, raises."""
+"""Errors of Spark jobs, and of calls into the JVM."""
 CAUSES_MAX = 20
 _REASON_MAX = 400
 _MEMORY = "OutOfMemoryError"
@@ -29,7 +28,7 @@ _NO_FILE = "java.io.FileNotFoundException"
 
 
 def in_short(error: BaseException) -> str:
-    """The innermost cause of an error, without the stack that led to it."""
+    """Return the innermost cause of an error, without a stack trace."""
     causes = _causes(error)
     text = causes[-1] if causes else str(error)
     line = next((line.strip() for line in text.splitlines() if line.strip()), repr(error))
@@ -39,22 +38,22 @@ def in_short(error: BaseException) -> str:
 
 
 def is_no_file(error: Py4JJavaError) -> bool:
-    """Whether the error says that a file was not there."""
+    """Return whether the error means that a file does not exist."""
     return str(error.java_exception.getClass().getName()) == _NO_FILE
 
 
 def _causes(error: BaseException) -> list[str]:
-    """The causes of a JVM error from the outside in; empty for other errors."""
-    found: Any = None
+    """Return the causes of a JVM error, outermost first; empty for other errors."""
+    cause: Any = None
     if isinstance(error, Py4JJavaError):
-        found = error.java_exception
+        cause = error.java_exception
     elif isinstance(error, PySparkException):
-        # pyspark keeps the JVM's exception to itself.
-        found = getattr(error, "_origin", None)
+        # pyspark has the JVM's exception only in a private attribute.
+        cause = getattr(error, "_origin", None)
     causes: list[str] = []
-    while found is not None and len(causes) < CAUSES_MAX:
-        causes.append(str(found.toString()))
-        found = found.getCause()
+    while cause is not None and len(causes) < CAUSES_MAX:
+        causes.append(str(cause.toString()))
+        cause = cause.getCause()
     return causes
 
 
@@ -76,11 +75,11 @@ public class LocalFiles extends org.apache.hadoop.fs.RawLocalFileSystem {
 
 
 def spare_programs(spark: SparkSession) -> None:
-    """Have Hadoop set the mode of each new local file and folder by a call.
+    """Make Hadoop set the modes of new local files and folders with a call instead of a program.
 
-    Without its native library, which pyspark does not bring, it starts ``chmod`` for each: 420
-    times a report. Hadoop's own class with that one method replaced; Janino, with which Spark
-    compiles every query, compiles it here. Where that fails all stays as it was.
+    Without its native library, which pyspark does not include, Hadoop starts ``chmod`` 420 times
+    for each report. This compiles a subclass of Hadoop's class with Janino, Spark's compiler for
+    queries. If that fails, nothing changes.
     """
     jvm: Any = spark.sparkContext._jvm
     try:
@@ -92,7 +91,7 @@ def spare_programs(spark: SparkSession) -> None:
         )
         conf.setClassLoader(compiler.getClassLoader())
         conf.set("fs.file.impl", "tickwheel.LocalFiles")
-        # Hadoop keeps one object a scheme and user: who asks first decides for all.
+        # Hadoop caches one object for each scheme and user, so this first call decides.
         local = jvm.java.net.URI("file:///")
         jvm.org.apache.hadoop.fs.FileSystem.get(local, conf).close()
         jvm.org.apache.hadoop.fs.FileSystem.get(local, conf)
@@ -101,22 +100,23 @@ def spare_programs(spark: SparkSession) -> None:
 
 
 class Files:
-    """Small files and folders. Paths are text; a missing file reads as None, empty or False."""
+    """Small files and folders. Paths are strings; methods return None, [] or False for a missing
+    file."""
 
     def __init__(self, spark: SparkSession) -> None:
-        # Hadoop's classes are reached through the gateway that pyspark itself uses.
+        # Hadoop's classes are available through pyspark's gateway.
         self._jvm: Any = spark.sparkContext._jvm
         self._conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
 
     def _at(self, path: str) -> tuple[Any, Any]:
         hadoop = self._jvm.org.apache.hadoop.fs.Path(path)
         system = hadoop.getFileSystem(self._conf)
-        # Local folders would fill with .crc files that nobody asked for.
+        # Otherwise Hadoop writes .crc files into local folders.
         system.setWriteChecksum(False)
         return system, hadoop
 
     def matching(self, folder: str, pattern: str) -> list[Found]:
-        """The files in a folder that match a pattern."""
+        """Return the files in a folder that match a pattern."""
         system, path = self._at(f"{folder}/{pattern}")
         statuses = system.globStatus(path) or ()
         return [
@@ -126,7 +126,7 @@ class Files:
         ]
 
     def names(self, folder: str) -> list[str]:
-        """The names directly in ``folder``, sorted; empty: there is no such folder."""
+        """Return the names in ``folder``, sorted; empty if it does not exist."""
         system, path = self._at(folder)
         if not system.exists(path):
             return []
@@ -144,7 +144,7 @@ class Files:
             stream = system.open(hadoop)
         except Py4JJavaError as error:
             if is_no_file(error):
-                return None  # it has gone since
+                return None  # it was removed after ``exists``
             raise
         try:
             return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode(
@@ -154,25 +154,26 @@ class Files:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """Whole or not at all, as far as the file system can: written aside and renamed.
+        """Write a file atomically, as far as the file system can, by renaming a temporary file.
 
-        One writer at a time: what it writes aside is overwritten by the next one.
+        Only one writer at a time can call this, because writers share the temporary file.
         """
         system, hadoop = self._at(path)
         aside = self._aside(system, hadoop, text, ASIDE)
         if system.getUri().getScheme() == "file":
-            # Without a moment at which there is neither the old nor the new one.
+            # Unlike Hadoop's rename, this never leaves a moment without the file.
             os.replace(aside.toUri().getPath(), hadoop.toUri().getPath())
             return
         system.delete(hadoop, False)
         if not system.rename(aside, hadoop):
-            raise OSError(f"{path}: the file system refused to rename it into place")
+            raise OSError(f"{path}: the file system refused to rename the temporary file")
 
     def create(self, path: str, text: str) -> bool:
-        """Whole, and False when it is there already. Of two at the same moment one gets True.
+        """Create a file atomically. Return False if it exists. Only one of two concurrent calls
+        returns True.
 
-        (Where the file system can guarantee that: local ones by a link, HDFS by a rename that
-        replaces nothing. An object store cannot.)
+        Local file systems guarantee that with a link, HDFS with a rename that does not replace. An
+        object store does not guarantee it.
         """
         system, hadoop = self._at(path)
         if system.exists(hadoop):
@@ -186,7 +187,7 @@ class Files:
             system.delete(aside, False)
 
     def _aside(self, system: Any, hadoop: Any, text: str, prefix: str) -> Any:
-        """A file beside ``hadoop`` that holds ``text``."""
+        """Write ``text`` to a temporary file next to ``hadoop``."""
         name = f"{prefix}{hadoop.getName()}"
         aside = self._jvm.org.apache.hadoop.fs.Path(hadoop.getParent(), name)
         stream = system.create(aside, True)
@@ -201,20 +202,20 @@ class Files:
         system.delete(hadoop, True)
 
     def age_s(self, path: str, now_ms: int) -> float:
-        """Seconds since the file was last written."""
+        """Return the seconds since the file was last written."""
         system, hadoop = self._at(path)
         return (now_ms - int(system.getFileStatus(hadoop).getModificationTime())) / 1000
 
 
 def _linked(aside: str, path: str) -> bool:
-    """Give a local file its name; a rename would replace one that was just made."""
+    """Link a local file to its name. Return False if that exists; a rename would replace it."""
     try:
         os.link(aside, path)
     except FileExistsError:
         return False
     except OSError:
-        # No hard links here (FAT, some network shares): the moment between has to be risked.
-        if os.path.exists(path):  # text as Hadoop has it, as in the lines around
+        # Without hard links (FAT, some network shares) a race cannot be excluded.
+        if os.path.exists(path):  # a string, as Hadoop's paths are
             return False
         os.rename(aside, path)
     return True

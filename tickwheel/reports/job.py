@@ -1,14 +1,13 @@
-"""The whole job: bring the table up to date, compute all figures, by the names of the files they
-are written to, write them and the page.
+"""The report job: load new history into the table, compute all figures, and write them and the
+page.
 
-``tickwheel report`` runs it on one machine, spark-submit on a cluster (through submit.py). Paths
-are Hadoop's throughout. Every figure is written as Parquet and CSV, all of them as one page. A
-new report replaces the last one's figures. See docs/reports.md.
+``tickwheel report`` runs it on one machine, spark-submit on a cluster (through submit.py). All
+paths are Hadoop's. Every figure is written as Parquet and CSV, and all together as one page. A new
+report replaces the figures of the last one. See docs/reports.md.
 
-Spark is asked as little as can be, because with a small history each plan costs more than its rows:
-a kind of figure is one plan for all its tables (:class:`~metrics.Cube`), and what follows from
-tables that are there is reckoned from their rows, on the driver. The figures are the same for every
-size of history.
+The job has few Spark plans, because with a small history each plan costs more than its rows: one
+plan computes all tables of a figure (:class:`~metrics.Cube`), and the driver computes further
+tables from their rows. The figures do not depend on the size of the history.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Report:
     settings: ReportSettings = field(repr=False)
 
     def summary(self) -> state.Summary:
-        """The summary that is shown, and kept for the next run."""
+        """Return the summary, which is shown and kept for the next run."""
         manifest, rows = self.loaded.manifest, self.rows
         return state.Summary(
             page=self.page,
@@ -87,7 +86,7 @@ class Report:
 
 
 def run(spark: SparkSession, settings: ReportSettings, progress: Progress | None = None) -> Report:
-    """Make one report. Raises ReportError for whatever keeps it from being made."""
+    """Make one report. Raise ReportError for every failure."""
     try:
         return _run(spark, settings, progress or (lambda stage, done, of: None))
     except (*FAILED, OSError) as error:
@@ -96,8 +95,8 @@ def run(spark: SparkSession, settings: ReportSettings, progress: Progress | None
 
 def _run(spark: SparkSession, settings: ReportSettings, progress: Progress) -> Report:
     loader = Loader(spark, settings, progress)
-    # Held to the end: the next run sweeps away what only this one's figures are read from, and
-    # two that write figures into one folder would mix them.
+    # Held to the end: another run would delete files that this one reads its figures from, and two
+    # runs would mix their figures in one folder.
     with loader.lock() as lock:
         begun_s = time.monotonic()
         loaded = loader.load(lock)
@@ -118,13 +117,13 @@ def _run(spark: SparkSession, settings: ReportSettings, progress: Progress) -> R
         text = page.render(rows, topics, loaded.manifest, settings)
         Files(spark).write(place, text)
         figures_s = time.monotonic() - loaded_s
-        made = Report(place, loaded, topics, rows, loaded_s - begun_s, figures_s, settings)
-        state.keep_last(settings, loaded.manifest.run, made.summary())
-    return made
+        report = Report(place, loaded, topics, rows, loaded_s - begun_s, figures_s, settings)
+        state.keep_last(settings, loaded.manifest.run, report.summary())
+    return report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """For spark-submit; the same options as ``tickwheel report``."""
+    """Run a report under spark-submit, with the options of ``tickwheel report``."""
     try:
         settings, master = parse(arguments)
         with started(master) as spark:
@@ -143,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[ReportSettings, str | None]:
-    """Settings and master from a command line."""
+    """Parse a command line. Return the settings and the master."""
     parser = argparse.ArgumentParser(prog="submit.py", description=__doc__)
     parser.add_argument("--history", required=True, action="append", help="repeatable")
     parser.add_argument("--out", required=True)
@@ -156,9 +155,9 @@ def parse(arguments: Sequence[str] | None) -> tuple[ReportSettings, str | None]:
     parser.add_argument("--sealed-only", action="store_true")
     parser.add_argument("--batch-mb", type=int, default=256)
     parser.add_argument("--top", type=int, default=20)
-    parser.add_argument("--master", help="default: what spark-submit says")
-    given = vars(parser.parse_args(arguments))
-    return ReportSettings.of(given, int(given["stuck_after_s"] * 1000)), given["master"]
+    parser.add_argument("--master", help="default: spark-submit's master")
+    options = vars(parser.parse_args(arguments))
+    return ReportSettings.of(options, int(options["stuck_after_s"] * 1000)), options["master"]
 
 
 def write_figures(
@@ -171,7 +170,7 @@ def write_figures(
     def write(name: str) -> None:
         figure = found[name]
         rows = [tuple(row.values()) for row in figure.rows]
-        # Its rows come from Spark, or have the types that are named beside them.
+        # Rows come from Spark, or have the types in the figure's shape.
         frame = spark.createDataFrame(rows, figure.shape, verifySchema=False)
         frame.coalesce(1).write.mode("overwrite").parquet(f"{root}/metrics/{name}.parquet")
         files.write(f"{root}/csv/{name}.csv", csv_text(frame.columns, figure.rows))
@@ -182,7 +181,7 @@ def write_figures(
 
 
 def csv_text(columns: list[str], rows: Rows) -> str:
-    """The rows as CSV with a header; null is empty, as spreadsheets expect."""
+    """Return the rows as CSV with a header; null is empty, as spreadsheets expect."""
     return "".join(
         [
             _line(columns),
@@ -192,15 +191,15 @@ def csv_text(columns: list[str], rows: Rows) -> str:
 
 
 def _line(cells: list[Any]) -> str:
-    # The writer quotes what its own end of a line consists of. A bare CR in a key must be quoted,
-    # too: many readers take it for the end of the row, and what follows for a cell of its own.
+    # The csv module quotes cells that contain characters of its line terminator. A CR in a key must
+    # be quoted, because many readers treat it as the end of the row.
     text = io.StringIO()
     csv.writer(text, lineterminator="\r\n").writerow(cells)
     return text.getvalue()[:-2] + "\n"
 
 
 def _cell(value: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula, with all digits of a number."""
+    """Return a cell that spreadsheets do not read as a formula."""
     if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r", "\n"}:
         return "'" + value
     return value
@@ -210,15 +209,15 @@ def _cell(value: Any) -> Any:
 
 KEYS = ("topic", "group")
 STUCK_LISTED_MAX = 10_000
-"""Tasks in the table ``stuck``; ``stuck_by_group`` counts all."""
+"""Maximum tasks in the table ``stuck``; ``stuck_by_group`` counts all."""
 STEPPED = {"by_step": "by_hour", "all_by_step": "all_by_hour", "backlog_by_step": "backlog"}
-"""Tables by the step of the charts, and the tables whose columns they have; without rows where the
-charts are by the hour or day."""
+"""Table by the step of the charts → table with the same columns. The tables are empty if the charts
+are by hour or day."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One table: its rows in order, and the columns they have when it is written."""
+    """One table: its rows in order, and the schema of its columns."""
 
     rows: Rows
     shape: StructType | str
@@ -229,7 +228,7 @@ Order = Callable[[dict[str, Any]], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Plan:
-    """A question to Spark, and what becomes of its rows."""
+    """A Spark plan, and the function that builds tables from its rows."""
 
     frame: DataFrame
     tables: Callable[[list[Row]], Mapping[str, Figure]]
@@ -238,7 +237,7 @@ class Plan:
 def figures(
     table: Table, manifest: Manifest, settings: ReportSettings
 ) -> tuple[dict[str, Figure], list[str]]:
-    """The figures of the report, from the table as ``manifest`` describes it; and its topics."""
+    """Return the figures of the report from the table at ``manifest``, and the report's topics."""
     buckets = grain(manifest, settings)
     facts = wanted(_facts(table, manifest, buckets), settings).persist()
     try:
@@ -271,7 +270,7 @@ def figures(
 
 
 def _facts(table: Table, manifest: Manifest, buckets: Grain) -> DataFrame:
-    """The facts as kept, or counted anew for charts with shorter buckets."""
+    """Return the kept facts, or for charts with shorter buckets facts counted from the events."""
     if buckets.is_fine:
         return rollups.facts(table.events(manifest), buckets.step_ms)
     return table.rollup("facts", manifest)
@@ -293,7 +292,7 @@ def _of_facts(facts: DataFrame, buckets: Grain, settings: ReportSettings) -> lis
     taken = F.col("n") * F.col("value_ms")
     counts = facts.groupBy("topic", "event", unclean).agg(
         F.sum("n").alias("n"),
-        # Of transactions only; sums, which cost this plan nothing.
+        # Only for transactions; these sums are cheap.
         F.sum(F.col("n") * F.col("attempt")).alias("tasks"),
         F.sum(taken).alias("took_sum_ms"),
         F.max("value_ms").alias("took_max_ms"),
@@ -361,7 +360,7 @@ def _of_tasks(
 
 
 def over_time(name: str, settings: ReportSettings) -> Cube:
-    """A cube by topic and group: over all, by hour and by day."""
+    """Return a cube by topic and group: in total, by hour and by day."""
     return Cube(
         {name: KEYS, f"{name}_by_hour": (HOUR, *KEYS), f"{name}_by_day": (DAY, *KEYS)},
         settings.timezone,
@@ -369,12 +368,12 @@ def over_time(name: str, settings: ReportSettings) -> Cube:
 
 
 def alone(name: str, frame: DataFrame) -> Plan:
-    """A plan that is one table."""
+    """Return a plan of one table."""
     return Plan(frame, lambda rows: {name: Figure([row.asDict() for row in rows], frame.schema)})
 
 
 def cubed(cube: Cube, frame: DataFrame, *more: str, first: Order | None = None) -> Plan:
-    """A plan of several tables, sorted by their keys and ``more`` (or ``first``, then those)."""
+    """Return a plan of several tables, sorted by ``first`` if given, then keys and ``more``."""
     columns = {name: cube.columns(name, frame.columns) for name in cube.tables}
     levels = cube.levels(more)
 
@@ -397,7 +396,7 @@ def cubed(cube: Cube, frame: DataFrame, *more: str, first: Order | None = None) 
 
 
 def compared(by_day: Rows, by_hour: Rows, settings: ReportSettings) -> dict[str, Figure]:
-    """The tables against the objectives, and of each day against the one before."""
+    """Return the comparisons with the objectives and with the previous days."""
 
     def objective(topic: str) -> float:
         return settings.slo_of(topic).objective
@@ -410,7 +409,7 @@ def compared(by_day: Rows, by_hour: Rows, settings: ReportSettings) -> dict[str,
 
 
 def wanted(rows: DataFrame, settings: ReportSettings) -> DataFrame:
-    """The rows of the time asked for: not before ``since``, and before ``until``."""
+    """Return the rows from ``since`` to before ``until``."""
     if settings.since_ms is not None:
         rows = rows.filter(rows.quarter_ms >= settings.since_ms)
     if settings.until_ms is not None:
@@ -419,7 +418,7 @@ def wanted(rows: DataFrame, settings: ReportSettings) -> DataFrame:
 
 
 def of_topics(rows: DataFrame, settings: ReportSettings) -> DataFrame:
-    """The rows of the topics asked for."""
+    """Return the rows of the requested topics."""
     if not settings.topics:
         return rows
     patterns = map(pattern_regex, settings.topics)
@@ -427,18 +426,16 @@ def of_topics(rows: DataFrame, settings: ReportSettings) -> DataFrame:
 
 
 def with_undelivered(of: Figure, stuck: Rows) -> Figure:
-    """The figure with ``undelivered``, the tasks that came due in the time shown and were never
-    delivered, and ``kept_share``: the share on time of all that should have been delivered by
-    now."""
+    """Add ``undelivered``, the tasks that came due in the report's span and were never delivered,
+    and ``kept_share``, the share on time of all tasks that should have been delivered by now."""
     shape: Any = of.shape
     wider = StructType([*shape.fields, StructField("undelivered", LongType()),
                         StructField("kept_share", DoubleType())])  # fmt: skip
     rows = []
     for row in of.rows:
-        same = (one for one in stuck if row.get("topic") in {None, one["topic"]})
-        lost = sum(one["lately"] for one in same if one["state"] == metrics.NEVER)
-        # Nobody got these, so they are the topic's and not a group's; with nothing delivered at
-        # all the topic's own row says so.
+        same = (tasks for tasks in stuck if row.get("topic") in {None, tasks["topic"]})
+        lost = sum(tasks["lately"] for tasks in same if tasks["state"] == metrics.NEVER)
+        # No group got these tasks, so they count for the topic.
         due = row["first_deliveries"] + lost
         share = row["on_time"] / due if due else None
         rows.append({**row, "undelivered": lost, "kept_share": share})
@@ -446,13 +443,13 @@ def with_undelivered(of: Figure, stuck: Rows) -> Figure:
 
 
 def totals(counts: Rows, topics: set[str]) -> Figure:
-    """How often each event happened."""
+    """Return the number of events of each kind."""
     chosen = ((row["event"], row["n"]) for row in counts if row["topic"] in topics)
     return Figure(_summed("event", chosen), "event STRING, n LONG")
 
 
 def daemon(counts: Rows) -> Figure:
-    """Starts (those after a crash apart), stops, and dropped history of the daemon."""
+    """Return the daemon's starts (separately those after a crash), stops, and dropped events."""
     found = (
         ("started after a crash" if row["unclean"] else row["event"], row["n"])
         for row in counts
@@ -462,12 +459,12 @@ def daemon(counts: Rows) -> Figure:
 
 
 def transactions(counts: Rows) -> Figure:
-    """What became of transactions: how often, of how many tasks, how long after their first. A row
-    for each event, also for one that never happened, as soon as there was any."""
-    found = {row["event"]: row for row in counts if row["event"] in schema.TRANSACTION_EVENTS}
+    """Return transactions by outcome: their number, their tasks, and their ages from the first
+    task. If there were any transactions, every outcome has a row."""
+    by_event = {row["event"]: row for row in counts if row["event"] in schema.TRANSACTION_EVENTS}
     rows = []
-    for event in schema.TRANSACTION_EVENTS if found else ():
-        row = found.get(event, {"n": 0, "tasks": 0, "took_sum_ms": None, "took_max_ms": None})
+    for event in schema.TRANSACTION_EVENTS if by_event else ():
+        row = by_event.get(event, {"n": 0, "tasks": 0, "took_sum_ms": None, "took_max_ms": None})
         total_ms = row["took_sum_ms"]
         mean_ms = None if total_ms is None else total_ms / row["n"]
         rows.append({
@@ -481,7 +478,7 @@ TRANSACTIONS = "what STRING, n LONG, tasks LONG, age_mean_ms DOUBLE, age_max_ms 
 
 
 def quarantine(lines: DataFrame) -> DataFrame:
-    """Bad lines by reason, with an example of each."""
+    """Return invalid lines by reason, with an example of each."""
     found = lines.groupBy("reason").agg(
         F.count(F.lit(1)).alias("lines"),
         F.sum("bytes").alias("bytes"),
@@ -497,7 +494,7 @@ def _summed(column: str, counts: Iterable[tuple[str, int]]) -> Rows:
 
 
 def _nothing(whole: Figure) -> dict[str, Any]:
-    """The figures of no events: counts are 0, and measured values unknown."""
+    """Return the figures of a history without events: counts are 0, measured values null."""
     counts = {*schema.TASK_EVENTS, "redelivered", "first_deliveries", "on_time", "held_up"}
     shape: Any = whole.shape
     return {name: 0 if name in counts else None for name in shape.names}

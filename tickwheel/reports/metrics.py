@@ -1,18 +1,18 @@
-"""Figures, each a function from the table's parts (DataFrames) to a DataFrame.
+"""Figures: functions from the parts of the table (DataFrames) to a DataFrame.
 
-They read no clock, no file and no setting: zones, targets and horizons are arguments. What a
-figure is grouped by is a :class:`Cube`: its tables, in no order, as rows of one pass.
+They use no clock, file or setting: zones, targets and horizons are arguments. A :class:`Cube` is
+the set of groupings of a figure; one pass computes the rows of all its tables, unordered.
 
-Percentiles are exact, with the usual linear interpolation between neighbours: the facts hold
-how often each value occurred. A share of nothing is null, not 0 and not 1.
+Percentiles are exact, with linear interpolation between neighbours, because the facts have the
+number of occurrences of each value. A share of 0 is null.
 
-Hours and days are as people in a time zone know them. A local hour is named by the instant it
-begins (``start_ms``), so that at the end of summer time the two hours that are both called 02:00
-stay two; ``local`` names it with its offset. A day has 23 or 25 hours when the clocks change. Zones
-are whole quarters of an hour off UTC, and so is the data, so nothing is split.
+Hours and days are those of a time zone. A local hour is identified by its first instant
+(``start_ms``), which distinguishes the two hours called 02:00 at the end of summer time; ``local``
+has the hour with its offset. A day has 23 or 25 hours when the clocks change. The offsets of zones
+are whole quarters of an hour, like the data, so no row spans two hours.
 
-What is compared (with objectives, with the day before) is reckoned from rows that are figures
-already, those of :func:`service` by hour or day, topic and group, and not by Spark: they are few.
+Comparisons (with objectives, with the previous day) are computed without Spark from the few rows of
+:func:`service` by hour or day, topic and group.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from tickwheel.reports.schema import TASK_EVENTS
 
 BUCKET = ("start_ms", "local")
 STEP, HOUR, DAY = "step_ms", "hour_ms", "day_ms"
-"""Buckets of time: a step of its own length, the local hour, the local day."""
+"""Kinds of time buckets: a step of any length, the local hour, the local day."""
 _PATTERNS = {STEP: "yyyy-MM-dd HH:mm:ss", HOUR: "yyyy-MM-dd HH:'00'", DAY: "yyyy-MM-dd"}
 
 
 def bucketed(rows: DataFrame, bucket: str, timezone: str, step_ms: int = QUARTER_MS) -> DataFrame:
-    """``rows`` (with ``quarter_ms``) with the bucket each belongs to."""
+    """Return ``rows``, which have ``quarter_ms``, with the columns of their buckets."""
     start = _start(bucket, timezone, step_ms)
     at = start if bucket == STEP else F.col("quarter_ms")
     return rows.withColumns({"start_ms": start, "local": _local(bucket, at, timezone)})
 
 
 def _start(bucket: str, timezone: str, step_ms: int) -> Column:
-    """When the bucket of ``quarter_ms`` begins."""
+    """Return the start of the bucket of ``quarter_ms``."""
     at = F.col("quarter_ms")
     if bucket == STEP:
         return quarter(at, step_ms)
@@ -54,7 +54,8 @@ def _start(bucket: str, timezone: str, step_ms: int) -> Column:
 
 
 def _local(bucket: str, at_ms: Column, timezone: str) -> Column:
-    """The name of the bucket that ``at_ms`` lies in; of steps and hours with the zone's offset."""
+    """Return the local name of the bucket of ``at_ms``; for steps and hours with the zone's
+    offset."""
     wall = _wall(at_ms, timezone)
     name = F.date_format(wall, _PATTERNS[bucket])
     if bucket == DAY:
@@ -67,16 +68,16 @@ def _local(bucket: str, at_ms: Column, timezone: str) -> Column:
 
 
 def _wall(ms: Column, timezone: str) -> Column:
-    """The wall-clock time in a zone, as if it were UTC (the session's zone is UTC)."""
+    """Return the wall-clock time in a zone as a UTC timestamp, the zone of the session."""
     return F.from_utc_timestamp(F.timestamp_millis(ms), timezone)
 
 
 @dataclass(frozen=True)
 class Cube:
-    """Several groupings of the same rows, by the names of the tables they become.
+    """Several groupings of the same rows: table → its keys.
 
-    All of them are one pass with grouping sets: one plan for Spark, where each alone is a plan of
-    its own. In a table ``STEP``, ``HOUR`` and ``DAY`` become ``start_ms`` and ``local``.
+    One pass with grouping sets computes all of them, as one plan for Spark instead of several. In a
+    table, ``STEP``, ``HOUR`` and ``DAY`` become ``start_ms`` and ``local``.
     """
 
     tables: Mapping[str, Sequence[str]]
@@ -90,12 +91,12 @@ class Cube:
     def aggregate(
         self, rows: DataFrame, more: Sequence[str], values: Sequence[Column]
     ) -> DataFrame:
-        """``values`` of each group; ``more`` are further keys of every table."""
+        """Return ``values`` of each group; ``more``: additional keys of every table."""
         names = [*self.keys, *more]
         times = [name for name in _PATTERNS if name in names]
         placed = rows.withColumns({t: _start(t, self.timezone, self.step_ms) for t in times})
         sets = [[F.col(name) for name in (*keys, *more)] for keys in self.tables.values()]
-        found = placed.groupingSets(sets, *names).agg(
+        grouped = placed.groupingSets(sets, *names).agg(
             F.grouping_id().alias("level"), F.max("quarter_ms").alias("quarter_ms"), *values
         )
         local = (
@@ -109,18 +110,18 @@ class Cube:
             "start_ms": F.coalesce(*times, F.lit(None)),
             "local": F.coalesce(*local, F.lit(None)),
         }
-        return found.withColumns(named).drop("quarter_ms", *times)
+        return grouped.withColumns(named).drop("quarter_ms", *times)
 
-    def columns(self, table: str, found: Sequence[str]) -> list[str]:
-        """The columns of a table among ``found``, in order: those of :meth:`aggregate`."""
+    def columns(self, table: str, names: Sequence[str]) -> list[str]:
+        """Return the columns of a table, in order, out of the ``names`` in :meth:`aggregate`."""
         keys = self.tables[table]
         timed = BUCKET if _PATTERNS.keys() & set(keys) else ()
         chosen = [*timed, *(key for key in keys if key not in _PATTERNS)]
-        left = {*chosen, *self.keys, *BUCKET, "level"}
-        return [*chosen, *(name for name in found if name not in left)]
+        excluded = {*chosen, *self.keys, *BUCKET, "level"}
+        return [*chosen, *(name for name in names if name not in excluded)]
 
     def levels(self, more: Sequence[str] = ()) -> dict[int, str]:
-        """``level`` → table: ``level`` has a bit for each key that a table is not grouped by."""
+        """Return ``level`` → table. ``level`` has a bit for each key that is not the table's."""
         names = [*self.keys, *more]
         return {
             int("".join(str(int(name not in {*keys, *more})) for name in names) or "0", 2): table
@@ -129,8 +130,8 @@ class Cube:
 
 
 def ordered(rows: DataFrame, *by: str | Column) -> DataFrame:
-    """The rows sorted. Figures are few rows, so one partition does; a sort over several would first
-    run everything below it once more, to find where to part them."""
+    """Return the rows sorted, in one partition, because figures have few rows. A sort over several
+    partitions would compute the rows twice, to determine the boundaries."""
     return rows.repartition(1).sortWithinPartitions(*by) if by else rows
 
 
@@ -138,7 +139,7 @@ PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def with_targets(facts: DataFrame, slos: Sequence[Slo]) -> DataFrame:
-    """Facts with the ``target_ms`` of their topics: of the first objective that matches."""
+    """Return facts with ``target_ms``, from the first objective that matches their topic."""
     target = F.lit(TARGET_MS)
     for slo in reversed(slos):
         matches = F.col("topic").rlike(f"^(?:{pattern_regex(slo.pattern)})$")
@@ -147,7 +148,7 @@ def with_targets(facts: DataFrame, slos: Sequence[Slo]) -> DataFrame:
 
 
 def service(facts: DataFrame, cube: Cube) -> DataFrame:
-    """Volumes, lateness, ack times and outcomes in one pass."""
+    """Return volumes, lateness, ack times and outcomes, in one pass."""
     values = [
         *_volumes(),
         *_lateness(),
@@ -159,13 +160,13 @@ def service(facts: DataFrame, cube: Cube) -> DataFrame:
 
 
 def attempts(facts: DataFrame, cube: Cube) -> DataFrame:
-    """By attempt: deliveries, how they ended, and the share that succeeded."""
+    """Return, by attempt: deliveries, their ends, and the share that succeeded."""
     event = F.col("event")
     counted = facts.filter(
         event.isin("delivered", "acked", "nacked", "lease_over", "dead") & (F.col("attempt") > 0)
     )
-    # A delivery that died was nacked or its lease was over with the same attempt, but only the
-    # `dead` is written: every delivery ends in one of the three.
+    # For a delivery that became a dead letter, only `dead` is written, not its nack or the end of
+    # its lease: every delivery ends in one of the three.
     failed = _count(event.isin("nacked", "lease_over", "dead"))
     ended = _count(event.isin("acked", "nacked", "lease_over", "dead"))
     values = [
@@ -178,21 +179,21 @@ def attempts(facts: DataFrame, cube: Cube) -> DataFrame:
     return cube.aggregate(counted, ("attempt",), values)
 
 
-def reasons(found: DataFrame, cube: Cube, top: int) -> DataFrame:
-    """The most frequent reasons of failed deliveries, for each event."""
-    counted = cube.aggregate(found, ("event", "reason"), [F.sum("n").alias("n")])
+def reasons(rows: DataFrame, cube: Cube, top: int) -> DataFrame:
+    """Return the most frequent reasons of failed deliveries, for each event."""
+    counted = cube.aggregate(rows, ("event", "reason"), [F.sum("n").alias("n")])
     same = [*BUCKET, *(key for key in cube.keys if key not in _PATTERNS)]
     most = Window.partitionBy(*same, "event").orderBy(F.desc("n"), "reason")
-    placed = counted.withColumn("place", F.row_number().over(most))
-    return placed.filter(F.col("place") <= top).drop("place")
+    ranked = counted.withColumn("rank", F.row_number().over(most))
+    return ranked.filter(F.col("rank") <= top).drop("rank")
 
 
 def peaks(rates: DataFrame, cube: Cube) -> DataFrame:
-    """The busiest second of each event: how many in it, and when."""
+    """Return the busiest second of each event: the number of events, and the time."""
     busiest = F.struct(F.col("peak"), (-F.col("at_ms")).alias("before"))  # the first of equals
-    found = cube.aggregate(rates, ("event",), [F.max(busiest).alias("busiest")])
+    peak = cube.aggregate(rates, ("event",), [F.max(busiest).alias("busiest")])
     values = {"per_second": F.col("busiest.peak"), "at_ms": -F.col("busiest.before")}
-    return found.withColumns(values).drop("busiest")
+    return peak.withColumns(values).drop("busiest")
 
 
 def _volumes() -> list[Column]:
@@ -234,8 +235,8 @@ def _outcomes() -> list[Column]:
 
 
 def _held_up() -> list[Column]:
-    """First deliveries that their order key or fair share made late: how many, how late in all, and
-    the latest."""
+    """Return the number, total lateness and maximum lateness of first deliveries that were late
+    because of their order key or fair share."""
     late = F.when(F.col("held"), F.col("value_ms"))
     return [
         _count(F.col("held")).alias("held_up"),
@@ -246,9 +247,9 @@ def _held_up() -> list[Column]:
 
 def _spread(which: Column, name: str) -> list[Column]:
     value = F.when(which, F.col("value_ms"))
-    found = F.percentile(value, list(PERCENTILES.values()), F.col("n"))
+    percentiles = F.percentile(value, list(PERCENTILES.values()), F.col("n"))
     return [
-        *(found[i].alias(f"{name}_{label}_ms") for i, label in enumerate(PERCENTILES)),
+        *(percentiles[i].alias(f"{name}_{label}_ms") for i, label in enumerate(PERCENTILES)),
         F.max(value).alias(f"{name}_max_ms"),
     ]
 
@@ -261,8 +262,8 @@ def _share(part: Column, whole: Column) -> Column:
 
 
 def schedules(occurrences: DataFrame, cube: Cube) -> DataFrame:
-    """By schedule: decided occurrences, how many became a task and how late, how many were skipped
-    and why. What an operator wanted (a run on demand, a backfill) was not planned."""
+    """Return, by schedule: occurrences by outcome, and the lateness of fired ones. Runs on demand
+    and backfills, which operators start, do not count as planned."""
     planned = F.col("outcome").isin("fired", "missed", "overlap")
     values = [
         _count(planned).alias("planned"),
@@ -287,14 +288,14 @@ def _count(which: Column) -> Column:
     return F.coalesce(F.sum(F.when(which, F.col("n"))), F.lit(0))
 
 
-# --- who and what is slow ------------------------------------------------------------------------
+# --- the slowest keys, producers and subscribers -------------------------------------------------
 
 
 EXAMPLES_KEPT = 3
 
 
 def slowest_keys(slow: DataFrame, top: int) -> DataFrame:
-    """Each key by its slowest task, from due to the ack; the slowest keys first."""
+    """Return keys with their slowest task, from its due time to its ack; slowest first."""
     row = F.struct("took_ms", "task_id", "came_due_ms", "acked_ms", "deliveries")
     return (
         slow.filter("key is not null")
@@ -307,7 +308,7 @@ def slowest_keys(slow: DataFrame, top: int) -> DataFrame:
 
 
 def producers(parties: DataFrame, origins: DataFrame, top: int) -> DataFrame:
-    """Each producer: how much it enqueued, and how long its tasks took from due to the ack."""
+    """Return producers with the number of their tasks, and the times from due to ack."""
     enqueued = parties.filter("role = 'producer'").groupBy("topic", "name")
     ended = origins.groupBy("topic", "name").agg(
         F.sum("acked").alias("acked"),
@@ -324,7 +325,7 @@ def producers(parties: DataFrame, origins: DataFrame, top: int) -> DataFrame:
 
 
 def subscribers(parties: DataFrame, top: int) -> DataFrame:
-    """Each subscriber: how much it got, how quick it acked, how often it failed."""
+    """Return subscribers with their deliveries, ack times and failures."""
     return (
         parties.filter("role = 'subscriber'")
         .groupBy("topic", "group", "name")
@@ -341,24 +342,24 @@ def subscribers(parties: DataFrame, top: int) -> DataFrame:
 
 
 def examples(ended: DataFrame, split: Callable[[DataFrame], DataFrame]) -> DataFrame:
-    """Of each bucket, topic and group the tasks that took longest from due to the ack.
+    """Return the tasks of each bucket, topic and group that took longest from due to ack.
 
     ``split`` adds the bucket (``start_ms``) to rows with ``quarter_ms``.
     """
     took = F.col("acked_ms") - F.col("came_due_ms")
     name = ("start_ms", "topic", "group")
     longest = Window.partitionBy(*name).orderBy(F.desc("took_ms"), "task_id")
-    known = ended.filter("acked_ms is not null and came_due_ms is not null")
-    timed = split(known.withColumns({"quarter_ms": F.col("acked_ms"), "took_ms": took}))
+    acked = ended.filter("acked_ms is not null and came_due_ms is not null")
+    timed = split(acked.withColumns({"quarter_ms": F.col("acked_ms"), "took_ms": took}))
     return (
-        timed.withColumn("place", F.row_number().over(longest))
-        .filter(F.col("place") <= EXAMPLES_KEPT)
+        timed.withColumn("rank", F.row_number().over(longest))
+        .filter(F.col("rank") <= EXAMPLES_KEPT)
         .select(*name, "task_id", "key", "came_due_ms", "took_ms", "deliveries")
         .orderBy(*name, F.desc("took_ms"), "task_id")
     )
 
 
-# --- what waits ----------------------------------------------------------------------------------
+# --- backlogs and stuck tasks --------------------------------------------------------------------
 
 
 NEVER = "never delivered"
@@ -376,21 +377,21 @@ def backlog(
     until_ms: int | None = None,
     step_ms: int | None = None,
 ) -> DataFrame:
-    """Of each hour in which it changed: how many wait at its end, and the most in it. With
-    ``step_ms`` of each such step instead.
+    """Return each backlog at the end of every hour in which it changed, and its maximum in the
+    hour; with ``step_ms``, of every such step instead.
 
-    These are running sums over all of ``waits``, so ``waits`` must reach back to the first event.
-    An end whose beginning lies before the history does not make a sum negative. ``since_ms``
-    leaves out the hours before it; what still waits from then counts in the hour of ``since_ms``.
-    The most is taken at the quarters of an hour, or whatever ``waits`` are kept by.
+    These are running sums over ``waits``, which must begin with the first event. Ends of waits that
+    began before the history do not make a sum negative. Hours before ``since_ms`` are left out;
+    tasks that still wait from then count in the hour of ``since_ms``. The maximum is over the ends
+    of the intervals of ``waits``, usually quarters of an hour.
     """
     name = ("kind", "topic", "group")
     changes = waits.groupBy("quarter_ms", *name).agg(F.sum("n").alias("n"))
     so_far = Window.partitionBy(*name).orderBy("quarter_ms")
     sums = changes.withColumn("sum", F.sum("n").over(so_far))
-    # The lowest value of the sum: so many had begun before the history did.
+    # The lowest sum is minus the number of waits that began before the history.
     before = F.least(F.min("sum").over(Window.partitionBy(*name)), F.lit(0))
-    # What an hour begins with was in it, too, though its first change may have ended it.
+    # The level before an hour's first change also counts for the hour's maximum.
     level = sums.withColumn("level", F.col("sum") - before).withColumn(
         "held", F.coalesce(F.lag("level").over(so_far), "level")
     )
@@ -400,18 +401,18 @@ def backlog(
         level = _since(level, name, since_ms)
     bucket = HOUR if step_ms is None else STEP
     timed = bucketed(level, bucket, timezone, step_ms or QUARTER_MS)
-    found = timed.groupBy(*BUCKET, *name).agg(
+    levels = timed.groupBy(*BUCKET, *name).agg(
         F.max_by("level", "quarter_ms").alias("at_end"),
         F.max(F.greatest("level", "held")).alias("most"),
     )
-    return ordered(found, "start_ms", *name)
+    return ordered(levels, "start_ms", *name)
 
 
 def _since(level: DataFrame, name: Sequence[str], since_ms: int) -> DataFrame:
-    """The levels without the quarters before ``since_ms``, which begins with what was left then."""
+    """Return the levels from ``since_ms`` on, beginning with the last level before it."""
     at = F.greatest("quarter_ms", F.lit(since_ms))
     last = Window.partitionBy(*name, at).orderBy(F.desc("quarter_ms"))
-    kept = level.withColumn("place", F.row_number().over(last)).filter("place = 1").drop("place")
+    kept = level.withColumn("rank", F.row_number().over(last)).filter("rank = 1").drop("rank")
     earlier = F.col("quarter_ms") < since_ms
     return (
         kept.filter(~(earlier & (F.col("level") == 0)))
@@ -421,24 +422,24 @@ def _since(level: DataFrame, name: Sequence[str], since_ms: int) -> DataFrame:
 
 
 def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
-    """Tasks (in their groups) whose end is overdue by more than ``after_ms`` at ``horizon_ms``.
+    """Return the tasks, by group, that are overdue by more than ``after_ms`` at ``horizon_ms``.
 
-    Of a task that all groups seen so far are done with, and that had not ended with the last of
-    them, one row says that some other group has not got it.
+    If all groups in the history have finished a task that has not ended, one row says that another
+    group is still owed it.
 
-    Dead letters are not stuck: they wait for people, and are counted as dead. What waits for a
-    retry or was handed out lately is not stuck either: its next step is not overdue yet.
+    Dead letters are not stuck: they wait for people, and are counted as dead. Tasks that wait for a
+    retry or were delivered lately are not stuck, because their next step is not overdue.
     """
     c = F.col
     event = last_event(c("last_code"))
     unseen = c("group").isNull() | (c("group") == "")
     owed = c("owed") & c("lead")
     names = F.create_map(*(F.lit(x) for pair in STATES.items() for x in pair))
-    # A task that a group has seen is judged by what that group did, not by its other rows.
+    # A task that was delivered to a group is judged by its events in that group.
     due = F.greatest(
         "due_ms", F.when(unseen, c("planned_ms")), F.when(~unseen, last_ms(c("last_code")))
     )
-    found = unfinished.filter(c("ended_ms").isNull() | owed).withColumns(
+    candidates = unfinished.filter(c("ended_ms").isNull() | owed).withColumns(
         {
             "state": F.when(owed, OWED).when(unseen, NEVER).otherwise(F.element_at(names, event)),
             "expected_ms": F.when(owed, c("left_ms")).otherwise(due),
@@ -447,10 +448,10 @@ def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
         }
     )
     overdue = F.lit(horizon_ms) - c("expected_ms")
-    # With a group of its own the row of the task as a whole says nothing new.
+    # A task with rows of groups needs no row for the task as a whole.
     shown = owed | ~c("unseen") | (c("lead") & c("left_ms").isNull())
     return (
-        found.filter(shown & (overdue > after_ms) & (F.coalesce("event", F.lit("")) != "dead"))
+        candidates.filter(shown & (overdue > after_ms) & (F.coalesce("event", F.lit("")) != "dead"))
         .select(
             "task_id", "topic",
             F.when(owed, "").otherwise(F.coalesce("group", F.lit(""))).alias("group"),
@@ -462,11 +463,11 @@ def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
     )  # fmt: skip
 
 
-def stuck_by_group(found: DataFrame, since_ms: int | None = None) -> DataFrame:
-    """:func:`stuck` in short: tasks in each state, how many of them since ``since_ms``
+def stuck_by_group(tasks: DataFrame, since_ms: int | None = None) -> DataFrame:
+    """Summarize :func:`stuck`: the tasks in each state, those expected since ``since_ms``
     (``lately``), and the longest overdue."""
     late = F.col("expected_ms") >= (since_ms or 0)
-    counted = found.groupBy("topic", "group", "state").agg(
+    counted = tasks.groupBy("topic", "group", "state").agg(
         F.count(F.lit(1)).alias("tasks"),
         F.count(F.when(late, 1)).alias("lately"),
         F.max("overdue_ms").alias("overdue_ms"),
@@ -476,11 +477,11 @@ def stuck_by_group(found: DataFrame, since_ms: int | None = None) -> DataFrame:
     return ordered(counted, F.desc("tasks"), "topic", "group", "state")
 
 
-# --- against what was promised, and against the day before ---------------------------------------
+# --- comparisons with objectives and with the previous day ---------------------------------------
 
 
 Objective = Callable[[str], float]
-"""Topic → the share of its first deliveries that shall be on time."""
+"""Topic → the share of its first deliveries that must be on time."""
 
 SLO = """
     topic STRING, `group` STRING, target_ms LONG, objective DOUBLE, first_deliveries LONG,
@@ -501,17 +502,18 @@ _COMPARED = ("enqueued", "delivered", "acked", "dead", "late_p50_ms", "late_p99_
 
 
 def slo(by_day: Rows, by_hour: Rows, objective: Objective) -> Rows:
-    """Each topic and group against its objective: the whole, and how many days and hours missed.
+    """Compare each topic and group with its objective, in total and by day and hour.
 
-    ``budget_used`` is the share of the lateness that the objective allows; above 1 is a breach.
+    ``budget_used`` is the used share of the late deliveries that the objective allows; a value
+    above 1 is a breach.
     """
-    hours, found = _by_name(by_hour), []
+    hours, results = _by_name(by_hour), []
     for (topic, group), days in _by_name(by_day).items():
         wanted = objective(topic)
         first = sum(row["first_deliveries"] for row in days)
         on_time = sum(row["on_time"] for row in days)
         same = hours[topic, group]
-        found.append(
+        results.append(
             {
                 "topic": topic, "group": group,
                 "target_ms": max(row["target_ms"] for row in days), "objective": wanted,
@@ -527,11 +529,11 @@ def slo(by_day: Rows, by_hour: Rows, objective: Objective) -> Rows:
         used = row["budget_used"]
         return row["met"], used is not None, -(used or 0), row["topic"], row["group"]
 
-    return sorted(found, key=worst_first)
+    return sorted(results, key=worst_first)
 
 
 def breaches(by_day: Rows, objective: Objective) -> Rows:
-    """The days on which an objective was missed."""
+    """Return the days on which an objective was missed."""
     names = ("local", "topic", "group", "target_ms", "objective", "on_time_share",
              "first_deliveries", "late_p99_ms", "late_max_ms")  # fmt: skip
     judged = ({**row, "objective": objective(row["topic"])} for row in by_day)
@@ -543,8 +545,9 @@ def breaches(by_day: Rows, objective: Objective) -> Rows:
 
 
 def day_against_day(by_day: Rows) -> Rows:
-    """Each day's figures and their change from the day before that has any (not a ratio of 0)."""
-    found: Rows = []
+    """Return each day's figures and their change from the previous day with figures; the change
+    from 0 is null."""
+    compared: Rows = []
     before: dict[str, Any] = {}
     for row in sorted(by_day, key=lambda row: (row["topic"], row["group"], row["start_ms"])):
         if before and _name(before) != _name(row):
@@ -553,9 +556,9 @@ def day_against_day(by_day: Rows) -> Rows:
         changes = {f"{k}_change": _change(row[k], before.get(k)) for k in _COMPARED}
         share, last = row["on_time_share"], before.get("on_time_share")
         points = None if share is None or last is None else share - last
-        found.append({**kept, **changes, "on_time_change": points})
+        compared.append({**kept, **changes, "on_time_change": points})
         before = row
-    return found
+    return compared
 
 
 def _change(now: float | None, before: float | None) -> float | None:
@@ -563,7 +566,7 @@ def _change(now: float | None, before: float | None) -> float | None:
 
 
 def _by_name(rows: Rows) -> dict[tuple[str, str], Rows]:
-    """Rows with a first delivery, by topic and group."""
+    """Group the rows with first deliveries by topic and group."""
     delivered = (row for row in rows if row["first_deliveries"])
     return {name: list(same) for name, same in groupby(sorted(delivered, key=_name), _name)}
 

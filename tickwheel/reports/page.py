@@ -1,9 +1,9 @@
-"""The report as one page that needs nothing else: no network, no other file.
+"""The report as one HTML page, which needs no network and no other file.
 
-Tables are plain HTML, made here; charts are drawn by the page's own script from the data put into
-it here. Everything that comes from history (topics, keys, reasons) is escaped. Pure: rows in, text
-out. How long the buckets of the charts are (``grain``), from a second to a day, the span shown
-says; the figures ask the same question and get the same answer.
+The tables are plain HTML. A script in the page draws the charts from data in the page. All values
+from the history (topics, keys, reasons) are escaped. The module uses no files except its assets.
+The span of the report determines the length of the charts' buckets, from a second to a day
+(``grain``); the figures use the same function.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from tickwheel.reports.state import Manifest
 
 STEPS_MS = (1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 180_000, 300_000, QUARTER_MS)
-"""Lengths of steps. Each divides a quarter of an hour, so none crosses a local hour."""
+"""Lengths of steps. Each divides a quarter of an hour, so no step spans two local hours."""
 BUCKETS_MAX = 240
+"""Maximum number of steps in a chart."""
 HOURS_MAX = 24 * 15
-"""More buckets than this are no picture: longer ones are drawn instead."""
+"""Maximum number of hours in a chart; a longer span has a bucket for each day."""
 FINE_ROWS_MAX = 2_000_000
-"""Up to so many events figures below the quarter of an hour are counted from the events themselves;
-with more in the table, the quarter is the shortest step."""
+"""Maximum events in the table for which steps below a quarter of an hour are counted, from the
+events themselves."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,19 @@ class Grain:
     """The buckets of the charts."""
 
     name: str
-    """``step``, ``hour`` or ``day``: the figures that are drawn are those ``by_`` this."""
+    """``step``, ``hour`` or ``day``; charts show the figures ``by_step``, ``by_hour`` or
+    ``by_day``."""
     step_ms: int
-    """The length of a step; of hours and days, about their length."""
+    """Length of a bucket in milliseconds; approximate for hours and days."""
 
     @property
     def is_fine(self) -> bool:
-        """Whether buckets are shorter than those that figures are kept by."""
+        """Whether buckets are shorter than the intervals of the kept figures."""
         return self.step_ms < QUARTER_MS
 
     @property
     def text(self) -> str:
-        """The length as people say it: ``5 seconds``, ``quarter of an hour``, ``hour``."""
+        """The length in words, such as ``5 seconds`` or ``hour``."""
         if self.name != "step":
             return self.name
         size, unit = (self.step_ms // 60_000, "minute")
@@ -59,7 +61,7 @@ class Grain:
 
 
 def grain(manifest: Manifest, settings: ReportSettings) -> Grain:
-    """The shortest buckets of which there are not too many over the time shown."""
+    """Return the shortest buckets that do not exceed the maximum number in the report's span."""
     first_ms, last_ms = manifest.first_ms or 0, manifest.last_ms or 0
     begin_ms = first_ms if settings.since_ms is None else max(first_ms, settings.since_ms)
     end_ms = last_ms if settings.until_ms is None else min(last_ms, settings.until_ms)
@@ -78,10 +80,10 @@ def grain(manifest: Manifest, settings: ReportSettings) -> Grain:
 
 
 HEAT_TOPICS_MAX = 60
-"""Topics in the heat map, the busiest ones; more rows are no picture."""
+"""Maximum number of topics, the busiest ones, in the heat map."""
 
 EXAMPLES_MAX = 3_000
-"""Tasks that are listed behind the buckets of the charts, at most."""
+"""Maximum number of tasks in the lists of the charts' buckets."""
 
 _SHORT = {
     "p50": "late_p50_ms", "p90": "late_p90_ms", "p99": "late_p99_ms", "max": "late_max_ms",
@@ -95,7 +97,7 @@ _MEASURED = frozenset({"p50", "p90", "p99", "max", "share"})
 def render(
     rows: Mapping[str, Rows], topics: Sequence[str], manifest: Manifest, settings: ReportSettings
 ) -> str:
-    """The text of the page."""
+    """Return the HTML of the page."""
     buckets = grain(manifest, settings)
     assets = files("tickwheel.reports") / "assets"
     filled = {
@@ -116,13 +118,13 @@ def render(
     }
     text = (assets / "report.html").read_text("utf-8")
     head, *parts = text.split("@@")
-    # Filled piece by piece, so that no value is looked through for further placeholders.
-    found = [filled.get(part, part) if i % 2 == 0 else part for i, part in enumerate(parts)]
-    return head + "".join(found)
+    # Placeholders are replaced in the template only, never in values.
+    pieces = [filled.get(part, part) if i % 2 == 0 else part for i, part in enumerate(parts)]
+    return head + "".join(pieces)
 
 
 def _data(rows: Mapping[str, Rows], buckets: Grain, timezone: str) -> dict[str, Any]:
-    """The data for the page's script, and no more."""
+    """Return the data for the page's script."""
     chosen = rows[f"by_{buckets.name}"]
     names = _names(chosen)
     return {
@@ -147,50 +149,50 @@ def _data(rows: Mapping[str, Rows], buckets: Grain, timezone: str) -> dict[str, 
 
 
 def _names(rows: Rows) -> list[tuple[str, str]]:
-    """The choices of the page: each group of a topic; the topic itself where it has no group, as
-    when it is only broadcast."""
-    found = {(row["topic"], row["group"]) for row in rows if row["group"]}
-    grouped = {topic for topic, _ in found}
-    return sorted(found | {(row["topic"], "") for row in rows if row["topic"] not in grouped})
+    """Return the page's choices: (topic, group) of each group, and (topic, "") of topics without
+    groups, such as those that only have broadcasts."""
+    names = {(row["topic"], row["group"]) for row in rows if row["group"]}
+    grouped = {topic for topic, _ in names}
+    return sorted(names | {(row["topic"], "") for row in rows if row["topic"] not in grouped})
 
 
-def _times(found: set[int], buckets: Grain, timezone: str) -> list[int]:
-    """The starts of all buckets of a time, so that those without events leave a gap."""
-    if not found:
+def _times(starts: set[int], buckets: Grain, timezone: str) -> list[int]:
+    """Return the starts of all buckets in the span, also of those without events."""
+    if not starts:
         return []
     if buckets.name != "day":
-        return sorted(found | set(range(min(found), max(found), buckets.step_ms)))
+        return sorted(starts | set(range(min(starts), max(starts), buckets.step_ms)))
     zone, day = ZoneInfo(timezone), timedelta(days=1)
-    at = datetime.fromtimestamp(min(found) / 1000, zone)
-    while (start_ms := round(at.timestamp() * 1000)) < max(found):
-        found = found | {start_ms}
-        at += day  # on the wall's clock: a day of 23 hours is one, too
-    return sorted(found)
+    at = datetime.fromtimestamp(min(starts) / 1000, zone)
+    while (start_ms := round(at.timestamp() * 1000)) < max(starts):
+        starts = starts | {start_ms}
+        at += day  # in wall-clock time, because a day can have 23 hours
+    return sorted(starts)
 
 
 def _slim(row: Row) -> Row:
-    """A row without nulls, and without zeros, which the script takes as missing; but for those
-    that are a figure: a percentile, or a share, of 0."""
-    found = {
+    """Return a row without nulls and zeros, which the script replaces, except percentiles and
+    shares of 0."""
+    values = {
         short: row[name] or 0
         for short, name in _SHORT.items()
         if row[name] or (row[name] == 0 and short in _MEASURED)
     }
-    return {"at": row["start_ms"], **found}
+    return {"at": row["start_ms"], **values}
 
 
 def _heat(by_hour: Rows) -> list[dict[str, Any]]:
-    """24 cells for each of the busiest topics: mean deliveries, worst p99, mean failures."""
-    found: dict[str, list[list[tuple[int, float | None, int]]]] = {}
+    """Return 24 cells for each of the busiest topics: mean deliveries, worst p99, mean failures."""
+    cells_of: dict[str, list[list[tuple[int, float | None, int]]]] = {}
     for row in by_hour:
         if row["group"] or row["delivered"]:
-            cells = found.setdefault(row["topic"], [[] for _ in range(24)])
+            cells = cells_of.setdefault(row["topic"], [[] for _ in range(24)])
             failed = row["nacked"] + row["lease_over"] + row["dead"]
             hour = int(row["local"][11:13])
             cells[hour].append((row["delivered"], row["late_p99_ms"], failed))
     days = {row["local"][:10] for row in by_hour}
-    most = sorted(found, key=lambda topic: -sum(x[0] for cell in found[topic] for x in cell))
-    shown = {topic: found[topic] for topic in most[:HEAT_TOPICS_MAX]}
+    most = sorted(cells_of, key=lambda topic: -sum(x[0] for cell in cells_of[topic] for x in cell))
+    shown = {topic: cells_of[topic] for topic in most[:HEAT_TOPICS_MAX]}
     return [
         {
             "topic": topic,
@@ -203,51 +205,51 @@ def _heat(by_hour: Rows) -> list[dict[str, Any]]:
 
 
 def _backlog(rows: Rows) -> list[dict[str, Any]]:
-    """One entry for each backlog, its levels in the order of time."""
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    """Return an entry for each backlog, with its levels in order of time."""
+    entries: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in rows:
         name = (row["kind"], row["topic"], row["group"])
-        entry = found.setdefault(
+        entry = entries.setdefault(
             name, {"kind": name[0], "topic": name[1], "group": name[2], "at": [], "level": []}
         )
         entry["at"].append(row["start_ms"])
         entry["level"].append(row["at_end"])
-    return list(found.values())
+    return list(entries.values())
 
 
 def _span(rows: Mapping[str, Rows], topics: Sequence[str], settings: ReportSettings) -> str:
     starts = [row["local"] for row in rows["by_hour"]]
     if not starts:
-        return "no events in the time asked for"
-    some = f"{len(topics)} topic{'s' if len(topics) != 1 else ''}"
-    return f"{min(starts)[:16]} to {max(starts)[:13]}:59, {settings.timezone}, {some}"
+        return "no events in the requested time"
+    topic_count = f"{len(topics)} topic{'s' if len(topics) != 1 else ''}"
+    return f"{min(starts)[:16]} to {max(starts)[:13]}:59, {settings.timezone}, {topic_count}"
 
 
 def _cards_of(rows: Mapping[str, Rows], topic: str, group: str) -> str:
-    """The cards of one choice; those of a group have its topic's figures, too."""
+    """Return the cards of one choice; a group's include its topic's figures."""
     same = {"topic": topic, "group": group}
-    row = next((row for row in whole(rows["by_topic"]) if same.items() <= row.items()), {})
-    stuck = [one for one in rows["stuck_by_group"]
-             if one["topic"] == topic and one["group"] in {"", group}]  # fmt: skip
-    return _cards(row, stuck, [one for one in rows["slo"] if same.items() <= one.items()])
+    service = next((row for row in whole(rows["by_topic"]) if same.items() <= row.items()), {})
+    stuck = [row for row in rows["stuck_by_group"]
+             if row["topic"] == topic and row["group"] in {"", group}]  # fmt: skip
+    return _cards(service, stuck, [row for row in rows["slo"] if same.items() <= row.items()])
 
 
 def _stuck_remark(rows: Mapping[str, Rows]) -> str:
-    every, listed = sum(one["tasks"] for one in rows["stuck_by_group"]), len(rows["stuck"])
-    if every == listed:
-        return "The longest overdue first."
-    return f"The {listed:,} longest overdue of {every:,}."
+    total, listed = sum(row["tasks"] for row in rows["stuck_by_group"]), len(rows["stuck"])
+    if total == listed:
+        return "Longest overdue first."
+    return f"The {listed:,} longest overdue of {total:,} tasks."
 
 
 def _cards(row: Row, stuck_by_group: Rows, objectives: Rows) -> str:
     if not row:
         return ""
-    stuck = sum(one["tasks"] for one in stuck_by_group)
-    missed = any(one["met"] is False for one in objectives) or row["undelivered"]
+    stuck = sum(summary["tasks"] for summary in stuck_by_group)
+    missed = any(objective["met"] is False for objective in objectives) or row["undelivered"]
     cards = [
         ("tasks enqueued", count(row["enqueued"]), ""),
         ("deliveries", count(row["delivered"]), ""),
-        ("on time, of all that were due", percent(row["kept_share"]), "bad" if missed else "good"),
+        ("on time, of all due tasks", percent(row["kept_share"]), "bad" if missed else "good"),
         ("never delivered", count(row["undelivered"]), "bad" if row["undelivered"] else "good"),
         ("lateness p50", duration(row["late_p50_ms"]), ""),
         ("lateness p99", duration(row["late_p99_ms"]), ""),
@@ -262,12 +264,12 @@ def _cards(row: Row, stuck_by_group: Rows, objectives: Rows) -> str:
 
 
 OF_TOPIC = ("enqueued", "rescheduled", "cancelled", "expired")
-"""Events of a task as a whole, before any group got it."""
+"""Events of a task as a whole, which have no group."""
 
 
 def whole(by_topic: Rows) -> Rows:
-    """A row for each group, with what is counted for its topic alone; a topic's own row only where
-    it has no group."""
+    """Return a row for each group, with the counts of its topic; and the rows of topics without
+    groups."""
 
     def more(row: Row, own: Row) -> Row:
         return {name: row[name] + own.get(name, 0) for name in OF_TOPIC}
@@ -276,35 +278,35 @@ def whole(by_topic: Rows) -> Rows:
 
 
 def _with_topics(rows: Rows, at: Sequence[str], more: Callable[[Row, Row], Row]) -> Rows:
-    """A row for each group, with ``more`` of it and its topic's own row (or none) that is alike in
-    ``at``; a topic's own row only where it has no group there."""
+    """Return a row for each group, extended by ``more(row, topic_row)``, where the topic's row has
+    the same values of ``at`` or is empty; and the rows of topics without groups."""
 
-    def place(row: Row) -> tuple[Any, ...]:
+    def key(row: Row) -> tuple[Any, ...]:
         return tuple(row[name] for name in at)
 
-    own = {place(row): row for row in rows if not row["group"]}
-    grouped = {place(row) for row in rows if row["group"]}
+    own = {key(row): row for row in rows if not row["group"]}
+    grouped = {key(row) for row in rows if row["group"]}
     return [
-        {**row, **more(row, own.get(place(row), {}))} if row["group"] else row
+        {**row, **more(row, own.get(key(row), {}))} if row["group"] else row
         for row in rows
-        if row["group"] or place(row) not in grouped
+        if row["group"] or key(row) not in grouped
     ]
 
 
 def _notices(rows: Mapping[str, Rows], manifest: Manifest) -> str:
-    found = []
+    notices = []
     if manifest.synthetic:
         share = "All" if manifest.synthetic == manifest.rows else count(manifest.synthetic)
-        text = "of the events were made up by “tickwheel history generate”."
-        found.append(("", f"Synthetic data: {share} {text} No figure here was measured."))
+        text = "of the events were generated by “tickwheel history generate”."
+        notices.append(("", f"Synthetic data: {share} {text} No figure here was measured."))
     dropped = sum(row["n"] for row in rows["daemon"] if row["what"] == "dropped")
     if dropped:
-        found.append(("bad", f"{count(dropped)} events are missing: the daemon dropped history "
-                             "that its disk could not keep up with."))  # fmt: skip
+        notices.append(("bad", f"{count(dropped)} events are missing: the daemon dropped them "
+                               "because its disk was too slow or full."))  # fmt: skip
     bad = sum(row["lines"] for row in rows["quarantine"])
     if bad:
-        found.append(("", f"{count(bad)} lines could not be read and are in the quarantine."))
-    return "".join(f'<p class="notice {kind}">{escape(text)}</p>' for kind, text in found)
+        notices.append(("", f"{count(bad)} lines could not be read and are in the quarantine."))
+    return "".join(f'<p class="notice {kind}">{escape(text)}</p>' for kind, text in notices)
 
 
 def _footer(manifest: Manifest, settings: ReportSettings) -> str:
@@ -314,24 +316,24 @@ def _footer(manifest: Manifest, settings: ReportSettings) -> str:
         at = datetime.fromtimestamp(manifest.last_ms / 1000, UTC).astimezone(zone)
         last = at.strftime("%Y-%m-%d %H:%M:%S %Z")
     return escape(
-        f"{count(manifest.rows)} events of {count(len(manifest.segments))} segments, the newest of "
-        f"{last}; {count(manifest.duplicates)} lines that were there twice, or read again as their "
-        "segment grew, count once. Percentiles are exact. "
-        "Shares count first deliveries (on time) and ended deliveries (success)."
+        f"{count(manifest.rows)} events from {count(len(manifest.segments))} segments, the newest "
+        f"from {last}. {count(manifest.duplicates)} duplicate lines, from repeated reads of "
+        "growing segments or from several folders, count once. Percentiles are exact. "
+        "Shares on time are of first deliveries; shares of success are of ended deliveries."
     )
 
 
 def _json(data: Any) -> str:
-    """JSON that is safe inside a script element."""
+    """Return JSON that is safe inside a script element."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 LISTED_MAX = 500
-"""Rows of a table on the page, which scrolls; the CSV beside it has all."""
+"""Maximum rows of a table on the page; its CSV file has all rows."""
 
 Column = tuple[str, str, Callable[[Any], str]]
-"""Heading, the row's field, how it is written. Right-aligned unless it is text."""
+"""(heading, field of the row, function that formats a cell)."""
 
 
 def count(value: int | None) -> str:
@@ -358,12 +360,12 @@ def text(value: Any) -> str:
 
 
 def folded(value: Any) -> str:
-    """The name of a topic or group, which may be folded where its parts end."""
+    """Format the name of a topic or group, which can be wrapped after its separators."""
     return text(value)
 
 
 def unfolded(value: Any) -> str:
-    """A text that is never folded: an id, a day."""
+    """Format a text that is never wrapped, such as an id or a day."""
     return text(value)
 
 
@@ -376,7 +378,7 @@ def change(share: float | None) -> str:
 
 
 def points(share: float | None) -> str:
-    """A difference of shares in percentage points."""
+    """Format a difference of shares in percentage points."""
     return "–" if share is None else f"{100 * share:+.3f}"
 
 
@@ -385,14 +387,14 @@ def times(value: float | None) -> str:
 
 
 def newest(days: list[Row]) -> list[Row]:
-    """The rows of the last day that can be compared, the largest changes first."""
+    """Return the rows of the last day that have a previous day, largest changes first."""
     last = max((row["local"] for row in days), default="")
-    known = [row for row in days if row["local"] == last and row["delivered_change"] is not None]
-    return sorted(known, key=lambda row: -abs(row["delivered_change"]))
+    changed = [row for row in days if row["local"] == last and row["delivered_change"] is not None]
+    return sorted(changed, key=lambda row: -abs(row["delivered_change"]))
 
 
 def whole_days(rows: Rows) -> Rows:
-    """:func:`whole` by the day: what was enqueued on it is the topic's, for each of its groups."""
+    """Return :func:`whole` by day: the enqueued tasks of each group are its topic's."""
 
     def more(row: Row, own: Row) -> Row:
         return {name: (own or row)[name] for name in ("enqueued", "enqueued_change")}
@@ -401,7 +403,7 @@ def whole_days(rows: Rows) -> Rows:
 
 
 def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
-    """All tables of the page; one without rows is left out."""
+    """Return all tables of the page that have rows."""
     zone = ZoneInfo(settings.timezone)
 
     def moment(ms: int | None) -> str:
@@ -416,23 +418,23 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
         _table("Topics and groups", "Lateness of first deliveries; time to the ack. Enqueued, "
                "cancelled and expired are the topic’s.", whole(rows["by_topic"]),
                [*named, *_SERVICE], bad=lambda row: bool(row["undelivered"])),
-        _table("Left out and held up", "Tasks that the group’s filter left out; first deliveries "
+        _table("Filtered and held up", "Tasks that the group’s filter excluded; first deliveries "
                "that were late because of their order key or fair share.",
                [row for row in rows["by_topic"] if row["filtered"] or row["held_up"]],
                [*named, *_HELD_UP]),
-        _table("Objectives", "Share of first deliveries that are on time. Budget: the lateness "
-               "there was, as a multiple of what the objective allows.",
+        _table("Objectives", "Share of first deliveries that were on time. Budget: late "
+               "deliveries, as a multiple of those that the objective allows.",
                rows["slo"], [*named, *_SLO], bad=lambda row: row["met"] is False),
         _table("Days that missed an objective", "", rows["slo_breaches"],
                [("day", "local", unfolded), *named, *_BREACH]),
-        _table("What has changed", f"{last[0]['local']} against the day before. Enqueued is the "
+        _table("Changes", f"{last[0]['local']} compared with the previous day. Enqueued is the "
                "topic’s." if last else "", last, [*named, *_DAYS]),
-        _table("Day against day", "Each day, and its changes against the day before. "
+        _table("Day by day", "Each day, compared with the previous day. "
                "Enqueued is the topic’s.",
                days if len({row["local"] for row in days}) > 2 else [],
                [*named, ("day", "local", unfolded), *_DAYS]),
-        _table("Stuck tasks in short", f"Not ended {duration(settings.stuck_after_ms)} after they "
-               "should have been.", rows["stuck_by_group"],
+        _table("Stuck tasks by group", f"Overdue by more than {duration(settings.stuck_after_ms)}.",
+               rows["stuck_by_group"],
                [*named, ("state", "state", text), ("tasks", "tasks", count),
                 ("longest overdue", "overdue_ms", duration), ("since", "expected_ms", moment),
                 ("for example", "task_id", unfolded)]),
@@ -440,30 +442,30 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
                [("task", "task_id", unfolded), *named, ("state", "state", text),
                 ("key", "key", text), ("expected", "expected_ms", moment),
                 ("overdue", "overdue_ms", duration), ("attempts", "attempts", count)]),
-        _table("Slowest keys", "Each by its slowest task, from due to the ack.",
+        _table("Slowest keys", "Each with its slowest task, from due to ack.",
                rows["slowest_keys"],
                [*named, ("key", "key", text), ("took", "took_ms", duration),
                 ("due", "came_due_ms", moment), ("deliveries", "deliveries", count),
                 ("task", "task_id", unfolded)]),
-        _table("Slowest producers", "Their tasks, from due to the ack.", rows["producers"],
+        _table("Slowest producers", "Times of their tasks, from due to ack.", rows["producers"],
                [("topic", "topic", folded), ("producer", "name", folded), *_PRODUCERS]),
-        _table("Slowest subscribers", "From a delivery to its ack.", rows["subscribers"],
+        _table("Slowest subscribers", "Times from delivery to ack.", rows["subscribers"],
                [*named, ("subscriber", "name", folded), *_SUBSCRIBERS]),
         _table("Peak rates", "The busiest second.", rows["peaks"],
-               [*named, ("event", "event", spaced), ("a second", "per_second", count),
+               [*named, ("event", "event", spaced), ("per second", "per_second", count),
                 ("at", "at_ms", moment)]),
         _table("Why deliveries failed", "", rows["reasons"],
                [*named, ("event", "event", spaced), ("reason", "reason", text), ("n", "n", count)]),
-        _table("Schedules", "Occurrences that were decided of, and how late those were that fired.",
+        _table("Schedules", "Occurrences by outcome, and the lateness of fired ones.",
                rows["schedules"],
                [("schedule", "schedule", folded), ("topic", "topic", folded), *_SCHEDULES],
                lambda row: bool(row["missed"])),
-        _table("Transactions", "What became of them: of how many tasks, and how long after the "
-               "first of these.", rows["transactions"],
-               [("what", "what", text), ("n", "n", count), ("tasks", "tasks", count),
+        _table("Transactions", "Transactions by outcome, their tasks, and their ages from the "
+               "first task to the outcome.", rows["transactions"],
+               [("outcome", "what", text), ("n", "n", count), ("tasks", "tasks", count),
                 ("mean age", "age_mean_ms", duration), ("oldest", "age_max_ms", duration)]),
-        _table("The daemon", "", rows["daemon"], [("what", "what", text), ("n", "n", count)]),
-        _table("Quarantine", "Lines of the history that are no events.", rows["quarantine"],
+        _table("The daemon", "", rows["daemon"], [("event", "what", text), ("n", "n", count)]),
+        _table("Quarantine", "Lines of the history that are not valid events.", rows["quarantine"],
                [("reason", "reason", text), ("lines", "lines", count),
                 ("segment", "segment", text), ("example", "example", _cut)]),
     ]  # fmt: skip
@@ -481,8 +483,8 @@ _SERVICE: list[Column] = [
     ("first try", "first_try_share", percent),
 ]  # fmt: skip
 _HELD_UP: list[Column] = [
-    ("left out", "filtered", count), ("first deliveries", "first_deliveries", count),
-    ("held up", "held_up", count), ("late in all", "held_up_sum_ms", duration),
+    ("filtered", "filtered", count), ("first deliveries", "first_deliveries", count),
+    ("held up", "held_up", count), ("total lateness", "held_up_sum_ms", duration),
     ("longest", "held_up_max_ms", duration),
 ]  # fmt: skip
 _SLO: list[Column] = [
@@ -530,11 +532,11 @@ def _cut(value: Any) -> str:
 _KINDS: dict[Callable[[Any], str], str] = {
     text: "text", _cut: "text", spaced: "text", folded: "text name", unfolded: "text word",
 }  # fmt: skip
-"""Writer of a cell → class of the cell; all others are numbers."""
+"""Function that formats a cell → the cell's class; all others are numbers."""
 
 
 def _folds(escaped: str, kind: str) -> str:
-    """An escaped name with marks where a browser may fold it: behind its separators."""
+    """Return an escaped name with ``<wbr>`` after its separators."""
     return _PART.sub(r"\1<wbr>", escaped) if kind == "text name" else escaped
 
 
@@ -565,7 +567,7 @@ def _table(
         )
         lines.append(f"<tr{_of(row)}>{cells}</tr>")
     if len(rows) > LISTED_MAX:
-        remark += f" The first {LISTED_MAX} of {len(rows):,} that are in the CSV."
+        remark += f" The first {LISTED_MAX} of {len(rows):,} rows; the CSV has all."
     return (
         f'<div class="table"><h2>{escape(title)}</h2><p>{escape(remark.strip())}</p>'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}"><table>'
@@ -574,12 +576,12 @@ def _table(
 
 
 def _sorts(value: Any, kind: str) -> str:
-    """The value that a cell is sorted by, where that is not its text."""
+    """Return the attribute with the value by which a numeric cell is sorted."""
     return "" if kind != "n" or value is None else f' data-v="{float(value):.17g}"'
 
 
 def _of(row: Row) -> str:
-    """The topic and group of a row, by which it is chosen."""
+    """Return the attributes with a row's topic and group, by which the page selects rows."""
     return "".join(
         f' data-{name}="{escape(str(row[name]))}"' for name in ("topic", "group") if name in row
     )

@@ -1,25 +1,23 @@
-"""What is kept of events beside themselves: exact counts, and each task's way.
+"""Rollups, which are exact counts of events, and journeys, which are the courses of tasks.
 
-Rollups are exact counts by the quarter of an hour, small enough to compute any figure from.
+Rollups are exact counts by quarter of an hour, small enough to compute all figures from.
 
-They are additive: the counts of two sets of events are the union of their rows, so a run adds
-the counts of its new events and never touches old ones. Percentiles stay exact because the
-values themselves are counted (milliseconds repeat a lot), not summarised.
+They are additive: the counts of two sets of events are the union of their rows, so a run adds the
+counts of its new events and never changes old ones. Percentiles stay exact, because the values
+themselves are counted (milliseconds repeat often), not summarized.
 
-The one exception is :func:`rates`: the peak of two halves of a second is not the larger half,
-so a run computes the quarters it touched anew from the whole table, and the newest run's rows of
-a quarter hold.
+The exception is :func:`rates`: the peak of a second in two runs is not the larger of both parts. So
+a run computes the affected quarters again from the whole table, and the newest run's rows of a
+quarter are valid.
 
-Journeys are each task's way from its enqueue to its end, put together from its events.
-
-One row a task and group. A journey is *closed* when the task's enqueue is known and the task has
-ended: the event that ended it said so (``ended``), or, in history without that field, every group
-that was seen has come to an end. What is closed is written once. What is not is carried from
-run to run in ``open``: a run merges its new events into it, closes what it can and writes the
-rest anew. So the work of a run grows with what is new and what is unfinished, not with history,
-and events may arrive in any order. A group that turns up after all others had finished makes a
-journey of its own without an enqueue, which closes no more but is never mistaken for stuck once
-it was acked.
+A journey is the course of a task in a group, from its enqueue to its end, with one row for each
+task and group. It is *closed* when the task's enqueue is known and the task has ended: its last
+event has ``ended``, or, in a history without that field, all groups with events have ended. Closed
+journeys are written once. Unfinished ones are carried from run to run in ``open``: a run merges its
+new events into them, closes what it can, and writes the rest again. So the work of a run grows with
+new and unfinished tasks, not with the history, and events can arrive in any order. A group that
+appears after all others have finished gets a journey without an enqueue, which is never closed, but
+is not stuck after an ack.
 """
 
 from __future__ import annotations
@@ -44,12 +42,12 @@ from tickwheel.reports.schema import (
 RATED = ("enqueued", "delivered", "acked")
 FAILED = ("nacked", "lease_over", "dead")
 TASKS_MAX = 1_000_000_000
-"""Above the number of tasks that any transaction has."""
+"""Upper bound of the number of tasks of a transaction."""
 WITH_REASON = ("nacked", "lease_over", "dead", "expired")
 
 
 def quarter(time_ms: Column, span_ms: int = QUARTER_MS) -> Column:
-    """The start of the quarter of an hour (or other UTC span) that holds ``time_ms``."""
+    """Return the start of the quarter of an hour, or other UTC span, of ``time_ms``."""
     return time_ms - F.pmod(time_ms, F.lit(span_ms))
 
 
@@ -62,11 +60,11 @@ def _keys(span_ms: int = QUARTER_MS) -> list[Column]:
 
 
 def facts(events: DataFrame, span_ms: int = QUARTER_MS) -> DataFrame:
-    """How often what happened, by attempt and by the value measured.
+    """Count events by attempt and measured value.
 
-    What is kept is by the quarter of an hour; another ``span_ms`` divides it.
-    ``value_ms`` is the lateness of a first delivery, the time to the ack of an ack, the age of a
-    transaction that ends, else null. ``held``: its order key or fair share made a first delivery
+    The table has them by quarter of an hour; another ``span_ms`` must divide a quarter.
+    ``value_ms`` is the lateness of a first delivery, the time from delivery to ack, or the age of
+    an ended transaction, else null. ``held``: an order key or fair share made a first delivery
     late.
     """
     measured = F.when(F.col("event") == "delivered", F.col("lateness_ms")).when(
@@ -78,8 +76,8 @@ def facts(events: DataFrame, span_ms: int = QUARTER_MS) -> DataFrame:
     return events.groupBy(
         *_keys(span_ms),
         "event",
-        # A start has no attempt; here it says whether the daemon had ended cleanly before, and of a
-        # transaction how many tasks it is about.
+        # For a start, this column says whether the daemon had ended cleanly, and for a transaction
+        # the number of its tasks.
         F.when(unclean, -1)
         .when(F.col("event").isin(*TRANSACTION_EVENTS), _tasks())
         .otherwise(F.coalesce("attempt", F.lit(0)))
@@ -90,12 +88,12 @@ def facts(events: DataFrame, span_ms: int = QUARTER_MS) -> DataFrame:
 
 
 def _tasks() -> Column:
-    """The number of tasks of a transaction, from a line that may say anything."""
+    """Return a transaction's number of tasks, bounded because a line can contain any number."""
     return F.least(F.coalesce("count", F.lit(0)), F.lit(TASKS_MAX)).cast("int")
 
 
 def reasons(events: DataFrame) -> DataFrame:
-    """Reasons of failed deliveries. Long numbers in them (ids, sizes) become ``#``."""
+    """Count the reasons of failed deliveries. Long numbers in them (ids, sizes) become ``#``."""
     reason = F.left(F.coalesce("reason", F.lit("(none given)")), F.lit(REASON_MAX))
     return (
         events.filter(F.col("event").isin(*WITH_REASON))
@@ -105,7 +103,7 @@ def reasons(events: DataFrame) -> DataFrame:
 
 
 def parties(events: DataFrame) -> DataFrame:
-    """Counts of each producer and subscriber, without ports, which change with every connection."""
+    """Count by producer and subscriber, without ports, which change with every connection."""
     event = F.col("event")
     who = F.when(event == "enqueued", F.col("producer")).otherwise(F.col("subscriber"))
     role = F.when(event == "enqueued", "producer").otherwise("subscriber")
@@ -129,7 +127,7 @@ def parties(events: DataFrame) -> DataFrame:
 
 
 def occurrences(events: DataFrame) -> DataFrame:
-    """What became of the occurrences of schedules, by how late the planned ones fired."""
+    """Count the occurrences of schedules by outcome and lateness."""
     event = F.col("event")
     outcome = F.when(event == "occurrence_queued", "queued").otherwise(
         F.coalesce("reason", F.lit("fired"))
@@ -144,14 +142,14 @@ def occurrences(events: DataFrame) -> DataFrame:
 
 
 def rates(events: DataFrame, run: int) -> DataFrame:
-    """The busiest second of each quarter: how many in it, and when it was."""
+    """Return the busiest second of each quarter: the number of events and the time."""
     second = F.col("time_ms") - F.pmod(F.col("time_ms"), F.lit(1000))
     seconds = (
         events.filter(F.col("event").isin(*RATED))
         .groupBy(*_keys(), "event", second.alias("second_ms"))
         .agg(F.count(F.lit(1)).alias("n"))
     )
-    # The first of seconds that are equally busy.
+    # The first of equally busy seconds.
     busiest = F.struct(F.col("n"), (-F.col("second_ms")).alias("before"))
     return (
         seconds.groupBy("quarter_ms", "topic", "group", "event")
@@ -163,20 +161,20 @@ def rates(events: DataFrame, run: int) -> DataFrame:
     )  # fmt: skip
 
 
-def newest_rates(found: DataFrame) -> DataFrame:
-    """For each quarter the rows of the run that saw most of it."""
+def newest_rates(rows: DataFrame) -> DataFrame:
+    """Return, for each quarter, the rows of the newest run."""
     same = Window.partitionBy("quarter_ms", "topic", "group", "event")
-    return found.withColumn("newest", F.max("run").over(same)).filter("run = newest").drop("newest")
+    return rows.withColumn("newest", F.max("run").over(same)).filter("run = newest").drop("newest")
 
 
-def merged(name: str, found: DataFrame) -> DataFrame:
-    """The rows of several runs, with those of ``rates`` that hold, as of one run."""
+def merged(name: str, rows: DataFrame) -> DataFrame:
+    """Merge the rows of several runs into one run's; ``rates`` are already the valid rows."""
     if name in ("rates", "slow"):
-        return found
-    worst = {"took_max_ms"} & set(found.columns)
-    sums = [c for c in ("n", "acked", "failed", "took_sum_ms") if c in found.columns]
-    keys = [c for c in found.columns if c not in {*sums, *worst}]
-    return found.groupBy(*keys).agg(
+        return rows
+    worst = {"took_max_ms"} & set(rows.columns)
+    sums = [c for c in ("n", "acked", "failed", "took_sum_ms") if c in rows.columns]
+    keys = [c for c in rows.columns if c not in {*sums, *worst}]
+    return rows.groupBy(*keys).agg(
         *(F.sum(c).alias(c) for c in sums), *(F.max(c).alias(c) for c in worst)
     )
 
@@ -186,9 +184,9 @@ def merged(name: str, found: DataFrame) -> DataFrame:
 
 UNTAKEN = "untaken"
 SLOW_KEPT = 50
-"""Slow keys that are kept for each quarter of an hour, topic and group."""
+"""Maximum slow keys for each quarter of an hour, topic and group."""
 CODES = 32
-"""``last_code`` = time_ms × 32 + the event's place in TASK_EVENTS: one number to compare."""
+"""``last_code`` = time_ms × 32 + the event's index in TASK_EVENTS, a single comparable number."""
 _RANK = {event: rank for rank, event in enumerate(TASK_EVENTS)}
 _INFO = ("task_id", "topic", "key", "producer", "enqueued_ms", "planned_ms")
 _LEG = (
@@ -198,7 +196,7 @@ _LEG = (
 
 
 def enqueues(events: DataFrame) -> DataFrame:
-    """What the enqueue says of each task."""
+    """Return the fields of each task's enqueue."""
     return events.filter(F.col("event") == "enqueued").select(
         "task_id", "topic", "key", "producer",
         F.col("time_ms").alias("enqueued_ms"), F.col("due_ms").alias("planned_ms"),
@@ -206,9 +204,9 @@ def enqueues(events: DataFrame) -> DataFrame:
 
 
 def legs(events: DataFrame) -> DataFrame:
-    """What one set of events says of each task in each group; numbers only, so it is quick.
+    """Return the course of each task in each group according to these events, as numbers.
 
-    Events of the whole task (cancelled, rescheduled, expired) are the leg of group ``""``.
+    Events of the whole task (cancelled, rescheduled, expired) belong to group ``""``.
     """
     c = F.col
     broadcast = (c("event") == "delivered") & c("group").isNull()
@@ -221,14 +219,14 @@ def legs(events: DataFrame) -> DataFrame:
         found.repartition("task_id")
         .groupBy("task_id", "topic", "group")
         .agg(
-            # The newest due time, whichever event has it.
+            # The newest due time in any event.
             F.max_by("due_ms", F.when(c("due_ms").isNotNull(), c("time_ms"))).alias("due_ms"),
-            # A retry has a due time of its own; the task was due at the first.
+            # Retries have later due times; the first is the task's.
             F.min(F.when(c("event") == "delivered", c("due_ms"))).alias("came_due_ms"),
             F.min(F.when(first, c("time_ms"))).alias("first_ms"),
             F.min(F.when(c("event") == "acked", c("time_ms"))).alias("acked_ms"),
             F.min(F.when(c("event").isin(*FINAL), c("time_ms"))).alias("ended_ms"),
-            # When the whole task had ended; whether an end of this group left it to others.
+            # The end of the whole task; and whether this group ended while others were owed it.
             F.min(F.when(c("ended"), c("time_ms"))).alias("whole_ms"),
             F.coalesce(F.max(~c("ended")), F.lit(False)).alias("partly"),
             F.max(c("time_ms") * CODES + rank[c("event")]).alias("last_code"),
@@ -239,7 +237,7 @@ def legs(events: DataFrame) -> DataFrame:
 
 
 def merge_legs(found: DataFrame) -> DataFrame:
-    """The legs of several runs as one."""
+    """Merge the legs of several runs."""
     newest = F.max_by("due_ms", F.when(F.col("due_ms").isNotNull(), F.col("last_code")))
     first = ("came_due_ms", "first_ms", "acked_ms", "ended_ms", "whole_ms")
     return (
@@ -256,7 +254,7 @@ def merge_legs(found: DataFrame) -> DataFrame:
 
 
 def advance(events: DataFrame, unfinished: DataFrame | None) -> DataFrame:
-    """New events and the journeys open so far → all journeys, with ``closed`` for each."""
+    """Merge new events into the open journeys. Return all journeys, each with ``closed``."""
     enqueued, seen = enqueues(events), legs(events)
     if unfinished is not None:
         enqueued = enqueued.unionByName(
@@ -270,7 +268,7 @@ def advance(events: DataFrame, unfinished: DataFrame | None) -> DataFrame:
 def _joined(enqueued: DataFrame, seen: DataFrame) -> DataFrame:
     c = F.col
     same_task = Window.partitionBy("task_id")
-    # The group "" ends the whole task; the others end each for itself, the last one said so.
+    # The group "" ends the whole task; other groups end it if their event has ``ended``.
     whole = F.coalesce(F.when(c("group") == "", c("ended_ms")), c("whole_ms"))
     whole_end = F.min(whole).over(same_task)
     partly = F.coalesce(F.max("partly").over(same_task), F.lit(False))
@@ -280,7 +278,7 @@ def _joined(enqueued: DataFrame, seen: DataFrame) -> DataFrame:
     ).withColumn("topic", F.coalesce("topic", "seen_topic"))
     quiet = F.coalesce(all_ended, F.lit(False))
     ended = whole_end.isNotNull() | (quiet & ~partly)
-    # Without its enqueue it may be the late rest of a task that an earlier run has closed.
+    # Without an enqueue, it can be a late part of a journey that an earlier run has closed.
     owed = c("enqueued_ms").isNotNull() & whole_end.isNull() & quiet & partly
     lead = F.row_number().over(same_task.orderBy(c("group").asc_nulls_first())) == 1
     left = F.min(F.coalesce("came_due_ms", "ended_ms")).over(same_task)
@@ -295,22 +293,21 @@ def _joined(enqueued: DataFrame, seen: DataFrame) -> DataFrame:
 
 
 def last_event(last_code: Column) -> Column:
-    """The name in a ``last_code``; null for null."""
-    place = (F.pmod(last_code, F.lit(CODES)) + 1).cast("int")
-    # Spark takes element_at of a literal array for never null, and a null place for the last.
-    return F.when(last_code.isNotNull(), F.element_at(F.array(*map(F.lit, TASK_EVENTS)), place))
+    """Return the name of the event in a ``last_code``; null for null."""
+    index = (F.pmod(last_code, F.lit(CODES)) + 1).cast("int")
+    # Spark assumes that element_at of a literal array is never null; a null index gives the last.
+    return F.when(last_code.isNotNull(), F.element_at(F.array(*map(F.lit, TASK_EVENTS)), index))
 
 
 def last_ms(last_code: Column) -> Column:
-    """The time in a ``last_code``."""
+    """Return the time in a ``last_code``."""
     return F.floor(last_code / CODES).cast("long")
 
 
 def slow(closed: DataFrame, kept: int = SLOW_KEPT) -> DataFrame:
-    """From due to the ack: of each key its slowest task, of each quarter the slowest keys.
+    """Return the slowest keys of each quarter, each with its slowest task, from due to ack.
 
-    By the quarter, because a report may ask for any; by the key, so that one that is slow often
-    takes no more than one place.
+    A report can select any quarters. A key appears only once, however often it is slow.
     """
     worst = F.struct(
         (F.col("acked_ms") - F.col("came_due_ms")).alias("took_ms"),
@@ -326,23 +323,22 @@ def slow(closed: DataFrame, kept: int = SLOW_KEPT) -> DataFrame:
         .groupBy(*name, "key")
         .agg(F.max(worst).alias("worst"))
         .select(*name, "key", "worst.*")
-        .withColumn("place", F.row_number().over(slowest))
-        .filter(F.col("place") <= kept)
-        .drop("place")
+        .withColumn("rank", F.row_number().over(slowest))
+        .filter(F.col("rank") <= kept)
+        .drop("rank")
     )
 
 
 def waits(found: DataFrame, horizon_ms: int | None = None, span_ms: int = QUARTER_MS) -> DataFrame:
-    """How many began and ceased to wait, by quarter: additive, so backlogs are running sums.
+    """Count the begins and ends of waits by quarter; backlogs are running sums of these.
 
-    ``scheduled``: a task from its enqueue until it comes due (or is cancelled). ``due``: a task
-    in a group from its due time to its end, or into the dead letters; before any group got it
-    it is due in group ``""``. Unfinished journeys need ``horizon_ms``: the time up to which they
-    are known.
+    ``scheduled``: a task from its enqueue until it is due or cancelled. ``due``: a task in a group
+    from its due time until it ends or becomes a dead letter; before its first delivery it is due in
+    group ``""``. Unfinished journeys need ``horizon_ms``, the time up to which they are known.
     """
     c = F.col
     begun = c("enqueued_ms")
-    # In the row that leads, the group "" has the newest due time, if it was ever changed.
+    # The leading row of group "" has the newest due time, if the due time was changed.
     planned = F.coalesce(F.when(c("group") == "", c("due_ms")), c("planned_ms"))
     planned = F.greatest(planned, begun)
     over_at = F.lit(schema.TIME_MS_MAX if horizon_ms is None else horizon_ms)
@@ -382,7 +378,7 @@ def waits(found: DataFrame, horizon_ms: int | None = None, span_ms: int = QUARTE
 
 
 def origins(closed: DataFrame) -> DataFrame:
-    """What became of each producer's tasks, in the shape of :func:`rollups.parties`."""
+    """Count the finished tasks of each producer, in the form of :func:`rollups.parties`."""
     took = F.col("acked_ms") - F.col("came_due_ms")
     return (
         closed.filter("acked_ms is not null and producer is not null")
@@ -404,10 +400,10 @@ def origins(closed: DataFrame) -> DataFrame:
 OF_EVENTS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "facts": facts, "reasons": reasons, "parties": parties, "occurrences": occurrences,
 }  # fmt: skip
-"""Rollups that are made of a run's new events alone."""
+"""Rollups computed from a run's new events."""
 OF_JOURNEYS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "slow": slow,
     "waits": waits,
     "origins": origins,
 }
-"""Rollups that are made of the journeys that a run has closed."""
+"""Rollups computed from the journeys that a run has closed."""

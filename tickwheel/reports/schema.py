@@ -1,18 +1,18 @@
-"""The shape of a history line and of a row of the table, the versions that are understood, and how
-lines become rows. Column expressions only.
+"""The fields of a history line and of a row of the table, and the conversion of lines into rows,
+with column expressions only.
 
-A line of version 1 is what the daemon writes. A line of a newer version is not guessed at: it goes
-to the quarantine, and its segment is read again by the first version that knows it. Every line gets
-a verdict: null when it is a row, else the reason it goes to the quarantine:
+The daemon writes lines of version 1. A line of a newer version is quarantined, and its segment is
+read again by the first release that knows the version. Every line gets a verdict: null for a valid
+row, else the reason of its quarantine:
 
 ========== =====================================================================================
-torn       begins like an event and does not end like one: cut off by a crash
-not_json   anything else that is no JSON object
-wrong_type a field has another type than the schema says, or a value that cannot be
-missing    a field that this event needs is not there
-unknown    an event that version 1 does not have
-newer      written by a newer version of the schema
-damaged    (not a line's verdict) a sealed segment that cannot be unpacked
+torn       begins like an event but has no end, because a crash cut it off
+not_json   is not a JSON object for another reason
+wrong_type has a field of the wrong type or with an impossible value
+missing    lacks a required field
+unknown    has an event that version 1 does not define
+newer      was written by a newer version of the schema
+damaged    (for a whole file) a sealed segment cannot be decompressed
 ========== =====================================================================================
 """
 
@@ -27,7 +27,7 @@ TASK_EVENTS = (
     "enqueued", "rescheduled", "requeued", "delivered", "released", "nacked", "lease_over",
     "dead", "acked", "cancelled", "expired", "filtered", "deleted",
 )  # fmt: skip
-"""What happens to a task. The order decides between events of one millisecond: later wins."""
+"""Events of tasks. Among events of the same millisecond, the one later in this order counts."""
 GROUP_EVENTS = ("group_created", "group_deleted", "group_configured", "group_reset")
 SCHEDULE_EVENTS = ("schedule_put", "schedule_paused", "schedule_resumed", "schedule_deleted")
 OCCURRENCE_EVENTS = ("occurrence_fired", "occurrence_skipped", "occurrence_queued")
@@ -35,13 +35,13 @@ TRANSACTION_EVENTS = (
     "transaction_prepared", "transaction_committed", "transaction_rolled_back",
     "transaction_checked", "transaction_parked",
 )  # fmt: skip
-"""Events of transactions; the tasks of a committed one are enqueued like all others."""
+"""Events of transactions; the tasks of a committed transaction have ``enqueued`` events."""
 TRANSACTION_ENDS = ("transaction_committed", "transaction_rolled_back", "transaction_parked")
-"""Events that end a transaction, with how long it took."""
+"""Events that end a transaction and have its duration."""
 KEY_BUSY = "key_busy"
-"""The cause of a late delivery whose order key or fair share was not free."""
+"""The cause of a delivery that was late because its order key or fair share was busy."""
 KEY_EVENTS = ("replaced", "kept", "rejected", "overtaken")
-"""Events of tasks with a pending key: no figure counts them."""
+"""Events of tasks with a pending key, which no figure counts."""
 OTHER_EVENTS = (
     *GROUP_EVENTS, *SCHEDULE_EVENTS, *OCCURRENCE_EVENTS, *KEY_EVENTS, *TRANSACTION_EVENTS,
     "started", "stopped", "dropped",
@@ -49,17 +49,17 @@ OTHER_EVENTS = (
 EVENTS = TASK_EVENTS + OTHER_EVENTS
 TOPIC_EVENTS = TASK_EVENTS + GROUP_EVENTS + SCHEDULE_EVENTS + OCCURRENCE_EVENTS
 FINAL = ("acked", "cancelled", "expired", "filtered", "deleted")
-"""Events after which nothing more becomes of a task in its group."""
+"""Events that end a task in its group."""
 
 NO_TOPIC = "~"
-"""Stands for the topic where there is none (events of the daemon); no topic can be called so."""
+"""The topic of events without a topic (of the daemon); it is not a valid name of a topic."""
 TOPIC_PATTERN = r"^[A-Za-z0-9._:/-]{1,255}$"
 TIME_MS_MAX = 4_102_444_800_000
-"""1 January 2100; a later time is a broken line, and makes no partition."""
+"""1 January 2100; a line with a later time is invalid."""
 TIMES = ("time_ms", "due_ms", "lateness_ms", "ack_ms", "count", "planned_ms")
-"""Fields that are counted with, from 0 to below that bound."""
+"""Numeric fields, which must be between 0 and ``TIME_MS_MAX``."""
 REASON_MAX = 200
-"""Characters of a reason by which figures are kept."""
+"""Maximum characters of a reason in figures."""
 
 _SHARED = """
     topic STRING, `group` STRING, key STRING, tag STRING, due_ms LONG, attempt INT,
@@ -68,20 +68,20 @@ _SHARED = """
     epoch LONG, seq LONG, synthetic BOOLEAN, schedule STRING, planned_ms LONG, cause STRING
 """
 LINE = f"v LONG, time_ms LONG, event STRING, task_id STRING, {_SHARED}"
-"""The fields of a line that are parsed: without bodies, properties and retry policies."""
+"""The parsed fields of a line, without bodies, properties and retry policies."""
 ROW = f"time_ms LONG, event STRING, task_id LONG, {_SHARED}"
 PARTITIONS = "date STRING, topic_part STRING"
-"""The folders of the table: the UTC date, and the topic in a form that is fit for a path."""
+"""The folders of the table: the UTC date, and the topic in a form that is valid in paths."""
 
 QUARANTINE = "segment STRING, run INT, reason STRING, line STRING, bytes LONG"
 LINE_KEPT_MAX = 2_000
-"""Characters of a quarantined line that are kept."""
+"""Maximum characters of a quarantined line that are kept."""
 
 FACTS = """
     quarter_ms LONG, topic STRING, `group` STRING, event STRING, attempt INT, value_ms LONG,
     held BOOLEAN, n LONG
 """
-"""The columns of facts; ``held`` is true or null."""
+"""Columns of ``facts``; ``held`` is true or null."""
 WAITS = "quarter_ms LONG, topic STRING, `group` STRING, kind STRING, n LONG"
 REASONS = "quarter_ms LONG, topic STRING, `group` STRING, event STRING, reason STRING, n LONG"
 PARTIES = """
@@ -110,7 +110,8 @@ JOURNEY = """
     first_ms LONG, acked_ms LONG, ended_ms LONG, whole_ms LONG, partly BOOLEAN, owed BOOLEAN,
     last_code LONG, deliveries LONG, attempts INT
 """
-"""The columns of journeys: a row for a task and group; ``group`` null: no group has seen it."""
+"""Columns of ``journeys``, which has a row for each task and group; ``group`` null: the task was
+not delivered to any group."""
 
 
 # --- from lines to rows --------------------------------------------------------------------------
@@ -118,13 +119,14 @@ JOURNEY = """
 
 DAMAGED = "damaged"
 TOO_NEW = ("newer", "unknown")
-"""Reasons that a later version of this program may not have."""
+"""Verdicts that a later release of Tickwheel can change."""
 _BAD = "_bad"
 _PART_MAX = 120
 
 
 def parse(lines: DataFrame) -> DataFrame:
-    """``value``, ``segment`` → the columns of a row, partitions, ``verdict``, and both of those."""
+    """Parse lines (``value``, ``segment``). Return the columns of rows, the partitions, the
+    ``verdict``, ``value`` and ``segment``."""
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BAD}
     parsed = F.from_json("value", f"{LINE}, {_BAD} STRING", options)
     rows = lines.filter(F.trim("value") != "").withColumn("line", parsed).select(
@@ -132,7 +134,7 @@ def parse(lines: DataFrame) -> DataFrame:
     )  # fmt: skip
     rows = rows.withColumn("task", F.try_to_number("task_id", F.lit("9" * 19)))
     rows = rows.withColumn("verdict", _verdict())
-    # Spark's arithmetic fails a job at an impossible time, so only rows get that far.
+    # Spark's arithmetic fails the job at an impossible time, so only valid rows get a date.
     date = F.date_format(F.timestamp_millis("time_ms"), "yyyy-MM-dd")
     return rows.withColumns(
         {
@@ -145,13 +147,13 @@ def parse(lines: DataFrame) -> DataFrame:
 
 
 def good_rows(parsed: DataFrame) -> DataFrame:
-    """The rows for the table."""
+    """Return the rows for the table."""
     names = [field.split()[0].strip("`") for field in ROW.split(",")]
     return parsed.filter(F.col("verdict").isNull()).select(*names, "date", "topic_part")
 
 
 def bad_rows(parsed: DataFrame, run: int) -> DataFrame:
-    """The rows for the quarantine."""
+    """Return the rows for the quarantine."""
     return parsed.filter(F.col("verdict").isNotNull()).select(
         "segment",
         F.lit(run).alias("run"),
@@ -162,11 +164,11 @@ def bad_rows(parsed: DataFrame, run: int) -> DataFrame:
 
 
 def topic_part(topic: Column) -> Column:
-    """A folder's name for a topic: bounded, no separators, and different for different topics.
+    """Return a folder's name for a topic: bounded, without separators, and unique.
 
-    Topics may hold ``/`` and ``:`` and be 255 long; a folder's name may not. What is not a
-    letter, digit, dot or dash becomes ``~`` and its code (``_`` too, which keeps the names that
-    Spark hides or reserves out); long ones are cut and get a hash, so that they differ.
+    Topics can contain ``/`` and ``:`` and have 255 characters, unlike names of folders. Characters
+    other than letters, digits, dots and dashes become ``~`` and their code; escaping ``_`` avoids
+    names that Spark hides or reserves. Long names are truncated and get a hash.
     """
     escaped = topic
     for character in "_:/":
@@ -181,7 +183,7 @@ def topic_part(topic: Column) -> Column:
 def _verdict() -> Column:
     c = F.col
     trimmed = F.trim("value")
-    # A newer version may have changed any type, so its number is looked for in the text as well.
+    # A newer version can change any type, so its number is also searched in the text.
     version = F.regexp_extract("value", r'"v"\s*:\s*(\d{1,9})', 1)
     newer = F.coalesce(c("v"), F.try_to_number(version, F.lit("9" * 9))) > VERSION
     is_object = trimmed.startswith("{") & F.expr("try_parse_json(value)").isNotNull()
@@ -191,8 +193,8 @@ def _verdict() -> Column:
         .when(trimmed.startswith("{") & ~trimmed.endswith("}"), "torn")
         .otherwise("not_json")
     )
-    # A line that lost its end with its line feed, and the next one behind it: neither is whole.
-    # (No string can hold these characters: its own quotes would be escaped.)
+    # A line without its end and line feed, joined with the next line. (No JSON string contains
+    # these characters, because its quotes would be escaped.)
     glued = c("value").contains('}{"v')
     of_task = c("event").isin(*TASK_EVENTS)
     missing = c("time_ms").isNull() | c("event").isNull() | c("seq").isNull()
@@ -222,9 +224,9 @@ def _verdict() -> Column:
 
 
 def _lateness() -> Column:
-    """The lateness as the daemon wrote it; from the two times where a line has none."""
+    """Return the lateness that the daemon wrote, or the difference of the two times."""
     first = (F.col("event") == "delivered") & (F.col("attempt") == 1)
-    reckoned = F.greatest(F.try_subtract("time_ms", "due_ms"), F.lit(0))
+    computed = F.greatest(F.try_subtract("time_ms", "due_ms"), F.lit(0))
     fired = (F.col("event") == "occurrence_fired") & F.col("reason").isNull()
-    late = F.when(first, F.coalesce(F.col("lateness_ms"), reckoned))
+    late = F.when(first, F.coalesce(F.col("lateness_ms"), computed))
     return late.when(fired, F.col("lateness_ms"))

@@ -1,19 +1,16 @@
-"""Starting Spark, and saying clearly what is missing when it cannot start.
+"""The start of Spark, and clear errors if something is missing for it.
 
-On one machine the settings below make Spark quick and quiet. Under ``spark-submit`` whatever
-the cluster's administrator set wins: only what the job's correctness needs is set there.
+On one machine the settings below make Spark fast and quiet. Under ``spark-submit`` the settings of
+the cluster's administrator take precedence, except those that the job needs to be correct.
 
-Java's classes are kept as the JVM has them in memory for the next report (class data sharing).
+Java's class data sharing speeds up later reports. At a start, Spark loads and checks some 16,000
+classes, a fifth of the time of a small report. The JVM of the first report writes them into an
+archive when it ends, and later reports map the archive. Its name identifies the Java, Spark and
+class path, which the JVM checks again. It ignores an archive that does not match.
 
-A Spark that starts loads and checks some 16,000 classes, a fifth of the time of a report with
-little to do. The first report has its JVM write them into an archive when it ends, beside whatever
-comes next; the following ones map it. What an archive is good for is in its name, and the JVM
-checks Java and class path once more: an archive that does not fit is passed over, never an error.
-
-Mapped into a JVM an archive is code, so only what this user wrote, in a folder that nobody else can
-write to, is used. Of several first reports at once one records: it takes the archive's name while
-it has the folder's lock. The JVM writes the head last, so one that is killed leaves nothing that is
-taken for whole.
+An archive is code, so only archives that this user wrote, in a folder that nobody else can write
+to, are used. Only one of several concurrent first reports records: it reserves the archive's name
+with the folder's lock. The JVM writes the head last, so a killed JVM leaves no valid archive.
 """
 
 from __future__ import annotations
@@ -42,31 +39,31 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OFF = "off"
-"""Given in place of a folder: neither use an archive nor make one."""
+"""Value instead of a folder: neither use nor record an archive."""
 MAGIC = bytes.fromhex("a8ab0bf0")
-"""The first bytes of a whole archive; the JVM writes them when all else is written."""
+"""The first bytes of a complete archive, which the JVM writes last."""
 ARCHIVES_KEPT = 3
-"""Archives of other versions and class paths that are kept beside the one in use; 200 MB each."""
+"""Archives of other versions and class paths that are kept, 200 MB each."""
 RECORDING_S = 600.0
-"""After so many seconds a file without these bytes is not waited for any longer."""
+"""Seconds after which a file without ``MAGIC`` counts as abandoned."""
 ROOM_BYTES = 1 << 30
-"""Nothing is recorded if the disk has less room than this."""
+"""Minimum free bytes on the disk for recording an archive."""
 _RECORD, _USE = "-XX:ArchiveClassesAtExit=", "-XX:SharedArchiveFile="
 CLASS_LOCK = "lock"
-"""The file that is locked while somebody decides to record; it stays."""
+"""The file that a report locks to decide whether it records; it is never removed."""
 ENVIRONMENT = ("SPARK_HOME", "SPARK_DIST_CLASSPATH", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
 CONF_FOLDERS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
-"""Folders on the class path, with which the JVM keeps no classes."""
+"""Variables with folders on the class path, with which the JVM supports no archive."""
 
 
 def default_folder() -> Path:
-    """The folder for caches of this user."""
+    """Return this user's folder for archives."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "tickwheel" / "java"
 
 
 def class_options(place: str | None) -> list[str]:
-    """What the JVM is told: use an archive, or record one. Nothing when neither is possible.
+    """Return JVM options that use or record an archive; empty if neither is possible.
 
     ``place`` is a folder, ``OFF``, or None for the default.
     """
@@ -75,21 +72,21 @@ def class_options(place: str | None) -> list[str]:
         return []
     try:
         folder = default_folder() if place is None else Path(place)
-        # An option of the JVM is cut at blanks.
+        # Spark splits JVM options at blanks.
         if not _is_ours_alone(folder) or any(mark in str(folder) for mark in " \t\"'\\"):
             return []
-        found = _using(folder, key)
-        if found is not None:
-            return found
+        options = _using(folder, key)
+        if options is not None:
+            return options
         with _alone(folder):
-            found = _using(folder, key)  # perhaps somebody was quicker
-            return _recording(folder, key) if found is None else found
+            options = _using(folder, key)  # another report can have been faster
+            return _recording(folder, key) if options is None else options
     except OSError:
         return []
 
 
 def _using(folder: Path, key: str) -> list[str] | None:
-    """Options for an archive that exists; none while somebody records it; None without one."""
+    """Return options for an existing archive, [] while another report records it, else None."""
     for path in sorted(folder.glob(f"{key}-*.jsa"), key=_written_s, reverse=True):
         if _is_whole(path):
             os.utime(path)
@@ -100,7 +97,7 @@ def _using(folder: Path, key: str) -> list[str] | None:
 
 
 def _recording(folder: Path, key: str) -> list[str]:
-    """Take a name, which tells others that somebody records; the JVM replaces the empty file."""
+    """Create an empty file, which shows that this report records. The JVM replaces it."""
     _sweep(folder)
     if shutil.disk_usage(folder).free < ROOM_BYTES:
         return []
@@ -120,13 +117,13 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def recorded(options: list[str]) -> Path | None:
-    """The archive that a JVM with these options writes when it ends; None: it writes none."""
-    found = (option.removeprefix(_RECORD) for option in options if option.startswith(_RECORD))
-    return next(map(Path, found), None)
+    """Return the archive that a JVM with these options records, or None."""
+    paths = (option.removeprefix(_RECORD) for option in options if option.startswith(_RECORD))
+    return next(map(Path, paths), None)
 
 
 def _key() -> str | None:
-    """A key for the Java, the Spark and the class path; None: one of them cannot be kept."""
+    """Return a key of Java, Spark and the class path, or None if they cannot be identified."""
     java, spark = _java(), find_spec("pyspark")
     if java is None or spark is None or spark.origin is None:
         return None
@@ -147,7 +144,7 @@ def _key() -> str | None:
 
 
 def _java() -> Path | None:
-    """The Java program that Spark's scripts start."""
+    """Return the Java program that Spark's scripts start."""
     home = os.environ.get("JAVA_HOME")
     of_home = Path(home) / "bin" / "java" if home else None
     found = of_home if of_home is not None and of_home.exists() else shutil.which("java")
@@ -160,7 +157,8 @@ def _stats(*paths: Path) -> bytes:
 
 
 def _is_ours_alone(folder: Path) -> bool:
-    """Whether the folder, made if needed, is ours alone: others could put code into our JVM."""
+    """Create the folder if needed. Return whether only this user can write to it, because other
+    users could otherwise inject code into the JVM."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return _is_ours(folder.stat()) and os.access(folder, os.W_OK | os.X_OK)
 
@@ -182,7 +180,7 @@ def _written_s(path: Path) -> float:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove files that never became whole, and archives that others followed."""
+    """Remove abandoned files, and the oldest archives."""
     old = sorted(_archives(folder), key=_written_s, reverse=True)
     for path in [path for path in old if not _is_whole(path)] + old[ARCHIVES_KEPT:]:
         if time.time() - _written_s(path) >= RECORDING_S:
@@ -204,7 +202,7 @@ JAVA_HELP = "reports need Java 17 or newer: on Debian, apt install openjdk-17-jr
 PYSPARK_HELP = "reports need pyspark: pip install 'tickwheel[reports]'"
 
 NEEDED = {
-    # Dates of the table are UTC whatever the machine's zone; reports convert on their own.
+    # Dates of the table are UTC regardless of the machine's zone; reports convert them.
     "spark.sql.session.timeZone": "UTC",
     # A topic called 2024 or 1e5 is a text.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
@@ -219,28 +217,28 @@ LOCAL = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.files.maxPartitionBytes": str(16 << 20),
     "spark.sql.files.openCostInBytes": str(1 << 20),
-    # Listing by a Spark job pays with thousands of remote folders only.
+    # Listing folders with a Spark job is faster only for thousands of remote folders.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
-    # Where in Python each expression was made: a debugging aid that doubles the time to make it.
+    # A debugging aid that records the Python line of each expression, which doubles its cost.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # Percentiles by the hour have many groups; sorting them first costs more than the memory.
+    # Percentiles by hour have many groups; sorting them would cost more than the memory.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
 }
 JAVA = "-XX:+UseParallelGC"
 QUICK_JAVA = (
     f"{JAVA} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:-DontCompileHugeMethods"
 )
-"""For runs with little to load. Most of their time is Spark's own code, each part of it run a few
-times only: compiling it well takes twice as long as it then runs (measured: 57 → 30 s of CPU).
-Widest plans become methods of over 8,000 bytes, which the JVM compiles only when told to."""
+"""JVM options for runs with little to load. Most of their time is Spark's code, which runs only a
+few times: optimizing it takes longer than it saves (measured: 57 → 30 s of CPU without). The widest
+plans become methods of over 8,000 bytes, which the JVM compiles only with this option."""
 LITTLE_BYTES, LITTLE_ROWS = 32 << 20, 5_000_000
-"""Bytes of new history, and events in the table, up to which there is little to do; with more of
-either the better compiler earns its time back."""
+"""Maximum bytes of new history, and events in the table, of a run with little to do; larger runs
+benefit from the optimizing compiler."""
 
 
 def missing_part() -> str | None:
-    """What has to be installed first; None: nothing."""
+    """Return the help for a missing installation, or None if nothing is missing."""
     if importlib.util.find_spec("pyspark") is None:
         return PYSPARK_HELP
     return JAVA_HELP if _java() is None else None
@@ -255,10 +253,10 @@ def started(
     little: bool = False,
     class_cache: str | None = OFF,
 ) -> Iterator[SparkSession]:
-    """A session that ends with the block. ``master`` None: what spark-submit says, else local.
+    """Start a session that ends with the block. ``master`` None: spark-submit's, else local.
 
-    ``quiet`` keeps the JVM's chatter away; ``little`` says that there is not much to do;
-    ``class_cache``: see :func:`class_options`.
+    ``quiet`` hides the JVM's output; ``little``: the run has little to do; ``class_cache``: see
+    :func:`class_options`. Raise ReportError.
     """
     missing = missing_part()
     if missing is not None:
@@ -275,11 +273,11 @@ def started(
     is_on_one_machine = (master or "").startswith("local")
     if is_on_one_machine:
         cores = _cores(str(master))
-        # Options are for a JVM that is yet to start.
+        # Options have no effect on a running JVM.
         kept = class_options(class_cache) if SparkContext._gateway is None else []
         java = [QUICK_JAVA if little else JAVA, *kept]
         wanted |= LOCAL | {
-            # Hadoop sets modes itself, by this and not by the umask of its process.
+            # Hadoop sets modes by this value, not by the umask of its process.
             "spark.hadoop.fs.permissions.umask-mode": f"{_umask():03o}",
             "spark.driver.memory": memory,
             "spark.driver.extraJavaOptions": " ".join(java),
@@ -306,14 +304,14 @@ def started(
     finally:
         gateway: Any = SparkContext._gateway
         spark.stop()
-        # What a report that failed has loaded is no sample of what the next one needs.
+        # The classes of a failed report are not representative.
         if not done and (archive := recorded(kept)) is not None:
             gateway.proc.kill()
-            archive.unlink(missing_ok=True)  # the next one may record
+            archive.unlink(missing_ok=True)  # the next report can record
 
 
 def little_to_do(settings: ReportSettings) -> bool:
-    """Whether a run has little to do, guessed from local files; False where that is unknown."""
+    """Return whether a run has little to do, judged from local files; False if unknown."""
     if not is_local(*settings.history, settings.out):
         return False
     try:
@@ -336,8 +334,8 @@ def _cores(master: str) -> int:
 
 @contextlib.contextmanager
 def _chatter_aside(quiet: bool) -> Iterator[Path | None]:
-    """Keep the JVM's output, which belongs to no user, in a file: the JVM keeps stdout and stderr
-    as it was started with them, and a reader of a report must not wait for its end."""
+    """Redirect the JVM's output into a file. The JVM inherits stdout and stderr, and would
+    otherwise keep a pipe that reads the report open until it ends."""
     if not quiet:
         yield None
         return
@@ -354,12 +352,12 @@ def _chatter_aside(quiet: bool) -> Iterator[Path | None]:
         for number, former in zip((1, 2), kept, strict=True):
             os.dup2(former, number)
             os.close(former)
-        # The JVM holds it open; the name is not needed any more.
+        # The JVM has the file open, and nobody needs its name.
         Path(name).unlink(missing_ok=True)
 
 
 def _reason(error: Exception, log: Path | None) -> str:
-    """The last words of the JVM, without its stack; else the exception."""
+    """Return the last lines of the JVM's output without its stack, or the exception."""
     from py4j.protocol import Py4JJavaError
 
     from tickwheel.reports.files import in_short

@@ -1,21 +1,20 @@
-"""What is known of a report without Spark, and so before it is started: which segments the history
-has, which of them the table holds, and whether the last report still says all.
+"""The state of a report that can be read without starting Spark: the segments of the history, the
+loaded segments, and whether the last report is still up to date.
 
-Which runs make up the table: one small JSON file a commit, the newest whole one holds (the layout
-around it is in :mod:`~tickwheel.reports.table`). Which segments are new follows from names and
-sizes only; no segment is opened.
+The runs of the table are in a small JSON file for each commit, of which the newest complete one is
+valid (:mod:`~tickwheel.reports.table` describes the layout). New segments are detected by names and
+sizes, without opening segments.
 
-The name of a segment (node, shard, epoch, number) and its hour are its own among all nodes of a
-store, because each epoch of a shard has one leader. So files of one name are the same segment, in
-whichever folder of the history they lie, and the best one stands for all: a sealed one has more
-than an open one, a longer one more than a shorter one. Folders may be moved, copied into one
-another and named in any order without anything being loaded again.
+The name of a segment (node, shard, epoch, number) and its hour are unique among all nodes of a
+store, because each epoch of a shard has one leader. So files with the same name are the same
+segment, in any folder of the history, and the most complete one is used: a sealed file before an
+open one, a longer before a shorter one. Folders can be moved, copied into one another and named in
+any order without loading segments again.
 
-A report is kept with what it was made of: the run of the table, the options, the program, the
-files it wrote. When all of these are as they were, and the history has nothing new, another report
-would say the same: it is not made, and Spark is not started. What cannot be known for certain from
-local files alone means that the report is made. No clock takes part: figures are measured against
-the newest event, never against today.
+A report is kept with its inputs: the run of the table, the options, the program, and the files that
+it wrote. If none of these has changed and the history has nothing new, a new report would be the
+same, so it is skipped without starting Spark. If local files do not prove that, the report is made.
+Clocks do not matter: figures refer to the newest event, never to the current time.
 """
 
 from __future__ import annotations
@@ -42,19 +41,20 @@ if TYPE_CHECKING:
 
 
 ASIDE = ".tmp-"
-"""The beginning of the names of files that are not whole yet."""
+"""Prefix of the names of incomplete files."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """One file: its full path as Spark reads it, and its size."""
+    """A file: its full path for Spark, and its size."""
 
     path: str
     bytes: int
 
 
 class Readable(Protocol):
-    """Files that can be listed and read. Paths are text; a missing file reads as None or empty."""
+    """Files that can be listed and read. Paths are strings; methods return None or [] for a missing
+    file."""
 
     def matching(self, folder: str, pattern: str) -> list[Found]: ...
     def names(self, folder: str) -> list[str]: ...
@@ -63,7 +63,7 @@ class Readable(Protocol):
 
 
 def is_local(*paths: str) -> bool:
-    """Whether these are plain paths; one with a scheme is for Spark's file systems."""
+    """Return whether these are plain paths, without the scheme of another file system."""
     return not any(":" in path for path in paths)
 
 
@@ -71,12 +71,12 @@ class LocalFiles:
     """The interface of :class:`~tickwheel.reports.files.Files` for plain paths."""
 
     def matching(self, folder: str, pattern: str) -> list[Found]:
-        """The files in a folder that match a pattern."""
-        found = Path(folder or "/").glob(pattern)
-        return [Found(str(path), path.stat().st_size) for path in found if path.is_file()]
+        """Return the files in a folder that match a pattern."""
+        paths = Path(folder or "/").glob(pattern)
+        return [Found(str(path), path.stat().st_size) for path in paths if path.is_file()]
 
     def names(self, folder: str) -> list[str]:
-        """The names directly in ``folder``, sorted; empty: there is no such folder."""
+        """Return the names in ``folder``, sorted; empty if it does not exist."""
         try:
             return sorted(path.name for path in Path(folder).iterdir())
         except (FileNotFoundError, NotADirectoryError):
@@ -100,13 +100,13 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Loaded:
-    """One segment as it was when it was loaded last."""
+    """A segment at its last load."""
 
     bytes: int
     sealed: bool
     run: int
     schema: int
-    """The newest version of lines that its reader knew."""
+    """The newest version of lines that the loading release knew."""
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,16 @@ class Manifest:
 
     run: int = 0
     segments: Mapping[str, Loaded] = field(default_factory=dict)
-    """Segments by name without ``.gz``, relative to the history's root."""
+    """Name of a segment, without ``.gz``, relative to the history's root → its last load."""
     histories: tuple[str, ...] = ()
     """The folders of history that the last load read."""
     events: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Date → the runs that hold rows of it."""
+    """Date → the runs with rows of it."""
     rollups: tuple[int, ...] = ()
     journeys: tuple[int, ...] = ()
-    """Runs with finished journeys; the unfinished are those of ``open`` alone."""
+    """Runs with finished journeys."""
     open: int | None = None
+    """The run with all unfinished journeys."""
     quarantine: tuple[int, ...] = ()
     rows: int = 0
     duplicates: int = 0
@@ -131,7 +132,7 @@ class Manifest:
     first_ms: int | None = None
     last_ms: int | None = None
     synthetic: int = 0
-    """Rows that are marked as synthetic."""
+    """Number of rows that are marked as synthetic."""
 
     @property
     def runs(self) -> set[int]:
@@ -145,18 +146,19 @@ class Manifest:
 
     @classmethod
     def from_text(cls, text: str) -> Manifest | None:
-        """The manifest of a file; None: the file is torn. Raises ReportError for a newer format."""
+        """Return the manifest in a file, or None if the file is torn. Raise ReportError for another
+        format."""
         try:
             fields = json.loads(text)
         except ValueError:
             return None
         if not isinstance(fields, dict) or fields.pop("end", None) is not True:
             return None
-        found = fields.pop("format", None)
-        if found != FORMAT:
+        file_format = fields.pop("format", None)
+        if file_format != FORMAT:
             raise ReportError(
-                f"the table was written in format {found}, this version knows {FORMAT}: "
-                "use the newer version, or report into another folder"
+                f"the table has format {file_format}, but this release reads {FORMAT}: "
+                "use the newer release, or another --out"
             )
         fields["segments"] = {k: Loaded(**v) for k, v in fields["segments"].items()}
         fields["events"] = {date: tuple(runs) for date, runs in fields["events"].items()}
@@ -166,15 +168,15 @@ class Manifest:
 
 
 def newest_manifest(files: Readable, table: str) -> Manifest:
-    """The manifest that holds; an empty one when there is no table yet.
+    """Return the valid manifest, empty if there is no table.
 
-    Raises ReportError for a table of a newer version.
+    Raise ReportError for a table of another format.
     """
     for name in reversed(manifest_names(files, table)):
         text = files.read(f"{manifest_folder(table)}/{name}")
-        found = None if text is None else Manifest.from_text(text)
-        if found is not None:
-            return found
+        manifest = None if text is None else Manifest.from_text(text)
+        if manifest is not None:
+            return manifest
     return Manifest()
 
 
@@ -194,41 +196,41 @@ def manifest_names(files: Readable, table: str) -> list[str]:
 _SEGMENT = re.compile(r"(dt=(\d{4}-\d\d-\d\d)/hour=\d\d/([^/._][^/]*)\.jsonl)(\.gz)?$")
 _LEADER = re.compile(r"/([^/]+)-s(\d+)-e(\d+)-\d+\.jsonl$")
 SEGMENT_SQL = r"(dt=[^/]+/hour=[^/]+/[^/]+\.jsonl)(\.gz)?$"
-"""The pattern of a segment's name for Spark, which finds it in the path of a line's file."""
+"""Pattern with which Spark extracts a segment's name from the path of a line's file."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment of history, and the file that stands for it."""
+    """A segment of the history, with its most complete file."""
 
     path: str
     name: str
-    """The path relative to the root, without ``.gz``: a segment keeps its name when sealed."""
+    """The path relative to the root, without ``.gz``; sealing does not change it."""
     date: str
     bytes: int
     sealed: bool
     copies: tuple[str, ...] = ()
-    """Other sealed files of this segment, the longest first."""
+    """Other sealed files of this segment, longest first."""
 
     @property
     def extent(self) -> tuple[bool, int]:
-        """Of two files of one segment the one with the greater extent has all of the other."""
+        """A rank: of two files of a segment, the one with the greater extent contains the other."""
         return self.sealed, self.bytes
 
 
 def listed(files: Readable, settings: ReportSettings, known: Collection[str] = ()) -> list[Segment]:
-    """All segments of all folders, oldest first, each once: as the file with the most in it. Of one
-    hour those of a shard are in the order of its epochs.
+    """Return the segments of all folders, each once with its most complete file, by hour, and
+    within an hour by shard and epoch.
 
-    Raises ReportError when a folder is missing, or has no segment and is not ``known`` from the
-    last load: a volume that is not mounted looks like that.
+    Raise ReportError if a folder is missing, or has no segments and is not ``known`` from the last
+    load, as for a volume that is not mounted.
     """
-    found: dict[str, list[Segment]] = {}
+    files_by_name: dict[str, list[Segment]] = {}
     for root in settings.folders:
         if not files.exists(root):
             raise ReportError(f"{root}: there is no such folder; is it the daemon's history_dir?")
-        there = files.matching(root, "dt=*/hour=*/*.jsonl*")
-        matches = [(file, match) for file in there if (match := _SEGMENT.search(file.path))]
+        paths = files.matching(root, "dt=*/hour=*/*.jsonl*")
+        matches = [(file, match) for file in paths if (match := _SEGMENT.search(file.path))]
         if not matches and root not in known:
             raise ReportError(
                 f"{root}: there is no history in it; is it the daemon's history_dir, and is its"
@@ -238,14 +240,14 @@ def listed(files: Readable, settings: ReportSettings, known: Collection[str] = (
             name, date, _, gz = match.groups()
             if gz is not None or settings.open_segments:
                 segment = Segment(file.path, name, date, file.bytes, gz is not None)
-                found.setdefault(name, []).append(segment)
-    return [_best(found[name]) for name in sorted(found, key=_in_order)]
+                files_by_name.setdefault(name, []).append(segment)
+    return [_best(files_by_name[name]) for name in sorted(files_by_name, key=_in_order)]
 
 
 def _in_order(name: str) -> tuple[str, int, int, str]:
-    """A key by which segments sort by hour, and then as their shard wrote them."""
-    found = _LEADER.search(name)
-    shard, epoch = (int(found[2]), int(found[3])) if found is not None else (-1, -1)
+    """Return a sort key: by hour, then in the order in which their shard wrote the segments."""
+    match = _LEADER.search(name)
+    shard, epoch = (int(match[2]), int(match[3])) if match is not None else (-1, -1)
     return name.rpartition("/")[0], shard, epoch, name
 
 
@@ -257,60 +259,61 @@ def _best(same: Sequence[Segment]) -> Segment:
 def new_segments(
     segments: Sequence[Segment], manifest: Manifest, again: Collection[str] = ()
 ) -> list[Segment]:
-    """What the table does not hold yet: unknown, grown, or sealed since; and what ``again`` names.
+    """Return the segments to load: new ones, those that were extended or sealed since their last
+    load, and those in ``again``.
 
-    (The table knows events that it has read before, so to read a segment again is no risk. A
-    smaller file than the one that was read is an older copy, and says nothing new.) Raises
-    ReportError when these segments are of another store than the table, or of several.
+    Loading a segment again is harmless, because the table ignores duplicate events. A file smaller
+    than the loaded one is an older copy. Raise ReportError if the segments belong to several
+    stores, or to another store than the table.
     """
     _check_one_store({*manifest.segments, *(segment.name for segment in segments)})
-    known = {name: (held.sealed, held.bytes) for name, held in manifest.segments.items()}
+    loaded = {name: (last.sealed, last.bytes) for name, last in manifest.segments.items()}
     return [
         segment
         for segment in segments
-        if segment.name in again or segment.extent > known.get(segment.name, (False, -1))
+        if segment.name in again or segment.extent > loaded.get(segment.name, (False, -1))
     ]
 
 
 def _check_one_store(names: Collection[str]) -> None:
-    """In one store an epoch of a shard has one leader; with two, events of the one would be taken
-    for events of the other. Raises ReportError."""
+    """Check that each epoch of a shard has one leader, as in one store; otherwise events of two
+    stores would be mixed. Raise ReportError."""
     first: dict[tuple[str, str], tuple[str, str]] = {}
     for name in sorted(names):
-        found = _LEADER.search(name)
-        if found is None:
+        match = _LEADER.search(name)
+        if match is None:
             continue
-        node, shard, epoch = found.groups()
+        node, shard, epoch = match.groups()
         leader, other = first.setdefault((shard, epoch), (node, name))
         if leader != node:
             raise ReportError(
                 f"history: {other} and {name} are of different stores, because both have epoch"
-                f" {epoch} of shard {shard}; make a report of each store, with an --out of its own"
+                f" {epoch} of shard {shard}; make a report of each store, each with its own --out"
             )
 
 
 def left_out(manifest: Manifest, settings: ReportSettings) -> list[str]:
-    """The folders that the last load read and that this report does not."""
-    return [place for place in manifest.histories if place not in settings.folders]
+    """Return the folders of the last load that this report does not name."""
+    return [folder for folder in manifest.histories if folder not in settings.folders]
 
 
-def left_out_remark(place: str) -> str:
-    """What is said of a folder that was left out."""
+def left_out_remark(folder: str) -> str:
+    """Return a remark about a folder of ``left_out``."""
     return (
-        f"left out: {place} was loaded by the last report and is not named now;"
-        " what was written there since is in no figure"
+        f"left out: {folder} was loaded by the last report and is not named now;"
+        " the figures lack what was written there since"
     )
 
 
 def news(settings: ReportSettings) -> tuple[Manifest, list[Segment]]:
-    """What the table holds, and the segments that it lacks, from local files."""
-    there = LocalFiles()
-    held = newest_manifest(there, settings.table)
-    return held, new_segments(listed(there, settings, held.histories), held)
+    """Return the manifest, and the segments to load, from local files."""
+    local = LocalFiles()
+    manifest = newest_manifest(local, settings.table)
+    return manifest, new_segments(listed(local, settings, manifest.histories), manifest)
 
 
 def batches(segments: Sequence[Segment], bytes_max: int) -> Iterator[list[Segment]]:
-    """The segments in order, in batches of at most ``bytes_max`` where possible."""
+    """Yield the segments in order, in batches of at most ``bytes_max`` or one segment."""
     batch: list[Segment] = []
     size = 0
     for segment in segments:
@@ -330,23 +333,23 @@ REPORT = "_report.json"
 REPORT_FORMAT = 1
 LOCK = "_lock"
 NO_FIGURE = ("history", "out", "batch_bytes")
-"""Settings that change no figure of a report."""
+"""Settings that do not affect figures."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A report in short, as the command line shows it. Times in seconds."""
+    """The summary of a report on the command line. Times are in seconds."""
 
     page: str
     left_out: list[str]
-    """Folders of history that the last load read and this report did not."""
+    """Folders of the last load that this report does not name."""
     new_events: int
     events: int
     duplicates: int
     synthetic: int
     stuck: int
     stuck_listed: int
-    """How many of them are in the table ``stuck``: the longest overdue."""
+    """Number of stuck tasks in the table ``stuck``, the longest overdue."""
     all: dict[str, Any]
     topics: Rows
     slo: Rows
@@ -356,47 +359,46 @@ class Summary:
 
 
 def still_holds(settings: ReportSettings) -> Summary | None:
-    """What the last report said, when another one would say the same; None when in doubt."""
+    """Return the summary of the last report if a new one would certainly be the same, else None."""
     if not is_local(*settings.history, settings.out) or _at(settings, LOCK).exists():
         return None
     try:
         kept = json.loads(_at(settings, REPORT).read_text("utf-8"))
         if kept["made_of"] != _made_of(settings, kept["run"]):
             return None
-        held, new = news(settings)
-        if held.run != kept["run"] or new:
+        manifest, new = news(settings)
+        if manifest.run != kept["run"] or new:
             return None
-        said = Summary(**kept["summary"])
+        summary = Summary(**kept["summary"])
     except (OSError, ValueError, KeyError, TypeError, ReportError):
         return None
     return replace(
-        said, page=page_path(settings), left_out=left_out(held, settings), new_events=0,
+        summary, page=page_path(settings), left_out=left_out(manifest, settings), new_events=0,
         load_s=0.0, figures_s=0.0,
     )  # fmt: skip
 
 
 def forget_last(settings: ReportSettings) -> None:
-    """Forget the last report, before other figures are written."""
+    """Forget the last report before new figures are written."""
     if is_local(settings.out):
         _at(settings, REPORT).unlink(missing_ok=True)
 
 
-def keep_last(settings: ReportSettings, run: int, said: Summary) -> None:
-    """Keep the summary at the end; ``run`` is that of the table which the figures are made of."""
+def keep_last(settings: ReportSettings, run: int, summary: Summary) -> None:
+    """Save the summary of a finished report; ``run`` is the table's run of its figures."""
     if not is_local(*settings.history, settings.out):
         return
     text = json.dumps(
-        {"run": run, "made_of": _made_of(settings, run), "summary": asdict(said)}, indent=1
+        {"run": run, "made_of": _made_of(settings, run), "summary": asdict(summary)}, indent=1
     )
     aside = _at(settings, f"{ASIDE}{REPORT}")
-    # Only a help for the next run: a report that is made does not fail for want of it.
+    # It only saves time in the next run, so a failure does not matter.
     with contextlib.suppress(OSError):
         aside.write_text(text, "utf-8")
         os.replace(aside, _at(settings, REPORT))
 
 
 def page_path(settings: ReportSettings) -> str:
-    """The path of the page."""
     return f"{settings.out.rstrip('/')}/report.html"
 
 
@@ -405,20 +407,20 @@ def _at(settings: ReportSettings, name: str) -> Path:
 
 
 def _made_of(settings: ReportSettings, run: int) -> dict[str, Any]:
-    """All that decides what a report says, as JSON."""
+    """Return all inputs of a report, as JSON values."""
     options = {k: v for k, v in asdict(settings).items() if k not in NO_FIGURE}
     out = Path(settings.out)
     written = [out / "report.html", *out.glob("csv/*.csv"), *out.glob("metrics/*.parquet/*")]
-    found = {
+    inputs = {
         "format": REPORT_FORMAT, "run": run, "options": options, "program": _program(),
         "files": {str(path.relative_to(out)): path.stat().st_size for path in written},
     }  # fmt: skip
-    read: dict[str, Any] = json.loads(json.dumps(found))
-    return read
+    as_json: dict[str, Any] = json.loads(json.dumps(inputs))
+    return as_json
 
 
 def _program() -> str:
-    """A digest of this package's files: it imports nothing else of ours, so it is the version."""
+    """Return a digest of this package's files, which identifies its version."""
     digest = hashlib.sha256()
     for name, content in sorted(_parts(files("tickwheel.reports"), "")):
         digest.update(f"{name} {len(content)}\n".encode() + content)

@@ -1,7 +1,7 @@
-"""What spark-submit is given: ``spark-submit …/tickwheel/reports/submit.py --history … --out …``.
+"""The file for spark-submit: ``spark-submit …/tickwheel/reports/submit.py --history … --out …``.
 
-spark-submit runs a file, not a module: it puts the file's own folder on the path instead of the
-folder that holds the package. Where the package lies elsewhere (``--py-files``), it is found there.
+spark-submit runs a file, not a module, and puts the file's folder on the path. This file replaces
+it with the package's parent folder. Packages from ``--py-files`` are also found.
 """
 
 import sys

@@ -1,29 +1,29 @@
-"""The table: which runs make it up, its places, its parts as DataFrames, and how history is loaded
-into it: only what is new, once each, whatever happens meanwhile.
+"""The table: its runs, its parts as DataFrames, and the loading of new history, which counts each
+event exactly once.
 
-A run writes its Parquet files into folders of its own number first and its manifest last: one small
-JSON file a commit, the newest whole one holds. What no manifest names was left by a run that was
-killed: no reader sees it, the next run deletes it. So a commit is the appearance of one file, which
-every file system offers, and neither a repeated run nor a killed one can count an event twice.
+A run writes its Parquet files into folders with its number, and its manifest, a small JSON file,
+last. The newest complete manifest is valid. Files that no manifest names are from a killed run:
+readers do not see them, and the next run deletes them. So a commit is the creation of one file,
+which every file system supports, and no repeated or killed run can count an event twice.
 
-Layout below ``OUT/table/`` (``run=N``: what run N added)::
+Layout below ``OUT/table/`` (``run=N``: added by run N)::
 
-    _manifests/00000007.json                       which runs count
-    events/run=7/date=2026-11-20/topic_part=…/     one row an event, without duplicates
+    _manifests/00000007.json                       the valid runs
+    events/run=7/date=2026-11-20/topic_part=…/     a row for each event, without duplicates
     facts, reasons, parties, rates, slow, waits, origins, occurrences /run=7/
-    journeys/run=7/closed=true|false/              one row a task and group
-    quarantine/run=7/                              lines that are no events
+    journeys/run=7/closed=true|false/              a row for each task and group
+    quarantine/run=7/                              lines that are not valid events
 
-Which segments are new: :mod:`~tickwheel.reports.state`. A batch of segments becomes one run:
-parse, drop what the table holds already, write the rows, add their rollups and journeys, and last
-of all commit the manifest. Killed anywhere before that a run leaves nothing but folders that the
-next one sweeps away. Many small runs are made into fewer files by a commit like any other
-(``compact``). Why not Spark's streaming file source: docs/decisions/0009.
+:mod:`~tickwheel.reports.state` finds new segments. A batch of segments becomes one run: parse the
+lines, drop rows that are in the table, write the others with their rollups and journeys, and commit
+the manifest. A run killed before that leaves only folders that the next run deletes. ``compact``
+merges small runs into fewer files, with ordinary commits. docs/decisions/0009 explains why this
+does not use Spark's streaming file source.
 
-One report at a time on one table. The manifests alone keep two runs from both counting; the lock
-keeps the second from working in vain, and from sweeping away what the first is writing or still
-reading its figures from. It is a file, so a killed run leaves it behind: on the same machine that
-is seen by its process being gone, elsewhere by its age.
+Only one report at a time can use a table. Manifests alone prevent two runs from both counting; the
+lock prevents the second from wasted work, and from deleting files that the first is writing or
+reading. A killed run leaves its lock file: on the same machine its dead process shows that, on
+others the age of the file.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ if TYPE_CHECKING:
 
 PARTS = ("events", "journeys", "quarantine", *schema.ROLLUPS)
 MANIFESTS_KEPT = 3
-"""Manifests that stay: who has just read an older one finds its files for one more run."""
+"""Manifests that are kept, with their files, for readers of an older one."""
 _EVENTS = f"{schema.ROW}, run INT, {schema.PARTITIONS}"
 
 
 class Table:
-    """The parts and manifests of one table; reading is given the manifest that says what."""
+    """The parts and manifests of one table. Reads take the manifest to read from."""
 
     def __init__(self, spark: SparkSession, files: Files, root: str) -> None:
         self.root = root
@@ -80,7 +80,7 @@ class Table:
         return f"{self.root}/{part}/run={run}"
 
     def events(self, manifest: Manifest, dates: Collection[str] | None = None) -> DataFrame:
-        """The events of the table, or of some of its UTC dates."""
+        """Return the events of the table, or of these UTC dates."""
         paths = [
             f"{self.place('events', run)}/date={date}"
             for date, runs in sorted(manifest.events.items())
@@ -90,32 +90,32 @@ class Table:
         return self._read("events", _EVENTS, paths)
 
     def added(self, run: int) -> DataFrame:
-        """The rows that one run added."""
+        """Return the rows that one run added."""
         return self._read("events", _EVENTS, [self.place("events", run)])
 
     def rollup(self, name: str, manifest: Manifest) -> DataFrame:
-        """One rollup over all runs. Its rows may have to be added up; figures do that anyway."""
-        found = self._runs(name, schema.ROLLUPS[name], manifest.rollups)
-        return rollups.newest_rates(found) if name == "rates" else found
+        """Return a rollup of all runs. Rows of different runs must be added up, as figures do."""
+        rows = self._runs(name, schema.ROLLUPS[name], manifest.rollups)
+        return rollups.newest_rates(rows) if name == "rates" else rows
 
     def open_journeys(self, manifest: Manifest) -> DataFrame:
-        """The journeys that have not ended."""
+        """Return the journeys that have not ended."""
         runs = () if manifest.open is None else (manifest.open,)
         return self._journeys(runs, "not closed")
 
     def closed_journeys(self, runs: Iterable[int]) -> DataFrame:
-        """The journeys that the given runs finished."""
+        """Return the journeys that these runs have finished."""
         return self._journeys(runs, "closed")
 
     def quarantine(self, manifest: Manifest) -> DataFrame:
-        """Bad lines, each as often as it lies in the newest state of its segment.
+        """Return the invalid lines of the newest state of each segment.
 
-        A segment that is read again (it grew, or was sealed) replaces what was found in it.
+        A segment that is read again, because it grew or was sealed, replaces its earlier lines.
         """
-        found = self._runs("quarantine", schema.QUARANTINE, manifest.quarantine)
+        rows = self._runs("quarantine", schema.QUARANTINE, manifest.quarantine)
         newest = [(name, loaded.run) for name, loaded in manifest.segments.items()]
         current = self._spark.createDataFrame(newest, "segment STRING, newest INT")
-        return found.join(F.broadcast(current), "segment").filter("run = newest").drop("newest")
+        return rows.join(F.broadcast(current), "segment").filter("run = newest").drop("newest")
 
     def _journeys(self, runs: Iterable[int], which: str) -> DataFrame:
         found = self._runs("journeys", f"{schema.JOURNEY}, closed BOOLEAN", runs)
@@ -134,12 +134,12 @@ class Table:
         return reader.parquet(*paths)
 
     def write(self, rows: DataFrame, part: str, run: int, *folders: str) -> None:
-        """Write what ``run`` adds to a part, a folder for each value of ``folders``."""
+        """Write the rows that ``run`` adds to a part, partitioned by ``folders``."""
         writer = rows.write.mode("overwrite")
         (writer.partitionBy(*folders) if folders else writer).parquet(self.place(part, run))
 
     def sweep(self, manifest: Manifest) -> None:
-        """Delete what no run of ``manifest`` needs: left by killed runs, or replaced."""
+        """Delete files that ``manifest`` does not need, from killed runs or replaced."""
         needed: dict[str, Collection[int | None]] = {
             "events": {run for runs in manifest.events.values() for run in runs},
             "journeys": {*manifest.journeys, manifest.open},
@@ -160,7 +160,7 @@ class Table:
     # --- commits -----------------------------------------------------------------------------
 
     def sweep_manifests(self) -> None:
-        """Delete torn manifests: their numbers would be taken for ever. Only with the lock."""
+        """Delete torn manifests, whose numbers could not be used again. Requires the lock."""
         folder, known = manifest_folder(self.root), manifest_names(self._files, self.root)
         for name in self._files.names(folder):
             text = self._files.read(f"{folder}/{name}")
@@ -169,13 +169,13 @@ class Table:
                 self._files.delete(f"{folder}/{name}")
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Make ``manifest`` the newest. Raises ReportError when another run was quicker."""
+        """Make ``manifest`` the newest. Raise ReportError if another run has committed first."""
         folder, names = manifest_folder(self.root), manifest_names(self._files, self.root)
         path = f"{folder}/{manifest.run:08d}.json"
         newer = bool(names) and int(names[-1].partition(".")[0]) >= manifest.run
         if newer or not self._files.create(path, manifest.to_text()):
             raise ReportError(
-                "another report changed this table meanwhile; nothing of this run was kept"
+                "another report has changed this table meanwhile; this run was discarded"
             )
         for name in names[: -(MANIFESTS_KEPT - 1)]:
             self._files.delete(f"{folder}/{name}")
@@ -186,11 +186,11 @@ class Table:
 
 
 SALT_BYTES = 32 << 20
-"""Bytes of a batch for which one task writes a unit (date and topic)."""
+"""Bytes of a batch for each Spark task that writes a unit (date and topic)."""
 BLOCK = 4_096
-"""Events that are compared for duplicates together; they fit Spark's buffer in memory."""
+"""Events in one comparison for duplicates, which fit into Spark's buffer in memory."""
 AT_ONCE = 3
-"""Rollups, and figures, that are computed side by side: their jobs are short and leave gaps."""
+"""Rollups, and figures, that are computed concurrently, because their jobs are short."""
 
 Progress = Callable[[str, int, int], None]
 """``progress(stage, done, of)``; stages are "loading" (bytes) and "figures"."""
@@ -210,7 +210,7 @@ class Outcome:
 
 
 class Loader:
-    """One load of one table. Use it once."""
+    """One load of one table; it can be used only once."""
 
     def __init__(self, spark: SparkSession, settings: ReportSettings, progress: Progress) -> None:
         self._spark, self._settings, self._progress = spark, settings, progress
@@ -218,11 +218,11 @@ class Loader:
         self.table = Table(spark, self._files, settings.table)
 
     def lock(self) -> Lock:
-        """The lock that is held by who changes the table, or reads figures from it."""
+        """Return the lock that every report holds to change the table and read its figures."""
         return Lock(self._files, f"{self._settings.table}/_lock")
 
     def load(self, lock: Lock) -> Outcome:
-        """Bring the table up to date with the history, for a caller that holds the lock."""
+        """Load new history into the table. The caller holds the lock."""
         self.table.sweep_manifests()
         before = manifest = newest_manifest(self._files, self.table.root)
         self.table.sweep(manifest)
@@ -251,7 +251,7 @@ class Loader:
         )
 
     def _not_understood(self, manifest: Manifest) -> set[str]:
-        """Segments with lines that were too new for the version that read them, not for this."""
+        """Return the segments with lines that were too new for an older release."""
         if not manifest.quarantine:
             return set()
         old = {s.run for s in manifest.segments.values() if s.schema < schema.VERSION}
@@ -262,26 +262,26 @@ class Loader:
         return {r.segment for r in found if manifest.segments[r.segment].schema < schema.VERSION}
 
     def _load(self, batch: Sequence[Segment], manifest: Manifest) -> Manifest:
-        """Load one batch, committed. A segment that cannot be unpacked must not keep others out."""
+        """Load and commit one batch, without segments that cannot be decompressed."""
         damaged: list[Segment] = []
         try:
             return self._commit(batch, damaged, manifest)
         except FAILED:
-            # Sealed or removed since they were listed: the next run sees what became of them.
-            there = [segment for segment in batch if self._files.exists(segment.path)]
-            damaged = [segment for segment in there if not self._readable(segment.path)]
-            if not damaged and len(there) == len(batch):
+            # Missing segments were sealed or removed since the listing; the next run handles them.
+            present = [segment for segment in batch if self._files.exists(segment.path)]
+            damaged = [segment for segment in present if not self._readable(segment.path)]
+            if not damaged and len(present) == len(batch):
                 raise
-        if not there:
+        if not present:
             return manifest
-        whole = [segment for segment in there if segment not in damaged]
+        whole = [segment for segment in present if segment not in damaged]
         mended = {segment.name: self._from_copy(segment) for segment in damaged}
         whole += [copy for copy in mended.values() if copy is not None]
         damaged = [segment for segment in damaged if mended[segment.name] is None]
         return self._commit(whole, damaged, manifest)
 
     def _from_copy(self, segment: Segment) -> Segment | None:
-        """The segment read from another folder's file of it; None: no whole one is there."""
+        """Return the segment with another folder's readable copy, or None if there is none."""
         for path in segment.copies:
             if self._files.exists(path) and self._readable(path):
                 return replace(segment, path=path)
@@ -301,7 +301,7 @@ class Loader:
         dates = {segment.date for segment in batch} & set(manifest.events)
         counts, written = self._write_events(batch, manifest, run, dates)
         if (written & set(manifest.events)) - dates:
-            # Lines that lie in another day's folder; compare with the days they belong to.
+            # Some lines are in another day's folder; compare them with the days of their times.
             self._files.delete(self.table.place("events", run))
             counts, written = self._write_events(
                 batch, manifest, run, dates | (written & set(manifest.events))
@@ -353,7 +353,7 @@ class Loader:
     def _write_events(
         self, batch: Sequence[Segment], manifest: Manifest, run: int, dates: set[str]
     ) -> tuple[Mapping[str, Any], set[str]]:
-        """Write the new rows of ``batch``. Returns what was counted, and the dates written."""
+        """Write the new rows of ``batch``. Return the counts and the written dates."""
         before, after = Observation(f"lines-{run}"), Observation(f"rows-{run}")
         parsed = schema.parse(self._lines(batch)).observe(
             before, F.count(F.lit(1)).alias("lines"), F.count("verdict").alias("bad")
@@ -375,7 +375,7 @@ class Loader:
         written = {name.removeprefix("date=") for name in names if name.startswith("date=")}
         return {**before.get, **after.get}, written
 
-    # --- what follows from them -------------------------------------------------------------
+    # --- rollups and journeys ---------------------------------------------------------------
 
     def _write_parts(self, manifest: Manifest, run: int, dates: set[str]) -> None:
         """Write rollups and journeys of the rows that ``run`` has added."""
@@ -402,7 +402,7 @@ class Loader:
                 future.result()
 
     def _overlapping(self, added: DataFrame, manifest: Manifest, dates: set[str]) -> DataFrame:
-        """``added``, and what the table held before in the same quarters and topics."""
+        """Return ``added`` with the table's earlier rows of the same quarters and topics."""
         old = dates & set(manifest.events)
         if not old:
             return added
@@ -417,10 +417,10 @@ class Loader:
 
 
 def distinct(rows: DataFrame, salts: int) -> DataFrame:
-    """One row for each (shard, epoch, seq) of a unit, sorted for writing.
+    """Return one row for each (shard, epoch, seq) of a unit, sorted for writing.
 
-    The shuffle and the sort are those that partitioned writing needs anyway. A duplicate is the
-    same event and so has the same date, topic and block.
+    Partitioned writing needs the same shuffle and sort. A duplicate is the same event, so it has
+    the same date, topic and block.
     """
     keyed = rows.withColumns(
         {
@@ -446,11 +446,11 @@ def _known(*values: int | None) -> list[int]:
 _HELD: set[object] = set()
 """The locks of this process."""
 STALE_S = 1_800.0
-"""A run refreshes the lock with every batch; after so many seconds without that it is dead."""
+"""Seconds since the last refresh, which every batch does, after which a lock is stale."""
 
 
 class Lock:
-    """The lock of a table, held inside a ``with`` block. Raises ReportError when it is held."""
+    """The lock of a table, held in a ``with`` block. Raise ReportError if another run holds it."""
 
     def __init__(self, files: Files, path: str) -> None:
         self._files, self._path = files, path
@@ -473,7 +473,7 @@ class Lock:
             self._files.delete(self._path)
 
     def refresh(self) -> None:
-        """Refresh the lock. Raises ReportError when another run took this one for dead."""
+        """Refresh the lock. Raise ReportError if another run has taken it as stale."""
         if not self._is_ours():
             raise self._refusal()
         self._files.write(self._path, json.dumps(self._mine))
@@ -485,7 +485,7 @@ class Lock:
     def _refusal(self) -> ReportError:
         owner = (self._files.read(self._path) or "unknown").strip()
         return ReportError(
-            f"another report works on this table ({owner}); if that is not so, delete {self._path}"
+            f"another report uses this table ({owner}); if it has ended, delete {self._path}"
         )
 
     def _held(self, text: str) -> bool:
@@ -495,7 +495,7 @@ class Lock:
         except (ValueError, KeyError, TypeError):
             return False  # torn: its writer was killed
         if host == self._mine["host"]:
-            # Our own number may have been another's before the machine was started anew.
+            # Another process can have had this process's number before a restart of the machine.
             return owner.get("id") in _HELD if pid == self._mine["pid"] else _alive(pid)
         return self._files.age_s(self._path, time.time_ns() // 1_000_000) < STALE_S
 
@@ -504,20 +504,20 @@ def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except OSError as error:
-        return not isinstance(error, ProcessLookupError)  # another user's is alive, too
+        return not isinstance(error, ProcessLookupError)  # another user's process is also alive
     return True
 
 
 ROLLUP_RUNS_MAX = 24
 EVENT_RUNS_MAX = 24
-"""Runs that one date's events may have before they are rewritten."""
+"""Maximum runs of one date's events before they are rewritten."""
 JOURNEY_RUNS_MAX = 48
 JOURNEY_RUNS_MERGED = 32
-"""Runs of journeys that are merged: the newest, which are the smallest."""
+"""Newest runs of journeys, the smallest ones, that are merged."""
 
 
 def compact(table: Table, manifest: Manifest) -> Manifest:
-    """Rewrite parts with too many runs, each kind with a commit of its own."""
+    """Rewrite parts with too many runs, with one commit for each kind."""
     if len(manifest.rollups) > ROLLUP_RUNS_MAX:
         manifest = table.commit(_rollups(table, manifest))
     if len(manifest.journeys) > JOURNEY_RUNS_MAX:
@@ -535,7 +535,7 @@ def _rollups(table: Table, manifest: Manifest) -> Manifest:
 
 
 def _journeys(table: Table, manifest: Manifest) -> Manifest:
-    """Merge runs of closed journeys; open ones have one run anyway."""
+    """Merge runs of closed journeys; open journeys always have one run."""
     run, runs = manifest.run + 1, manifest.journeys
     kept, merged = runs[:-JOURNEY_RUNS_MERGED], runs[-JOURNEY_RUNS_MERGED:]
     found = table.closed_journeys(merged).withColumn("closed", F.lit(True))

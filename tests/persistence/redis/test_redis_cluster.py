@@ -326,9 +326,9 @@ class TestUrls:
     @pytest.mark.parametrize(
         ("url", "match"),
         [
-            ("redis+cluster://h/1", "database 1; a Redis Cluster has database 0 only"),
+            ("redis+cluster://h/1", "the database of a Redis Cluster must be 0, not 1"),
             ("redis+cluster://h/?master=m", "unknown setting 'master'"),
-            ("redis+cluster://[::1", "no address that can be read"),
+            ("redis+cluster://[::1", "its URL is not valid"),
         ],
     )
     def test_that_are_wrong_say_why(self, url: str, match: str) -> None:

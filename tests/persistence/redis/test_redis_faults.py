@@ -355,7 +355,9 @@ class TestARedisThatLostSomething:
         await subject.reopen()
         await self._lose(subject, redis_server)
         for _ in range(2):
-            with pytest.raises(StoreBehind, match="holds batch 2, had confirmed 5") as behind:
+            with pytest.raises(
+                StoreBehind, match="its last batch is 2, it had confirmed 5"
+            ) as behind:
                 await subject.commit(tasks([4]))
             assert (behind.value.last_seen, behind.value.last_known) == (2, 5)
         with pytest.raises(StoreBehind):
@@ -380,7 +382,7 @@ class TestARedisThatLostSomething:
         other = make()
         await other.open("other")
         for _ in range(2):
-            with pytest.raises(Fenced, match="laid out anew.*epoch 1 of 'other'"):
+            with pytest.raises(Fenced, match="initialized again.*epoch 1 of 'other'"):
                 await subject.commit(tasks([2]))
         with pytest.raises(Fenced):
             await subject.store.verify()

@@ -83,7 +83,7 @@ async def test_what_is_laid_out_opens_as_a_new_shard_does(
 async def test_of_two_that_lay_out_the_same_shard_one_gets_an_error(options: RedisOptions) -> None:
     found = await look(options)
     await anew(options, found)
-    with pytest.raises(StoreUnusable, match="has changed since it was looked at"):
+    with pytest.raises(StoreUnusable, match="has changed since it was read"):
         await anew(options, found)
 
 
@@ -99,7 +99,7 @@ async def test_what_is_there_is_counted(options: RedisOptions, server: RedisServ
     assert found.whole
     assert (found.epoch, found.rewriting) == (1, "")
     assert found.counts["records"] > 0
-    assert "laid out (epoch 1): " in found.state
+    assert "initialized (epoch 1): " in found.state
 
 
 async def test_everything_of_it_goes_and_nothing_else(
@@ -167,7 +167,7 @@ async def test_half_written_or_damaged_is_reported_and_can_be_laid_out_anew(
     found = await look(options)
     assert found.rewriting == "somebody/1"
     assert not found.whole
-    assert "it is damaged; it was being written anew by somebody/1" in found.state
+    assert "it is damaged; it is incomplete, because somebody/1 was rewriting it" in found.state
     await anew(options, found)
     store = RedisStore(options)
     assert (await store.open(OWNER, NOW_MS)).epoch == found.epoch + 2
@@ -189,10 +189,10 @@ async def test_foreign_keys_are_left_alone(
     name: str, options: RedisOptions, server: RedisServer
 ) -> None:
     server.call("SET", f"{S}:{name}", "theirs")
-    with pytest.raises(StoreUnusable, match=f"{name} is not ours"):
+    with pytest.raises(StoreUnusable, match=f"{name} belongs to another program"):
         await look(options)
     found = Found(options.name, S, True, True, "", 0, "", {})
-    with pytest.raises(StoreUnusable, match=f"{name} is not ours"):
+    with pytest.raises(StoreUnusable, match=f"{name} belongs to another program"):
         await anew(options, found)
     assert server.call("GET", f"{S}:{name}").endswith(b"theirs\r\n")
 
@@ -261,7 +261,7 @@ class TestTheCommand:
         assert f"{S} in redis://127.0.0.1:{server.port}/0 was created" in capsys.readouterr().out
         assert run(["init", "--store", server.url()]) == 1
         error = capsys.readouterr().err
-        assert "is laid out (epoch 0): 0 tasks" in error
+        assert "is initialized (epoch 0): 0 tasks" in error
         assert "--force" in error
         assert error.count("\n") == 1
 
@@ -329,7 +329,7 @@ def test_a_sqlite_file_is_made_once(tmp_path: Path, capsys: Capture) -> None:
 
     asyncio.run(use())
     assert run(["init", "--store", url, "--force"]) == 1
-    assert "holds a store" in capsys.readouterr().err
+    assert "is a store with" in capsys.readouterr().err
 
 
 def test_memory_has_nothing_to_lay_out(capsys: Capture) -> None:

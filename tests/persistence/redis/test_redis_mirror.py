@@ -352,7 +352,7 @@ class TestTheBound:
         opened = await small.open()
         assert opened.has_room is False
         assert opened.no_room.endswith("the limit is 100000 (resident_bytes_max)")
-        assert "the limit is 100000 (resident_bytes_max); all are loaded" in caplog.text
+        assert "the limit is 100000 (resident_bytes_max); all tasks are loaded" in caplog.text
         assert await small.store.probe_room() is False
         assert len(await _recover(small)) == 5_000
         assert _mirror(small).complete

@@ -78,8 +78,8 @@ class TestWhatAConfirmedTaskSurvives:
         ("setting", "warning"),
         [
             ("always", "appendfsync always: a confirmed task survives a power cut"),
-            ("everysec", "a power cut of Redis' machine can lose the tasks confirmed in the last"),
-            ("no", "confirmed in the last half minute, unless the daemon lives on"),
+            ("everysec", "a power cut of Redis's machine can lose the tasks confirmed in the last"),
+            ("no", "confirmed in the last half minute, unless the daemon survives"),
         ],
     )
     async def test_follows_from_appendfsync(
@@ -103,7 +103,7 @@ class TestWhatAConfirmedTaskSurvives:
             store = _store(clean_redis, "allow_volatile_store=1")
             await store.open("me", 0)
             assert "no append-only file" in store.durability
-            assert "maxmemory-policy allkeys-lru can drop tasks" in store.durability
+            assert "maxmemory-policy allkeys-lru can remove tasks" in store.durability
             await store.close(clean=True)
         finally:
             clean_redis.call("CONFIG", "SET", "appendonly", "yes")
@@ -201,7 +201,7 @@ class TestAShardThatIsNotOurs:
     @pytest.mark.parametrize("name", ["wheel", "store", "task", "endings", "records"])
     async def test_a_key_of_another_type(self, clean_redis: RedisServer, name: str) -> None:
         clean_redis.call("SET", f"{S}:{name}", "theirs")
-        await _refused(_store(clean_redis), f"{S}:{name} is not ours")
+        await _refused(_store(clean_redis), f"{S}:{name} belongs to another program")
         assert clean_redis.call("GET", f"{S}:{name}") == b"$6\r\ntheirs\r\n"
 
     async def test_rows_without_a_wheel(self, clean_redis: RedisServer) -> None:
@@ -213,7 +213,7 @@ class TestAShardThatIsNotOurs:
         await store.open("me", 0)
         await store.close(clean=True)
         clean_redis.call("SET", f"{S}:dead", "theirs")
-        await _refused(store, f"{S}:dead is not ours")
+        await _refused(store, f"{S}:dead belongs to another program")
 
     async def test_one_from_before_the_first_release(self, clean_redis: RedisServer) -> None:
         wheel = ("layout", 1, "epoch", 3, "incarnation", "f", "last", 7)
@@ -224,14 +224,14 @@ class TestAShardThatIsNotOurs:
 
     async def test_a_hash_that_is_no_wheel(self, clean_redis: RedisServer) -> None:
         clean_redis.call("HSET", f"{S}:wheel", "spokes", 32)
-        await _refused(_store(clean_redis), "wheel is not ours")
+        await _refused(_store(clean_redis), "wheel belongs to another program")
 
     @pytest.mark.parametrize(
         ("command", "match"),
         [
             (("HSET", f"{S}:wheel", "format", 2), "layout 2.*up to 1.*newer"),
             (("HDEL", f"{S}:wheel", "last"), "lacks fields"),
-            (("HSET", f"{S}:wheel", "rewriting", "node/7"), "written anew by node/7"),
+            (("HSET", f"{S}:wheel", "rewriting", "node/7"), "because node/7 was rewriting it"),
         ],
     )
     async def test_one_that_cannot_be_read(
@@ -258,7 +258,7 @@ class TestAShardThatIsNotOurs:
 class TestOpening:
     async def test_an_empty_one_only_if_it_may_be_made(self, clean_redis: RedisServer) -> None:
         store = _store(clean_redis)
-        with pytest.raises(StoreUnusable, match="is empty, and another daemon may still hold"):
+        with pytest.raises(StoreUnusable, match="is empty, and another daemon may still have"):
             await store.open("standby", 0, may_create=False)
         await store.open("first", 0)
         incarnation = store.incarnation
@@ -313,7 +313,7 @@ class TestUrls:
             ("redis://h?endings_max=0", "endings_max must be at least 1"),
             ("redis://h?wait_replicas=1&wait_ms=0", "wait_ms must be at least 1"),
             ("redis://h?call_ms=0", "call_ms must be at least 1"),
-            ("redis://h?shard=1024", "shard=1024 must be 0 to 1023"),
+            ("redis://h?shard=1024", "shard must be 0 to 1023, not 1024"),
             ("redis://h?driver=aioredis", "not one of redis, asyncio-redis"),
             ("redis://h?namespace=a:b", "must be 1 to 64"),
             ("redis://h?prefix=", "must be 1 to 64"),
@@ -332,7 +332,7 @@ class TestUrls:
 
     async def test_the_second_driver_has_no_tls(self) -> None:
         store = open_url("rediss://127.0.0.1:1?driver=asyncio-redis")
-        with pytest.raises(StoreUnusable, match="asyncio-redis has no TLS"):
+        with pytest.raises(StoreUnusable, match="asyncio-redis does not support TLS"):
             await store.open("me", 0)
 
     @pytest.mark.parametrize(

@@ -90,16 +90,16 @@ class TestEverythingIsThereAgain:
         refusals = await both(pair, tasks([10_000]))
         count = len(everything().enqueued) + 5_000 - 10
         counts = f"{count} tasks, {len((await pair[1].small()).progress)} rows of progress"
-        assert f"is being written anew: 0 of {count} tasks" in refusals[0]
+        assert f"is being rewritten: 0 of {count} tasks" in refusals[0]
         assert store(subject).rewrites == 1
         assert store(subject).incarnation == incarnation
         await both(pair, ended([1_000, 10_000]))
         begun, done = caplog.records
         assert begun.levelno == logging.ERROR
         assert "came back empty" in begun.message
-        assert f"written anew from memory: {counts}" in begun.message
+        assert f"rewritten from memory: {counts}" in begun.message
         assert done.levelno == logging.WARNING
-        assert f"{S} was written anew in" in done.message
+        assert f"{S} was rewritten in" in done.message
         assert counts in done.message
         await pair[1].reopen()
         await _compare(pair)
@@ -143,7 +143,7 @@ class TestEverythingIsThereAgain:
         redis_server.go_on()
         redis_server.restart_from(None)
         refusals = await both(pair, tasks([10_000]))
-        assert any("written anew" in text for text in refusals)
+        assert any("rewritten" in text for text in refusals)
         await _compare(pair)
 
     async def test_without_a_commit(
@@ -213,7 +213,7 @@ class TestCutShort:
             await subject.commit(tasks([10_000]))
         await comes(lambda: "cut short" in caplog.text)
         for _ in range(3):
-            with pytest.raises(CommitRefused, match="written anew"):
+            with pytest.raises(CommitRefused, match="rewritten"):
                 await subject.commit(tasks([10_000]))
             await asyncio.sleep(0.2)  # real time: it looks at its Redis each 0.1 s
         assert not writer.rewriting or store(subject)._rewriter.active
@@ -259,10 +259,10 @@ class TestCutShort:
         election = RedisElection(options_from(redis_server.url()), 3_000)
         assert (await election.look()).rewriting == OWNER, "no standby may take it from him"
         await subject.store.close(clean=True)
-        assert "closed before it was whole again" in caplog.text
+        assert "closed before its rewrite was complete" in caplog.text
         assert (await election.look()).rewriting == OWNER
         await election.close()
-        with pytest.raises(StoreUnusable, match=f"written anew by {OWNER} and is not whole"):
+        with pytest.raises(StoreUnusable, match=f"incomplete, because {OWNER} was rewriting it"):
             await make().open("other")
 
     async def test_by_somebody_who_removed_the_number_of_the_last_batch(
@@ -317,7 +317,7 @@ class TestWhatIsLate:
         link = writer._sender.link
         await both(pair, tasks([10_000]))
         now, writer._sender.link = writer._sender.link, link
-        with pytest.raises(StoreLost, match="not as it was left.*stale"):
+        with pytest.raises(StoreLost, match="was changed by another.*stale"):
             await writer._claimant.frame(writer._sender, writer.incarnation, "begin", 0, 9)
         writer._sender.link = now
         await _compare(pair)
@@ -341,7 +341,7 @@ class TestWhatIsLate:
         monkeypatch.setattr(claimant, "frame", lose)
         redis_server.call("FLUSHALL")
         await both(pair, tasks([10_000]))
-        assert "not as it was left (behind)" in caplog.text
+        assert "was changed by another (behind)" in caplog.text
         assert store(pair[0]).rewrites == 1
         await _compare(pair)
 
@@ -412,7 +412,7 @@ class TestWhoMayNot:
         await other.store.commit(1, "other", 1, tasks([1]))
         await _whole(subject)
         assert "taken over by another daemon" in caplog.text
-        with pytest.raises(Fenced, match="laid out anew"):
+        with pytest.raises(Fenced, match="initialized again"):
             await subject.commit(tasks([10_000]))
         assert await other.ids() == [1]
         assert store(subject).rewrites == 0
@@ -466,7 +466,7 @@ class TestWhoMayNot:
             await pair[0].commit(tasks([10_000]))
         await _whole(pair[0])
         for _ in range(2):
-            with pytest.raises(Exception, match="could not be written anew: KeyError"):
+            with pytest.raises(Exception, match="could not be rewritten: KeyError"):
                 await pair[0].commit(tasks([10_000]))
 
 

@@ -120,7 +120,9 @@ async def test_one_that_is_missing_is_named_and_nothing_written(
 
 async def test_all_that_are_missing_are_named_with_what_to_do(server: RedisServer) -> None:
     allow(server, "zadd", "hset", "memory|usage", "wait")
-    message = "user 'tickwheel' run hset, zadd; ACL SETUSER tickwheel \\+hset \\+zadd"
+    message = (
+        "user 'tickwheel' has no right to run hset, zadd; ACL SETUSER tickwheel \\+hset \\+zadd"
+    )
     with pytest.raises(StoreUnusable, match=message):
         await RedisElection(options(server), 3_000).prepare()
     allow(server, "memory|usage", "wait")
@@ -203,5 +205,5 @@ async def test_a_full_server_is_no_missing_right(server: RedisServer) -> None:
     await election.close()
     server.call("CONFIG", "SET", "maxmemory", "0")
     server.call("SET", f"{S}:scratch", "theirs")
-    with pytest.raises(StoreUnusable, match="scratch is not ours"):
+    with pytest.raises(StoreUnusable, match="scratch belongs to another program"):
         await RedisStore(options(server)).open(OWNER, 0)

@@ -138,7 +138,7 @@ async def test_a_demoted_master_is_left_at_once(group: SentinelGroup, make: Make
     await asyncio.to_thread(catch_up, before, replica)  # else it may have what was there before
     ask(replica, "REPLICAOF", "NO", "ONE")
     ask(before, "REPLICAOF", "127.0.0.1", replica.port)
-    with pytest.raises(CommitRefused, match="says it is a replica"):
+    with pytest.raises(CommitRefused, match="but it is a replica"):
         await subject.commit(tasks(range(100, 110)))
     await asyncio.to_thread(group.heal)
     await commit(subject, 100)
@@ -238,7 +238,7 @@ async def test_silent_and_dead_sentinels_are_done_without(group: SentinelGroup, 
 
 async def test_what_is_wrong_is_said(group: SentinelGroup, shared_redis: RedisServer) -> None:
     wrong = group.url().replace(NAME, "other")
-    await refused(wrong, "it knows no master 'other' .master=.", StoreUnreachable)
+    await refused(wrong, "it does not know the master 'other' .master=.", StoreUnreachable)
     plain = f"redis+sentinel://127.0.0.1:{shared_redis.port}/0?master={NAME}"
     await refused(plain, "unknown command .*SENTINEL", StoreUnreachable)
     await refused("redis+sentinel://127.0.0.1:1/0?master=m", "127.0.0.1:1: ", StoreUnreachable)
@@ -260,7 +260,7 @@ async def test_sentinels_have_users_of_their_own(
     await subject.store.close(clean=True)
     file.write_text("another")
     await refused(f"{url}sentinel_password_file={file}", "WRONGPASS", StoreUnreachable)
-    await refused(f"{url}sentinel_password_file={tmp_path}/gone", "there is no file .*gone")
+    await refused(f"{url}sentinel_password_file={tmp_path}/gone", "the file .*gone does not exist")
 
 
 class TestUrls:
@@ -279,10 +279,13 @@ class TestUrls:
         [
             ("redis+sentinel://h/0", "master= is missing"),
             ("redis+sentinel://h/mymaster?master=m", "number of the database, not 'mymaster'"),
-            ("redis+sentinel://h,b:99999/0?master=m", "the port of 'b:99999' is not a number"),
+            ("redis+sentinel://h,b:99999/0?master=m", "the port of 'b:99999' must be a number"),
             ("redis+sentinel://h/0?master=m&sentinel_user=u", "needs sentinel_password_file="),
-            ("redis+sentinel://" + ",".join("h" * 33) + "/0?master=m", "33 addresses: at most 32"),
-            ("redis://a,b/0", "2 addresses: it names one server"),
+            (
+                "redis+sentinel://" + ",".join("h" * 33) + "/0?master=m",
+                "addresses must be at most 32, not 33",
+            ),
+            ("redis://a,b/0", "addresses must be at most 1, not 2"),
             ("redis://a/0?master=m", "unknown setting 'master'"),
             ("redis+sentinels://h/0", "unknown kind"),
         ],

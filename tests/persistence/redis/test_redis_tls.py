@@ -92,6 +92,6 @@ async def test_what_is_wrong_is_said(secured: str, certificate: Path) -> None:
     await _refused(secured, "CERTIFICATE_VERIFY_FAILED")
     gone = certificate.with_name("gone.pem")
     for name in ("tls_ca", "tls_cert", "tls_key"):
-        await _refused(f"{secured}&{name}={gone}", f"{name}: there is no file .*gone.pem")
+        await _refused(f"{secured}&{name}={gone}", f"{name}: the file .*gone.pem does not exist")
         plain = secured.replace("rediss", "redis")
-        await _refused(f"{plain}&{name}={certificate}", f"{name} is for TLS; use rediss://")
+        await _refused(f"{plain}&{name}={certificate}", f"{name} needs TLS; use rediss://")

@@ -305,7 +305,9 @@ class TestCameBackWithoutMore:
             await taken(lost, tasks([1_002]))
         tasks_before = redis_server.call("HLEN", "{tw:default:0}:task")
         for query in ("mirror=no", "mirror=yes"):
-            with pytest.raises(StoreUnusable, match="lacks what tester had confirmed.*restore"):
+            with pytest.raises(
+                StoreUnusable, match="lacks data that tester had confirmed.*restore"
+            ):
                 await make(query).open()
         options = options_from(redis_server.url(QUICK))
         election = RedisElection(options, 1_000)
@@ -313,7 +315,7 @@ class TestCameBackWithoutMore:
         await election.close()
         assert (seen.lost_by, seen.rewriting) == ("tester", "")
         found = await look(options)
-        assert "lacks what tester had confirmed" in found.state
+        assert "lacks data that tester had confirmed" in found.state
         assert not found.unused
         assert redis_server.call("HLEN", "{tw:default:0}:task") == tasks_before, "nothing removed"
         await lay_out(options, found, 0, watch_s=0)

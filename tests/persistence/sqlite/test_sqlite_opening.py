@@ -145,7 +145,7 @@ class TestLock:
             f"36 35 98:0 /x {str(odd).replace(' ', chr(92) + '040')} rw - ext4 /dev/sda rw\n"
         )
         monkeypatch.setattr(database, "MOUNTS", str(mounts))
-        with pytest.raises(StoreUnusable, match="mount the folder"):
+        with pytest.raises(StoreUnusable, match="mount its folder"):
             await SqliteStore(str(odd)).open("me", 0)
         store = SqliteStore(str(path))
         await store.open("me", 0)
@@ -331,9 +331,9 @@ class TestUrls:
             ("postgres://localhost", "unknown kind"),
             ("store.db", "unknown kind"),
             ("sqlite://store.db", "three slashes"),
-            ("sqlite:///", "names no file"),
-            ("sqlite:///folder/", "names no file"),
-            ("sqlite:///:memory:", "names no file"),
+            ("sqlite:///", "must name a file"),
+            ("sqlite:///folder/", "is a folder of several shards"),
+            ("sqlite:///:memory:", "must name a file"),
             ("sqlite:///x.db?wal_bytes=much", "not a whole number"),
             ("sqlite:///x.db?wal_byte=1", "unknown setting 'wal_byte'"),
             ("memory:/x", "neither a path"),
@@ -388,7 +388,7 @@ class TestLost:
             used.unlink()
         before = used.with_name(f"store.db{left}").stat().st_size
         for _ in range(2):  # the first attempt leaves what the second one goes by
-            with pytest.raises(StoreUnusable, match=rf"store.db is empty, and .*store.db{left}"):
+            with pytest.raises(StoreUnusable, match=rf"store.db is empty, but .*store.db{left}"):
                 await SqliteStore(str(used)).open("me", 0)
         assert used.exists() == (how == "empty")
         assert used.with_name(f"store.db{left}").stat().st_size == before
@@ -409,7 +409,7 @@ class TestLost:
         with pytest.raises(StoreUnusable, match="in use"):
             database.begin_anew(str(path))
         await subject.store.close(clean=True)
-        with pytest.raises(StoreUnusable, match="holds a store, of 1 batches"):
+        with pytest.raises(StoreUnusable, match="is a store with 1 batches"):
             database.begin_anew(str(path))
 
     async def test_an_empty_file_without_anything_beside_it_is_a_new_store(

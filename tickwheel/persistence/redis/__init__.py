@@ -1,4 +1,4 @@
-"""The store in Redis: a shard's keys under one hash tag, each batch one Lua script."""
+"""The Redis store: a shard's keys have one hash tag, and each batch is one Lua script."""
 
 from __future__ import annotations
 

@@ -1,22 +1,20 @@
-"""A line to Redis: one connection at a time, time-outs, scripts, reconnecting when used; and where
-the server is that a shard is on (``Place``): at a fixed address, at the master that Sentinels name,
-or at the node of a Cluster that has the shard's slot.
+"""A connection to Redis, with time-outs, scripts and reconnection; and the location of a shard's
+server (``Place``): a fixed address, the master that Sentinels name, or the node of a Cluster that
+has the shard's slot.
 
-One call at a time, in order. Invariant: after a call whose answer did not come the connection
-is closed, so that an answer is never taken for another call's. ``check`` looks at the driver and
-at files that the options name.
+Calls run one at a time, in order. Invariant: a call without an answer closes the connection, so an
+answer is never assigned to another call. ``check`` checks the driver and the files in the options.
 
-A shard lives whole on one master, because its keys share a hash tag. So a Cluster is no other store
-than a single Redis: only the address moves. ``Place.connect`` finds it, connects and asks the
-server for its role; it is called for each new connection, and nothing is remembered that could be
-wrong. Who is asked may be behind the others (a Sentinel that was cut off, a node that was frozen),
-so all are asked at once, and what most of them say counts.
+A shard is on one master, because its keys share a hash tag. So a Cluster differs from a single
+Redis only in the address. ``Place.connect`` finds the server, connects and asks for its role. It
+is called for each new connection and relies on no old information. A Sentinel or node can have
+outdated information after a partition or a pause, so all are asked at once, and the majority
+decides.
 
-If the server moves, what one refuses because it is not the one any more (MOVED, READONLY) is sent
-once more to the one that is; and what it cannot take for a while (a slot under way to another node,
-a Cluster without a master) waits for as long as a call may take. Both are safe for every command
-here: Redis says so before the first write, so that nothing was changed, and nothing else is under
-way on the connection.
+A call that a server refuses because it has lost the shard (MOVED, READONLY) is sent to the new
+server. A call that is refused temporarily (a slot in migration, a Cluster without a master) is
+retried until its time-out. Both are safe for every command here: Redis refuses before the first
+write, and the connection has no other call in progress.
 """
 
 from __future__ import annotations
@@ -48,15 +46,16 @@ from tickwheel.persistence.redis.layout import Script
 
 SLOTS = 16_384
 ASKING_PART = 2
-"""The part (a half) of ``connect_ms`` in which those who are asked have to answer."""
+"""Divisor of ``connect_ms``: the limit for answers about the master's address is half of it."""
 NODES_ASKED_MAX = 16
-"""Of a Cluster: the seeds, and the nodes that were named last."""
+"""Maximum nodes of a Cluster to ask: the seeds, then the nodes in the last answer."""
 REASONS_MAX = 3
-"""In a message: so many of those who did not answer are named with their reason."""
+"""Maximum servers whose failures are in a message."""
 
 
 async def connect(options: RedisOptions) -> Driver:
-    """A connected, authenticated driver with the database selected. Raises Away or Answer."""
+    """Return a connected, authenticated driver with the database selected. Raise NotConnected,
+    NoReply or ServerError."""
     if options.driver == "asyncio-redis":
         from tickwheel.persistence.redis.driver_asyncio_redis import AsyncioRedisWire
 
@@ -67,29 +66,28 @@ async def connect(options: RedisOptions) -> Driver:
 
 
 class Place(Protocol):
-    """The server that a shard is on."""
+    """The location of a shard's server."""
 
     @property
     def moves(self) -> bool:
-        """Whether another server may have the shard after a while."""
+        """Whether the shard can change its server."""
         ...
 
     @property
     def doing(self) -> str:
-        """What ``connect`` is at, for a message that says what it waited for; may be empty."""
+        """The current step of ``connect``, for messages; can be empty."""
         ...
 
     async def connect(self) -> tuple[Address, Driver]:
-        """A connection to that server as it is now. Raises NotConnected, NoReply, ServerError."""
+        """Connect to the current server. Raise NotConnected, NoReply or ServerError."""
         ...
 
     def is_elsewhere(self, error: ServerError) -> None:
-        """Take note of the address that this error names, if it names one."""
+        """Remember the address in this error, if it has one."""
         ...
 
 
 def place_of(options: RedisOptions) -> Place:
-    """The place that the options name."""
     if options.kind == SENTINEL:
         return Sentinels(options)
     if options.kind == CLUSTER:
@@ -115,7 +113,7 @@ class Fixed:
 
 
 class _Asked:
-    """What Sentinels and a Cluster have in common: who is asked, and what counts of it."""
+    """The common part of Sentinels and a Cluster: several servers name the master's address."""
 
     moves = True
 
@@ -125,7 +123,7 @@ class _Asked:
         self.doing = ""
 
     async def _connect_to(self, address: Address) -> tuple[Address, Driver]:
-        """A connection to this server, if it says that it is a master."""
+        """Connect to this server. Raise NotConnected if it is not a master."""
         self.doing = f"connecting to the master at {address}"
         host, port = address
         wire = await connect(replace(self._options, host=host, port=port))
@@ -133,7 +131,7 @@ class _Asked:
             self.doing = f"asking {address} for its role"
             role: list[Any] = await wire.call("ROLE")
             if role[0] != b"master":
-                raise NotConnected(f"{address} is named as the master, and says it is a replica")
+                raise NotConnected(f"{address} is named as the master, but it is a replica")
         except BaseException:
             await wire.close()
             raise
@@ -141,22 +139,22 @@ class _Asked:
         return address, wire
 
     async def _named(self, asked: Sequence[Address]) -> Address:
-        """The address that most of those who are ``asked`` name, as soon as more than half name the
-        same, or when there is no time left. Raises NotConnected: nobody names any."""
+        """Ask these servers for the master. Return the address that more than half of them name, or
+        that most name when the time is over. Raise NotConnected if none names any."""
         limit_s = self._options.connect_ms / 1000 / ASKING_PART
-        tasks = {asyncio.create_task(self._ask(one)): one for one in asked}
+        tasks = {asyncio.create_task(self._ask(server)): server for server in asked}
         votes: Counter[Address] = Counter()
         reasons: dict[Address, str] = dict.fromkeys(asked, "no answer")
         try:
             async with asyncio.timeout(limit_s):
                 for ended in asyncio.as_completed(tasks):
-                    one, found = await ended
-                    if isinstance(found, str):
-                        reasons[one] = found
+                    server, answer = await ended
+                    if isinstance(answer, str):
+                        reasons[server] = answer
                         continue
-                    votes[found] += 1
-                    if votes[found] > len(asked) / 2:
-                        return found
+                    votes[answer] += 1
+                    if votes[answer] > len(asked) / 2:
+                        return answer
         except TimeoutError:
             pass
         finally:
@@ -165,26 +163,26 @@ class _Asked:
             await asyncio.gather(*tasks, return_exceptions=True)
         if not votes:
             raise NotConnected(_reasons(reasons))
-        # Of two that are named as often, the one that is new was chosen later.
+        # With equal votes, an address other than the last one is newer.
         return max(votes, key=lambda address: (votes[address], address != self._last))
 
-    async def _ask(self, one: Address) -> tuple[Address, Address | str]:
-        """Who was asked, and the address that it names, or why it names none."""
+    async def _ask(self, server: Address) -> tuple[Address, Address | str]:
+        """Return the server, and the address that it names or the reason why it names none."""
         try:
-            wire = await connect(self._options_for(one))
+            wire = await connect(self._options_for(server))
         except (NotConnected, NoReply, ServerError) as error:
-            return one, error.message
+            return server, error.message
         try:
-            return one, await self._ask_on(wire, one)
+            return server, await self._ask_on(wire, server)
         except (NoReply, ServerError) as error:
-            return one, error.message
+            return server, error.message
         finally:
             await wire.close()
 
-    def _options_for(self, one: Address) -> RedisOptions:
-        return replace(self._options, host=one.host, port=one.port, db=0)
+    def _options_for(self, server: Address) -> RedisOptions:
+        return replace(self._options, host=server.host, port=server.port, db=0)
 
-    async def _ask_on(self, wire: Driver, one: Address) -> Address | str:
+    async def _ask_on(self, wire: Driver, server: Address) -> Address | str:
         raise NotImplementedError
 
 
@@ -196,10 +194,10 @@ class Sentinels(_Asked):
         return await self._connect_to(await self._named(self._options.seeds))
 
     def is_elsewhere(self, error: ServerError) -> None:
-        """A master that was demoted does not say who follows it."""
+        """Do nothing: a demoted master does not name its successor."""
 
-    def _options_for(self, one: Address) -> RedisOptions:
-        options = super()._options_for(one)
+    def _options_for(self, server: Address) -> RedisOptions:
+        options = super()._options_for(server)
         file = options.sentinel_password_file
         try:
             password = Path(file).read_text().strip() if file else ""
@@ -208,12 +206,12 @@ class Sentinels(_Asked):
             raise NotConnected(why) from error
         return replace(options, username=options.sentinel_user, password=password)
 
-    async def _ask_on(self, wire: Driver, one: Address) -> Address | str:
+    async def _ask_on(self, wire: Driver, server: Address) -> Address | str:
         name = self._options.master
-        found = await wire.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
-        if found is None:
-            return f"it knows no master {name!r} (master=)"
-        host, port = found
+        address = await wire.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
+        if address is None:
+            return f"it does not know the master {name!r} (master=)"
+        host, port = address
         return Address(host.decode(), int(port))
 
 
@@ -232,7 +230,7 @@ class Nodes(_Asked):
             try:
                 return await self._connect_to(hint)
             except (NotConnected, NoReply, ServerError):
-                pass  # the others know better
+                pass  # ask all nodes
         asked = tuple(dict.fromkeys((*self._options.seeds, *self._known)))[:NODES_ASKED_MAX]
         self.doing = f"asking {len(asked)} nodes for the one that has slot {self._slot}"
         return await self._connect_to(await self._named(asked))
@@ -241,19 +239,19 @@ class Nodes(_Asked):
         kind, _, rest = error.message.partition(" ")
         host, _, port = rest.partition(" ")[2].rpartition(":")
         if kind == "MOVED" and port.isdecimal():
-            # Without a host: at the one that said so, on another port.
-            known = self._last.host if self._last is not None else ""
-            self._hint = Address(host if host not in ("", "?") else known, int(port))
+            # Without a host, the answering server's host is meant.
+            last_host = self._last.host if self._last is not None else ""
+            self._hint = Address(host if host not in ("", "?") else last_host, int(port))
 
-    async def _ask_on(self, wire: Driver, one: Address) -> Address | str:
-        ranges = slot_ranges(await wire.call("CLUSTER", "SLOTS"), one)
-        self._known = tuple(node for some in ranges for node in some.nodes)
+    async def _ask_on(self, wire: Driver, server: Address) -> Address | str:
+        ranges = slot_ranges(await wire.call("CLUSTER", "SLOTS"), server)
+        self._known = tuple(node for slots in ranges for node in slots.nodes)
         master = master_of(self._slot, ranges)
         return f"slot {self._slot} is served by no node" if master is None else master
 
 
 class SlotRange(NamedTuple):
-    """Slots of a Cluster that are on the same nodes."""
+    """A range of a Cluster's slots on the same nodes."""
 
     first: int
     last: int
@@ -262,28 +260,28 @@ class SlotRange(NamedTuple):
 
 
 def slot_of(options: RedisOptions) -> int:
-    """The slot of a Cluster that a shard is in."""
+    """Return the Cluster slot of a shard."""
     return crc_hqx(options.tag.encode(), 0) % SLOTS
 
 
-def slot_ranges(answer: Sequence[Sequence[Any]], one: Address) -> list[SlotRange]:
-    """What CLUSTER SLOTS answers. A node that does not know its own host is where it was asked,
-    ``one``."""
+def slot_ranges(answer: Sequence[Sequence[Any]], server: Address) -> list[SlotRange]:
+    """Parse the answer to CLUSTER SLOTS. A node without a host has that of ``server``, which
+    answered."""
 
     def address(node: Sequence[Any]) -> Address:
         host = node[0].decode() if node[0] else ""
-        return Address(host if host not in ("", "?") else one.host, node[1])
+        return Address(host if host not in ("", "?") else server.host, node[1])
 
     return [SlotRange(first, last, tuple(map(address, nodes))) for first, last, *nodes in answer]
 
 
 def master_of(slot: int, ranges: Sequence[SlotRange]) -> Address | None:
-    """The master that has this slot; None: no node serves it."""
-    return next((some.nodes[0] for some in ranges if some.first <= slot <= some.last), None)
+    """Return the master of this slot, or None if no node serves it."""
+    return next((slots.nodes[0] for slots in ranges if slots.first <= slot <= slots.last), None)
 
 
 def _reasons(reasons: dict[Address, str]) -> str:
-    shown = [f"{one}: {why}" for one, why in list(reasons.items())[:REASONS_MAX]]
+    shown = [f"{server}: {why}" for server, why in list(reasons.items())[:REASONS_MAX]]
     left = len(reasons) - len(shown)
     return "; ".join([*shown, *([f"and {left} more"] if left else [])])
 
@@ -295,44 +293,44 @@ _NOT_RUN = re.compile(
     r"(?:unknown .*command|NOPERM|can't run this command|ACL failure).*@user_script: ?(\d+)",
     re.IGNORECASE,
 )
-"""What Redis says of a command in a script that was renamed, or that the user may not run; it names
-the line alone."""
+"""Redis's error for a command in a script that was renamed, or that the user may not run. It has
+only the number of the line."""
 
 
 def is_not_run(error: ServerError) -> bool:
-    """Whether the server does not know a command, or the user may not run it."""
-    said = error.message.lower()
-    is_outside = error.kind == "NOPERM" or "unknown command" in said
-    return is_outside or _NOT_RUN.search(said) is not None
+    """Return whether the server does not know a command, or the user may not run it."""
+    message = error.message.lower()
+    is_outside = error.kind == "NOPERM" or "unknown command" in message
+    return is_outside or _NOT_RUN.search(message) is not None
 
 
 def _placed(error: ServerError, script: Script) -> ServerError:
-    """The error with the line of the script, which names the command."""
-    if (found := _NOT_RUN.search(error.message)) is None:
+    """Return the error with the line of the script, which contains the command."""
+    if (match := _NOT_RUN.search(error.message)) is None:
         return error
-    line = dict(enumerate(script.text.splitlines(), 1)).get(int(found[1]), "").strip()
-    said = error.message.removeprefix(error.kind).strip()
-    return ServerError(error.kind, f"{said}: {line}")
+    line = dict(enumerate(script.text.splitlines(), 1)).get(int(match[1]), "").strip()
+    message = error.message.removeprefix(error.kind).strip()
+    return ServerError(error.kind, f"{message}: {line}")
 
 
 ELSEWHERE = frozenset(("READONLY", "MOVED", "MASTERDOWN", "LOADING", "NOAUTH"))
-"""Errors after which the next call connects anew, as another server may answer."""
+"""Errors after which the next call reconnects, possibly to another server."""
 NOT_THE_ONE = frozenset(("READONLY", "MOVED", "MASTERDOWN"))
-"""Of these: those that say that another server has the shard now."""
+"""Errors in ``ELSEWHERE`` of a server that no longer has the shard."""
 NOT_NOW = frozenset(("ASK", "TRYAGAIN", "CLUSTERDOWN"))
-"""Errors of a Cluster that pass. While a slot is on its way to another node, the one that has it
-answers ASK or TRYAGAIN to each script, from the beginning to the end: the keys of a script are
-partly here and partly there, and some exist nowhere. Nor would the other node take it, for the same
-reason; so an ASK is not followed, but waited for, until it is MOVED."""
+"""Temporary errors of a Cluster. During the migration of a slot, its node answers ASK or TRYAGAIN
+to every script, because the script's keys are on both nodes or do not exist. The other node would
+refuse the script for the same reason. So an ASK is not followed; the call is retried until it gets
+MOVED."""
 NOT_NOW_RETRY_S = 0.02
 FOLLOWED_MAX = 3
-"""How often one call is sent to another server."""
+"""Maximum number of times that one call is sent to another server."""
 RETRY_S = 0.2
-"""How long after a failed try to connect nobody tries again, in seconds."""
+"""Minimum seconds between a failed connection attempt and the next one."""
 
 
 class Connection:
-    """One connection to Redis at a time, which is made anew when it is used after a failure."""
+    """One connection to Redis, which is made again when it is used after a failure."""
 
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
@@ -342,12 +340,12 @@ class Connection:
         self._failed_s = float("-inf")
         self._why = ""
         self.connections = 0
-        """How many connections there have been: a shard has to be claimed on each new one."""
+        """Number of connections made so far; each new one must claim the shard."""
         self.address: Address | None = None
         """The server of the last connection; None: there was none."""
         self._since_s = 0.0
         self.moves = 0
-        """How often a connection was to another server than the one before."""
+        """Number of connections to a server other than the previous one."""
         self._patience = _Patience()
 
     @property
@@ -361,7 +359,7 @@ class Connection:
 
     @property
     def connected_s(self) -> int:
-        """How old the connection is, in seconds, rounded down."""
+        """Age of the connection in seconds, rounded down; 0: not connected."""
         return int(asyncio.get_running_loop().time() - self._since_s) if self.connected else 0
 
     async def run(
@@ -372,9 +370,9 @@ class Connection:
         *,
         patience: int = 1,
     ) -> Any:
-        """A script's reply, waited for ``patience`` times as long as for a command.
+        """Run a script, with ``patience`` times the time-out of a command, and return its reply.
 
-        Raises Away (nothing was sent), Lost, Answer.
+        Raise NotConnected (nothing was sent), NoReply or ServerError.
         """
         rest = (len(keys), *keys, *args)
         timeout_ms = patience * self._options.call_ms
@@ -389,14 +387,15 @@ class Connection:
             raise _placed(error, script) from None
 
     async def ready(self) -> None:
-        """Connect, unless it is connected. What goes wrong with it, the next call says."""
+        """Connect if there is no connection. The next call raises the error of a failure."""
         async with self._lock:
             if self._wire is None:
                 with contextlib.suppress(NotConnected, ServerError):
                     await self._connect()
 
     async def call(self, *args: Argument, timeout_ms: int = 0) -> Any:
-        """Run one command, connecting first if need be. Raises Away, Lost, Answer."""
+        """Run one command, and connect first if necessary. Raise NotConnected, NoReply or
+        ServerError."""
         timeout_ms = timeout_ms or self._options.call_ms
         loop, followed = asyncio.get_running_loop(), 0
         until_s = loop.time() + timeout_ms / 1000
@@ -413,7 +412,7 @@ class Connection:
                     elif error.kind not in NOT_NOW:
                         raise
                     elif loop.time() >= until_s:
-                        await self._drop(error.message)  # another node may know better by now
+                        await self._drop(error.message)  # the next call asks all nodes
                         raise
                     else:
                         await asyncio.sleep(NOT_NOW_RETRY_S)
@@ -446,8 +445,8 @@ class Connection:
         return f"{self._options.name} at {self.at}" if self._place.moves else self._options.name
 
     async def doubt(self) -> None:
-        """Find out anew where the shard is, before the next call: this server did not do what a
-        master does."""
+        """Look up the shard's server again before the next call, because this one did not behave as
+        a master."""
         if self._place.moves:
             await self._drop(f"{self.at} is in doubt")
 
@@ -488,25 +487,25 @@ class Connection:
             await wire.close()
 
     async def close(self) -> None:
-        """Close the connection, and end a call under way."""
+        """Close the connection, and end a call in progress."""
         self._patience.close()
         await self._drop("the store is closed")
 
 
 class _Patience:
-    """How long one call after the other may take, with one timer for many of them: it rings at the
-    end of a call that is over by then, and is set anew for the one that is under way."""
+    """The time-out of calls, with one timer for many calls. When it expires, it is set again for
+    the time-out of the current call."""
 
     def __init__(self) -> None:
         self.is_over = False
-        """Whether the call under way, or the last one, took too long."""
+        """Whether the current or last call has timed out."""
         self._wire: Driver | None = None
-        """Has the call under way; None: there is none."""
+        """The driver of the current call; None: there is none."""
         self._until_s = self._rings_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, wire: Driver, patience_s: float) -> None:
-        """A call begins, which may take so long."""
+        """Begin a call that can take ``patience_s`` seconds."""
         loop = asyncio.get_running_loop()
         self._wire, self.is_over = wire, False
         self._until_s = until_s = loop.time() + patience_s
@@ -514,7 +513,7 @@ class _Patience:
             self._set(loop)
 
     def end(self) -> None:
-        """The call is over."""
+        """End the call."""
         self._wire = None
 
     def _set(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -533,14 +532,14 @@ class _Patience:
             self.is_over = self._wire.give_up()
 
     def close(self) -> None:
-        """No timer is left."""
+        """Cancel the timer."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
 
 
 def check(options: RedisOptions) -> None:
-    """Raises StoreUnusable if the driver is not installed or cannot do what the options ask."""
+    """Raise StoreUnusable if the driver is missing, or does not support the options."""
     try:
         if options.driver == "asyncio-redis":
             import tickwheel.persistence.redis.driver_asyncio_redis
@@ -553,14 +552,14 @@ def check(options: RedisOptions) -> None:
         ) from None
     if options.driver == "asyncio-redis" and options.tls:
         raise StoreUnusable(
-            f"store {options.name}: the driver asyncio-redis has no TLS;"
-            " leave ?driver=asyncio-redis out, or use redis://"
+            f"store {options.name}: the driver asyncio-redis does not support TLS;"
+            " remove ?driver=asyncio-redis, or use redis://"
         )
     for setting in ("tls_ca", "tls_cert", "tls_key", "sentinel_password_file"):
         path = getattr(options, setting)
         if path and setting.startswith("tls") and not options.tls:
             raise StoreUnusable(
-                f"store {options.name}: {setting} is for TLS; use rediss://, or leave it out"
+                f"store {options.name}: {setting} needs TLS; use rediss://, or remove it"
             )
         if path and not Path(path).is_file():
-            raise StoreUnusable(f"store {options.name}: {setting}: there is no file {path}")
+            raise StoreUnusable(f"store {options.name}: {setting}: the file {path} does not exist")

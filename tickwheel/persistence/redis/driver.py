@@ -1,10 +1,8 @@
-"""The seam between the store and the libraries that speak to Redis; and the settings of the store,
-with their units and reasons, and how a URL says them.
+"""The interface to the libraries for Redis; and the options of the store, which a URL sets.
 
-A ``Driver`` is one connection. It does not reconnect, retry or pool, and it has no time-outs: all
-that is the store's business (``connection``), where a library is chosen and where an answer that
-did not come decides the fate of a batch. Commands become bytes here, because both libraries' own
-ways take three times as long.
+A ``Driver`` is one connection, without reconnection, retries, a pool or time-outs. ``connection``
+has these, chooses the library, and determines the state of a batch without an answer. Commands are
+encoded here, because both libraries' own encoders take three times as long.
 """
 
 from __future__ import annotations
@@ -35,20 +33,20 @@ SCHEMES = {
     "redis+cluster": (CLUSTER, False),
     "rediss+cluster": (CLUSTER, True),
 }
-"""Scheme of a URL → how the server is found, and whether over TLS."""
+"""Scheme of a URL → (way to find the server, whether TLS is used)."""
 SEEDS_MAX = 32
-"""Addresses in a URL: of Sentinels, or of nodes."""
+"""Maximum addresses of Sentinels or nodes in a URL."""
 DRIVERS = ("redis", "asyncio-redis")
 NAME_LENGTH_MAX = 64
 NEVER_ZERO = ("call_ms", "connect_ms", "wait_ms", "resident_bytes_max", "endings_max")
-"""Options that must not be 0: WAIT takes 0 for ever, and each batch keeps its own endings."""
+"""Options that must not be 0; for example, WAIT reads 0 as no time-out."""
 YES_OR_NO = {"yes": True, "no": False}
 IN_WORDS = ("mirror",)
-"""Options whose value is yes or no."""
+"""Options with the values yes and no."""
 
 
 class Address(NamedTuple):
-    """Where a server listens."""
+    """The address of a server."""
 
     host: str
     port: int
@@ -59,17 +57,17 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RedisOptions:
-    """Options of the Redis store, which its URL may set: ``redis://host/0?wait_replicas=1``."""
+    """Options of the Redis store, also as a URL query: ``redis://host/0?wait_replicas=1``."""
 
     kind: str = SINGLE
-    """How the server is found: at ``host`` and ``port``, or by asking the ``seeds``."""
+    """``SINGLE``: the server is at ``host`` and ``port``; else the ``seeds`` name it."""
     seeds: tuple[Address, ...] = ()
     """The Sentinels, or some nodes of the Cluster."""
     master: str = ""
-    """The name under which the Sentinels know the master."""
+    """The Sentinels' name of the master."""
     sentinel_user: str = ""
     sentinel_password_file: str = ""
-    """A file with the password for the Sentinels; empty: they ask for none."""
+    """File with the password for the Sentinels; empty: no password."""
     host: str = "127.0.0.1"
     port: int = PORT
     db: int = 0
@@ -77,7 +75,7 @@ class RedisOptions:
     password: str = field(default="", repr=False)
     tls: bool = False
     tls_ca: str = ""
-    """A file with the authorities to trust; empty: the system's."""
+    """File with the trusted certificate authorities; empty: the system's."""
     tls_cert: str = ""
     tls_key: str = ""
     driver: str = "redis"
@@ -85,32 +83,35 @@ class RedisOptions:
     namespace: str = "default"
     shard: int = 0
     part: str = ""
-    """What is kept for all shards together instead of a shard; not a setting of the URL."""
+    """Name of the data that belongs to all shards, in place of ``shard``; not an option of URLs."""
     allow_volatile_store: bool = False
-    """Whether a Redis may be used that can lose or evict its data."""
+    """Whether to accept a Redis that can lose or evict its data."""
     wait_replicas: int = 0
-    """How many replicas must have a batch before it counts as durable."""
+    """Number of replicas that must have a batch before it counts as durable."""
     wait_ms: int = 1_000
-    """How long to wait for replicas, in ms; then the fate of the batch counts as unknown."""
+    """Maximum milliseconds to wait for replicas, after which the commit is unknown."""
     connect_ms: int = 750
+    """Maximum milliseconds to connect."""
     call_ms: int = 1_000
-    """A producer gets an answer within 3 s; two more tries to connect fit in them."""
+    """Maximum milliseconds for an answer. A producer gets its answer within 3 s, in which two more
+    attempts to connect fit."""
     load_ms: int = 60_000
-    """How long an opening waits for a Redis that is still loading its data."""
+    """Maximum milliseconds that a start waits for a Redis that is loading its data."""
     keep_ms: int = 10_000
-    """Applied batches are kept this long, to be replayed to a Redis that lost them."""
+    """Milliseconds for which applied batches are kept, to replay them to a Redis that lost them."""
     keep_bytes: int = 64 * MIB
+    """Maximum bytes of these batches."""
     mirror: bool = True
-    """Whether everything that Redis holds is kept in memory too, so that a Redis that lost it gets
-    it back. Without, only the newest batches are kept (``keep_ms``, ``keep_bytes``)."""
+    """Whether the daemon keeps all data in memory, to restore a Redis that lost it. Otherwise only
+    the newest batches are kept (``keep_ms``, ``keep_bytes``)."""
     resident_bytes_max: int = 2 << 30
-    """With the mirror: everything that Redis holds is kept in memory up to this much of it."""
+    """Maximum bytes of the mirror; more tasks are refused."""
     endings_max: int = 100_000
-    """For how many finished tasks the ending is remembered."""
+    """Number of finished tasks whose outcomes are kept."""
 
     @property
     def name(self) -> str:
-        """The address without secrets, for messages."""
+        """The URL without secrets, for messages."""
         scheme = "rediss" if self.tls else "redis"
         if self.kind == SINGLE:
             return f"{scheme}://{Address(self.host, self.port)}/{self.db}"
@@ -120,7 +121,7 @@ class RedisOptions:
 
     @property
     def tag(self) -> str:
-        """The hash tag of the shard, which all of its keys share."""
+        """The hash tag in all keys of the shard."""
         return f"{self.prefix}:{self.namespace}:{self.part or self.shard}"
 
 
@@ -130,7 +131,7 @@ _IN_QUERY = {item.name: item.type for item in fields(RedisOptions) if item.name 
 
 
 def options_from(url: str) -> RedisOptions:
-    """Options from a URL; raises StoreUnusable, never naming the password."""
+    """Return the options in a URL. Raise StoreUnusable, without the password in its message."""
     parts = urlsplit(url)
     credentials, _, hosts = parts.netloc.rpartition("@")
     name = f"{parts.scheme}://{hosts}{parts.path}"
@@ -142,11 +143,11 @@ def options_from(url: str) -> RedisOptions:
     port = SENTINEL_PORT if kind == SENTINEL else PORT
     seeds = tuple(_address(text, port, wrong) for text in hosts.split(","))
     if len(seeds) > (1 if kind == SINGLE else SEEDS_MAX):
-        most = "it names one server" if kind == SINGLE else f"at most {SEEDS_MAX} are asked"
-        raise wrong(f"{len(seeds)} addresses: {most}")
+        most = 1 if kind == SINGLE else SEEDS_MAX
+        raise wrong(f"its addresses must be at most {most}, not {len(seeds)}")
     db = parts.path.strip("/") or "0"
     if not db.isdecimal():
-        raise wrong(f"the path is the number of the database, not {db!r}")
+        raise wrong(f"the path must be the number of the database, not {db!r}")
     username, _, password = credentials.partition(":")
     options = RedisOptions(
         kind=kind,
@@ -158,7 +159,7 @@ def options_from(url: str) -> RedisOptions:
         password=unquote(password),
         tls=tls,
     )
-    options = replace(options, **_given(parts.query, kind, wrong))
+    options = replace(options, **_settings(parts.query, kind, wrong))
     why = _objection(options)
     if why:
         raise wrong(why)
@@ -166,56 +167,57 @@ def options_from(url: str) -> RedisOptions:
 
 
 def _address(text: str, port: int, wrong: Callable[[str], StoreUnusable]) -> Address:
-    """HOST, HOST:PORT or [HOST]:PORT."""
+    """Parse HOST, HOST:PORT or [HOST]:PORT."""
     parts = urlsplit(f"//{text}")
     try:
         return Address(parts.hostname or "127.0.0.1", parts.port or port)
     except ValueError:
-        raise wrong(f"the port of {text!r} is not a number of 1 to 65535") from None
+        raise wrong(f"the port of {text!r} must be a number from 1 to 65535") from None
 
 
-def _given(query: str, kind: str, wrong: Callable[[str], StoreUnusable]) -> dict[str, Any]:
-    """The settings in a URL's query."""
-    known = {
-        key: of for key, of in _IN_QUERY.items() if kind == SENTINEL or key not in OF_SENTINELS
+def _settings(query: str, kind: str, wrong: Callable[[str], StoreUnusable]) -> dict[str, Any]:
+    """Parse the settings in a URL's query."""
+    types = {
+        key: type_
+        for key, type_ in _IN_QUERY.items()
+        if kind == SENTINEL or key not in OF_SENTINELS
     }
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, text in parse_qsl(query, keep_blank_values=True):
-        of = known.get(key)
+        type_ = types.get(key)
         if key == "shards":
             raise wrong(
-                "shards= is of a node, which `tickwheel serve` is; everything else is done to one"
-                " of its shards, which shard= names"
+                "shards= is only for nodes (`tickwheel serve`); name one of its shards with shard="
             )
-        if of is None:
-            raise wrong(f"unknown setting {key!r}; known are {', '.join(sorted(known))}")
-        if of == "str":
-            given[key] = text
+        if type_ is None:
+            raise wrong(f"unknown setting {key!r}; use {', '.join(sorted(types))}")
+        if type_ == "str":
+            settings[key] = text
         elif key in IN_WORDS:
             if text not in YES_OR_NO:
                 raise wrong(f"{key}={text!r} is not one of {', '.join(YES_OR_NO)}")
-            given[key] = YES_OR_NO[text]
+            settings[key] = YES_OR_NO[text]
         elif not text.isdecimal():
             raise wrong(f"{key}={text!r} is not a whole number")
         elif key in NEVER_ZERO and not int(text):
             raise wrong(f"{key} must be at least 1")
         else:
-            given[key] = bool(int(text)) if of == "bool" else int(text)
-    return given
+            settings[key] = bool(int(text)) if type_ == "bool" else int(text)
+    return settings
 
 
 def _objection(options: RedisOptions) -> str:
-    """What is wrong with the options; empty: nothing."""
+    """Return the reason why the options are invalid; empty: they are valid."""
     if options.driver not in DRIVERS:
         return f"driver={options.driver!r} is not one of {', '.join(DRIVERS)}"
     if options.kind == SENTINEL and not options.master:
-        return "master= is missing: the name under which its sentinels know the master"
+        return "master= is missing, the sentinels' name of the master"
     if options.sentinel_user and not options.sentinel_password_file:
         return "sentinel_user= needs sentinel_password_file="
     if options.kind == CLUSTER and options.db:
-        return f"the path is database {options.db}; a Redis Cluster has database 0 only"
+        return f"the database of a Redis Cluster must be 0, not {options.db}"
     if options.shard >> SHARD_BITS:
-        return f"shard={options.shard} must be 0 to {(1 << SHARD_BITS) - 1}"
+        return f"shard must be 0 to {(1 << SHARD_BITS) - 1}, not {options.shard}"
     for key in ("prefix", "namespace"):
         text = getattr(options, key)
         if (
@@ -228,17 +230,17 @@ def _objection(options: RedisOptions) -> str:
 
 
 def pack_args(args: Sequence[bytes]) -> Packed:
-    """These arguments in the protocol's form, as a part of a command."""
+    """Encode these arguments for the protocol, as a part of a command."""
     return Packed(len(args), _after_count(args))
 
 
-def joined(some: Sequence[Packed]) -> Packed:
-    """Packed arguments put end to end."""
-    return Packed(sum([one.number for one in some]), b"".join([one.data for one in some]))
+def joined(parts: Sequence[Packed]) -> Packed:
+    """Concatenate packed arguments."""
+    return Packed(sum([part.number for part in parts]), b"".join([part.data for part in parts]))
 
 
 def pack(args: tuple[Argument, ...]) -> list[bytes]:
-    """One command in the protocol's form; its large parts are not copied."""
+    """Encode one command for the protocol, without copying its large parts."""
     last = args[-1]
     if not isinstance(last, Packed):
         return [_command(args)]
@@ -252,19 +254,19 @@ def _command(args: Sequence[Argument]) -> bytes:
 
 
 def _after_count(args: Sequence[Argument]) -> bytes:
-    """The arguments in the protocol's form, without their count in front."""
+    """Encode the arguments for the protocol, without their count."""
     packed = _command(args)
     return packed[packed.index(b"\n") + 1 :]
 
 
 class Packed(NamedTuple):
-    """Arguments in the protocol's form, which may only stand last in a command."""
+    """Encoded arguments, which must be last in a command."""
 
     number: int
-    """How many arguments there are."""
+    """Number of arguments."""
     data: bytes
     weight: int = 0
-    """The arguments that it counts for where a script is cut into parts; 0: ``number``."""
+    """Number of arguments for the limit of a script's part; 0: ``number``."""
 
 
 Argument = bytes | str | int | Packed
@@ -273,7 +275,7 @@ REFUSING = frozenset((
     "OOM", "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY", "CLUSTERDOWN",
     "TRYAGAIN", "MOVED", "ASK", "NOAUTH", "WRONGPASS", "NOPERM",
 ))  # fmt: skip
-"""Errors that Redis raises before the first write of a script: nothing was changed."""
+"""Errors that Redis raises before the first write of a script, so that nothing has changed."""
 
 
 class NotConnected(StoreError):
@@ -281,12 +283,12 @@ class NotConnected(StoreError):
 
 
 class NoReply(StoreError):
-    """Something was sent, and no answer came."""
+    """A command was sent, but no answer was received."""
 
     def __init__(self, message: str, *, silent: bool = False) -> None:
         super().__init__(message)
         self.silent = silent
-        """Whether the connection stands, and only no answer came in time."""
+        """Whether the call timed out, while the connection was not broken."""
 
 
 class ServerError(StoreError):
@@ -301,24 +303,24 @@ class Driver(Protocol):
     """One connection to Redis, used by one call at a time."""
 
     async def call(self, *args: Argument) -> Any:
-        """Send one command and wait for its answer: bytes, int, None, or a list of them.
+        """Send one command and return its answer: bytes, int, None, or a list of these.
 
-        Raises Answer, or Lost: then the connection is of no use any more.
+        Raise ServerError, or NoReply, after which the connection must not be used again.
         """
         ...
 
     def give_up(self) -> bool:
-        """End the call under way by NoReply, unless its answer is there already; whether it did.
-        The connection is of no use then, and still has to be closed."""
+        """End the current call with NoReply. Return False if its answer has already arrived. After
+        True, the connection must not be used again, and must still be closed."""
         ...
 
     async def close(self) -> None:
-        """Close the connection at once, whatever is under way. May be repeated."""
+        """Close the connection at once, even during a call. Can be repeated."""
         ...
 
 
 def answer(text: str) -> ServerError:
-    """The error in the text of a reply; Redis before 7 wraps errors inside of scripts."""
+    """Return the error in the text of a reply; Redis before 7 wraps errors of scripts."""
     kind, _, rest = text.partition(" ")
     if kind == "ERR":
         for word in rest.split():

@@ -1,8 +1,8 @@
-"""The second driver: ``asyncio-redis`` 0.16, the last release there is (June 2020).
+"""The second driver: ``asyncio-redis`` 0.16, its last release (June 2020).
 
-It has no TLS and no time-outs, reports a wrong password to nobody, and builds replies value by
-value. So only its protocol is used: one command at a time, replies as hiredis gives them, AUTH
-and SELECT by us. That part runs on every Python this package supports.
+The library has no TLS and no time-outs, ignores a wrong password, and builds replies value by
+value. So this driver only uses its protocol: one command at a time, with hiredis's replies, and
+with its own AUTH and SELECT. That part runs on every supported Python.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tickwheel.persistence.redis.driver import (
 
 
 class _Protocol(HiRedisProtocol):  # type: ignore[misc]  # the library ships no types
-    """A protocol that gives replies as they are: bytes, int, None and lists of them."""
+    """A protocol that returns hiredis's replies: bytes, int, None and lists of these."""
 
     def _send_command(self, args: tuple[Argument, ...]) -> None:
         self.transport.writelines(pack(args))
@@ -36,13 +36,13 @@ class _Protocol(HiRedisProtocol):  # type: ignore[misc]  # the library ships no 
     def data_received(self, data: bytes) -> None:
         try:
             super().data_received(data)
-        except hiredis.HiredisError as error:  # whoever answers there is no Redis
+        except hiredis.HiredisError as error:  # the server is not a Redis
             self.broken = str(error)
             self.transport.abort()
 
     def _process_hiredis_item(self, item: Any, cb: Any) -> None:
-        # A caller that gave up has cancelled its future, or has none any more; the connection is
-        # closed after it.
+        # A caller that timed out has cancelled or removed its future, and then closes the
+        # connection.
         if not self._queue or self._queue[0].done():
             self._queue.clear()
             return

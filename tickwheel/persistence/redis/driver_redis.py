@@ -1,9 +1,9 @@
-"""The default driver: a connection that ``redis.asyncio`` makes, which knows TLS, users and what
-servers of all ages want to hear first.
+"""The default driver: ``redis.asyncio`` makes the connection, because it supports TLS, users and
+the handshakes of all server versions.
 
-Once it stands, its transport gets a protocol of ours (``_Answers``). The library's streams would
-wake a reader, which wakes the caller, and look at each write whether the peer reads; here an answer
-that arrives goes straight to the one call that waits for it.
+The transport then gets this module's protocol (``_Answers``), which passes an answer directly to
+the waiting call. The library's streams would wake a reader that wakes the caller, and would check
+at each write whether the peer reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tickwheel.persistence.redis.driver import (
     pack,
 )
 
-# redis-py takes the first word off the errors it knows and gives them classes instead.
+# redis-py removes the first word of errors that it knows, and gives them classes instead.
 _KINDS: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.BusyLoadingError, "LOADING"),
     (exceptions.OutOfMemoryError, "OOM"),
@@ -46,7 +46,7 @@ CLOSED = "the connection was closed"
 
 
 class _Answers(asyncio.Protocol):
-    """Sends one command at a time, and has its answer."""
+    """Sends one command at a time, and receives its answer."""
 
     def __init__(self, transport: asyncio.WriteTransport) -> None:
         self._transport = transport
@@ -54,10 +54,11 @@ class _Answers(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._waiting: asyncio.Future[Any] | None = None
         self._broken = ""
-        """Why the connection is of no use any more; empty: it is."""
+        """The reason why the connection cannot be used any more; empty: it can."""
 
     def ask(self, command: list[bytes]) -> asyncio.Future[Any]:
-        """The answer to a command: a value, or a ReplyError. Raises NoReply, as the future does."""
+        """Return a future of the answer to a command: a value, or a ReplyError. The call and the
+        future raise NoReply."""
         if self._broken:
             raise NoReply(self._broken)
         self._waiting = self._loop.create_future()
@@ -68,7 +69,7 @@ class _Answers(asyncio.Protocol):
         try:
             self._reader.feed(data)
             reply = self._reader.gets()
-        except hiredis.HiredisError as error:  # whoever answers there is no Redis
+        except hiredis.HiredisError as error:  # the server is not a Redis
             self._break(str(error))
             return
         if reply is False:
@@ -87,7 +88,7 @@ class _Answers(asyncio.Protocol):
         self._transport.abort()
 
     def end(self, why: str) -> bool:
-        """Send nothing any more, and wait for no answer; whether a call waited for one."""
+        """Stop sending and receiving. Return whether a call was waiting for an answer."""
         self._broken = self._broken or why
         waiting, self._waiting = self._waiting, None
         if waiting is None or waiting.done():
@@ -159,7 +160,7 @@ class RedisWire:
 
 
 def _answer(error: BaseException) -> ServerError | None:
-    """The server's error in an exception; None: the connection broke."""
+    """Return the server's error in an exception, or None if the connection broke."""
     for kind, name in _KINDS:
         if isinstance(error, kind):
             return ServerError(name, str(error))

@@ -1,64 +1,63 @@
-"""The layout of one shard in Redis: its keys, the scripts that work on them, and a batch as
-operations for these scripts.
+"""The layout of a shard in Redis: its keys, the scripts that use them, and the operations of a
+batch for these scripts.
 
-**Keys.** Everything an operator sees with redis-cli is decided here and nowhere else; all keys of
-a shard share a hash tag, so that Redis Cluster keeps them on one node. Layout 1, for the shard
-``S`` = ``{tw:default:0}``:
+**Keys.** Only this module defines the keys that an operator sees with redis-cli. All keys of a
+shard have one hash tag, so Redis Cluster keeps them on one node. Layout 1, for the shard ``S`` =
+``{tw:default:0}``:
 
-| key | type | what |
+| key | type | contents |
 |---|---|---|
 | S:wheel | hash | epoch, owner, last (batch), position_ms, incarnation, format, id_mark, clean, … |
 | S:store | zset | StoreQueue: every pending task; score: due, in milliseconds |
-| S:task | hash | id → record (topic, body and all) |
+| S:task | hash | id → record (all fields) |
 | S:prepare | zset | PrepareQueue: id/group in flight or waiting for a retry; score: see below |
 | S:progress | hash | id/group → record (exact deadline, attempt, failures) |
 | S:touched | hash | id → the groups that have or had a row in progress or dead_record |
 | S:dead | zset | id/group of every dead letter, score 0: ordered by id, then group |
 | S:dead_record | hash | id/group → record |
 | S:records | hash | kind and key → record: groups, sessions, schedules, … (model/kinds.py) |
-| S:endings | list | how the newest tasks ended, a batch an element: "count:record" |
-| S:stage:1 … | list | parts of a batch too large for one script; gone when it is applied |
-| S:leader | string | who leads, with a time to live (not the store's; its name is kept free) |
-| S:standbys | zset | who stands by; score: the server's uptime in seconds when it last said so |
+| S:endings | list | outcomes of the newest tasks, an element for each batch: "count:record" |
+| S:stage:1 … | list | parts of a batch too large for one script; deleted when it is applied |
+| S:leader | string | the leader's lease, with a time to live (the election's key) |
+| S:standbys | zset | the standbys; score: the server's uptime in seconds at the last ``look`` |
 
-Invariants: an id is 19 digits with leading zeros wherever it is stored, so that the order of the
-bytes is the order of the ids. No number above 2^53 is ever a Lua number.
+Invariants: a stored id has 19 digits with leading zeros, so the order of bytes is the order of ids.
+No number above 2^53 is ever a Lua number.
 
-The wheel's field ``format`` holds the number of the layout. Whoever opens a shard of an older one
-raises it, and older releases refuse the shard from then on. Its keys stay as they are: what a
-later layout adds to it begins empty, and records carry versions of their own. (Shards from before
-the first release have a field ``layout`` instead, and are refused.)
+The wheel's field ``format`` has the number of the layout. Opening a shard of an older layout raises
+it, and older releases then refuse the shard. Existing keys do not change: additions of a later
+layout begin empty, and records have their own versions. (Shards from before the first release have
+a field ``layout`` instead, and are refused.)
 
-**Scripts.** Each is made of the files in ``lua/``: those that apply a batch (at once, or staged
-in parts, sealed, and applied), those that open, claim, close and rewrite a shard, those that read
-one and write nothing, and those of ``tickwheel init`` and of the leader's lease.
+**Scripts.** Scripts are composed of the files in ``lua/``. They apply a batch (at once, or staged
+in parts, sealed, and applied); open, claim, close and rewrite a shard; read without writing; and
+serve ``tickwheel init`` and the leader's lease.
 
-Every script begins with the names of the keys, the fence and the first write. The traps of Lua
-inside Redis (6.2 to 7, Valkey) ask for this, and every script keeps to it:
+Every script begins with the names of the keys, the fence and the first write. Because of the
+pitfalls of Lua in Redis (6.2 to 7, Valkey), every script follows these rules:
 
-* No call gets more than 1,000 arguments (``unpack`` fails at about 8,000).
-* A script is checked whole before its first write, because an error leaves the earlier writes.
-  What Redis itself may refuse (no memory, read-only, no replicas) it refuses at the first
-  write of a script and never later; ``begin`` makes that one harmless write.
-* Without memory Redis refuses a script that begins with a growing command, and lets one pass
-  that begins with DEL. So a batch that makes no task always goes through.
+* No call has more than 1,000 arguments (``unpack`` fails at about 8,000).
+* A script makes all its checks before its first write, because an error does not undo writes.
+  Redis itself refuses a script (no memory, read-only, no replicas) only at its first write, and
+  ``begin`` makes that a harmless one.
+* Without memory, Redis refuses a script that begins with a growing command, and permits one that
+  begins with DEL. So a batch that creates no task always succeeds.
 * Ids and epochs are compared as strings; numbers in Lua lose digits above 2^53.
 
-**Operations.** Effects are cut into parts that one script may take. An operation is a flat run of
-arguments: name, number of the key, number of arguments, arguments. Scripts hand those on to Redis
-a thousand at a time, so pairs stay together at even counts. ``records_of`` and ``Records`` are
-all that the mirror knows of this.
+**Operations.** Effects are cut into parts that fit into one script. An operation is a flat sequence
+of arguments: name, number of the key, number of arguments, arguments. Scripts pass these to Redis
+in slices of 1,000, an even number that keeps pairs together. The mirror only uses ``records_of``
+and ``Records``.
 
-Of new tasks one argument holds up to a thousand: a msgpack array, which Lua inside Redis takes
-apart in one call. As arguments of the protocol each would become an object of Redis before it
-becomes one of Lua, which costs 0.3 µs a task. Only forms that every version of it reads are used.
-All that depends on one task alone is done when it is added; what is left for ``operations`` is to
-sort and to join. The due times of a batch ascend: the sorted set finds the place of each where it
-just was.
+One argument has up to a thousand new tasks, as a msgpack array that Lua in Redis unpacks in one
+call. As separate arguments, each task would first become an object of Redis, which costs 0.3 µs
+more. The encoding uses only msgpack forms that all versions of Redis read. Tasks are encoded when
+they are added; ``operations`` only sorts and joins. Due times ascend within a batch, because the
+sorted set then inserts each near the previous one.
 
-New tasks are most of what a batch costs this process, so they are encoded ahead, while Redis
-still works on the batch before theirs. Invariant: what was encoded ahead counts only if the map
-of the open batch still begins with exactly those rows.
+New tasks are most of a batch's cost in this process, so they are encoded ahead, while Redis still
+processes the previous batch. Invariant: tasks encoded ahead are used only if the open batch still
+begins with exactly the same rows.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ if TYPE_CHECKING:
 LAYOUT = 1
 ID_MAX = 2**63 - 1
 RETRY_MAX = 999
-"""The most failures that the last three digits of a score can say."""
+"""Maximum failures in the last three digits of a score."""
 
 NAMES = (
     "wheel", "store", "task", "prepare", "progress", "touched", "dead", "dead_record",
@@ -104,11 +103,11 @@ TYPES = (
     "hash", "list", "string",
 )  # fmt: skip
 KEY = {name: str(i + 1).encode() for i, name in enumerate(NAMES)}
-"""Name of a key → its number in a script, as operations name it."""
+"""Name of a key → its number in operations."""
 
 LOST_BY = "lost by "
-"""The wheel's field ``rewriting`` has the owner who writes the shard anew and is not done; behind
-this word, the owner who had confirmed more than there is, and has it no more."""
+"""Prefix in the wheel's field ``rewriting``, before the owner whose confirmed data is lost. Without
+the prefix, the field has the owner of an unfinished rewrite."""
 
 IN_PREPARE = frozenset((ProgressState.IN_FLIGHT, ProgressState.WAITING, ProgressState.HELD))
 
@@ -124,7 +123,7 @@ class Keys:
         self.standbys = f"{self.shard}:standbys".encode()
 
     def stage(self, part: int) -> bytes:
-        """The key of part ``part``, from 1 on, of a large batch."""
+        """Return the key of part ``part`` of a large batch, from 1 on."""
         return f"{self.shard}:stage:{part}".encode()
 
 
@@ -133,12 +132,12 @@ def id_text(task_id: int) -> bytes:
 
 
 def member(task_id: int, group: str) -> bytes:
-    """The name of one group's row of a task, in the PrepareQueue, progress and dead letters."""
+    """Return the name of a group's row of a task in the PrepareQueue, progress and dead letters."""
     return b"%019d/%b" % (task_id, group_text(group))
 
 
 def group_text(group: str) -> bytes:
-    """A group's name as part of a member: line feeds, which separate groups, are escaped."""
+    """Return a group's name for a member, with escaped line feeds, which separate groups."""
     return group.replace("%", "%25").replace("\n", "%0A").encode()
 
 
@@ -148,24 +147,24 @@ def split_member(data: bytes) -> tuple[int, str]:
 
 
 def record_field(key: RecordKey) -> bytes:
-    """The field of a record: its kind and the parts of its key, for an operator to read."""
-    kind, its_key = key
-    return f"{kind.name} {key_text(its_key)}".encode()
+    """Return the field of a record: its kind and key as readable text."""
+    kind, parts = key
+    return f"{kind.name} {key_text(parts)}".encode()
 
 
 def kind_in(field: bytes) -> Kind[Any]:
-    """The kind of the record in this field. Raises RecordUnreadable."""
+    """Return the kind of the record in this field. Raise RecordUnreadable."""
     return kind_of(field.partition(b" ")[0].decode())
 
 
 def prepare_score(row: ProgressRow) -> bytes:
-    """The score in the PrepareQueue: the deadline's second * 1000 + failures (999 at most)."""
+    """Return the score in the PrepareQueue: the deadline's second * 1000 + failures (up to 999)."""
     return b"%d" % (row.at_ms // 1000 * 1000 + min(row.failed, RETRY_MAX))
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The text of a script, and the digest under which Redis caches it."""
+    """The text of a script, and the digest by which Redis caches it."""
 
     text: str
     sha: str = field(init=False)
@@ -179,7 +178,7 @@ _FOLDER = files(__package__) / "lua"
 
 
 def _script(*names: str) -> Script:
-    """The script made of these files; what the last one needs comes first."""
+    """Return the script composed of these files, in order."""
     return Script("".join(_FOLDER.joinpath(f"{name}.lua").read_text("utf-8") for name in names))
 
 
@@ -210,10 +209,10 @@ NODES_BEAT = _script("nodes_beat")
 
 
 NEW_ROWS = 500
-"""New tasks in one operation, which make a thousand arguments."""
+"""New tasks in one operation, which are a thousand arguments."""
 NEW_BYTES = 1 << 20
 _DUE_MIN, _DUE_MAX = 10**12, 10**13 - 1
-"""The due times, in ms, that have thirteen digits: from 2001 to 2286."""
+"""Range of the due times in milliseconds with thirteen digits, from 2001 to 2286."""
 _ID_SIZE, _PAIR_SIZE = 1 + 19, 1 + 13 + 1 + 19
 _NEW = pack_args((b"NEW", KEY["store"], b"1")).data
 _RECORDS = pack_args((b"RECORDS", KEY["task"], b"1")).data
@@ -224,11 +223,11 @@ class NewTasks:
 
     def __init__(self) -> None:
         self._queue: list[bytes] = []
-        """Due time and id of each task, packed as two strings in a row."""
+        """Due time and id of each task, packed as two consecutive strings."""
         self._hashed: list[Packed] = []
 
     def add(self, rows: Sequence[TaskRow], records: Sequence[bytes]) -> None:
-        """Add some tasks with their records."""
+        """Add tasks with their records."""
         if not rows:
             return
         queue = _due_pairs(rows)
@@ -236,19 +235,19 @@ class NewTasks:
         for start in range(0, len(rows), NEW_ROWS):
             stop = start + NEW_ROWS
             _hash(self._hashed, ids[start:stop], records[start:stop])
-        # Ordered by the bytes is ordered by due time: the length comes first. Sorted here in
-        # part, because sorting what is sorted in part is quick.
+        # The order of bytes is that of due times, because lengths come first. The final sort is
+        # fast because of the presorted parts.
         queue.sort()
         self._queue += queue
 
     def operations(self) -> list[Packed]:
-        """The operations that store the tasks; whoever sees a task must find its record."""
-        queue, found = self._queue, self._hashed.copy()
+        """Return the operations that store the tasks, records first."""
+        queue, operations = self._queue, self._hashed.copy()
         queue.sort()
         for start in range(0, len(queue), NEW_ROWS):
-            some = queue[start : start + NEW_ROWS]
-            found.append(_operation(_NEW, len(some), b"".join(some)))
-        return found
+            pairs = queue[start : start + NEW_ROWS]
+            operations.append(_operation(_NEW, len(pairs), b"".join(pairs)))
+        return operations
 
 
 def _operation(name: bytes, pairs: int, data: bytes) -> Packed:
@@ -258,19 +257,20 @@ def _operation(name: bytes, pairs: int, data: bytes) -> Packed:
 
 
 def _head(size: int) -> bytes:
-    """The msgpack head of a string of this size."""
+    """Return the msgpack head of a string of this size."""
     if size < 1 << 16:
         return b"\xda" + size.to_bytes(2, "big")
     return b"\xdb" + size.to_bytes(4, "big")
 
 
 def _short(text: bytes) -> bytes:
-    """A string of up to 31 bytes in msgpack."""
+    """Encode a string of up to 31 bytes in msgpack."""
     return bytes((0xA0 | len(text),)) + text
 
 
 def _due_pairs(rows: Sequence[TaskRow]) -> list[bytes]:
-    """Due time and id of each task in msgpack; quicker by half when all are of one size."""
+    """Encode due time and id of each task in msgpack; it takes half the time if all due times have
+    thirteen digits."""
     dues = [row[1] for row in rows]
     if min(dues) >= _DUE_MIN and max(dues) <= _DUE_MAX:
         numbers = tuple(chain.from_iterable([(row[1], row[0]) for row in rows]))
@@ -279,52 +279,52 @@ def _due_pairs(rows: Sequence[TaskRow]) -> list[bytes]:
     return [_short(b"%d" % row[1]) + _short(b"%019d" % row[0]) for row in rows]
 
 
-def _hash(found: list[Packed], ids: Sequence[bytes], records: Sequence[bytes]) -> None:
-    """Append operations that store these records; ``ids`` are packed already."""
+def _hash(operations: list[Packed], ids: Sequence[bytes], records: Sequence[bytes]) -> None:
+    """Append operations that store these records; ``ids`` are already packed."""
     sizes = list(map(len, records))
     count = len(ids)
     if sum(sizes) > NEW_BYTES and count > 1:
         middle = count // 2
-        _hash(found, ids[:middle], records[:middle])
-        _hash(found, ids[middle:], records[middle:])
+        _hash(operations, ids[:middle], records[:middle])
+        _hash(operations, ids[middle:], records[middle:])
         return
     heads = {size: _head(size) for size in set(sizes)}
     pieces = zip(ids, map(heads.__getitem__, sizes), records, strict=True)
-    found.append(_operation(_RECORDS, count, b"".join(chain.from_iterable(pieces))))
+    operations.append(_operation(_RECORDS, count, b"".join(chain.from_iterable(pieces))))
 
 
 PART_BYTES_MAX = 8 << 20
 PART_ARGS_MAX = 80_000
-"""Arguments of one script: about 20,000 new tasks, more than a frame may have: 80 ms of Redis's
-time. Everybody waits while a script runs; but parts cost half as much again."""
+"""Maximum arguments of one script: about 20,000 new tasks, more than a frame can have, and 80 ms of
+Redis's time, in which other clients wait. Smaller parts would cost half as much again."""
 SLICE_ARGS = 1_000
 
 Op = tuple[bytes, bytes, list[bytes]]
-"""One operation: name, number of its key, arguments."""
+"""(name, number of the key, arguments) of an operation."""
 
 
 class Records(NamedTuple):
-    """The encoded rows of a batch, each list in the order of its map; a dropped row is None.
+    """The encoded rows of a batch, each list in the order of its map; a removed row is None.
 
-    What is sent to Redis and what the mirror keeps are the same bytes objects.
+    Redis and the mirror get the same bytes objects.
     """
 
     enqueued: list[bytes]
     enqueued_bytes: int
-    """The bytes of all records of ``enqueued``."""
+    """Total bytes of the records in ``enqueued``."""
     updated: list[bytes]
     progress: list[bytes | None]
     dead: list[bytes | None]
     fields: list[tuple[bytes, bytes | None]]
-    """The records of all kinds, by the field of the hash in Redis."""
+    """(field of the hash in Redis, record) of all kinds of records."""
     outcomes: tuple[int, bytes] | None
-    """How many endings there are, at most ``endings_max``, and the record of them."""
+    """Number of outcomes, at most ``endings_max``, and their record."""
 
 
 def records_of(
     effects: Effects, endings_max: int, enqueued: list[bytes], enqueued_bytes: int
 ) -> Records:
-    """The encoded rows of a batch; those of its new tasks are given."""
+    """Encode the rows of a batch; ``enqueued``: the records of its new tasks."""
     outcomes = None
     if effects.ended:
         ended = list(effects.ended.items())[-endings_max:]
@@ -341,7 +341,7 @@ def records_of(
 
 
 def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]:
-    """The operations of a batch without its marks and new tasks; ``records`` are its rows."""
+    """Return the operations of a batch without its marks and new tasks; ``records``: its rows."""
     ops: list[Op] = []
     _updated(ops, effects.updated, records.updated)
     if effects.progress:
@@ -396,7 +396,7 @@ def _dead(ops: list[Op], effects: Effects, records: list[bytes | None]) -> None:
 
 
 def _fields(ops: list[Op], key: str, pairs: Sequence[tuple[bytes, bytes | None]]) -> None:
-    """Set fields of a hash, or drop those without a record."""
+    """Set fields of a hash, or remove fields without a record."""
     _add(ops, b"HSET", key, _pairs((n, r) for n, r in pairs if r is not None))
     _add(ops, b"HDEL", key, [name for name, record in pairs if record is None])
 
@@ -411,12 +411,12 @@ def _add(ops: list[Op], name: bytes, key: str, args: list[bytes]) -> None:
 
 
 FEW_ARGS, FEW_BYTES = 64, 16 << 10
-"""An operation with at most so many arguments and bytes is packed together with its neighbours."""
+"""Maximum arguments and bytes of an operation that is packed together with its neighbours."""
 
 
 def packed(ops: Iterable[Op]) -> list[Packed]:
-    """Operations in their order, of at most a thousand arguments and 8 MiB each; a pair is never
-    divided. Of an ordinary minute's batch all become one piece: each call costs."""
+    """Pack operations in order, with at most a thousand arguments and 8 MiB each, and without
+    dividing pairs. Small operations are packed together, because each call has a cost."""
     found: list[Packed] = []
     few: list[bytes] = []
     for name, key, args in ops:
@@ -440,9 +440,9 @@ def packed(ops: Iterable[Op]) -> list[Packed]:
 
 
 def parts(ops: Sequence[Packed]) -> tuple[list[Packed], int]:
-    """What each script gets that the operations need, and all bytes in them.
+    """Divide operations into the parts of scripts. Return the parts and their total bytes.
 
-    One part, possibly empty, for nearly every batch.
+    Nearly every batch has one part, which can be empty.
     """
     found: list[Packed] = []
     part: list[Packed] = []

@@ -1,14 +1,14 @@
-"""What this daemon knows to be durable in its shard, so that Redis may lose it.
+"""A copy of the shard's durable data in memory, from which a loss in Redis can be repaired.
 
-Filled while the daemon recovers, changed by every batch that lands, never by one that is only on
-its way. Holds the very bytes that Redis holds, and counts them; rows are decoded when somebody
-asks. Knows nothing of connections and scripts. Invariants:
+Recovery fills the mirror, and every applied batch changes it, never a batch that is still being
+sent. It has the same bytes as Redis, and counts them; reads decode the rows. It does not know
+connections or scripts. Invariants:
 
-* When ``complete``, it holds exactly what the newest confirmed batch left in the shard.
-* Before that, what it holds of a task is right, but tasks may be missing: nobody reads from it.
+* When ``complete``, it has exactly the shard's contents after the newest confirmed batch.
+* Before that, each task in it is correct, but tasks can be missing, so nothing reads from it.
 
-``NoMirror`` stands in its place with ``?mirror=no``: nothing is kept, so it is never complete, and
-everything is read from Redis.
+``NoMirror`` replaces it with ``?mirror=no``: it keeps nothing and is never complete, and all reads
+go to Redis.
 """
 
 from __future__ import annotations
@@ -44,26 +44,27 @@ if TYPE_CHECKING:
 
 BUCKETS = 128
 BLOCK_BITS = 20
-"""1,024 ids that a daemon assigns in a row lie in one dictionary: filled at once, and in one
-neighbourhood of memory, they cost a third of what they would cost apart."""
+"""Bits of an id within one dictionary: 1,024 consecutive ids. Filled together, in adjacent memory,
+they cost a third of ids in different dictionaries."""
 SPREAD = 4_093
-"""How many dictionaries' places there are: a prime, so that busy and idle times spread alike."""
+"""Number of entries of the table of dictionaries, a prime, which spreads busy and idle times
+evenly."""
 PLACED_AT_ONCE = 16
-"""So few tasks are placed sooner than what puts it off is done."""
+"""Maximum new tasks that are added to dictionaries at once; deferring them would cost more."""
 TASK_BYTES = 144
-"""The bytes that a task takes beside its record: its id, its place, the record's object."""
+"""Bytes of a task in addition to its record: its id, its entry, the record's object."""
 ROW_BYTES = 450
-"""The bytes that one group's row of a task takes beside its record."""
+"""Bytes of a group's row of a task in addition to its record."""
 
 
 class TaskRecords:
     """Task id → record.
 
-    They lie in many dictionaries of unequal shares: one alone would stop the event loop for
-    120 ms when it grows past a million, and equal ones might all grow in the same batch.
+    The records are in many dictionaries with unequal shares. A single dictionary would block the
+    event loop for 120 ms when it grows past a million entries, and equal ones could all grow in the
+    same batch.
 
-    What was added last counts and is found like all the rest, but has no place in them yet:
-    ``place`` does that, or whoever asks for something first. A few tasks are placed at once.
+    Tasks added last are not in a dictionary until ``place`` or the next access adds them.
     """
 
     def __init__(self) -> None:
@@ -90,8 +91,8 @@ class TaskRecords:
         return self._table[(task_id >> BLOCK_BITS) % SPREAD].get(task_id)
 
     def add(self, ids: Sequence[int], records: Sequence[bytes], size_bytes: int) -> None:
-        """Add tasks that are certainly not here; ``size_bytes`` is that of their records. The three
-        arguments must not change later. Ids come in order, or it takes longer."""
+        """Add new tasks, whose records have ``size_bytes``. The caller must not change the
+        arguments later. Ids in ascending order are added faster."""
         self.place()
         self.bytes_held += size_bytes + TASK_BYTES * len(records)
         if len(records) > PLACED_AT_ONCE:
@@ -103,11 +104,11 @@ class TaskRecords:
 
     @property
     def has_to_place(self) -> bool:
-        """Whether the tasks that were added last have no place yet."""
+        """Whether the tasks added last are not in a dictionary yet."""
         return self._added is not None
 
     def place(self) -> None:
-        """Put the tasks that were added last into their dictionaries."""
+        """Put the tasks added last into their dictionaries."""
         if self._added is None:
             return
         (ids, records), self._added = self._added, None
@@ -124,7 +125,7 @@ class TaskRecords:
             start = stop
 
     def put(self, ids: Iterable[int], records: Sequence[bytes]) -> None:
-        """Add tasks, or replace their records if they are here."""
+        """Add tasks or replace their records."""
         self.place()
         table, grown = self._table, 0
         for task_id, record in zip(ids, records, strict=True):
@@ -144,7 +145,7 @@ class TaskRecords:
         self.bytes_held -= freed
 
     def records(self) -> Iterator[bytes]:
-        """All records, in no order."""
+        """Return all records, in any order."""
         self.place()
         return chain.from_iterable(bucket.values() for bucket in self._buckets)
 
@@ -163,12 +164,12 @@ class GroupRecords:
         return self._rows
 
     def get(self, task_id: int) -> list[bytes]:
-        """The records of a task, by name of the group."""
+        """Return the records of a task, ordered by group."""
         groups = self._rows.get(task_id)
         return [groups[group] for group in sorted(groups)] if groups else []
 
     def change(self, keys: Iterable[ProgressKey], records: Sequence[bytes | None]) -> None:
-        """Set the records of these keys; None drops a record."""
+        """Set the records of these keys; None removes a record."""
         rows, grown = self._rows, 0
         for (task_id, group), record in zip(keys, records, strict=True):
             groups = rows.get(task_id)
@@ -188,7 +189,7 @@ class GroupRecords:
         self.bytes_held += grown
 
     def drop(self, ids: Iterable[int]) -> None:
-        """Drop all records of these tasks."""
+        """Remove all records of these tasks."""
         rows, freed = self._rows, 0
         if not rows:
             return
@@ -203,23 +204,23 @@ class GroupRecords:
         self.bytes_held = 0
 
     def __iter__(self) -> Iterator[bytes]:
-        """All records, in no order."""
+        """Return all records, in any order."""
         for groups in self._rows.values():
             yield from groups.values()
 
 
 ROOM_PART = 64
-"""There is room again when this part of the limit (1/64) is free."""
+"""Fraction of the limit (1/64) that must be free for enqueues."""
 
 
 class Counts(NamedTuple):
-    """How many rows there are to write when the shard is laid out anew."""
+    """Numbers of rows that a rewrite of the shard writes."""
 
     tasks: int
     progress: int
     dead: int
     records: int
-    """How many records of other kinds."""
+    """Number of records of all other kinds."""
 
     def __str__(self) -> str:
         return (
@@ -229,10 +230,10 @@ class Counts(NamedTuple):
 
 
 class SmallRecords(NamedTuple):
-    """The records of a shard without its tasks, as Redis holds them."""
+    """The encoded records of a shard without its tasks."""
 
     records: list[tuple[bytes, bytes]]
-    """Field of the hash, record."""
+    """(field of the hash, record)."""
     progress: list[tuple[ProgressKey, bytes]]
     dead: list[tuple[ProgressKey, bytes]]
     outcomes: list[tuple[int, bytes]]
@@ -249,37 +250,38 @@ class SmallRecords(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What batches have changed since a chunk was asked for, which may not be in it."""
+    """Tasks that batches have changed since a chunk was requested; the chunk can lack the
+    changes."""
 
     newer: set[int]
-    """Ids of the tasks in these batches."""
+    """Ids of all tasks in these batches."""
     ended: set[int]
-    """Ids of those of them that have ended."""
+    """Ids of the tasks that ended in these batches."""
 
 
 class Filling:
-    """A stream of the tasks in Redis, while batches land beside it."""
+    """The state of a stream of all tasks in Redis, concurrent with commits."""
 
     def __init__(self) -> None:
         self.new: set[int] = set()
-        """Ids of tasks that were made since the stream began."""
+        """Ids of the tasks created since the stream began."""
         self.chunks: deque[Changes] = deque()
-        """Of each chunk that was asked for and is not taken over, the oldest first."""
+        """The changes of each requested chunk, oldest first."""
 
     def ask(self) -> None:
-        """Note that one more chunk is asked for."""
+        """Record the request of a chunk."""
         self.chunks.append(Changes(set(), set()))
 
     def take(self) -> Changes:
-        """Note that the oldest chunk is taken over; what is newer than it."""
+        """Return the changes since the request of the oldest chunk, and forget the request."""
         return self.chunks.popleft()
 
 
 class Mirror:
-    """The records of a shard in memory: all that is durable there, once it is complete."""
+    """The records of a shard in memory."""
 
     keeps_records = True
-    """Whether Redis can get everything again from here, once this is complete."""
+    """Whether a complete mirror can restore all data in Redis."""
 
     def __init__(self, endings_max: int, bytes_max: int) -> None:
         self._tasks = TaskRecords()
@@ -301,17 +303,17 @@ class Mirror:
 
     @property
     def bytes_held(self) -> int:
-        """About how many bytes the mirror takes, or is expected to take while it is filled."""
+        """Approximate bytes of the mirror, or their estimate while it is filled."""
         rows_bytes = self._progress.bytes_held + self._dead.bytes_held
         return max(self._tasks.bytes_held, self._expected_bytes) + rows_bytes
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room for more than the next few tasks."""
+        """Whether at least ``1 / ROOM_PART`` of the limit is free."""
         return self.bytes_held <= self._bytes_max - self._bytes_max // ROOM_PART
 
     def admit(self, n: int, records: Records) -> None:
-        """Raises CommitRefused if the new tasks of batch ``n`` would exceed the limit."""
+        """Raise CommitRefused if the new tasks of batch ``n`` would exceed the limit."""
         new_bytes = records.enqueued_bytes + TASK_BYTES * len(records.enqueued)
         needed = self.bytes_held + new_bytes
         if needed > self._bytes_max:
@@ -332,10 +334,10 @@ class Mirror:
     # --- batches -----------------------------------------------------------------------------
 
     def landed(self, effects: Effects, records: Records) -> None:
-        """Take over a batch that has landed in the shard."""
-        self._tell(effects)
+        """Apply a batch that was applied to the shard."""
+        self._note_changes(effects)
         if effects.enqueued:
-            # Until everything is here, a stream may have brought them before.
+            # While the mirror is filled, the stream can already have added these tasks.
             ids = list(effects.enqueued)
             if self._has_tasks:
                 self._tasks.add(ids, records.enqueued, records.enqueued_bytes)
@@ -358,8 +360,8 @@ class Mirror:
             self._dead.drop(effects.ended)
             self._remember(*records.outcomes)
 
-    def _tell(self, effects: Effects) -> None:
-        """Note for the streams under way what a batch changed beside them."""
+    def _note_changes(self, effects: Effects) -> None:
+        """Record the changes of a batch in all current streams."""
         for filling in self._fillings:
             filling.new.update(effects.enqueued)
             for newer, ended in filling.chunks:
@@ -368,15 +370,15 @@ class Mirror:
 
     @property
     def has_to_place(self) -> bool:
-        """Whether the last batch left something to do for ``place``."""
+        """Whether the last batch has left work for ``place``."""
         return self._tasks.has_to_place
 
     def place(self) -> None:
-        """Do what the last batch left to do, and that may wait until the next has been sent."""
+        """Do the deferred work of the last batch; call it while the next one is being sent."""
         self._tasks.place()
 
     def _remember(self, count: int, record: bytes) -> None:
-        """Remember a batch of endings, as Redis does: whole batches, until they are enough."""
+        """Add a batch of outcomes, and drop the oldest batches beyond ``endings_max``."""
         self._endings.append((count, record))
         self._endings_count += count
         while self._endings_count - self._endings[0][0] >= self._endings_max:
@@ -385,11 +387,11 @@ class Mirror:
     # --- filling -----------------------------------------------------------------------------
 
     def is_new(self) -> None:
-        """The shard was laid out just now, so that the empty mirror is complete."""
+        """Mark the empty mirror of a new shard as complete."""
         self._has_small = self._has_tasks = True
 
     def expect(self, size_bytes: int) -> None:
-        """Note how many bytes the tasks are expected to take."""
+        """Set the estimated bytes of the tasks."""
         self._expected_bytes = size_bytes
 
     def begin_filling(self) -> Filling:
@@ -398,7 +400,7 @@ class Mirror:
         return filling
 
     def fill(self, newer: set[int], ids: Sequence[int], records: Sequence[bytes]) -> None:
-        """Take over a chunk of tasks, except those that batches have changed meanwhile."""
+        """Add a chunk of tasks, except those that later batches have changed (``newer``)."""
         if self._has_tasks:
             return
         if not newer.isdisjoint(ids):
@@ -407,13 +409,13 @@ class Mirror:
         self._tasks.put(ids, records)
 
     def end_filling(self, filling: Filling, *, whole: bool) -> None:
-        """End a stream; ``whole``: it has brought all tasks."""
+        """End a stream; ``whole``: it has added all tasks."""
         self._fillings.remove(filling)
         if whole:
             self._has_tasks, self._expected_bytes = True, 0
 
     def fill_small(self, small: SmallRecords) -> None:
-        """Take over all records but tasks; no batch landed while they were read."""
+        """Set all records except tasks. No batch was applied while they were read."""
         if self._has_small:
             return
         self._records = dict(small.records)
@@ -430,22 +432,22 @@ class Mirror:
 
     def read(self, ids: Iterable[int]) -> dict[int, StoredTask]:
         """See ``Store.read``."""
-        found: dict[int, StoredTask] = {}
+        tasks: dict[int, StoredTask] = {}
         get, progress, dead = self._tasks.get, self._progress, self._dead
         for task_id in ids:
             record = get(task_id)
             if record is not None:
-                found[task_id] = StoredTask(
+                tasks[task_id] = StoredTask(
                     decode_task(record),
                     tuple(map(decode_progress, progress.get(task_id))),
                     tuple(map(decode_dead, dead.get(task_id))),
                 )
-        return found
+        return tasks
 
     def read_some(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """See ``Store.read_some``; bytes are counted by records."""
+        """See ``Store.read_some``; counts the bytes of records."""
         size, get = 0, self._tasks.get
         for index, task_id in enumerate(ids):
             if size >= bytes_max:
@@ -457,17 +459,17 @@ class Mirror:
         return self._tasks
 
     def dead_ids(self) -> Iterable[int]:
-        """The ids of the tasks that have a dead letter."""
+        """Return the ids of the tasks that have a dead letter."""
         return self._dead.ids()
 
     def dead(self, task_id: int) -> list[DeadRow]:
-        """The dead letters of a task, by name of the group."""
+        """Return the dead letters of a task, ordered by group."""
         return [decode_dead(record) for record in self._dead.get(task_id)]
 
     def outcomes(self) -> Iterator[tuple[int, Outcome]]:
-        """The newest endings, oldest first."""
-        found = chain.from_iterable(decode_endings(record) for _, record in self._endings)
-        return islice(found, max(0, self._endings_count - self._endings_max), None)
+        """Return the newest outcomes, oldest first."""
+        outcomes = chain.from_iterable(decode_endings(record) for _, record in self._endings)
+        return islice(outcomes, max(0, self._endings_count - self._endings_max), None)
 
     def small(self) -> Small:
         """See ``Store.recover_small``."""
@@ -475,7 +477,7 @@ class Mirror:
         return small_of(self._records.items(), self._progress, self._dead, outcomes)
 
     def batches(self) -> Iterator[Effects]:
-        """All records in batches that Redis can take at once; none may land meanwhile."""
+        """Yield all records in bounded batches. No batch may be applied meanwhile."""
         ended: dict[int, Outcome] = {}
         for task_id, outcome in self.outcomes():
             if task_id in ended or len(ended) >= ROWS_A_BATCH:
@@ -483,8 +485,8 @@ class Mirror:
                 ended = {}
             ended[task_id] = outcome
         yield Effects(ended=ended)
-        for some in in_parts(self._records.items(), lambda pair: len(pair[1])):
-            yield Effects(records=decode_records(some))
+        for part in in_parts(self._records.items(), lambda pair: len(pair[1])):
+            yield Effects(records=decode_records(part))
         for records in in_parts(self._tasks.records(), len):
             rows = map(decode_task, records)
             yield Effects(enqueued={row.id: row for row in rows})
@@ -496,8 +498,8 @@ class Mirror:
 
 
 class NoMirror(Mirror):
-    """What a store has in the place of a mirror that shall keep no records: it is never complete,
-    always has room, and only notes what lands beside a stream of the tasks."""
+    """A mirror that keeps no records: it is never complete, always has room, and only records the
+    changes concurrent with a stream of tasks."""
 
     keeps_records = False
 
@@ -512,7 +514,7 @@ class NoMirror(Mirror):
         pass
 
     def landed(self, effects: Effects, records: Records) -> None:
-        self._tell(effects)
+        self._note_changes(effects)
 
     def is_new(self) -> None:
         pass
@@ -545,7 +547,7 @@ def small_of(
 
 
 def decode_records(pairs: Iterable[tuple[bytes, bytes]]) -> dict[RecordKey, Any]:
-    """Records of all kinds by their keys, of pairs of a field and a record."""
+    """Decode pairs of field and record. Return the records of all kinds by key."""
     records: dict[RecordKey, Any] = {}
     for field, record in pairs:
         kind = kind_in(field)

@@ -1,16 +1,14 @@
-"""Opening a shard: look at the server and at the user's rights, then lay the shard out or begin an
-epoch. Whatever would lose tasks silently is refused here, with what to change.
+"""Opening of a shard: check the server and the user's rights, then initialize the shard or begin an
+epoch. A server that would lose tasks silently is refused, with a message that says what to change.
 
-A right that is missing would otherwise show in the middle of a script, after its first writes, or
-only when something is acknowledged. Nothing is changed by trying: every command gets the key that
-never exists, or arguments that Redis refuses after it has looked at the user's rights.
+A missing right would otherwise fail a script after its first writes, or later, at an ack. The check
+changes nothing: every command gets a key that never exists, or arguments that Redis refuses after
+it has checked the user's rights.
 
-Laying a shard out on an operator's word: an empty one, or one whose data is given up.
-
-For ``tickwheel init``; a daemon lays out its shard by itself (``begin``), but never one that
-may belong to another. Invariants: nothing is done while a daemon leads the shard; nothing is
-removed but what was looked at before, nor any key that is not ours; whoever used the shard
-before is fenced, by the incarnation and by the epoch.
+``tickwheel init`` initializes a shard that is empty, or whose data an operator gives up (``begin``
+in a daemon only initializes an empty shard that cannot belong to another daemon). Invariants: it
+does nothing while a daemon leads the shard; it removes only data that ``look`` has seen, and no
+keys of other programs; the incarnation and the epoch fence earlier users of the shard.
 """
 
 from __future__ import annotations
@@ -66,10 +64,10 @@ OUTSIDE = (
     "client|setname", "select", "eval", "evalsha", "wait", "memory|usage", "config|get",
     "role", "cluster|slots",
 )  # fmt: skip
-"""Commands outside of scripts: ``select`` for databases but 0, ``wait`` for ``wait_replicas``,
-``role`` for a server that moves, ``cluster|slots`` for a Cluster;
-without ``memory|usage`` the size of the data is known only when it is loaded, and without
-``config|get`` STATUS cannot say what survives a power cut."""
+"""Commands outside of scripts: ``select`` for databases other than 0, ``wait`` for
+``wait_replicas``, ``role`` for Sentinels and a Cluster, ``cluster|slots`` for a Cluster. Without
+``memory|usage`` the size of the data is unknown until it is loaded, and without ``config|get``
+STATUS cannot show which tasks survive a power cut."""
 _TRIED: dict[str, tuple[str, ...]] = {
     "get": (), "hdel": ("f",), "hget": ("f",), "hlen": (), "hmget": ("f",),
     "hscan": ("0",), "hset": ("f", "v", "f"), "lindex": ("0",), "lpop": (), "lrange": ("0", "0"),
@@ -77,13 +75,13 @@ _TRIED: dict[str, tuple[str, ...]] = {
     "unlink": (), "zadd": ("x", "m"), "zcard": (), "zcount": ("0", "0"), "zmscore": ("m",),
     "zrange": ("0", "0"), "zrangebylex": ("-", "+"), "zrem": ("m",), "zscan": ("0",),
 }  # fmt: skip
-"""Command in a script → the arguments behind the key in a trial."""
+"""Command in a script → its arguments after the key in a trial."""
 COMMANDS = ("exists", "del", "info", *_TRIED, "rpush")
 
 
 async def missing_rights(line: Connection, options: RedisOptions) -> tuple[list[str], list[str]]:
-    """The commands that scripts may not run, and those that this server does not know. Raises
-    Answer for commands outside, Away, Lost."""
+    """Return the commands that scripts have no right to run, and those that the server does not
+    know. Raise ServerError for commands outside of scripts, NotConnected or NoReply."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     names = (*keys.all, keys.leader, keys.stage(1))
     tried: list[Argument] = []
@@ -104,11 +102,11 @@ async def missing_rights(line: Connection, options: RedisOptions) -> tuple[list[
 VERSION_MIN = (6, 2)
 LOAD_POLL_S = 0.25
 LOAD_LOG_S = 15.0
-"""How often a wait for a loading Redis is logged, in seconds."""
+"""Seconds between two log lines while Redis is loading."""
 SAMPLES = 1_000
 THEIR_TASK_BYTES = 100
-"""The bytes that Redis reports for a task beside its record (measured)."""
-_POWER = "a power cut of Redis' machine"
+"""Bytes that Redis reports for a task in addition to its record (measured)."""
+_POWER = "a power cut of Redis's machine"
 DURABILITY = {
     "always": f"appendfsync always: a confirmed task survives {_POWER}",
     "everysec": f"appendfsync everysec: {_POWER} can lose the tasks confirmed in the last second or"
@@ -123,16 +121,18 @@ _UNKNOWN = (
 _VOLATILE = "no append-only file: the end of Redis can lose confirmed tasks"
 log = logging.getLogger(__name__)
 _PASSING = ("CLUSTERDOWN", "TRYAGAIN", "ASK", "MOVED")
-"""What a Cluster says for a while: a start waits for its end."""
+"""Temporary errors of a Cluster, for whose end a start waits."""
 _PASSWORD = ("WRONGPASS", "NOAUTH", "NOPERM")
 
 
 async def inspect(line: Connection, options: RedisOptions) -> None:
-    """Raises StoreUnusable when this server must not be used, naming what to change."""
+    """Raise StoreUnusable, which says what to change, if this server must not be used."""
     info = await _info(line, options)
     version = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:2])
     if version < VERSION_MIN:
-        raise _unusable(options, f"it is version {info.get('redis_version')}; 6.2 is the oldest")
+        raise _unusable(
+            options, f"its version must be at least 6.2, not {info.get('redis_version')}"
+        )
     if info.get("cluster_enabled") == "1" and options.kind != CLUSTER:
         raise _unusable(
             options,
@@ -150,7 +150,7 @@ async def inspect(line: Connection, options: RedisOptions) -> None:
     if info.get("aof_enabled") != "1":
         raise _unusable(
             options,
-            "it keeps no append-only file and would forget tasks when it stops;"
+            "it has no append-only file and would lose tasks when it stops;"
             " set `appendonly yes` (CONFIG SET appendonly yes, then CONFIG REWRITE),"
             " or insist with --allow-volatile-store (or ?allow_volatile_store=1 in the URL)",
         )
@@ -158,7 +158,7 @@ async def inspect(line: Connection, options: RedisOptions) -> None:
     if policy != "noeviction":
         raise _unusable(
             options,
-            f"its maxmemory-policy {policy} would drop tasks when memory is short;"
+            f"its maxmemory-policy {policy} would remove tasks when memory is short;"
             " set `maxmemory-policy noeviction` (CONFIG SET, then CONFIG REWRITE),"
             " or insist with --allow-volatile-store (or ?allow_volatile_store=1 in the URL)",
         )
@@ -174,20 +174,20 @@ async def _may_do_all(line: Connection, options: RedisOptions) -> None:
     if unknown:
         raise _unusable(
             options,
-            f"it does not know the command {', '.join(unknown)}; `rename-command` in its"
-            " configuration takes commands away that are needed",
+            f"it does not know the command {', '.join(unknown)}, which the store needs; remove"
+            " its `rename-command` from the configuration",
         )
     if missing:
         user = options.username or "default"
         raise _unusable(
             options,
-            f"it does not let user {user!r} run {', '.join(missing)};"
+            f"user {user!r} has no right to run {', '.join(missing)};"
             f" ACL SETUSER {user} {' '.join(f'+{name}' for name in missing)}",
         )
 
 
 async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
-    """What INFO says; waits for a server that is still loading its data."""
+    """Return the fields of INFO, after waiting for a server that is loading its data."""
     loop = asyncio.get_running_loop()
     patience_s, log_s = loop.time() + options.load_ms / 1000, loop.time()
     while True:
@@ -202,8 +202,8 @@ async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
             if loop.time() >= log_s:
                 log_s += LOAD_LOG_S
                 log.warning(
-                    "store %s: waiting for Redis, which is loading its data (%s%% done): for %.0f s"
-                    " at most (load_ms)",
+                    "store %s: waiting for Redis, which is loading its data (%s%% done), for at"
+                    " most %.0f s (load_ms)",
                     options.name,
                     info.get("loading_loaded_perc", "?"),
                     patience_s - loop.time(),
@@ -216,29 +216,29 @@ async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
 
 
 async def durability(line: Connection, options: RedisOptions) -> str:
-    """See ``Store.durability``. Raises Away, Lost."""
+    """See ``Store.durability``. Raise NotConnected or NoReply."""
     unless = (
-        f"unless the daemon lives on, which {_again(options)}; the end of its process loses none"
+        f"unless the daemon survives, which {_again(options)}; the end of its process loses none"
     )
     copies = "" if options.mirror else f"; {_stops(options)}"
     if options.wait_replicas:
-        copies += f"; {options.wait_replicas} of its replicas have it before it is confirmed"
+        copies += f"; {options.wait_replicas} of its replicas have a task before it is confirmed"
     info = await _info(line, options)
     if (policy := info.get("maxmemory_policy")) != "noeviction":
-        copies += f"; its maxmemory-policy {policy} can drop tasks"
+        copies += f"; its maxmemory-policy {policy} can remove tasks"
     if info.get("aof_enabled") != "1":
         return _VOLATILE + copies
     try:
-        found = await line.call("CONFIG", "GET", "appendfsync")
-    except ServerError:  # not allowed to this user, or renamed
+        reply = await line.call("CONFIG", "GET", "appendfsync")
+    except ServerError:  # the user has no right to run it, or it was renamed
         return _UNKNOWN.format(unless=unless) + copies
-    values = found.values() if isinstance(found, dict) else found[1::2]
-    known = [DURABILITY[v] for v in map(_text, values) if v in DURABILITY]
-    return (known[0] if known else _UNKNOWN).format(unless=unless) + copies
+    values = reply.values() if isinstance(reply, dict) else reply[1::2]
+    texts = [DURABILITY[v] for v in map(_text, values) if v in DURABILITY]
+    return (texts[0] if texts else _UNKNOWN).format(unless=unless) + copies
 
 
 def _again(options: RedisOptions) -> str:
-    """What a daemon does for a Redis that lacks what it had confirmed."""
+    """Describe how a daemon repairs a Redis that has lost confirmed tasks."""
     if options.mirror:
         return "writes them again"
     return f"sends those of the last {options.keep_ms / 1000:g} s again (keep_ms, keep_bytes)"
@@ -265,15 +265,16 @@ async def begin_epoch(
     epoch_min: int = 1,
     known: Sequence[Known] = (),
 ) -> tuple[Opened, str]:
-    """Begin an epoch; returns also the incarnation. Raises StoreUnusable, Away, Lost, Answer.
+    """Begin an epoch. Return the opened shard and its incarnation. Raise StoreUnusable,
+    NotConnected, NoReply or ServerError.
 
-    What the shard says of itself is read before: nobody else opens it while this daemon has the
-    leader's lease, and it is no safeguard against those that do, but against loss.
+    The shard's identity is read first, to detect losses. This does not exclude other daemons; the
+    leader's lease does.
     """
     held, compared = await _held(line, keys, known)
     begun = begin(f"store {options.name}: {keys.shard}", held, compared, epoch_min)
     fresh = secrets.token_hex(8)
-    past = past_text([one._replace(batch=NO_BATCH) for one in begun.past])
+    past = past_text([began._replace(batch=NO_BATCH) for began in begun.past])
     args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), begun.epoch, past, *TYPES)
     reply: list[Any] = await line.run(OPEN, keys.all, args)
     status = reply[0].decode()
@@ -299,32 +300,32 @@ async def begin_epoch(
 async def _held(
     line: Connection, keys: Keys, known: Sequence[Known]
 ) -> tuple[Held | None, Sequence[Known]]:
-    """What the shard says of itself, and what to compare it with: nothing, when it is not whole or
-    none of ours, which the script says."""
+    """Return the shard's identity, and the facts to compare it with. An incomplete or foreign shard
+    has no identity and no facts, because the script reports it."""
     names = ("format", "epoch", "owner", "last", "incarnation", "rewriting", "past", "branch")
     try:
-        found = await line.call("HMGET", keys.named["wheel"], *names)
+        values = await line.call("HMGET", keys.named["wheel"], *names)
     except ServerError as error:
         if error.kind != "WRONGTYPE":
             raise
         return None, ()
-    said = {name: value.decode() for name, value in zip(names, found, strict=True) if value}
-    if not said:
+    fields = {name: value.decode() for name, value in zip(names, values, strict=True) if value}
+    if not fields:
         return None, known
-    if "rewriting" in said or not {"format", "epoch", "last"} <= said.keys():
+    if "rewriting" in fields or not {"format", "epoch", "last"} <= fields.keys():
         return None, ()
-    last = Began(int(said["epoch"]), mark_of(said.get("owner", "")), int(said["last"]))
-    past = read_past(said.get("past", ""))
-    return Held(last, said.get("incarnation", ""), past, said.get("branch", "")), known
+    last = Began(int(fields["epoch"]), mark_of(fields.get("owner", "")), int(fields["last"]))
+    past = read_past(fields.get("past", ""))
+    return Held(last, fields.get("incarnation", ""), past, fields.get("branch", "")), known
 
 
 async def estimate(line: Connection, keys: Keys) -> int:
-    """About how many bytes of this daemon's memory the tasks of the shard will take."""
+    """Return the approximate bytes of memory that the shard's tasks will take in this daemon."""
     try:
         count: int = await line.call("HLEN", keys.named["task"])
         held: int | None
         held = await line.call("MEMORY", "USAGE", keys.named["task"], "SAMPLES", SAMPLES)
-    except ServerError:  # not allowed to this user: it will be known when they are loaded
+    except ServerError:  # the user has no right to run it
         return 0
     return max(0, (held or 0) + count * (TASK_BYTES - THEIR_TASK_BYTES))
 
@@ -333,17 +334,19 @@ def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) ->
     if status == "rewriting" and rest[0].startswith(LOST_BY):
         status, rest = "lost", [rest[0].removeprefix(LOST_BY)]
     message = {
-        "foreign": "the key {0} is not ours; choose another ?prefix= or ?namespace=, or remove it",
-        "unreleased": "{shard} was written before the first release and is not read any more; drain"
-        " it with the program that wrote it, and choose another ?prefix= or ?namespace=",
-        "newer": "{shard} has layout {0}; this release knows layouts up to {layout}: run a newer"
+        "foreign": "the key {0} belongs to another program; choose another ?prefix= or ?namespace=,"
+        " or remove it",
+        "unreleased": "{shard} was written before the first release, and its format is no longer"
+        " supported; drain it with the program that wrote it, and choose another ?prefix= or"
+        " ?namespace=",
+        "newer": "{shard} has layout {0}; this release reads layouts up to {layout}: use a newer"
         " release",
         "damaged": "{shard}:wheel lacks fields; restore a backup",
-        "empty": "{shard} is empty, and another daemon may still hold what was in it",
-        "rewriting": "{shard} was being written anew by {0} and is not whole; start that daemon"
-        " again if it is alive, or restore a backup",
-        "lost": "{shard} lacks what {0} had confirmed; `tickwheel init --force`, then `tickwheel"
-        " restore`",
+        "empty": "{shard} is empty, and another daemon may still have its data in memory",
+        "rewriting": "{shard} is incomplete, because {0} was rewriting it; keep that daemon running"
+        " if it still runs, or restore a backup",
+        "lost": "{shard} lacks data that {0} had confirmed; run `tickwheel init --force`, then"
+        " `tickwheel restore`",
     }[status]
     return _unusable(options, message.format(*rest, shard=keys.shard, layout=LAYOUT))
 
@@ -373,59 +376,60 @@ def _named(options: RedisOptions, why: str) -> str:
 
 
 NO_BATCH = 1 << 62
-"""In place of an epoch's last batch: not compared, because a shard that was led by another machine
-since then would never be led again by one that knows of batches that Redis had lost."""
+"""Last batch of every earlier epoch, so that batches are not compared: otherwise a machine that
+knows batches which Redis has lost could never lead the shard again after another machine."""
 OWNER = "init"
 LEADER_WATCH_S = 4.0
-"""How long a leader's lease is looked for, in seconds: a living daemon renews it within 3 s, and a
-Redis that came back empty has forgotten it."""
+"""Seconds for which a leader's lease is watched: a running daemon renews it within 3 s, also after
+Redis has lost it."""
 WATCH_STEP_S = 0.25
 COUNTED = ("tasks", "in_flight_or_waiting", "dead", "records")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What ``look`` has found in a shard."""
+    """The state of a shard that ``look`` has read."""
 
     store: str
     """The server's address, without secrets."""
     shard: str
     exists: bool
     whole: bool
-    """Whether all fields are there without which no daemon opens the shard."""
+    """Whether the shard has all required fields."""
     rewriting: str
-    """The owner whose writing of the shard anew was cut short, or ``LOST_BY`` and the owner who
-    had confirmed more; empty: it is whole."""
+    """The owner whose rewrite of the shard was interrupted, or ``LOST_BY`` and the owner whose
+    confirmed data the shard lacks; empty: the shard is complete."""
     epoch: int
     incarnation: str
     counts: dict[str, int]
-    """How many records of each kind there are, by the names in ``COUNTED``."""
+    """Number of records of each kind, by the names in ``COUNTED``."""
     parts: int = 0
-    """How many parts of a large batch are being applied."""
+    """Number of parts of a large batch that is being applied."""
     last: int = 0
-    """The number of the last batch."""
+    """Number of the last batch."""
 
     @property
     def unused(self) -> bool:
-        """Whether the shard is laid out and nothing was ever kept in it."""
+        """Whether the shard is initialized and has never had a batch."""
         return self.exists and self.whole and not self.rewriting and self.last == 0
 
     @property
     def state(self) -> str:
-        """The findings in words, for a person."""
+        """The state in words, for messages."""
         if not self.exists:
             return "empty"
         held = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.counts.items())
         trouble = "" if self.whole else "; it is damaged"
         if self.rewriting.startswith(LOST_BY):
-            trouble += f"; it lacks what {self.rewriting.removeprefix(LOST_BY)} had confirmed"
+            trouble += f"; it lacks data that {self.rewriting.removeprefix(LOST_BY)} had confirmed"
         elif self.rewriting:
-            trouble += f"; it was being written anew by {self.rewriting} and is not whole"
-        return f"laid out (epoch {self.epoch}): {held}{trouble}"
+            trouble += f"; it is incomplete, because {self.rewriting} was rewriting it"
+        return f"initialized (epoch {self.epoch}): {held}{trouble}"
 
 
 async def look(options: RedisOptions) -> Found:
-    """What the shard holds. Raises StoreUnusable if this server or shard must not be touched."""
+    """Return the state of the shard. Raise StoreUnusable if the server or shard must not be
+    used."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     async with _line(options) as line:
         await inspect(line, options)
@@ -452,11 +456,11 @@ async def lay_out(
     options: RedisOptions, found: Found, now_ms: int, *, watch_s: float | None = None,
     is_branch: bool = False,
 ) -> str:  # fmt: skip
-    """Remove what ``found`` lists, and lay the shard out; its new incarnation. ``is_branch``: the
-    next epoch begins a new branch, whatever is known of the shard.
+    """Remove the data in ``found``, and initialize the shard. Return its new incarnation.
+    ``is_branch``: the next epoch begins a new branch, regardless of known epochs.
 
-    Looks for a living daemon for ``watch_s`` first (default: LEADER_WATCH_S). Raises
-    StoreUnusable: one leads the shard, or it is not any more as it was found.
+    It first watches the leader's lease for ``watch_s`` (default: LEADER_WATCH_S). Raise
+    StoreUnusable if a daemon leads the shard, or the shard has changed since ``look``.
     """
     keys = Keys(options.prefix, options.namespace, options.shard)
     incarnation = secrets.token_hex(8)
@@ -474,21 +478,21 @@ async def lay_out(
 
 
 async def begin_branch(options: RedisOptions, *, watch_s: float | None = None) -> None:
-    """Let the next epoch of the shard begin a new branch, on an operator's word. Raises
-    StoreUnusable when there is no shard, or a daemon leads it."""
+    """Mark the shard, as an operator has decided, so that its next epoch begins a new branch. Raise
+    StoreUnusable if there is no shard, or a daemon leads it."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     async with _line(options) as line:
         await _watch(line, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
         if not await line.call("HLEN", keys.named["wheel"]):
-            raise _unusable(options, f"{keys.shard} is empty: there is no store to go on with")
-        # Another incarnation: whoever used the shard before does not write to it any more.
+            raise _unusable(options, f"{keys.shard} is empty: there is no store to continue with")
+        # The new incarnation fences earlier users of the shard.
         values = ("branch", NEW, "incarnation", secrets.token_hex(8))
         await line.call("HSET", keys.named["wheel"], *values)
 
 
 async def end_restore(options: RedisOptions, after: str) -> None:
-    """Let the next epoch begin a new branch of a shard that was filled, by who has the lease.
-    ``after``: the mark of the epoch whose end it has."""
+    """Mark a restored shard so that its next epoch begins a new branch. The caller has the lease.
+    ``after``: the mark of the last restored epoch."""
     wheel = Keys(options.prefix, options.namespace, options.shard).named["wheel"]
     async with _line(options) as line:
         await line.call("HSET", wheel, *chain.from_iterable(restored(after).items()))
@@ -523,9 +527,9 @@ def _not_laid_out(options: RedisOptions, keys: Keys, status: str, rest: list[Any
     first = rest[0].decode(errors="replace") if rest else ""
     if status in ("foreign", "newer"):
         return _refused(options, keys, status, [first])
-    why = f"{keys.shard} has changed since it was looked at; look again"
+    why = f"{keys.shard} has changed since it was read; run the command again"
     if status == "led":
         owner, _, other = first.partition("|")
         address = other.partition("|")[0]
-        why = f"{owner} at {address} leads {keys.shard}; stop it, and all that stand by, first"
+        why = f"{owner} at {address} leads {keys.shard}; stop it, and all standbys, first"
     return _unusable(options, why)

@@ -1,20 +1,20 @@
-"""Reading beside the writer: rows by id and pages of them, from the mirror when it is complete,
-before that from Redis.
+"""Reads of rows by id and in pages, concurrent with the writer. They use the mirror once it is
+complete, and before that Redis.
 
-Once everything is in memory nothing here waits for Redis, so that deliveries and listings go on
-while it is away. Invariant: one call sees one moment. From the mirror that is so because nothing
-here waits between two looks at it. From Redis a script sees one moment, and what needs several of
-them holds up commits meanwhile, with the writer's lock.
+With a complete mirror no read waits for Redis, so deliveries and listings continue while Redis does
+not answer. Invariant: one call sees one moment. Reads of the mirror do not await between two
+accesses. A Redis script sees one moment, and a read with several scripts holds the writer's lock,
+which delays commits.
 
-Redis is asked on a connection of its own, so that reads do not wait for batches. Every script says
-what it has to see at least (incarnation, last confirmed batch); when Redis does not hold that, it
-is set right before the read is tried again.
+Reads have a separate connection and do not wait for batches. Every script contains the minimum that
+it must see (incarnation, last confirmed batch). If Redis lacks it, Redis is repaired before the
+read is retried.
 
-Redis orders tasks by due time only. A second ordered set of ids would cost every task about a
-fifth of its enqueue and 100 bytes of Redis's memory, for listings that are rare. So the first page
-of a listing reads all ids (a second for a million), and 8 bytes an id stay here until none has
-gone on for long. This daemon makes every commit, so it can keep that index true. Ids that ended
-stay in it: the rows are read anyway, and show it.
+Redis orders tasks by due time only. A second ordered set of ids would cost a fifth of each enqueue
+and 100 bytes of Redis's memory for each task, for listings that are rare. So the first page of a
+listing reads all ids (one second for a million), which stay here, at 8 bytes each, until no listing
+has used them for a while. This daemon makes every commit, so it can update the index. Ids of ended
+tasks stay in it, because reading the rows shows that they have ended.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class IdIndex:
         self._used_s = 0.0
 
     def after(self, after_id: int, limit: int) -> list[int] | None:
-        """The next ids above ``after_id``; None when the index has to be loaded first."""
+        """Return the next ids above ``after_id``, or None if the index must be loaded first."""
         ids = self._ids
         if ids is None:
             return None
@@ -78,7 +78,7 @@ class IdIndex:
         return list(ids[start : start + limit])
 
     def before(self, before_id: int, limit: int) -> list[int] | None:
-        """The next ids below ``before_id``, the highest first; None as in ``after``."""
+        """Return the next ids below ``before_id``, highest first; None as in ``after``."""
         if self.after(before_id, 0) is None or self._ids is None:
             return None
         end = bisect_left(self._ids, before_id)
@@ -95,17 +95,17 @@ class IdIndex:
 
     @contextmanager
     def loading(self) -> Iterator[list[int]]:
-        """A list for all ids there are, which the caller fills; ids added meanwhile are kept."""
-        found: list[int] = []
+        """Yield a list that the caller fills with all ids; ids added meanwhile are kept."""
+        ids: list[int] = []
         if self._added is None:
             self._added = []
         try:
-            yield found
+            yield ids
         except BaseException:
             if self._ids is None:
                 self._added = None
             raise
-        self._ids = array("q", sorted(set(found)))
+        self._ids = array("q", sorted(set(ids)))
         self._used_s = asyncio.get_running_loop().time()
 
 
@@ -114,7 +114,7 @@ PAUSE_S = 0.25
 
 
 class ReadClient:
-    """Reads that check what Redis holds. ``verify`` is called when it lacks a confirmed batch."""
+    """Reads that check for the last confirmed batch. If Redis lacks it, ``verify`` is called."""
 
     def __init__(
         self,
@@ -133,10 +133,10 @@ class ReadClient:
     async def pairs(
         self, command: str, name: str, count: int, *, whole: bool = False
     ) -> AsyncIterator[tuple[bytes, bytes]]:
-        """Fields and values of a hash, or members and scores of a set; one may come twice.
+        """Yield fields and values of a hash, or members and scores of a set, some of them twice.
 
-        A cursor is of one server, and of one life of it: on another connection it begins anew.
-        ``whole``: all of it is read of a Redis that holds all that was confirmed before.
+        A cursor is valid for one run of a server, so a new connection starts the scan again.
+        ``whole``: the whole scan reads a Redis that has all previously confirmed batches.
         """
         cursor, connection = b"0", self._line.connections
         while True:
@@ -144,11 +144,11 @@ class ReadClient:
                 await self.look()
                 connection = self._line.connections
             key = self._keys.named[name]
-            found = await self.call(command, key, cursor, "COUNT", count)
+            reply = await self.call(command, key, cursor, "COUNT", count)
             if (whole or cursor != b"0") and self._line.connections != connection:
                 cursor = b"0"
                 continue
-            cursor, items = found
+            cursor, items = reply
             connection = self._line.connections
             for pair in zip(items[::2], items[1::2], strict=True):
                 yield pair
@@ -158,11 +158,11 @@ class ReadClient:
     async def script(
         self, script: Script, args: Sequence[Argument], *, locked: bool = False
     ) -> tuple[Any, Any]:
-        """Both lists of the script's reply, if Redis holds all that was confirmed. ``locked``: the
-        caller has the writer's lock."""
+        """Return both lists of the script's reply, from a Redis with all confirmed batches.
+        ``locked``: the caller has the writer's lock."""
         for attempt in range(TRIES):
             if self._writer.unsettled and not locked:
-                await self._set_right()
+                await self._repair()
             sees = (self._writer.incarnation, self._writer.last)
             reply = await self._trying(self._line.run, script, self._keys.all, (*sees, *args))
             status = reply[0].decode()
@@ -175,23 +175,24 @@ class ReadClient:
                 )
             if locked or attempt == TRIES - 1:
                 break
-            await self._set_right()
-        raise StoreAway(f"{self._options.name} does not hold what it confirmed ({status})")
+            await self._repair()
+        raise StoreAway(f"{self._options.name} lacks confirmed batches ({status})")
 
     async def look(self, *, locked: bool = False) -> None:
-        """Check that Redis holds all that was confirmed, around commands that do not check it."""
+        """Check that Redis has all confirmed batches, for commands that do not check that."""
         await self.script(READ, (1,), locked=locked)
 
     async def glance(self) -> None:
-        """Check once. Raises Away, Lost, Answer; and like ``verify`` when something is missing."""
+        """Check once. Raise NotConnected, NoReply or ServerError, and as ``verify`` if a batch is
+        missing."""
         sees = (self._writer.incarnation, self._writer.last, 1)
         reply = await self._line.run(READ, self._keys.all, sees)
         if reply[0] != b"ok":
             await self._verify()
         self._writer.holds_all()
 
-    async def _set_right(self) -> None:
-        """Replay what is missing; raises StoreBehind, StoreLost, Fenced; StoreAway meanwhile."""
+    async def _repair(self) -> None:
+        """Replay missing batches. Raise StoreBehind, StoreLost, Fenced or StoreAway."""
         try:
             await self._verify()
         except (NotConnected, NoReply, ServerError) as error:
@@ -201,7 +202,7 @@ class ReadClient:
         return await self._trying(self._line.call, *args)
 
     async def _trying(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Try a read again a few times when the connection breaks: reads change nothing."""
+        """Retry a read a few times if the connection breaks, because reads change nothing."""
         for attempt in range(TRIES):
             try:
                 return await call(*args)
@@ -215,13 +216,13 @@ class ReadClient:
 
 
 IDS_A_SCRIPT = 1_000
-"""As many as a load of rows that come due: one round trip."""
+"""Ids in one script, as many as in a load of due rows, which is then one round trip."""
 BYTES_A_SCRIPT = 8 << 20
 IDS_A_SCAN = 5_000
 PAGE_MAX = 1_000
 
 NextIds = Callable[[int, int], list[int] | None]
-"""(position, limit) → ids in order; None: the index has to be loaded first."""
+"""(position, limit) → ids in order; None: the index must be loaded first."""
 
 
 class Reader:
@@ -237,8 +238,8 @@ class Reader:
         self._dead_index = IdIndex()
 
     def landed(self, effects: Effects) -> None:
-        """Let listings find the new tasks of a batch that is in the mirror at once, or they would
-        show only that half of the batch that changed other tasks."""
+        """Add a batch's new tasks to the indexes at once; listings would otherwise show only its
+        other changes."""
         if effects.enqueued:
             self._index.add(effects.enqueued)
         if effects.dead:
@@ -251,59 +252,59 @@ class Reader:
         wanted = _possible(ids)
         if self._mirror.complete:
             return self._mirror.read(wanted)
-        found: dict[int, StoredTask] = {}
+        tasks: dict[int, StoredTask] = {}
         if not wanted:
-            return found
-        rest = await self._some(found, wanted)
+            return tasks
+        rest = await self._some(tasks, wanted)
         if rest:
             async with self._writer.lock:
-                found = await self._all(wanted)
-        return found
+                tasks = await self._all(wanted)
+        return tasks
 
     async def read_some(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """See ``Store.read_some``; runs one script at most."""
+        """See ``Store.read_some``; runs at most one script."""
         wanted = _possible(ids)
         if self._mirror.complete:
             return self._mirror.read_some(wanted, bytes_max)
-        found: dict[int, StoredTask] = {}
-        rest = await self._some(found, wanted, min(bytes_max, BYTES_A_SCRIPT)) if wanted else []
-        return found, rest
+        tasks: dict[int, StoredTask] = {}
+        rest = await self._some(tasks, wanted, min(bytes_max, BYTES_A_SCRIPT)) if wanted else []
+        return tasks, rest
 
     async def _all(self, ids: list[int]) -> dict[int, StoredTask]:
-        """``read`` with the writer's lock held."""
-        found: dict[int, StoredTask] = {}
+        """Read as ``read`` does, with the writer's lock held."""
+        tasks: dict[int, StoredTask] = {}
         while ids:
-            ids = await self._some(found, ids, locked=True)
-        return found
+            ids = await self._some(tasks, ids, locked=True)
+        return tasks
 
     async def _some(
         self,
-        found: dict[int, StoredTask],
+        into: dict[int, StoredTask],
         ids: list[int],
         bytes_max: int = BYTES_A_SCRIPT,
         *,
         locked: bool = False,
     ) -> list[int]:
-        """Read some of ``ids`` into ``found``; returns the ids that are left."""
-        some = ids[:IDS_A_SCRIPT]
-        args: list[Argument] = [bytes_max, *map(id_text, some)]
+        """Read the first of ``ids`` into ``found``. Return the ids that were not read."""
+        part = ids[:IDS_A_SCRIPT]
+        args: list[Argument] = [bytes_max, *map(id_text, part)]
         tasks, rows = await self._asker.script(READ, args, locked=locked)
-        for task_id, record in zip(some, tasks, strict=False):
+        for task_id, record in zip(part, tasks, strict=False):
             if record is not None:
-                found[task_id] = StoredTask(decode_task(record), (), ())
+                into[task_id] = StoredTask(decode_task(record), (), ())
         for name, progress, dead in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
             task_id, _ = split_member(name)
-            task = found[task_id]
+            task = into[task_id]
             if progress is not None:
                 task = task._replace(progress=(*task.progress, decode_progress(progress)))
             if dead is not None:
                 task = task._replace(dead=(*task.dead, decode_dead(dead)))
-            found[task_id] = task
+            into[task_id] = task
         for task_id in {split_member(name)[0] for name in rows[::3]}:
-            task = found[task_id]
-            found[task_id] = task._replace(
+            task = into[task_id]
+            into[task_id] = task._replace(
                 progress=tuple(sorted(task.progress)), dead=tuple(sorted(task.dead))
             )
         return ids[len(tasks) :]
@@ -311,70 +312,70 @@ class Reader:
     # --- pages -------------------------------------------------------------------------------
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """See ``Store.scan``; the first page of a listing looks at all ids once."""
+        """See ``Store.scan``; the first page of a listing reads all ids."""
         return await self._page(self._index.after, min(after_id, ID_MAX), limit, topic)
 
     async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """See ``Store.scan_back``; the first page of a listing looks at all ids once."""
+        """See ``Store.scan_back``; the first page of a listing reads all ids."""
         return await self._page(self._index.before, min(before_id, ID_MAX + 1), limit, topic)
 
     async def _page(
         self, next_ids: NextIds, position: int, limit: int, topic: str | None
     ) -> list[StoredTask]:
         while True:
-            # Commits do not wait while all ids are read: the index learns of them.
+            # Commits continue while all ids are read; ``landed`` adds their ids.
             if next_ids(position, 0) is None:
                 async with self._loading:
                     if next_ids(position, 0) is None:
                         await self._load_index()
             async with self._one_moment():
-                found = await self._ids_to_rows(next_ids, position, limit, topic)
-            if found is not None:
-                return found
+                page = await self._ids_to_rows(next_ids, position, limit, topic)
+            if page is not None:
+                return page
 
     @asynccontextmanager
     async def _one_moment(self) -> AsyncIterator[None]:
-        """Make several reads see one moment: the mirror does not change between them, and commits
-        to Redis wait."""
+        """Make several reads see one moment: those of the mirror do not await, and commits wait for
+        those of Redis."""
         if self._mirror.complete:
             yield
             return
-        await self._asker.look()  # sets right what is missing, which needs the lock
+        await self._asker.look()  # before the lock, which a repair needs
         async with self._writer.lock:
             yield
 
     async def _ids_to_rows(
         self, next_ids: NextIds, position: int, limit: int, topic: str | None
     ) -> list[StoredTask] | None:
-        """The rows of a page; None: the index has been dropped meanwhile."""
-        found: list[StoredTask] = []
+        """Return the rows of a page, or None if the index was dropped meanwhile."""
+        page: list[StoredTask] = []
         left = SCAN_BYTES_MAX
-        while len(found) < limit and left > 0:
+        while len(page) < limit and left > 0:
             ids = next_ids(position, PAGE_MAX)
             if ids is None:
                 return None
             if not ids:
                 break
             if topic is None:
-                ids = ids[: limit - len(found)]
+                ids = ids[: limit - len(page)]
             stored, rest = await self._first(ids, left)
             ids = ids[: len(ids) - len(rest)]
             position = ids[-1]
             tasks = (stored[task_id] for task_id in ids if task_id in stored)
             for task in tasks:
-                if topic in (None, task.row.topic) and len(found) < limit:
-                    found.append(task)
+                if topic in (None, task.row.topic) and len(page) < limit:
+                    page.append(task)
                     left -= task_bytes(task.row)
-        return found
+        return page
 
     async def _first(
         self, ids: list[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """``read_some`` inside of ``_one_moment``."""
+        """Read as ``read_some`` does, inside ``_one_moment``."""
         if self._mirror.complete:
             return self._mirror.read_some(ids, bytes_max)
-        found: dict[int, StoredTask] = {}
-        return found, await self._some(found, ids, min(bytes_max, BYTES_A_SCRIPT), locked=True)
+        tasks: dict[int, StoredTask] = {}
+        return tasks, await self._some(tasks, ids, min(bytes_max, BYTES_A_SCRIPT), locked=True)
 
     async def _load_index(self) -> None:
         with self._index.loading() as ids:
@@ -396,23 +397,23 @@ class Reader:
     async def _dead_rows(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
     ) -> list[DeadRow]:
-        found: list[DeadRow] = []
-        while len(found) < limit:
+        matching: list[DeadRow] = []
+        while len(matching) < limit:
             page = self._dead_page(after) if self._mirror.complete else await self._ask_dead(after)
             if page is None:
                 break
             rows, after = page
-            found += [
+            matching += [
                 row for row in rows if topic in (None, row.topic) and group in (None, row.group)
             ]
-        return found[:limit]
+        return matching[:limit]
 
     def _dead_page(self, after: ProgressKey) -> tuple[list[DeadRow], ProgressKey] | None:
-        """Dead letters after ``after``, and where to go on; None when there are no more."""
+        """Return dead letters after ``after`` and the next position, or None at the end."""
         ids = self._dead_index.after(after[0] - 1, PAGE_MAX)
         if ids is None:
-            with self._dead_index.loading() as every:
-                every.extend(self._mirror.dead_ids())
+            with self._dead_index.loading() as all_ids:
+                all_ids.extend(self._mirror.dead_ids())
             ids = self._dead_index.after(after[0] - 1, PAGE_MAX) or []
         if not ids:
             return None
@@ -420,8 +421,8 @@ class Reader:
         return [row for row in rows if (row.id, row.group) > after], (ids[-1] + 1, "")
 
     async def _ask_dead(self, after: ProgressKey) -> tuple[list[DeadRow], ProgressKey] | None:
-        """A page of dead letters behind ``after``, read from Redis, and where the next one begins;
-        None: there are no more."""
+        """Read a page of dead letters after ``after`` from Redis. Return it and the next position,
+        or None at the end."""
         start = b"(" + member(*after) if after[0] >= 0 else b"-"
         names, records = await self._asker.script(DEAD_PAGE, (start, PAGE_MAX), locked=True)
         if not names:
@@ -430,5 +431,5 @@ class Reader:
 
 
 def _possible(ids: Sequence[int]) -> list[int]:
-    """The ids that Redis can hold, each once."""
+    """Return the ids that Redis can have, each once."""
     return [task_id for task_id in dict.fromkeys(ids) if 0 <= task_id <= ID_MAX]

@@ -1,28 +1,25 @@
-"""What a start needs from Redis: the small tables whole, then every task in due order.
+"""Recovery from Redis at a start, copies of a shard, and the rewrite of a Redis that has lost data.
 
-All of it goes into the mirror as it passes. Batches may land meanwhile: they know better. From the
-first chunk on a Redis that is away is waited for: this daemon serves, and what it has confirmed
-since is kept by it alone if Redis comes back older.
+A start reads the small tables and then every task in due order, and fills the mirror with them.
+Concurrent batches take precedence over the records read. From the first chunk on, the start waits
+for a Redis that does not answer: the daemon already serves, and if Redis comes back older, only
+this daemon has the tasks that it has confirmed since.
 
-``copy_to_sqlite`` makes a consistent copy of a shard as a SQLite store, while it is in use. Rows
-are read in pages while batches go on; every batch that lands meanwhile is laid over the copy in
-order before it is finished. Effects say absolute states, so the copy ends as the shard was when
-the last of them landed: one moment, though its pages are not. (Redis's own means, BGSAVE and the
-append-only file, copy the whole server; this one copies one shard, and a daemon can be started on
-it.)
+``copy_to_sqlite`` makes a consistent copy of a shard in use as a SQLite store. It reads the rows in
+pages, and applies every concurrent batch to the copy in order. Effects contain absolute states, so
+the finished copy shows the moment of the last batch. (Redis's BGSAVE and append-only file copy the
+whole server; this copies one shard, and a daemon can open the copy.)
 
-``Rewriter`` is for a Redis that lacks more than the batches kept: everything is written again,
-from the mirror. It stands before the writer. While a shard is written anew nothing is committed,
-so the mirror stands still; one task does it, again from the beginning when Redis goes away in the
-middle, until it is done. A commit notices a Redis that lost the shard by itself; without commits
-nobody would, until this daemon ends and what only it still knew is gone with it. So an idle shard
-is looked at now and then. That Redis is away is not reported here: who needs it does that.
-Invariants:
+``Rewriter`` wraps the writer. If Redis lacks more than the kept batches, one task writes all data
+again from the mirror, and starts over until it succeeds. Meanwhile nothing is committed, so the
+mirror does not change. Commits detect a loss. An idle shard is checked regularly, because the
+daemon's end would otherwise lose the only copy of its data. ``Watch`` does not report a Redis that
+does not answer. Invariants:
 
-* With the mirror complete nobody gets StoreBehind or StoreLost: commits are refused meanwhile.
-* Without a mirror (``?mirror=no``) everybody gets StoreForgot from then on, and the shard is marked
-  so that nobody opens it.
-* A shard that another daemon has taken over or laid out anew is never written (Fenced).
+* With a complete mirror, no caller gets StoreBehind or StoreLost: commits are refused meanwhile.
+* Without a mirror (``?mirror=no``), every later call gets StoreForgot, and the shard is marked so
+  that no daemon opens it.
+* A shard that another daemon has taken over or initialized again is never written (Fenced).
 """
 
 from __future__ import annotations
@@ -73,35 +70,35 @@ ROWS_A_SCAN = 500
 BYTES_A_CHUNK = 8 << 20
 KEYS_AT_ONCE = 10_000
 WHOLE_BYTES = 256
-"""Records of so many bytes come without their bodies, if nothing keeps these: to cut a record takes
-Redis longer than to send a small one."""
+"""Without a mirror, records of at least this many bytes are read without their bodies. For smaller
+ones, removing the body takes Redis longer than sending it."""
 NEVER = 1 << 53
 AWAY_RETRY_S = 0.5
 
 
 class _Columns(NamedTuple):
-    """Ids and key hashes of tasks that have a key."""
+    """Ids and key hashes of the tasks that have a key."""
 
     ids: array[int]
     hashes: array[int]
 
 
 class Recovering:
-    """Reads what a start needs from Redis, and fills the mirror with it."""
+    """Reads the state for a start from Redis, and fills the mirror."""
 
     def __init__(
         self, asker: ReadClient, keys: Keys, writer: Writer, mirror: Mirror, key_hash: KeyHash
     ) -> None:
         self._key_hash = key_hash
         self._keyed = _Columns(array("q"), array("Q"))
-        """The keyed tasks among the records that the stream has brought."""
+        """The tasks with keys that the stream has read so far."""
         self._asker = asker
         self._keys = keys
         self._writer = writer
         self._mirror = mirror
 
     async def small(self, endings_max: int) -> Small:
-        """See ``Store.recover_small``. No batch lands while it is read."""
+        """See ``Store.recover_small``. No batch is applied during the read."""
         if self._mirror.complete:
             return self._mirror.small()
         await self._asker.look()
@@ -112,13 +109,13 @@ class Recovering:
                 dead=await self._rows("dead_record"),
                 outcomes=await self._endings(),
             )
-            # What was there at the beginning is still there.
+            # Check that Redis has not changed during the read.
             await self._asker.look(locked=True)
             self._mirror.fill_small(small)
         return small.decoded(endings_max)
 
     async def _fields(self, name: str) -> list[tuple[bytes, bytes]]:
-        """The fields of a hash with their values, each once: a scan may show one twice."""
+        """Return the fields and values of a hash, each once; a scan can return a field twice."""
         pairs = dict([pair async for pair in self._asker.pairs("HSCAN", name, ROWS_A_SCAN)])
         return list(pairs.items())
 
@@ -131,20 +128,20 @@ class Recovering:
         return [(int(count), record) for count, _, record in parts]
 
     async def handles(self, chunk: int) -> AsyncIterator[Handles]:
-        """See ``Store.recover_handles``. Its chunks are not of one moment, but come to the same
-        as the first was: tasks made meanwhile are left out, ended ones may be, and nobody changes
-        a due time before all are loaded."""
+        """See ``Store.recover_handles``. The chunks are read at different moments, but together
+        show the moment of the first: new tasks are left out, ended ones can be, and no due time
+        changes before all handles are loaded."""
         filling = self._mirror.begin_filling()
         self._keyed = _Columns(array("q"), array("Q"))
-        asked: asyncio.Future[list[bytes]] | None = None
+        requested: asyncio.Future[list[bytes]] | None = None
         first, whole = True, False
         try:
             filling.ask()
             records = await self._page(None, chunk, waits=False)
             while records:
-                if not first:  # a daemon whose first tasks are there has more urgent questions
-                    asked = self._after(records[-1], filling, chunk)
-                    await asyncio.sleep(0)  # Redis reads the next page while this one is taken over
+                if not first:  # after the first chunk, the daemon has more urgent reads
+                    requested = self._after(records[-1], filling, chunk)
+                    await asyncio.sleep(0)  # Redis reads the next page while this one is processed
                 heads = decode_heads(records)
                 changes = filling.take()
                 self._mirror.fill(changes.newer, heads.ids, records)
@@ -155,20 +152,20 @@ class Recovering:
                 if first:
                     failpoints.hit("recovery.middle")
                     first = False
-                records = await (asked or self._after(records[-1], filling, chunk))
+                records = await (requested or self._after(records[-1], filling, chunk))
             whole = True
         finally:
-            if asked is not None and not (asked.cancel() or asked.cancelled()):
-                asked.exception()  # nobody asks for it any more
+            if requested is not None and not (requested.cancel() or requested.cancelled()):
+                requested.exception()  # marks the exception as retrieved
             self._mirror.end_filling(filling, whole=whole)
 
     def _after(self, last: bytes, filling: Filling, chunk: int) -> asyncio.Future[list[bytes]]:
-        """Ask for the page after this record: what lands from now on may not be in it."""
+        """Request the page after this record; batches applied from now on can be missing in it."""
         filling.ask()
         return asyncio.ensure_future(self._page(last, chunk, waits=True))
 
     def _hash(self, heads: Heads) -> None:
-        """Note the key hashes of those of the tasks that have a key."""
+        """Record the key hashes of the tasks that have a key."""
         hash_of, (keyed_ids, hashes) = self._key_hash, self._keyed
         for task_id, topic, key in zip(heads.ids, heads.topics, heads.keys, strict=True):
             if key is not None:
@@ -183,8 +180,8 @@ class Recovering:
             yield Keyed(keyed.ids[start:stop], keyed.hashes[start:stop])
 
     async def _page(self, last: bytes | None, chunk: int, *, waits: bool) -> list[bytes]:
-        """The records, in due order, behind this one (None: from the beginning); large ones are
-        without their bodies, if nothing keeps these. ``waits``: for a Redis that is away."""
+        """Return the records after ``last`` in due order (None: from the beginning). Without a
+        mirror, large records have no bodies. ``waits``: retry while Redis does not answer."""
         score = member = b""
         if last is not None:
             (task_id,), (due_ms,), *_ = decode_heads([last])
@@ -202,7 +199,7 @@ class Recovering:
 
 
 def _without(new: set[int], ended: set[int], heads: Heads) -> Handles:
-    """The handles without tasks that were made since the stream began, or have ended since."""
+    """Return the handles without tasks created or ended since the stream began."""
     ids, dues_ms, topics, _ = heads
     gone = new | ended if ended else new
     if not gone:
@@ -214,17 +211,17 @@ def _without(new: set[int], ended: set[int], heads: Heads) -> Handles:
 async def copy_to_sqlite(
     reader: Reader, small: Callable[[], Awaitable[Small]], writer: Writer, path: str
 ) -> int:
-    """Copy the shard; returns the copy's bytes. Raises StoreError if the file exists."""
+    """Copy the shard. Return the size of the copy in bytes. Raise StoreError if the file exists."""
     from tickwheel.persistence.filling import copying, pages
 
-    # What is confirmed meanwhile may be in the copy, or not.
+    # The copy can contain batches that are confirmed during the copy.
     async with copying(path, writer.held) as filler:
         meanwhile: deque[Effects] = deque()
         writer.watchers.append(meanwhile)
         try:
-            found = await small()
-            await filler.write(Effects(ended=dict(found.outcomes)))
-            await filler.records(found.records)
+            small_records = await small()
+            await filler.write(Effects(ended=dict(small_records.outcomes)))
+            await filler.records(small_records.records)
             async for page in pages(reader.scan):
                 for task in page:
                     await filler.change(task)
@@ -237,13 +234,13 @@ async def copy_to_sqlite(
 
 
 async def _catch_up(filler: Filler, meanwhile: deque[Effects]) -> None:
-    """Lay the batches over the copy that landed meanwhile."""
+    """Apply the batches that were applied to the shard meanwhile."""
     await filler.flush()
     while meanwhile:
         effects = meanwhile.popleft()
-        # The page may have shown a task already: what is new is written over it.
+        # A page can already have had a new task, so new tasks are written as updates.
         updated = effects.enqueued | effects.updated
-        # The copy hashes keys by a seed of its own.
+        # The copy hashes keys with a different seed.
         await filler.write(replace(effects, enqueued={}, hashes={}, updated=updated))
 
 
@@ -254,7 +251,7 @@ RETRY_S_MAX = 2.0
 
 
 class Rewriter:
-    """A writer's ``commit`` and ``verify`` over a Redis that may lose everything."""
+    """Wraps the writer's ``commit`` and ``verify``, and rewrites a Redis that has lost data."""
 
     def __init__(self, writer: Writer, mirror: Mirror, tally: Tally, what: str) -> None:
         self._writer = writer
@@ -266,9 +263,9 @@ class Rewriter:
         self._failed: StoreError | None = None
         self._written = self._total = 0
         self._landed = 0
-        """The last batch that memory has, of those that are written anew."""
+        """The last batch in the mirror when the rewrite began."""
         self.commits = 0
-        """How many calls of ``commit`` there were: whoever commits notices what is wrong."""
+        """Number of calls of ``commit``, which detect a loss."""
 
     @property
     def active(self) -> bool:
@@ -276,11 +273,11 @@ class Rewriter:
 
     @property
     def state(self) -> str:
-        """How far the writing anew is, for messages."""
-        return f"{self._what} is being written anew: {self._written} of {self._total} tasks"
+        """The progress of the rewrite, for messages."""
+        return f"{self._what} is being rewritten: {self._written} of {self._total} tasks"
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
-        """See ``Store.commit``; also raises StoreBehind and StoreLost, see the invariants."""
+        """See ``Store.commit``. Also raise StoreBehind and StoreLost; see the invariants."""
         self.commits += 1
         if self._failed is not None:
             raise self._failed
@@ -289,13 +286,13 @@ class Rewriter:
                 return await self._writer.commit(epoch, owner, n, effects)
             except (StoreBehind, StoreLost) as error:
                 await self._begin(error)
-        # One that landed and was not replicated yet is in memory, and so among what is written: it
-        # must come again, and nothing else may come under its number.
+        # A batch that was applied but not replicated is in the mirror and thus in the rewrite. The
+        # caller must commit it again, and nothing else under its number.
         kind = CommitUnknown if n <= self._landed else CommitRefused
         raise kind(f"batch {n}: {self.state}")
 
     async def verify(self) -> None:
-        """See ``Writer.verify``; also raises StoreAway while the shard is written anew."""
+        """See ``Writer.verify``. Also raise StoreAway during a rewrite."""
         if self._failed is not None:
             raise self._failed
         if not self.active:
@@ -307,8 +304,8 @@ class Rewriter:
         raise StoreAway(self.state)
 
     async def _begin(self, why: StoreError) -> None:
-        """Begin to write the shard anew; raises ``why`` if the mirror is not complete, and
-        StoreForgot if there is none."""
+        """Begin to rewrite the shard. Raise ``why`` if the mirror is not complete, and StoreForgot
+        if there is none."""
         if not self._mirror.keeps_records:
             raise await self._give_up(why)
         if not self._mirror.complete:
@@ -318,12 +315,12 @@ class Rewriter:
         self._landed = self._writer.last
         counts = self._mirror.counts()
         self._written, self._total = 0, counts.tasks
-        log.error("%s; it is written anew from memory: %s", why.message, counts)
+        log.error("%s; it is being rewritten from memory: %s", why.message, counts)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _give_up(self, why: StoreError) -> StoreForgot:
-        """End for good, since nobody has what is missing; and see to it that nobody, this daemon
-        after a restart included, goes on with what is left as if it were all."""
+        """Return the error of a permanent loss, and mark the shard so that no daemon, including
+        this one after a restart, continues with the incomplete data."""
         self._failed = error = StoreForgot(
             f"{why.message}; the daemon has no copy of it (mirror=no): `tickwheel init --force`,"
             " then `tickwheel restore` from backup and history"
@@ -333,10 +330,10 @@ class Rewriter:
         return error
 
     async def close(self) -> None:
-        """Stop a writing anew; the shard stays marked as not whole."""
+        """Stop a rewrite; the shard stays marked as incomplete."""
         task = self._task
         if task is not None:
-            log.error("%s was closed before it was whole again: %s", self._what, self.state)
+            log.error("%s was closed before its rewrite was complete: %s", self._what, self.state)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -350,12 +347,12 @@ class Rewriter:
         except StoreBroken as error:
             self._failed = error
         except Exception as error:
-            log.exception("%s could not be written anew", self._what)
-            self._failed = StoreBroken(f"{self._what} could not be written anew: {error!r}")
+            log.exception("%s could not be rewritten", self._what)
+            self._failed = StoreBroken(f"{self._what} could not be rewritten: {error!r}")
         else:
             self._tally.rewrites += 1
             log.warning(
-                "%s was written anew in %.1f s: %s",
+                "%s was rewritten in %.1f s: %s",
                 self._what,
                 loop.time() - started_s,
                 self._mirror.counts(),
@@ -377,8 +374,8 @@ class Rewriter:
                 if not is_logged:
                     is_logged = True
                     log.warning(
-                        "writing %s anew was cut short after %d of %d tasks, and will begin again"
-                        " until it succeeds: %s",
+                        "rewriting %s was interrupted after %d of %d tasks, and is repeated until"
+                        " it succeeds: %s",
                         self._what,
                         self._written,
                         self._total,
@@ -388,7 +385,7 @@ class Rewriter:
             pause_s = min(2 * pause_s, RETRY_S_MAX)
 
     async def _write(self) -> None:
-        """Write all batches of the mirror. Raises StoreError; nothing written counts then."""
+        """Write all batches of the mirror. Raise StoreError; the rewrite must then start again."""
         self._written = 0
         async with self._writer.write_anew() as write:
             for effects in self._mirror.batches():
@@ -400,7 +397,7 @@ PAUSE_S = 1.0
 
 
 class Watch:
-    """Looks at an idle Redis: ``start`` when the shard is open, ``stop`` before it closes."""
+    """Checks an idle Redis. Call ``start`` when the shard is open, ``stop`` before it closes."""
 
     def __init__(self, asker: ReadClient, rewriter: Rewriter) -> None:
         self._asker = asker

@@ -1,9 +1,9 @@
-"""The other shards of a Redis: see ``contract.Siblings``.
+"""The other shards of a Redis; see ``contract.Siblings``.
 
-Reads are plain commands on lines beside the store's. At one address, and behind Sentinels, all
-shards are on the same master, and one line reads them all. In a Cluster there is a line to each
-master, however many shards it has: with one for each shard, shards would have as many connections
-as there are pairs of them. Which master has a shard is asked once, and again after one has refused.
+Reads are plain commands on connections separate from the store's. At one address, and with
+Sentinels, all shards are on the same master, and one connection reads them all. In a Cluster there
+is one connection to each master. With one for each shard, the number of connections would grow
+with the square of the number of shards. The locations of slots are cached until a master refuses.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from tickwheel.persistence.redis.driver import (
 from tickwheel.persistence.redis.layout import GROUPS, Keys, record_field
 
 ROWS_A_SCAN = 10_000
-"""Fields that one call looks at: sessions and all other records are among them."""
+"""Fields that one call scans, including sessions and all other records."""
 TRIES = 3
 AWAY_S = 1.0
-"""For so many seconds a server that has not answered is not asked about other shards either, each
-of which would wait for it in its turn."""
+"""Seconds for which a server that has not answered is not called for other shards, each of which
+would otherwise wait for its time-out."""
 _T = TypeVar("_T")
 _Ask = Callable[[Connection, Keys], Awaitable[_T]]
 _COUNTER = record_field((COUNTER, COUNTER.key(SettingsCounter())))
 _GROUP = f"{GROUP.name} *"
-"""The pattern of the fields of groups."""
+"""Pattern of the fields of groups."""
 
 
 class RedisSiblings:
-    """The shards beside the one that the options name."""
+    """The other shards of the store; the options name one shard."""
 
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
         self._line = _Line(options)
-        """To the master of the own shard."""
+        """The connection to the master of this daemon's shard."""
         self._masters = _Masters(options, self._line) if options.kind == CLUSTER else None
         self._preparing: asyncio.Task[None] | None = None
 
@@ -83,7 +83,7 @@ class RedisSiblings:
         return [one is not None for one in found]
 
     async def _read(self, shard: int, ask: _Ask[_T]) -> _T:
-        """What ``ask`` finds in a shard. Raises StoreAway."""
+        """Call ``ask`` for a shard. Raise StoreAway."""
         options = replace(self._options, shard=shard)
         keys = Keys(options.prefix, options.namespace, shard)
         try:
@@ -94,7 +94,7 @@ class RedisSiblings:
             raise StoreAway(f"{keys.shard} of {options.name}: {error.message}") from error
 
     async def _of_master(self, masters: _Masters, slot: int, keys: Keys, ask: _Ask[_T]) -> _T:
-        """The same in a Cluster. A slot on its way is waited for, as long as a call may take."""
+        """Call ``ask`` in a Cluster, and wait up to ``call_ms`` for a slot in migration."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._options.call_ms / 1000
         while True:
@@ -122,7 +122,7 @@ class RedisSiblings:
 
 
 class _Line:
-    """A connection by which one shard after the other is asked about."""
+    """A connection that is used for one shard after the other."""
 
     def __init__(self, options: RedisOptions) -> None:
         self.connection = Connection(options)
@@ -130,7 +130,7 @@ class _Line:
         self._away_until_s = 0.0
 
     async def read(self, keys: Keys, ask: _Ask[_T]) -> _T:
-        """What ``ask`` finds in a shard. Raises NotConnected, NoReply, ServerError."""
+        """Call ``ask`` for a shard. Raise NotConnected, NoReply or ServerError."""
         loop = asyncio.get_running_loop()
         async with self._lock:
             if loop.time() < self._away_until_s:
@@ -143,19 +143,19 @@ class _Line:
 
 
 class _Masters:
-    """Lines to the masters of a Cluster."""
+    """Connections to the masters of a Cluster."""
 
     def __init__(self, options: RedisOptions, asked: _Line) -> None:
-        """``asked`` is asked where all slots are."""
+        """``asked``: the connection for the locations of all slots."""
         self._options = options
         self._asked = asked.connection
         self._asking = asyncio.Lock()
         self._ranges: Sequence[SlotRange] = ()
-        """Empty: not known."""
+        """The locations of all slots; empty: unknown."""
         self._lines: dict[Address, _Line] = {}
 
     async def line(self, slot: int) -> _Line:
-        """The one to the master of a slot. Raises NotConnected, NoReply, ServerError."""
+        """Return the connection to a slot's master. Raise NotConnected, NoReply or ServerError."""
         await self._know()
         address = master_of(slot, self._ranges)
         if address is None:
@@ -169,7 +169,7 @@ class _Masters:
         return self._lines[address]
 
     async def ready(self) -> None:
-        """Connect to all. Raises as ``line``."""
+        """Connect to all masters. Raise as ``line``."""
         await self._know()
         lines = [self._line_to(some.nodes[0]) for some in self._ranges]
         await asyncio.gather(*(line.connection.ready() for line in lines))
@@ -185,7 +185,7 @@ class _Masters:
                 await self._lines.pop(address).connection.close()
 
     def forget(self) -> None:
-        """Ask anew where slots are."""
+        """Look up the locations of slots again."""
         self._ranges = ()
 
     async def close(self) -> None:

@@ -1,15 +1,15 @@
-"""The Redis store, the contract over two lines, one that writes and one that reads; and the
-leader's lease, on a line of its own. Last, the registry by which nodes find each other.
+"""The Redis store, which implements the contract with one connection for writes and one for reads;
+the leader's lease, with a separate connection; and the registry of nodes.
 
-Durable as far as Redis is: a batch is there when ``commit`` returns, and survives what Redis's
-own ``appendonly`` and ``appendfsync`` make it survive, or ``wait_replicas`` of its replicas.
+The store is as durable as Redis: a committed batch survives the failures that Redis's
+``appendonly`` and ``appendfsync`` cover, or that ``wait_replicas`` replicas cover.
 
-The lease is one key with a time to live, changed only by its owner: ``S:leader`` holds
-``owner|address|since_ms|epoch|life|http``, of which the last two may be empty. Its line has
-time-outs well below the lease's, so that a batch under way never delays a renewal. A renewal begins
-with a harmless removal and extends by PEXPIRE: Redis lets both pass when it has no memory left.
-``S:standbys`` is for people: who stands by says so at every look that is given its name
-(``node|address|since_ms|http``), and who leads reads it with its renewals.
+The lease is one key with a time to live, changed only by its owner. ``S:leader`` has
+``owner|address|since_ms|epoch|life|http``, where the last two can be empty. Its connection has
+time-outs well below the lease's, and a commit never delays a renewal. A renewal begins with a
+harmless removal and extends the lease with PEXPIRE: Redis permits both without free memory.
+``S:standbys`` informs people: a standby writes its entry (``node|address|since_ms|http``) with
+``look``, and the leader reads it with its renewals.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ from tickwheel.waiting import to_its_end
 log = logging.getLogger(__name__)
 
 ROOM_PART = 64
-"""The part of the memory that must be free (1/64, or 1 MiB) for enqueues."""
+"""Fraction of the memory limit (1/64, at least 1 MiB) that must be free for enqueues."""
 ROOM_BYTES_MIN = 1 << 20
 
 
 class RedisStore:
-    """The Redis store: see ``contract.Store``. May be opened again after it was closed."""
+    """The Redis store; see ``contract.Store``. It can be opened again after it was closed."""
 
     def __init__(self, options: RedisOptions) -> None:
         self.options = options
@@ -81,7 +81,7 @@ class RedisStore:
         self._durability = ""
         self._tally = Tally()
         self._moves, self._at = 0, ""
-        """Of former openings: how often the store moved, and where it was."""
+        """Moves, and the last address, of earlier openings."""
         self._writing = Connection(options)
         self._renew()
 
@@ -107,27 +107,27 @@ class RedisStore:
 
     @property
     def name(self) -> str:
-        """The address without secrets."""
+        """The URL without secrets."""
         return self.options.name
 
     @property
     def durability(self) -> str:
-        """See ``Store.durability``: as Redis was set when it was opened."""
+        """See ``Store.durability``; it depends on the settings of Redis at ``open``."""
         return self._durability
 
     @property
     def incarnation(self) -> str:
-        """The mark of this laying out of the shard; another one means other data."""
+        """The random mark of the shard's data; another mark means other data."""
         return self._writer.incarnation
 
     @property
     def at(self) -> str:
-        """The server that it writes to, ``HOST:PORT``; empty: none yet."""
+        """The address of the server for writes, ``HOST:PORT``; empty until one was reached."""
         return self._writing.at or self._at
 
     @property
     def moves(self) -> int:
-        """How often another server had the shard than before, over all openings."""
+        """Number of times that the shard changed its server, over all openings."""
         return self._moves + self._writing.moves
 
     @property
@@ -137,28 +137,28 @@ class RedisStore:
 
     @property
     def replays(self) -> int:
-        """How often batches were replayed to a Redis that had lost them."""
+        """Number of times that lost batches were replayed to Redis."""
         return self._tally.replays
 
     @property
     def rewrites(self) -> int:
-        """How often everything was written again to a Redis that had lost more than was kept."""
+        """Number of times that all data was written again after a larger loss."""
         return self._tally.rewrites
 
     @property
     def resident_bytes(self) -> int:
-        """About how many bytes of memory the mirror of all data in Redis takes."""
+        """Approximate bytes of memory that the mirror takes."""
         return self._mirror.bytes_held
 
     async def open(
         self, owner: str, now_ms: int, *, epoch_min: int = 1, known: Sequence[Known] = (),
         may_create: bool = True,
     ) -> Opened:  # fmt: skip
-        """See ``Store.open``. ``may_create`` False: an empty Redis is refused (a standby that
-        has seen data here must not lay out an empty shard while its owner may live)."""
+        """See ``SharedStore.open``. A standby that has seen data must not initialize an empty shard
+        while its owner can still be alive; it passes ``may_create`` False."""
         check(self.options)
         self._renew()
-        # The line that reads connects meanwhile.
+        # The connection for reads is made concurrently.
         reading = asyncio.get_running_loop().create_task(self._reading.ready())
         try:
             opened = await self._open(owner, now_ms, epoch_min, may_create, known)
@@ -166,23 +166,25 @@ class RedisStore:
         except BaseException:
             await to_its_end(self._give_up(reading))
             raise
-        # Another one each time: no hash is stored, because a start sees every key anyway.
+        # The seed changes with each start: hashes are not stored, because a start reads every key.
         opened.key_seed = self._key_seed
         self._is_open = True
         self._watch.start()
         if not self._mirror.has_room:
             opened.has_room = False
             opened.no_room = (
-                f"its tasks take about {self._mirror.bytes_held} bytes of memory; the limit is"
+                f"its tasks need about {self._mirror.bytes_held} bytes of memory; the limit is"
                 f" {self.options.resident_bytes_max} (resident_bytes_max)"
             )
             log.warning(
-                "store %s: %s; all are loaded, and new ones are refused", self.name, opened.no_room
+                "store %s: %s; all tasks are loaded, but new tasks are refused",
+                self.name,
+                opened.no_room,
             )
         return opened
 
     async def _give_up(self, reading: asyncio.Task[None]) -> None:
-        """Close both lines, of which one may be about to connect."""
+        """Close both connections; the one for reads can still be connecting."""
         reading.cancel()
         await asyncio.wait((reading,))
         await self._reading.close()
@@ -191,7 +193,7 @@ class RedisStore:
     async def _open(
         self, owner: str, now_ms: int, epoch_min: int, may_create: bool, known: Sequence[Known]
     ) -> Opened:
-        """Begin an epoch, and become its writer."""
+        """Begin an epoch and prepare the writer."""
         line = self._writing
         try:
             await opening.inspect(line, self.options)
@@ -234,8 +236,8 @@ class RedisStore:
         self._writer.ahead.add(effects.enqueued)
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
-        """See ``Store.commit``; also raises StoreBehind and StoreLost, unless everything is in
-        memory: then CommitRefused, while it is written to Redis again."""
+        """See ``Store.commit``. If Redis has lost data, raise CommitRefused while the mirror writes
+        it again; without a complete mirror raise StoreBehind or StoreLost."""
         self._check_open()
         return await self._rewriter.commit(epoch, owner, n, effects)
 
@@ -264,7 +266,7 @@ class RedisStore:
         return await self._reader.scan_dead(after, limit, topic, group)
 
     async def backup(self, path: str) -> int:
-        """Copy the data to a SQLite store, which a daemon can be started on."""
+        """Copy the data to a SQLite database, which a daemon can open as its store."""
         self._check_open()
         return await copy_to_sqlite(self._reader, self.recover_small, self._writer, path)
 
@@ -288,7 +290,7 @@ class RedisStore:
             await self._rewriter.verify()
 
     async def close(self, clean: bool) -> None:
-        """``clean`` is recorded when Redis can be reached; else the next start is unclean."""
+        """See ``Store.close``. If Redis cannot be reached, ``clean`` is not recorded."""
         if not self._is_open:
             return
         self._is_open = False
@@ -315,7 +317,7 @@ CALL_MS_MIN = 100
 
 
 class RedisElection:
-    """The election in Redis: see ``election.Election``."""
+    """The election in Redis; see ``contract.Election``."""
 
     def __init__(self, options: RedisOptions, ttl_ms: int) -> None:
         self._options = options
@@ -390,7 +392,7 @@ class RedisElection:
 
 
 def _mark(text: str) -> dict[str, str]:
-    """The fields of ``Seen`` for the mark of a shard that is not whole."""
+    """Return the fields of ``Seen`` for the mark of an incomplete shard."""
     owner = text.removeprefix(LOST_BY)
     return {"rewriting": text} if owner == text else {"lost_by": owner}
 
@@ -400,7 +402,7 @@ def _owner(leader: Leader) -> str:
 
 
 def _field(text: str) -> str:
-    """A text as a part of the lease's value, where ``|`` separates parts."""
+    """Return a text as a field of the lease's value, in which ``|`` separates fields."""
     return text.replace("|", "_")
 
 
@@ -417,22 +419,23 @@ def _leader(value: str) -> Leader | None:
     return Leader(owner, address, since, at_epoch, life, http)
 
 
-def _standby_value(one: Standby) -> str:
-    return f"{_field(one.node)}|{_field(one.address)}|{one.since_ms}|{_field(one.http)}"
+def _standby_value(standby: Standby) -> str:
+    node, address, http = map(_field, (standby.node, standby.address, standby.http))
+    return f"{node}|{address}|{standby.since_ms}|{http}"
 
 
 def _standbys(values: list[bytes]) -> tuple[Standby, ...]:
-    found = {}
+    standbys = {}
     for value in values:
         text = value.decode(errors="replace")
         node, address, since_ms, http = [*text.split("|"), *[""] * 3][:4]
         since = int(since_ms) if since_ms.isdecimal() else 0
-        # It said so before under another moment or address: the newest of a node counts.
-        found[node, address] = Standby(node, address, http, since)
-    return tuple(found[key] for key in sorted(found))
+        # A later entry of the same node and address replaces an earlier one.
+        standbys[node, address] = Standby(node, address, http, since)
+    return tuple(standbys[key] for key in sorted(standbys))
 
 
-# --- where nodes find each other ------------------------------------------------------------------
+# --- the registry of nodes ------------------------------------------------------------------------
 
 NODES_FORMAT: Final = 1
 NODES_PART: Final = "nodes"
@@ -440,21 +443,21 @@ NODES_NAMES: Final = ("nodes", "until", "placed", "drained", "route", "scratch")
 
 
 class RedisNodes:
-    """The registry of the nodes that share a Redis: see ``contract.NodeRegistry``.
+    """The registry of the nodes that share a Redis; see ``contract.NodeRegistry``.
 
-    All of it, and nothing of a shard, is under one hash tag, ``S`` = ``{tw:default:nodes}``:
+    All its keys, and no others, have the hash tag ``S`` = ``{tw:default:nodes}``:
 
-    | key | type | what |
+    | key | type | contents |
     |---|---|---|
     | S:nodes | hash | node → its run and its record (JSON with a format) |
-    | S:until | hash | node → the millisecond, by Redis' clock, at which it counts as gone |
-    | S:placed | hash | shard → the node where an operator wants it |
-    | S:drained | hash | nodes that shall have no shards, as an operator says |
-    | S:route | hash | how many shards; version; shard → the daemon that said last that it leads |
+    | S:until | hash | node → the millisecond, by Redis's clock, at which it counts as gone |
+    | S:placed | hash | shard → the node where an operator has placed it |
+    | S:drained | hash | the nodes that an operator has drained |
+    | S:route | hash | number of shards; version; shard → the daemon that last claimed to lead it |
 
-    A record lapses by the clock of Redis, so no two machines' clocks are ever compared. Losing all
-    of it loses no task: each node writes itself again with its next word. What is lost for good are
-    the wishes of operators.
+    Records expire by Redis's clock, so the clocks of two machines are never compared. The loss of
+    this registry loses no task: each node writes its record again with its next beat. Only the
+    placements and drains of operators are lost.
     """
 
     def __init__(self, options: RedisOptions, shards: int) -> None:
@@ -467,12 +470,12 @@ class RedisNodes:
         self._keys = tuple(f"{{{options.tag}}}:{name}".encode() for name in NODES_NAMES)
 
     async def beat(self, me: NodeRecord, instead_of: str = "") -> NodesSeen:
-        return await self._say(me, _to_text(me), instead_of)
+        return await self._write(me, _to_text(me), instead_of)
 
     async def leave(self, me: NodeRecord) -> None:
-        await self._say(replace(me, claims=()), "", "")
+        await self._write(replace(me, claims=()), "", "")
 
-    async def _say(self, me: NodeRecord, text: str, instead_of: str) -> NodesSeen:
+    async def _write(self, me: NodeRecord, text: str, instead_of: str) -> NodesSeen:
         args: list[str | int] = [self._shards, me.ttl_ms, me.name, me.run, text, instead_of]
         args.append(NODES_MAX)
         for claim in me.claims:
@@ -482,31 +485,32 @@ class RedisNodes:
         except ServerError as error:
             if self._has_answered or not is_not_run(error):
                 raise
-            # Nobody has been well with it yet: it is what the server, or the user, is set to.
+            # No call has succeeded yet, so the server or the user is not set up for it.
             raise StoreUnusable(f"store {self._name}: {error.message}") from None
         self._has_answered = True
         if int(shards) != self._shards:
             raise StoreUnusable(
-                f"store {self._name}: it was laid out for {int(shards)} shards, and shards is"
+                f"store {self._name}: it was initialized for {int(shards)} shards, but shards is"
                 f" {self._shards}"
             )
         if len(reply) == 1:
             raise StoreUnusable(
                 f"store {self._name}: it has {int(reply[0])} nodes; the limit is {NODES_MAX}"
-                " (NODES_MAX). One that has died counts for leader_ttl_s"
+                " (NODES_MAX). A dead node counts until leader_ttl_s has passed"
             )
         now_ms, is_mine, version, nodes, until, placed, drained = reply
-        records = {name: _of_text(name, text) for name, text in _pairs(nodes).items()}
-        known = {name: one for name, one in records.items() if one is not None}
+        parsed = {name: _of_text(name, text) for name, text in _pairs(nodes).items()}
+        records = {name: record for name, record in parsed.items() if record is not None}
+        others = {name: record for name, record in records.items() if name != me.name}
         ends = _pairs(until)
         return NodesSeen(
             now_ms=now_ms,
-            nodes=known if is_mine else {n: one for n, one in known.items() if n != me.name},
-            seen_ms={name: int(ends.get(name, 0)) - one.ttl_ms for name, one in known.items()},
+            nodes=records if is_mine else others,
+            seen_ms={name: int(ends.get(name, 0)) - node.ttl_ms for name, node in records.items()},
             placed={int(shard): node for shard, node in _pairs(placed).items()},
             drained=frozenset(_pairs(drained)),
             version=int(version),
-            namesake=None if is_mine else known.get(me.name),
+            namesake=None if is_mine else records.get(me.name),
         )
 
     async def place(self, shard: int, node: str | None) -> None:
@@ -528,7 +532,7 @@ class RedisNodes:
 
 
 def _pairs(flat: list[bytes]) -> dict[str, str]:
-    texts = [one.decode(errors="replace") for one in flat]
+    texts = [value.decode(errors="replace") for value in flat]
     return dict(zip(texts[::2], texts[1::2], strict=True))
 
 
@@ -537,14 +541,14 @@ def _to_text(record: NodeRecord) -> str:
 
 
 def _of_text(name: str, text: str) -> NodeRecord | None:
-    """The record in a value; None: a newer release has written it, or nobody of ours."""
+    """Return the record in a value, or None if its format is unknown or newer."""
     try:
-        said: dict[str, Any] = json.loads(text.partition("|")[2])
-        if said.pop("format") != NODES_FORMAT:
+        fields: dict[str, Any] = json.loads(text.partition("|")[2])
+        if fields.pop("format") != NODES_FORMAT:
             return None
-        claims = tuple(Claim(**one) for one in said.pop("claims"))
-        standbys = {int(shard): address for shard, address in said.pop("standbys").items()}
-        record = NodeRecord(claims=claims, standbys=standbys, **said)
+        claims = tuple(Claim(**claim) for claim in fields.pop("claims"))
+        standbys = {int(shard): address for shard, address in fields.pop("standbys").items()}
+        record = NodeRecord(claims=claims, standbys=standbys, **fields)
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
     return replace(record, name=name)

@@ -1,25 +1,23 @@
-"""The order of batches, over broken connections and over a Redis that lost something.
+"""The order of batches, across broken connections and losses of data in Redis.
 
-Every connection claims the shard before it writes. The claim voids whatever an older connection
-may still have under way and answers with the last batch, so that from then on the fate of each
-batch is known. It is also where a Redis that came back empty or older shows. Invariants:
+Every connection claims the shard before it writes. The claim voids all scripts that older
+connections have sent, and returns the last batch, so afterwards the state of every batch is known.
+The claim also detects a Redis that is empty or older. Invariants:
 
-* ``CommitUnknown`` is raised for a batch only while it may be applied, or is applied and not
-  replicated yet; its number keeps its content until its fate is known.
-* Nothing is confirmed while Redis lacks a batch that it had confirmed.
+* ``CommitUnknown`` is raised for a batch only while it can still be applied, or is applied but not
+  replicated yet. Its number keeps its content until its state is known.
+* Nothing is confirmed while Redis lacks a confirmed batch.
 
-The batches applied last are kept for a Redis that comes back without them: one that syncs its log
-once a second may lose the last two seconds of what it confirmed, a stale replica somewhat more.
-They are bounded by time and by bytes, whichever comes first. Of new tasks only the records are
-kept, which the mirror holds anyway: their rows would take as much memory again. Without a mirror
-they have memory of their own.
+The writer keeps the newest batches to replay them after a loss: a Redis that syncs its log once a
+second can lose the last two seconds, a stale replica somewhat more. They are bounded by time and
+bytes. For new tasks it keeps only the records, which the mirror shares; rows would double the
+memory. Without a mirror the records have separate memory.
 
-``Sender`` brings one batch to Redis: a script, or parts that are staged, sealed and applied.
-``Claimant`` claims a shard for a connection, and sets the frame around writing it anew: one script
-each. They know who owns the shard and on which claim of a connection; they do not know
-connections, nor which batch comes next. A claim judges what it finds only as far as it makes this
-daemon the wrong one; what is missing in the shard is the writer's business. Invariant: ``unknown``
-is the number of a batch whose script was sent and may still be applied, 0 when there is none.
+``Sender`` sends one batch to Redis: one script, or parts that are staged, sealed and applied.
+``Claimant`` claims a shard for a connection, and marks the begin and the end of a rewrite. Both
+know the owner and the claim; they do not know connections or the next batch. A claim only detects
+that this daemon is not the owner; the writer detects missing batches. Invariant: ``unknown`` is the
+number of a batch whose script was sent and can still be applied; 0: there is none.
 """
 
 from __future__ import annotations
@@ -81,15 +79,15 @@ if TYPE_CHECKING:
     from tickwheel.persistence.redis.mirror import Mirror
 
 PART_PATIENCE = 1 + (PART_BYTES_MAX >> 20)
-"""The patience for one part of a batch: a second for each MiB, for a slow disk."""
+"""Factor of the time-out for one part of a batch: one more for each MiB, for slow disks."""
 
 
 class Again(Exception):
-    """The shard has to be claimed again; the claim shows what became of the batch."""
+    """The shard must be claimed again; the claim returns the state of the batch."""
 
 
 class Sender:
-    """Sends batches to Redis in the name of a claim."""
+    """Sends batches to Redis under a claim."""
 
     def __init__(self, line: Connection, keys: Keys) -> None:
         self._line = line
@@ -97,14 +95,15 @@ class Sender:
         self.epoch = 0
         self.owner = ""
         self.link = b""
-        """The number of the claim, which every script carries."""
+        """Number of the claim, which is in every script's arguments."""
         self.id_mark = 0
         self.unknown = 0
         self.staged = False
-        """Whether a large batch is being applied, so that a read may show half of it."""
+        """Whether a large batch is being applied, which a read can see in part."""
 
     async def send(self, n: int, effects: Effects, flat: Sequence[Packed], size_bytes: int) -> None:
-        """Send a batch; returns when it is applied. Raises Again, Away, Lost, Answer."""
+        """Send a batch and return when it is applied. Raise Again, NotConnected, NoReply or
+        ServerError."""
         id_mark = id_text(max(self.id_mark, effects.id_mark))
         position_ms = b"%d" % effects.position_ms
         makes_tasks = int(effects.makes_tasks)
@@ -128,13 +127,13 @@ class Sender:
         args: tuple[Argument, ...],
         patience: int = 1,
     ) -> None:
-        """Run a script that decides about batch ``n``; returns when it did its work."""
+        """Run a script that decides batch ``n``. Raise Again if it was not applied."""
         self.unknown = n
         try:
             status, rest = await self.run(script, more, args, patience)
         except (NotConnected, ServerError):
-            # Nothing was sent, or Redis refused at the first write. Whatever an older
-            # connection had under way was voided by this one's claim.
+            # Nothing was sent, or Redis refused the first write. The claim has voided all scripts
+            # of older connections.
             self.unknown = 0
             raise
         if status in ("applied", "staged"):
@@ -142,7 +141,7 @@ class Sender:
         self.unknown = 0
         if status == "twice":
             raise StoreBroken(f"id {int(rest[0])} was assigned twice")
-        # fenced, stale, gone, gap, before, parts, unstaged: the claim finds out what is there now.
+        # fenced, stale, gone, gap, before, parts, unstaged: a new claim reads the current state.
         raise Again(status)
 
     async def apply_parts(self, count: int, applied: int) -> None:
@@ -161,7 +160,7 @@ class Sender:
         args: tuple[Argument, ...],
         patience: int = 1,
     ) -> tuple[str, list[bytes]]:
-        """A fenced script's status and the rest of its reply."""
+        """Run a fenced script. Return its status and the rest of its reply."""
         fence = (self.epoch, self.owner.encode(), self.link)
         reply: list[Any] = await self._line.run(
             script, self._keys.all + more, (*fence, *args), patience=patience
@@ -170,7 +169,7 @@ class Sender:
 
 
 class Expecting(Protocol):
-    """What a claim is compared with; see ``Writer``."""
+    """The expected state that a claim is compared with; see ``Writer``."""
 
     rewriting: bool
     last: int
@@ -181,21 +180,21 @@ class Expecting(Protocol):
 
 
 class Claim(NamedTuple):
-    """What the shard said of itself when it was claimed."""
+    """The state of the shard when it was claimed."""
 
     last: int
     parts: int
-    """How many parts a sealed batch has that is being applied; 0: there is none."""
+    """Number of parts of a sealed batch that is being applied; 0: there is none."""
     part: int
     rewriting: bool
     epoch: int
     """The epoch of the previous claim."""
 
     def check(self, what: str, writer: Expecting) -> None:
-        """Raises StoreBehind when the batch number alone does not show what is there."""
+        """Raise StoreBehind if the batch number does not prove the contents of the shard."""
         if self.rewriting != writer.rewriting:
             raise StoreBehind(
-                f"{what} is not whole: writing it anew was cut short",
+                f"{what} is not complete: rewriting it was interrupted",
                 last_seen=0,
                 last_known=writer.last,
             )
@@ -208,7 +207,8 @@ class Claim(NamedTuple):
 
 
 class Claimant:
-    """Claims a shard for its owner on one line. Raises Away, Lost, Answer beside what is named."""
+    """Claims a shard for its owner on one connection. All methods also raise NotConnected, NoReply
+    and ServerError."""
 
     def __init__(self, line: Connection, keys: Keys, name: str) -> None:
         self._line = line
@@ -216,9 +216,9 @@ class Claimant:
         self._name = name
 
     async def take(self, sender: Sender, incarnation: str) -> Claim:
-        """Claim the shard, which voids all that older connections still send.
+        """Claim the shard and void all scripts of older connections.
 
-        Raises Fenced, StoreLost (it is empty).
+        Raise Fenced, or StoreLost if the shard is empty.
         """
         shard = self._keys.shard
         mine = (sender.epoch, sender.owner.encode(), incarnation, sender.link or 0)
@@ -231,7 +231,7 @@ class Claimant:
             )
         if status == "other":
             raise Fenced(
-                f"{self._name}: {shard} was laid out anew (incarnation {rest[0]},"
+                f"{self._name}: {shard} was initialized again (incarnation {rest[0]},"
                 f" epoch {rest[1]} of {rest[2]!r})"
             )
         if status == "gone":
@@ -243,10 +243,11 @@ class Claimant:
     async def frame(
         self, sender: Sender, incarnation: str, phase: str, written: int, last: int
     ) -> None:
-        """``begin``: empty the shard and mark it as not whole; ``end``: the ``written`` batches
-        there are all that was confirmed up to ``last``; ``lost``: mark it as it is.
+        """Run a phase of a rewrite. ``begin``: empty the shard and mark it as incomplete; ``end``:
+        its ``written`` batches now replace all confirmed ones up to ``last``; ``lost``: mark the
+        shard as lacking data, without changing it.
 
-        Raises Fenced, StoreLost (somebody changed it between).
+        Raise Fenced, or StoreLost if another client has changed the shard.
         """
         mine = (sender.epoch, sender.owner.encode(), incarnation)
         mark = f"{LOST_BY}{sender.owner}" if phase == "lost" else sender.owner
@@ -256,33 +257,33 @@ class Claimant:
         if status == "fenced":
             raise Fenced(f"{self._name}: epoch {rest[0]} of {rest[1]!r} began")
         if status != "applied":
-            raise StoreLost(f"{self._name}: {self._keys.shard} is not as it was left ({status})")
+            raise StoreLost(f"{self._name}: {self._keys.shard} was changed by another ({status})")
 
 
 BATCH_BYTES = 200
-"""The bytes that a kept batch takes beside its content."""
+"""Approximate bytes of a kept batch in addition to its content."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """How often Redis had lost something, over all openings of a store."""
+    """Counts of losses in Redis, over all openings of a store."""
 
     replays: int = 0
-    """How often the batches that were kept were enough."""
+    """Losses that were repaired by replaying kept batches."""
     rewrites: int = 0
-    """How often everything was written anew from memory."""
+    """Losses that were repaired by writing all data again from memory."""
 
 
 APART_BYTES_MIN = 64 << 10
-"""Records of a batch that have memory of their own: a page or two more is little beside them."""
+"""Minimum bytes of a batch's records that get separate memory, which wastes up to two pages."""
 
 
 class Apart:
-    """Some records in memory of their own, which the system has again when they are let go of. As
-    single objects, here for a while among others that stay, they would leave it full of holes."""
+    """Records in separate memory, which returns to the system when it is released. As single
+    objects among longer-lived ones, they would fragment the heap."""
 
     def __init__(self, records: Sequence[bytes], size_bytes: int) -> None:
-        """``size_bytes``: that of all records, above 0."""
+        """``size_bytes``: total size of the records, above 0."""
         self._sizes = array("I", map(len, records))
         self._memory = mmap(-1, size_bytes)
         self._memory.write(b"".join(records))
@@ -296,16 +297,16 @@ class Apart:
 
 @dataclass(slots=True)
 class _Kept:
-    """One applied batch that is kept to be replayed."""
+    """An applied batch that is kept for a replay."""
 
     n: int
     rest: Effects
     """The effects of the batch without its new tasks."""
     enqueued: Iterable[bytes]
-    """The records of its new tasks."""
+    """The records of the batch's new tasks."""
     size_bytes: int
     at_s: float
-    """When it was applied last, by the clock of the event loop."""
+    """The time at which it was last applied, in seconds of the event loop's clock."""
 
     def effects(self) -> Effects:
         rows = map(decode_task, self.enqueued)
@@ -313,7 +314,7 @@ class _Kept:
 
 
 class History:
-    """The newest batches, in order and without gaps; the newest stays unless it is too large."""
+    """The newest batches, in order and without gaps, within limits of time and bytes."""
 
     def __init__(self, keep_ms: int, keep_bytes: int) -> None:
         self._keep_s = keep_ms / 1000
@@ -324,7 +325,7 @@ class History:
     def add(
         self, n: int, effects: Effects, enqueued: Iterable[bytes], size_bytes: int, now_s: float
     ) -> None:
-        """Batch ``n`` was applied; the one before it is the newest here, or none is.
+        """Add the applied batch ``n``, which follows the newest kept batch.
 
         ``enqueued``: the records of its new tasks.
         """
@@ -335,7 +336,7 @@ class History:
         self.forget(now_s)
 
     def forget(self, now_s: float) -> None:
-        """Let go of the oldest batches, as far as there are too many or they are too old."""
+        """Drop the oldest batches beyond the limits."""
         while self._batches and (
             self._bytes > self._keep_bytes or self._batches[0].at_s < now_s - self._keep_s
         ):
@@ -346,18 +347,18 @@ class History:
         self._bytes = 0
 
     def sent_again(self, first: int, now_s: float) -> None:
-        """The batches from ``first`` on were applied once more."""
+        """Record that the batches from ``first`` on were applied again."""
         for batch in self._batches:
             if batch.n >= first:
                 batch.at_s = now_s
 
     def covers(self, first: int, last: int) -> bool:
-        """Whether every batch from ``first`` to ``last`` is kept."""
+        """Return whether every batch from ``first`` to ``last`` is kept."""
         batches = self._batches
         return bool(batches) and batches[0].n <= first and last <= batches[-1].n
 
     def since(self, first: int) -> Iterator[tuple[int, Effects]]:
-        """The batches from ``first`` on, as a copy that outlasts awaits."""
+        """Return the batches from ``first`` on, unaffected by later changes."""
         kept = [batch for batch in self._batches if batch.n >= first]
         return ((batch.n, batch.effects()) for batch in kept)
 
@@ -365,7 +366,7 @@ class History:
 log = logging.getLogger(__name__)
 
 ROUNDS_MAX = 5
-"""How often one batch is tried before its fate is left to the next call."""
+"""Attempts for one batch before ``commit`` raises CommitUnknown."""
 
 
 class Writer:
@@ -387,20 +388,20 @@ class Writer:
         self._claimed = 0
         self._unreplicated = False
         self._replaying = False
-        self._found = 0
-        """The batch after ``last`` that turned out to be applied and is not confirmed; 0: none."""
+        self._unconfirmed = 0
+        """The batch after ``last`` that is applied but not confirmed; 0: none."""
         self.lock = asyncio.Lock()
-        """Held while a batch is on its way; a reader that needs several scripts takes it too."""
+        """Held during a commit, and by readers that need several scripts."""
         self.incarnation = ""
         self.last = self.base = 0
-        """The numbers of the last confirmed batch, and of the last one before this epoch."""
+        """Numbers of the last confirmed batch, and of the last batch before this epoch."""
         self.position_ms = 0
         self.rewriting = False
-        """Whether everything is written anew, from batch 1 on; no reads or commits then."""
+        """Whether all data is being written again, from batch 1 on, without reads or commits."""
         self.watchers: list[deque[Effects]] = []
-        """Queues that get every batch that lands, for backups."""
+        """Queues that receive every applied batch, for backups."""
         self.landed: Callable[[Effects], None] = lambda effects: None
-        """Called in the step in which a batch is in the mirror, before it is replicated."""
+        """Called when a batch has been added to the mirror, before it is replicated."""
 
     @property
     def epoch(self) -> int:
@@ -416,38 +417,38 @@ class Writer:
 
     @property
     def held(self) -> Held:
-        """What the shard says of itself, with all batches that were confirmed so far."""
+        """The identity of the shard, with its last confirmed batch."""
         sender = self._sender
         return Held(Began(sender.epoch, mark_of(sender.owner), self.last), self.incarnation)
 
     @property
     def unsettled(self) -> bool:
-        """Whether a read may show half of a batch, or half of the shard."""
+        """Whether a read can see part of a batch, or an incomplete shard."""
         return self._sender.staged or self.rewriting
 
     async def begin(self, owner: str, opened: Opened, incarnation: str) -> None:
-        """Begin with an opened epoch: apply what its predecessor left unfinished."""
+        """Begin with an opened epoch, and finish its predecessor's partly applied batch."""
         sender = self._sender = Sender(self._line, self._keys)
         sender.owner, sender.epoch, sender.id_mark = owner, opened.epoch, opened.id_mark
         self.incarnation = incarnation
         self.last = self.base = opened.last_batch
         self.position_ms = opened.position_ms
-        self._claimed, self._found, self._unreplicated = 0, 0, False
+        self._claimed, self._unconfirmed, self._unreplicated = 0, 0, False
         self._history.clear()
         await self.verify()
 
     async def end(self) -> None:
-        """Record a clean end in the shard. Raises StoreError."""
+        """Record a clean end in the shard. Raise StoreError."""
         async with self.lock:
             await self._ready()
             status, _ = await self._sender.run(CLOSE, (), ())
         if status != "applied":
-            raise StoreError(f"{self._options.name} is no longer this daemon's ({status})")
+            raise StoreError(f"{self._options.name} no longer belongs to this daemon ({status})")
 
     # --- batches -----------------------------------------------------------------------------
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
-        """See ``Store.commit``; also raises StoreBehind and StoreLost."""
+        """See ``Store.commit``. Also raise StoreBehind and StoreLost."""
         if (epoch, owner) != (self.epoch, self.owner):
             raise Fenced(f"epoch {epoch} of {owner!r} is over: epoch {self.epoch} began here")
         async with self.lock:
@@ -457,7 +458,7 @@ class Writer:
                 kind = error.kind if isinstance(error, ServerError) else ""
                 if kind and kind not in REFUSING:
                     raise StoreBroken(f"{self._options.name}: {error.message}") from error
-                # One that landed and was not replicated yet is in memory, and counts when it is.
+                # A batch that was applied but not replicated is confirmed once it is replicated.
                 if self._sender.unknown == n or n <= self.last:
                     raise CommitUnknown(f"batch {n}: {error.message}") from error
                 raise CommitRefused(f"batch {n}: {error.message}", full=kind == "OOM") from error
@@ -467,7 +468,7 @@ class Writer:
         lost = False
         for _ in range(ROUNDS_MAX):
             await self._ready()
-            if 0 < n == self._found:
+            if 0 < n == self._unconfirmed:
                 self._landed(n, effects, prepare(effects, self._endings_max))
             if n <= self.last:
                 await self._replicated(n)
@@ -484,7 +485,7 @@ class Writer:
                 self._claimed = 0
                 continue
             except NoReply as error:
-                # A connection that broke while it was idle shows only now: once more at once.
+                # A connection that broke while idle is noticed only now; retry once at once.
                 if error.silent or lost:
                     raise
                 lost = True
@@ -496,7 +497,7 @@ class Writer:
 
     def _landed(self, n: int, effects: Effects, prepared: Prepared) -> None:
         sender = self._sender
-        self.last, self._found = n, 0
+        self.last, self._unconfirmed = n, 0
         sender.unknown = 0
         sender.id_mark = max(sender.id_mark, effects.id_mark)
         self._unreplicated = bool(self._options.wait_replicas)
@@ -516,7 +517,7 @@ class Writer:
             watcher.append(effects)
 
     async def _replicated(self, n: int) -> None:
-        """With ``wait_replicas``: wait until so many replicas have all that was sent here."""
+        """Wait until ``wait_replicas`` replicas have the batch. Raise CommitUnknown otherwise."""
         if self.rewriting or not self._unreplicated:
             return
         wanted, wait_ms, why = self._options.wait_replicas, self._options.wait_ms, ""
@@ -535,16 +536,17 @@ class Writer:
     # --- the claim ---------------------------------------------------------------------------
 
     async def verify(self) -> None:
-        """Look at what Redis holds, and replay what it lost.
+        """Claim the shard again, and replay batches that Redis has lost.
 
-        Raises StoreBehind, StoreLost, Fenced; Away, Lost, Answer.
+        Raise StoreBehind, StoreLost, Fenced, NotConnected, NoReply or ServerError.
         """
         async with self.lock:
             self._claimed = 0
             await self._ready()
 
     async def _ready(self) -> None:
-        """Claim the shard if need be, finish a half applied batch, and replay up to ``last``."""
+        """Unless the connection has a claim: claim the shard, finish a partly applied batch, and
+        replay batches up to ``last``."""
         lost = False
         for _ in range(ROUNDS_MAX):
             if self._line.connected and self._claimed == self._line.connections:
@@ -569,23 +571,23 @@ class Writer:
         if claim.parts:
             await sender.apply_parts(claim.parts, claim.part)
         sender.staged = False
-        # Whatever was under way is void now, so that this is final.
-        sender.unknown = self._found = last if last == self.last + 1 == sender.unknown else 0
+        # The claim has voided all earlier scripts, so this state is final.
+        sender.unknown = self._unconfirmed = last if last == self.last + 1 == sender.unknown else 0
         if last < self.last:
             await self._replay(last)
-        elif last > self.last and not self._found:
-            message = f"{name} holds batch {last}; {self.last} was the last one sent"
-            if self.rewriting:  # of a former try
+        elif last > self.last and not self._unconfirmed:
+            message = f"{name} has batch {last}, but {self.last} was the last batch sent"
+            if self.rewriting:  # from an earlier attempt
                 raise StoreBehind(message, last_seen=last, last_known=self.last)
             raise StoreBroken(message)
 
     async def _replay(self, last: int) -> None:
-        """Send again the batches that Redis had confirmed and lost, in order."""
+        """Replay the confirmed batches that Redis has lost, in order."""
         name, self._claimed = self._options.name, 0
         if not self._history.covers(last + 1, self.last):
             raise StoreBehind(
-                f"{name} came back older: it holds batch {last}, had confirmed {self.last},"
-                " and not all between are kept",
+                f"{name} came back older: its last batch is {last}, it had confirmed {self.last},"
+                " and not all batches between them are kept",
                 last_seen=last,
                 last_known=self.last,
             )
@@ -606,24 +608,26 @@ class Writer:
         self._tally.replays += 1
 
     def holds_all(self) -> None:
-        """Note that Redis holds all that was confirmed. Without a mirror, whose records they share,
-        batches that are old by now are kept no longer."""
+        """Note that Redis has all confirmed batches. Without a mirror, whose records they would
+        share, old batches are dropped."""
         if not self._mirror.keeps_records:
             self._history.forget(asyncio.get_running_loop().time())
 
     async def mark_lost(self) -> None:
-        """Mark the shard as one that lacks what was confirmed: nobody opens it from then on, and
-        nothing that is there is removed. Raises StoreError."""
+        """Mark the shard as lacking confirmed data. It keeps its data, and no daemon opens it from
+        then on. Raise StoreError."""
         async with self.lock:
             await self._claimant.frame(self._sender, self.incarnation, "lost", 0, self.last)
 
-    # --- writing everything anew ---------------------------------------------------------------
+    # --- rewriting all data --------------------------------------------------------------------
 
     @asynccontextmanager
     async def write_anew(self) -> AsyncIterator[Callable[[Effects], Awaitable[None]]]:
-        """Empty the shard; what the given function writes is all of it when this ends well.
+        """Empty the shard, and yield a function that writes its new contents. The shard is complete
+        when the block has ended without an error.
 
-        Raises Fenced, StoreLost, StoreBehind, Away, Lost, Answer; so does the function.
+        Raise Fenced, StoreLost, StoreBehind, NotConnected, NoReply or ServerError, as the function
+        does.
         """
         async with self.lock:
             sender, claimant = self._sender, self._claimant
@@ -644,7 +648,7 @@ class Writer:
 
     def _start_over(self, last: int, id_mark: int, *, rewriting: bool) -> None:
         sender = self._sender
-        self.last, self.rewriting, self._claimed, self._found = last, rewriting, 0, 0
+        self.last, self.rewriting, self._claimed, self._unconfirmed = last, rewriting, 0, 0
         sender.id_mark, sender.unknown, sender.staged = id_mark, 0, False
         self._unreplicated = bool(self._options.wait_replicas)
         self._history.clear()

@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite database, its log, a lock and a reserve file beside it."""
+"""The embedded store: a SQLite database with its log, a lock file and a reserve file."""
 
 from __future__ import annotations
 

@@ -1,43 +1,34 @@
-"""The database file: settings of the store, connections, the lock that keeps two daemons off one
-database, room on the disk, the layout, and how a database is opened.
+"""The database file: options, connections, locks, room on the disk, layout, and opening.
 
-Every connection of the store is made here, so that settings that promise durability cannot
-differ between them. Threads are the caller's business: a connection is used by one at a time.
+All connections of the store are made here, so their durability settings cannot differ. One thread
+at a time uses a connection. This module must not know threads or batches.
 
-The lock is ``flock`` on a file beside the database, held for as long as the store is open: it
-belongs to the open file, so it ends with the process however that ends, and it also keeps out a
-second store in the same process. The file stays behind; removing it would let two daemons lock two
-files of one name. Its text is pid and owner, for people, and the incarnation of the store: so a
-start notices that the database beside it is gone.
+The lock is ``flock`` on a file next to the database while the store is open. It belongs to the
+open file, so it ends with the process, and it also excludes a second store in the same process.
+The lock file is never removed, because two daemons could then lock two files with the same name.
+It contains pid and owner, for people, and the incarnation, which proves to a start that a missing
+database existed.
 
-The database file itself is locked, too (``StoreLock``), because a hard link, or a file mounted into
-two containers, is one database under two names. That descriptor lives as long as the lock: closing
-any descriptor of a database ends the locks that SQLite holds on it in this process. A database
-under two names is refused also while nobody else has it: the write-ahead log lies beside one of
-the names, and is missed under the other.
+The database file is also locked (``StoreLock``), because a hard link, or a file mounted into two
+containers, gives one database two names. This descriptor stays open as long as the lock: closing
+any descriptor of a database ends SQLite's locks on it in this process. A database with two names
+is always refused, because its write-ahead log is next to only one of them.
 
-The layout of the database: tables, the marks by which it is known as ours, its version; and how
-a database is opened: look first, then lay out or upgrade, and begin an epoch durably.
+A start identifies the database, then initializes or upgrades it, and begins an epoch durably. To
+change a released layout, raise ``LAYOUT`` and add the statements that upgrade the previous layout
+to ``UPGRADES``. A golden dump of every layout stays in ``tests/golden``.
 
-Made to be read with the ``sqlite3`` shell. Must not know threads or batches.
+``Room`` stops enqueues on a nearly full disk while acks still have room. Room comes from three
+sources, in this order:
 
-Recipe for a new layout, once one was released: raise ``LAYOUT``, and add the statements that turn
-the former layout into it to ``UPGRADES``. A golden dump of every layout stays in ``tests/golden``.
+* Free space. An enqueue batch needs it twice, for the log and for the database.
+* The reserve, a file of allocated blocks that is deleted when the disk is full. Writing the log
+  back can make the database grow by nearly the size of the log.
+* Free pages inside the database (``inside``). A finished backlog leaves the file as large as it
+  was, with room for new tasks.
 
-``Room`` is room on the disk: enqueues stop while there is enough left for acks, and go on later.
-
-Three sources of room, in this order:
-
-* Free space. An enqueue batch needs it twice, once for the log and once for the database.
-* The reserve, a file of allocated blocks, given up when the disk is full all the same: writing
-  the log back may make the database grow by nearly as much as the log holds.
-* Free pages inside the database. A backlog that filled the disk and was worked off leaves the
-  file as large as it was; new tasks fit into it (``inside``).
-
-A disk that is used beyond ``disk_refuse`` counts as one without free space, though the reserve is
-kept: others may need what is left.
-
-Knows files and sizes, not SQL. Used by the writer's thread; ``has_room`` is read by others.
+A disk used above ``disk_refuse`` counts as full, but the reserve is kept. ``Room`` is used by the
+writer's thread; other threads read ``has_room``.
 """
 
 from __future__ import annotations
@@ -72,45 +63,45 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 REFUSE_MARGIN = 0.01
-"""How far below ``disk_refuse`` the use of the disk must fall before enqueues begin again."""
+"""Share of the disk by which its use must fall below ``disk_refuse`` before enqueues resume."""
 
 
 class Disk(NamedTuple):
-    """What is free on a disk, and how much of it is used."""
+    """The use of a disk."""
 
     free_bytes: int
-    """The bytes that an ordinary user may still write."""
+    """Bytes available to ordinary users."""
     used: float
-    """The used share, from 0 to 1, of what ordinary users may have, as ``df`` shows it."""
+    """The used share, from 0 to 1, as ``df`` shows it."""
 
 
 class Room:
-    """Decides what may be written to the disk of one database."""
+    """Decides whether the disk of a database has room for new tasks."""
 
     def __init__(
         self, path: str, reserve_bytes: int, log_bytes: int, disk_refuse: float = 1.0
     ) -> None:
-        """``disk_refuse``: the used share that stops enqueues; 1: only what does not fit."""
+        """``disk_refuse``: the used share above which enqueues stop; 1: no such limit."""
         self._disk_refuse = disk_refuse
         self._reserve_path = path + ".reserve"
         self._reserve_bytes = reserve_bytes
         self._enough_bytes = log_bytes
-        """Bytes that must be free beside the reserve before enqueues begin (again)."""
+        """Free bytes, in addition to the reserve, at which enqueues begin or resume."""
         self._low_bytes = log_bytes // 4
-        """Enqueues stop before fewer bytes than this are left."""
+        """Free bytes that enqueues must leave."""
         self.has_room = True
         self.inside = False
-        """Whether room is in free pages of the database only; the log must not grow then either."""
+        """Whether only free pages of the database have room; then the log must not grow either."""
         self.too_used = ""
-        """Why there is no room on a disk that is not full: its use, and the limit; else empty."""
+        """The reason, if the use of the disk is above ``disk_refuse``; else empty."""
 
     @property
     def why_not(self) -> str:
-        """Why enqueues are refused, for the error's message."""
+        """The reason for which enqueues are refused, for error messages."""
         return self.too_used or "no room on the disk"
 
     def allows(self, task_bytes: int, free_page_bytes: int | None) -> bool:
-        """Whether a batch with so many bytes of new tasks may be tried; remembers a no.
+        """Return whether a batch with ``task_bytes`` of new tasks has room, and set ``has_room``.
 
         ``free_page_bytes`` is needed while ``inside``.
         """
@@ -119,23 +110,23 @@ class Room:
         if self.inside:
             free = free_page_bytes or 0
         else:
-            found = measure(self._reserve_path)
-            free = 0 if self._is_too_used(found) else found.free_bytes
+            use = measure(self._reserve_path)
+            free = 0 if self._is_too_used(use) else use.free_bytes
         self.has_room = free >= 2 * task_bytes + self._low_bytes
         return self.has_room
 
-    def _is_too_used(self, found: Disk) -> bool:
+    def _is_too_used(self, use: Disk) -> bool:
         limit = self._disk_refuse - (REFUSE_MARGIN if self.too_used else 0)
-        is_too_used = self._disk_refuse < 1 and found.used > limit
+        is_too_used = self._disk_refuse < 1 and use.used > limit
         self.too_used = (
-            f"its disk is {found.used:.1%} full; the limit is {self._disk_refuse:.1%} (disk_refuse)"
+            f"its disk is {use.used:.1%} full; the limit is {self._disk_refuse:.1%} (disk_refuse)"
             if is_too_used
             else ""
         )
         return is_too_used
 
     def find(self, free_page_bytes: int) -> bool:
-        """Look for room again; returns whether there is some."""
+        """Look for room again. Return ``has_room``."""
         reserved = self._take_reserve()
         if not self._is_too_used(measure(self._reserve_path)) and reserved:
             self.inside = False
@@ -146,13 +137,13 @@ class Room:
         return self.has_room
 
     def give_up(self) -> None:
-        """The disk is full: free the reserve's blocks. Enqueues have no room from here on."""
+        """Delete the reserve of a full disk. Enqueues have no room until ``find`` succeeds."""
         self.has_room = self.inside = False
         with contextlib.suppress(OSError):
             os.unlink(self._reserve_path)
 
     def _take_reserve(self) -> bool:
-        """Allocate the reserve if that leaves enough; one that is held is kept in any case."""
+        """Allocate the reserve if that leaves enough free space. Return whether it is complete."""
         try:
             fd = os.open(self._reserve_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError:
@@ -173,7 +164,7 @@ class Room:
 
 
 def measure(path: str) -> Disk:
-    """The disk that holds ``path``; one that says nothing of itself counts as full."""
+    """Return the use of the disk of ``path``; a disk that cannot be measured counts as full."""
     try:
         use = disk.measure(os.path.dirname(path) or ".")
     except OSError:
@@ -182,14 +173,14 @@ def measure(path: str) -> Disk:
 
 
 def free_bytes(path: str) -> int:
-    """The bytes that an ordinary user may still write on the disk of ``path``; 0: unknown."""
+    """Return the bytes available to ordinary users on the disk of ``path``; 0: unknown."""
     return measure(path).free_bytes
 
 
 def disk_bytes(path: str) -> int:
-    """The bytes of the disk that holds ``path``."""
-    found = os.statvfs(os.path.dirname(path) or ".")
-    return found.f_blocks * found.f_frsize
+    """Return the size in bytes of the disk of ``path``."""
+    use = os.statvfs(os.path.dirname(path) or ".")
+    return use.f_blocks * use.f_frsize
 
 
 MIB = 1 << 20
@@ -197,26 +188,26 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SqliteOptions:
-    """Options of the SQLite store; a URL may have them: ``sqlite:///x.db?wal_bytes=4194304``."""
+    """Options of the SQLite store, also as a URL query: ``sqlite:///x.db?wal_bytes=4194304``."""
 
     wal_bytes: int = 16 * MIB
-    """The write-ahead log is written back into the database when it has grown to this."""
+    """Size of the write-ahead log at which it is written back into the database."""
     reserve_bytes: int = 24 * MIB
-    """Kept free for acks on a full disk. At least ``wal_bytes`` and some: writing the log back
-    may make the database grow by nearly as much as the log holds. 0 keeps no reserve."""
+    """Bytes kept for acks on a full disk; 0: none. More than ``wal_bytes``, because writing the
+    log back can make the database grow by nearly the size of the log."""
     writer_cache_bytes: int = 4 * MIB
     reader_cache_bytes: int = 2 * MIB
     endings_max: int = 100_000
-    """For how many finished tasks the ending is remembered."""
+    """Number of finished tasks whose outcomes are kept."""
     busy_ms: int = 5_000
-    """How long to wait for another process (a shell) that holds the write lock, in ms."""
+    """Maximum milliseconds to wait for another process (a shell) that holds the write lock."""
 
     disk_refuse: float = 1.0
-    """Enqueues are refused while more of the disk than this share is used. The daemon's setting;
-    not part of a URL, so that tools which copy a store are not stopped by it."""
+    """Used share of the disk above which enqueues are refused. It is a setting of the daemon and
+    not part of a URL, so it does not stop tools that copy a store."""
 
     def fitted(self, disk_bytes: int) -> SqliteOptions:
-        """These options for a disk of that size: small volumes cannot spare what large ones can."""
+        """Return these options with log and reserve limited to shares of a disk of this size."""
         return replace(
             self,
             wal_bytes=min(self.wal_bytes, disk_bytes // 16),
@@ -225,12 +216,12 @@ class SqliteOptions:
 
 
 def options_from(url: str, settings: Sequence[tuple[str, int]]) -> SqliteOptions:
-    """Options from a URL's query; raises StoreUnusable for one that does not exist."""
+    """Return the options in a URL's query. Raise StoreUnusable for an unknown option."""
     known = {field.name for field in fields(SqliteOptions)} - {"disk_refuse"}
     for name, _ in settings:
         if name not in known:
             raise StoreUnusable(
-                f"store {url!r}: unknown setting {name!r}; known are {', '.join(sorted(known))}"
+                f"store {url!r}: unknown setting {name!r}; use {', '.join(sorted(known))}"
             )
     return SqliteOptions(**dict(settings))
 
@@ -239,7 +230,7 @@ PAGE_BYTES = 4096
 STATEMENTS_MAX = 128
 
 _FULL_IF_NO_SPACE = ("SQLITE_IOERR_SHMSIZE", "SQLITE_IOERR_SHMMAP")
-"""Errors raised before anything of a batch is in the log; a full disk hides behind them."""
+"""Errors that a full disk can cause before any part of a batch is in the log."""
 
 
 def _connect(path: str, mode: str, cache_bytes: int, busy_ms: int) -> sqlite3.Connection:
@@ -253,7 +244,7 @@ def _connect(path: str, mode: str, cache_bytes: int, busy_ms: int) -> sqlite3.Co
     )
     connection.execute(f"PRAGMA cache_size = {-(cache_bytes // 1024)}")
     connection.execute("PRAGMA mmap_size = 0")
-    # Intermediate results stay off the disk, which may be full.
+    # Intermediate results stay in memory, because the disk can be full.
     connection.execute("PRAGMA temp_store = MEMORY")
     return connection
 
@@ -261,19 +252,19 @@ def _connect(path: str, mode: str, cache_bytes: int, busy_ms: int) -> sqlite3.Co
 def connect_writer(
     path: str, cache_bytes: int, busy_ms: int, log_bytes_max: int
 ) -> sqlite3.Connection:
-    """A connection that may write, and has changed nothing in the file: see ``make_durable``."""
+    """Return a connection for writing, without any change of the file; see ``make_durable``."""
     connection = _connect(path, "rwc", cache_bytes, busy_ms)
     connection.execute("PRAGMA wal_autocheckpoint = 0")
-    # A log that grew beyond this (a long reader) is cut when it starts over; below it the
-    # blocks are used again, which makes a sync cheaper than appending.
+    # A log above this size (because of a long reader) is truncated when it starts over. A smaller
+    # log keeps its blocks, because a sync of reused blocks costs less than one of appended blocks.
     connection.execute(f"PRAGMA journal_size_limit = {log_bytes_max}")
-    # Some distributions build SQLite to overwrite deleted rows with zeros: twice the log.
+    # Some distributions build SQLite to overwrite deleted rows with zeros, which doubles the log.
     connection.execute("PRAGMA secure_delete = OFF")
     return connection
 
 
 def make_durable(connection: sqlite3.Connection) -> None:
-    """Set a write-ahead log, synced at every commit, on a file that is known to be ours."""
+    """Use a write-ahead log that is synced at every commit, in a file identified as a store."""
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
@@ -284,7 +275,8 @@ def make_durable(connection: sqlite3.Connection) -> None:
 def connect_reader(
     path: str, cache_bytes: int, busy_ms: int, mode: str = "rw"
 ) -> sqlite3.Connection:
-    """A connection that reads beside the writer; ``ro``: the file must not change at all."""
+    """Return a connection for reads concurrent with the writer; mode ``ro`` never changes the
+    file."""
     connection = _connect(path, mode, cache_bytes, busy_ms)
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("PRAGMA query_only = ON")
@@ -293,7 +285,7 @@ def connect_reader(
 
 @contextlib.contextmanager
 def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """Make all reads inside see the same batches."""
+    """Read one moment of the database in all statements of the block."""
     connection.execute("BEGIN")
     try:
         yield
@@ -302,28 +294,28 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
             connection.execute("ROLLBACK")
 
 
-# Concatenating blobs keeps their bytes in the versions of SQLite there are, but no document
-# promises it: the first use of a connection tries it, and falls back to twice the bytes.
+# All current versions of SQLite keep the bytes of blobs when they concatenate them, but no document
+# guarantees it. So each connection tries it first, and otherwise uses hex, which is twice as long.
 _JOIN_RAW = "CAST(group_concat({}, '') AS BLOB)"
 _JOIN_HEX = "group_concat(hex({}), '')"
 _TRIAL = "SELECT {} FROM (SELECT x'00FF' AS b UNION ALL SELECT x'' UNION ALL SELECT x'FE00')"
 
 
 def blob_join(connection: sqlite3.Connection) -> str:
-    """The expression that puts blobs end to end; what comes of it is for ``blob_of``."""
+    """Return the expression that concatenates blobs; ``blob_of`` decodes its result."""
     trial = connection.execute(_TRIAL.format(_JOIN_RAW.format("b"))).fetchone()
     return _JOIN_RAW if trial == (b"\x00\xff\xfe\x00",) else _JOIN_HEX
 
 
 def blob_of(joined: bytes | str | None) -> bytes:
-    """The bytes of a joined column: blobs end to end, in hex, or NULL for none."""
+    """Return the bytes of a column of ``blob_join``: concatenated blobs, hex, or NULL."""
     if not joined:
         return b""
     return bytes.fromhex(joined) if isinstance(joined, str) else joined
 
 
 def is_full(error: sqlite3.Error, path: str) -> bool:
-    """Whether there was no room on the disk, and nothing of the transaction can have landed."""
+    """Return whether the disk was full, so that no part of the transaction was written."""
     name = error_name(error)
     if name == "SQLITE_FULL":
         return True
@@ -335,12 +327,13 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 def cannot_open(error: sqlite3.Error) -> bool:
-    """Whether a file could not be opened, mostly for want of descriptors."""
+    """Return whether a file could not be opened, usually because descriptors were used up."""
     return error_name(error).startswith("SQLITE_CANTOPEN")
 
 
 def error_name(error: sqlite3.Error) -> str:
-    """The name of SQLite's error, such as ``SQLITE_IOERR_FSYNC``; empty for Python's own."""
+    """Return SQLite's name of an error, such as ``SQLITE_IOERR_FSYNC``; empty for Python's own
+    errors."""
     return getattr(error, "sqlite_errorname", None) or ""
 
 
@@ -350,16 +343,16 @@ def describe(error: BaseException) -> str:
 
 
 class FileLock:
-    """An exclusive lock on a file, not waited for. It may be taken again after ``release``."""
+    """An exclusive lock on a file, taken without waiting, and again after ``release``."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = -1
         self.store = ""
-        """The incarnation of the store beside the lock; empty: there was none yet."""
+        """The incarnation of the store next to the lock; empty: there was no store."""
 
     def acquire(self, owner: str) -> None:
-        """Take the lock. Raises StoreUnusable naming the holder."""
+        """Take the lock. Raise StoreUnusable, which names the holder."""
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -372,13 +365,13 @@ class FileLock:
             raise _in_use(self.path.removesuffix(".lock"), holder, self.path) from error
         self._fd = fd
         _HELD.add(self)
-        said = _text_of(fd).rpartition(_STORE)
-        self.store = said[2].strip() if said[1] else ""
+        _, label, incarnation = _text_of(fd).rpartition(_STORE)
+        self.store = incarnation.strip() if label else ""
         self._holder = f"pid {os.getpid()} {owner}\n"
         self._write(self._holder)
 
     def note(self, store: str) -> None:
-        """Remember the incarnation of the store, also when the lock is released; empty: none."""
+        """Record the incarnation of the store in the lock file, beyond ``release``; empty: none."""
         self.store = store
         self._write(self._holder)
 
@@ -388,7 +381,7 @@ class FileLock:
             self.give_up()
 
     def give_up(self) -> None:
-        """Close the descriptor and change nothing else."""
+        """Close the descriptor without changing the file."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -397,16 +390,16 @@ class FileLock:
     def _write(self, holder: str) -> None:
         data = f"{holder}{_STORE}{self.store}\n".encode() if self.store else holder.encode()
         try:
-            # In this order: the block that a file has is there on a full disk, too.
+            # Truncating first could lose the file's block on a full disk.
             os.pwrite(self._fd, data, 0)
             os.ftruncate(self._fd, len(data))
         except OSError:
-            # The lock itself counts all the same.
+            # The lock is valid without its text.
             return
 
 
 _STORE = "store "
-"""Begins the line of a lock's text that has the incarnation."""
+"""Prefix of the line in a lock file that has the incarnation."""
 
 
 def _text_of(fd: int) -> str:
@@ -415,12 +408,12 @@ def _text_of(fd: int) -> str:
 
 def _in_use(path: str, holder: str, lock: str) -> StoreUnusable:
     who = holder or "another process"
-    return StoreUnusable(f"{path} is in use by {who} (lock {lock}); stop that one first")
+    return StoreUnusable(f"{path} is in use by {who} (lock {lock}); stop that process first")
 
 
 _HELD: set[FileLock | StoreLock] = set()
-"""The locks of this process. A child by ``fork`` has copies of their descriptors, which would hold
-the locks when the parent has ended; closing a copy leaves the parent's lock as it is."""
+"""The locks of this process. A forked child closes its copies of their descriptors, which would
+keep the locks after the parent has ended; closing a copy does not release the parent's lock."""
 
 
 def _after_fork() -> None:
@@ -432,7 +425,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class StoreLock:
-    """The lock of a database: on the file beside it, and on the file itself."""
+    """The lock of a database: on its lock file, and on the database file itself."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -442,16 +435,16 @@ class StoreLock:
 
     @property
     def store(self) -> str:
-        """The incarnation of the store that was here when the lock was used last; empty: none."""
+        """The incarnation of the store when the lock was last used; empty: there was no store."""
         return self._beside.store
 
     def note(self, incarnation: str) -> None:
-        """Remember which store is here; empty: none."""
+        """Record the incarnation of the store; empty: none."""
         self._beside.note(incarnation)
 
     def acquire(self, owner: str) -> None:
-        """Take the lock; a database that is not there yet is locked by ``lock_file``. Raises
-        StoreUnusable for one that is in use, or has another name."""
+        """Take the lock; call ``lock_file`` for a database created afterwards. Raise StoreUnusable
+        if the database is in use or has a second name."""
         self._beside.acquire(owner)
         try:
             if os.path.exists(self._path):
@@ -461,15 +454,15 @@ class StoreLock:
             raise
 
     def lock_file(self) -> None:
-        """Lock the database file, made if need be. Raises StoreUnusable."""
+        """Lock the database file, which is created if it is missing. Raise StoreUnusable."""
         if self._fd >= 0:
             return
         try:
             check_names(self._path)
             with contextlib.suppress(FileNotFoundError):
-                found = os.stat(self._path)
-                # Before a descriptor is opened, whose end would end SQLite's locks in this process.
-                if (found.st_dev, found.st_ino) in _FILES:
+                status = os.stat(self._path)
+                # Checked first, because closing a descriptor would end SQLite's locks.
+                if (status.st_dev, status.st_ino) in _FILES:
                     raise _in_use(self._path, "this process under another name", self._path)
             fd = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -480,15 +473,15 @@ class StoreLock:
             os.close(fd)
             who = "another process under another name"
             raise _in_use(self._path, who, self._path) from error
-        found = os.fstat(fd)
-        self._fd, self._file = fd, (found.st_dev, found.st_ino)
-        for end in ("", *FILES_BESIDE):
-            disk.tighten(self._path + end)
+        status = os.fstat(fd)
+        self._fd, self._file = fd, (status.st_dev, status.st_ino)
+        for suffix in ("", *FILES_BESIDE):
+            disk.tighten(self._path + suffix)
         _FILES.add(self._file)
         _HELD.add(self)
 
     def release(self) -> None:
-        """Release the lock, after every connection to the database was closed."""
+        """Release the lock after all connections to the database were closed."""
         self.give_up()
         self._beside.release()
 
@@ -509,64 +502,64 @@ MOUNTS = "/proc/self/mountinfo"
 
 
 def check_names(path: str) -> None:
-    """Raises StoreUnusable when the database file has another name: the log is beside one of
-    them."""
+    """Raise StoreUnusable if the database file has a second name, next to which its log is
+    missing."""
     with contextlib.suppress(FileNotFoundError):
         names = os.stat(path).st_nlink
         if names > 1:
             raise StoreUnusable(
-                f"{path} has {names} names (hard links), and its write-ahead log lies beside one of"
-                f" them: remove the other ones (find DIR -samefile {path}), or copy it with"
+                f"{path} has {names} names (hard links), but its write-ahead log is next to only"
+                f" one of them: remove the others (find DIR -samefile {path}), or copy it with"
                 " `tickwheel backup`"
             )
     if _is_mounted(path):
         raise StoreUnusable(
-            f"{path} is a mount point of its own, and its write-ahead log would lie outside of it:"
-            " mount the folder that it is in"
+            f"{path} is a mount point, and its write-ahead log would be outside of the mount:"
+            " mount its folder instead"
         )
 
 
 def _is_mounted(path: str) -> bool:
-    """Whether exactly this file was mounted; False where the system does not say."""
+    """Return whether this file itself is a mount point; False if the system does not tell."""
     try:
         with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
             points = {line.split(" ", 5)[4] for line in file if line.count(" ") > 4}
     except OSError:
         return False
-    # What mountinfo escapes: space, tab, line feed, backslash.
+    # mountinfo escapes space, tab, line feed and backslash.
     for character in "\\ \t\n":
         path = path.replace(character, f"\\{ord(character):03o}")
     return path in points
 
 
 APPLICATION_ID = 0x544B_574C
-"""'TKWL', in the file's header, where ``file`` and ``PRAGMA application_id`` find it."""
+"""'TKWL' in the file's header, which ``file`` and ``PRAGMA application_id`` read."""
 UNRELEASED_ID = 0x5457_4845
-"""'TWHE', of databases from before the first release, whose layouts are not read."""
+"""'TWHE' in databases from before the first release, whose layouts are not supported."""
 LAYOUT = 1
 UPGRADES: dict[int, tuple[str, ...]] = {}
-"""A layout → the statements that make the next one of it, in one transaction."""
+"""Layout → the statements that upgrade it to the next layout, in one transaction."""
 
 TABLES = (
-    # The StoreQueue: a task stays here until its last group is done with it. No column is
-    # NOT NULL, because checking that would make SQLite keep a statement journal.
+    # The StoreQueue: a task stays here until its last group has finished it. No column is
+    # NOT NULL, because that check would make SQLite keep a statement journal.
     "CREATE TABLE task(id INTEGER PRIMARY KEY, due_ms INTEGER, topic TEXT, body BLOB, extras BLOB)",
-    # The same for tasks that arrived together: see packs.py. No id is in both.
+    # The same for tasks that arrived together; see packs.py. No id is in both tables.
     """CREATE TABLE pack(
         first INTEGER PRIMARY KEY, count INTEGER, head BLOB, topics TEXT, bodies BLOB,
         extras BLOB)""",
-    # Which tasks of a pack have left it: a bit for each.
+    # A bit for each task that has left its pack.
     "CREATE TABLE gone(first INTEGER PRIMARY KEY, mask INTEGER)",
-    # The due times of a pack of which some were changed: as in its head.
+    # All due times of a pack, encoded as in its head, once any of them has changed.
     "CREATE TABLE moved(first INTEGER PRIMARY KEY, dues BLOB)",
-    # New due times of tasks in packs that are not in moved yet, a row a batch: (id, due_ms) of
-    # each, 8 bytes each. The newest counts.
+    # New due times of packed tasks that are not in moved yet, a row for each batch: (id, due_ms),
+    # 8 bytes each. The newest due time of a task is valid.
     "CREATE TABLE move(batch INTEGER PRIMARY KEY, data BLOB)",
-    # Hashes of topic and key (model/key_hash.py, by the seed in meta) of tasks that have a key. Of
-    # a pack of which some have: 8 bytes for each, 0 without a key. Of rows on their own: signed.
+    # Hashes of topic and key (model/key_hash.py, with the seed in meta) of tasks that have a key:
+    # for a pack 8 bytes for each task, 0 without a key; for a single row a signed number.
     "CREATE TABLE pack_key(first INTEGER PRIMARY KEY, hashes BLOB)",
     "CREATE TABLE task_key(id INTEGER PRIMARY KEY, hash INTEGER)",
-    # The PrepareQueue: what was delivered and is not finished, for each group.
+    # The PrepareQueue: delivered, unfinished tasks of each group.
     # state: 1 in flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done, 5 held (since),
     # 6 expired in the group
     """CREATE TABLE prepare(
@@ -575,38 +568,39 @@ TABLES = (
     """CREATE TABLE dead(
         id INTEGER, grp TEXT, topic TEXT, died_ms INTEGER, attempt INTEGER, reason TEXT,
         behind_id INTEGER, past BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
-    # What is kept under a key of its own: groups, answers to producer sessions, schedules, … The
-    # kinds and their numbers are in model/kinds.py.
+    # Records with a key: groups, answers to producer sessions, schedules, … model/kinds.py has the
+    # kinds and their numbers.
     "CREATE TABLE record(kind INTEGER, key TEXT, data BLOB, PRIMARY KEY(kind, key)) WITHOUT ROWID",
-    # How tasks ended, a row a batch. upto counts the endings written so far, this row's included.
+    # Outcomes of tasks, a row for each batch. upto counts all outcomes including this row's.
     "CREATE TABLE ending(batch INTEGER PRIMARY KEY, upto INTEGER, data BLOB)",
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID",
 )
 KEY_SEED = "key_seed"
-"""The name of the seed of key hashes in table ``meta``; the value is in hex."""
+"""Key in ``meta`` of the seed of key hashes, in hex."""
 META = (
     "layout", "incarnation", "epoch", "owner", "last_batch", "id_mark", "position_ms", "clean",
     KEY_SEED,
 )  # fmt: skip
 
 GIVEN_UP_FOR = "given_up_for"
-"""The name, in table ``meta``, of where the records were taken to when the number of shards was
-changed. A store that has it is not opened any more."""
+"""Key in ``meta`` of the folder to which a change of the number of shards has moved the tasks. A
+store with this key is not opened."""
 PAST = "past"
-"""The name of the epochs before the newest one: see ``identity.py``."""
+"""Key in ``meta`` of the epochs before the newest one; see ``identity.py``."""
 BRANCH = "branch"
-"""The name of why the next epoch begins a new branch of the store."""
+"""Key in ``meta`` of the reason for which the next epoch begins a new branch."""
 CAME_TO = "came_to"
-"""The name of the batch that a copy of another kind of store has come to; its own count from 1."""
+"""Key in ``meta`` of the original's last batch, in a copy of another kind of store; the batches of
+the copy itself count from 1."""
 SINCE_EPOCH = "since_epoch"
-"""The name of the first epoch of a store whose tasks were taken over from stores of other shards:
-events of earlier epochs in the history are about tasks that may be elsewhere."""
+"""Key in ``meta`` of the first epoch after a change of the number of shards: history events of
+earlier epochs can be about tasks that are now in other shards."""
 
 
 def identify(connection: sqlite3.Connection, path: str) -> int:
-    """The layout version of an open database, 0 for an empty one; changes nothing.
+    """Return the layout version of an open database, 0 for an empty one, without changing it.
 
-    Raises StoreUnusable for a file of something else and for a newer layout.
+    Raise StoreUnusable for a file of another program and for a newer layout.
     """
     try:
         (application_id,) = connection.execute("PRAGMA application_id").fetchone()
@@ -620,8 +614,8 @@ def identify(connection: sqlite3.Connection, path: str) -> int:
         return 0
     if application_id == UNRELEASED_ID:
         raise StoreUnusable(
-            f"{path} was written before the first release and is not read any more; drain it with"
-            " the program that wrote it, and name another file"
+            f"{path} was written before the first release, and its format is no longer supported;"
+            " drain it with the program that wrote it, and name another file"
         )
     if application_id != APPLICATION_ID:
         raise StoreUnusable(
@@ -638,7 +632,7 @@ def identify(connection: sqlite3.Connection, path: str) -> int:
 
 
 def create(connection: sqlite3.Connection) -> None:
-    """Lay out an empty database inside the caller's transaction."""
+    """Initialize an empty database inside the caller's transaction."""
     for statement in TABLES:
         connection.execute(statement)
     key_seed = secrets.token_bytes(SEED_BYTES).hex()
@@ -648,7 +642,7 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def upgrade(connection: sqlite3.Connection, layout: int) -> None:
-    """Bring an older layout up to date inside the caller's transaction."""
+    """Upgrade an older layout inside the caller's transaction."""
     if layout == LAYOUT:
         return
     for step in range(layout, LAYOUT):
@@ -659,13 +653,13 @@ def upgrade(connection: sqlite3.Connection, layout: int) -> None:
 
 
 def _mark(connection: sqlite3.Connection) -> None:
-    # Both are in the header page, so they are part of the transaction like any row.
+    # Both are in the header page, which is part of the transaction.
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {LAYOUT}")
 
 
 def read_meta(connection: sqlite3.Connection, path: str) -> dict[str, int | str]:
-    """The meta table as a map; raises StoreUnusable when something is missing in it."""
+    """Return the table ``meta``. Raise StoreUnusable if one of the keys in ``META`` is missing."""
     meta: dict[str, int | str] = dict(connection.execute("SELECT key, value FROM meta"))
     missing = [key for key in META if key not in meta]
     if missing:
@@ -675,7 +669,7 @@ def read_meta(connection: sqlite3.Connection, path: str) -> dict[str, int | str]
 
 @contextlib.contextmanager
 def changing(path: str) -> Iterator[sqlite3.Connection]:
-    """Change a store that nobody has open, in one transaction that is durable on return."""
+    """Change a store that nobody has open, in one durable transaction."""
     with contextlib.closing(_connect(path, "rw", IDENTIFY_CACHE_BYTES, busy_ms=1_000)) as store:
         store.execute("PRAGMA synchronous = FULL")
         store.execute("BEGIN IMMEDIATE")
@@ -684,21 +678,22 @@ def changing(path: str) -> Iterator[sqlite3.Connection]:
 
 
 def write_meta(path: str, values: Mapping[str, int | str]) -> None:
-    """Add values to the meta table of a store that nobody has open, durably on return."""
+    """Add values durably to ``meta`` of a store that nobody has open."""
     with changing(path) as store:
         store.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
 
 
 def make_another(path: str, dropped_kinds: Sequence[int]) -> None:
-    """Turn a copy of a store that nobody has open into a store of its own, durably on return: with
-    an epoch and an incarnation that are not the former's, every delivery given back, and without
-    records of these kinds and endings."""
+    """Turn a copy of a store, which nobody has open, durably into an independent store: with a new
+    incarnation and no epochs, every delivery released, and without outcomes and records of
+    ``dropped_kinds``."""
     with changing(path) as copy:
         copy.execute(
             "UPDATE prepare SET state = ? WHERE state = ?",
             (ProgressState.RELEASED, ProgressState.IN_FLIGHT),
         )
-        copy.executemany("DELETE FROM record WHERE kind = ?", [(one,) for one in dropped_kinds])
+        kinds = [(number,) for number in dropped_kinds]
+        copy.executemany("DELETE FROM record WHERE kind = ?", kinds)
         copy.execute("DELETE FROM ending")
         copy.execute("DELETE FROM meta WHERE key IN (?, ?, ?)", (BRANCH, PAST, CAME_TO))
         values = {"epoch": 0, "owner": "", "incarnation": secrets.token_hex(16)}
@@ -706,15 +701,14 @@ def make_another(path: str, dropped_kinds: Sequence[int]) -> None:
 
 
 def forget_endings(path: str, batch: int) -> None:
-    """Forget the endings of batches up to this one, in a store that nobody has open."""
+    """Delete the outcomes of batches up to ``batch`` in a store that nobody has open."""
     with changing(path) as store:
         store.execute("DELETE FROM ending WHERE batch <= ?", (batch,))
 
 
 @contextlib.contextmanager
 def looking(path: str, cache_bytes: int | None = None) -> Iterator[sqlite3.Connection | None]:
-    """One moment of a store, which is not changed; None: the file is empty. Raises
-    StoreUnusable."""
+    """Open a read-only snapshot of a store, or None if the file is empty. Raise StoreUnusable."""
     try:
         connection = connect_reader(path, cache_bytes or IDENTIFY_CACHE_BYTES, 1_000, mode="ro")
         with contextlib.closing(connection), snapshot(connection):
@@ -724,13 +718,13 @@ def looking(path: str, cache_bytes: int | None = None) -> Iterator[sqlite3.Conne
 
 
 def meta_of(path: str) -> dict[str, int | str]:
-    """The meta table of a store; empty: the file is, too. Raises StoreUnusable."""
+    """Return the table ``meta`` of a store, or nothing for an empty file. Raise StoreUnusable."""
     with looking(path) as connection:
         return {} if connection is None else read_meta(connection, path)
 
 
 def held_by(meta: dict[str, int | str]) -> Held:
-    """What the store says of itself."""
+    """Return the identity recorded in ``meta``."""
     batch = int(meta.get(CAME_TO, meta["last_batch"]))
     last = Began(int(meta["epoch"]), mark_of(str(meta["owner"])), batch)
     past = read_past(str(meta.get(PAST, "")))
@@ -738,7 +732,7 @@ def held_by(meta: dict[str, int | str]) -> Held:
 
 
 def copy_meta(held: Held) -> dict[str, int | str]:
-    """The values for the meta table of a copy of another kind of store that says this of itself."""
+    """Return the values of ``meta`` for a copy of another kind of store with this identity."""
     last = held.last
     return {
         "epoch": last.epoch, "owner": f"copy/{last.mark}", CAME_TO: last.batch,
@@ -747,42 +741,40 @@ def copy_meta(held: Held) -> dict[str, int | str]:
 
 
 def left_behind(path: str, incarnation: str) -> list[Known]:
-    """The files beside a database that is missing or empty, which say that there was a store.
-    ``incarnation``: what its lock says. A daemon that was killed in its first start leaves none of
-    this."""
-    found = []
+    """Return the evidence that a missing or empty database existed: ``incarnation``, from its lock
+    file, and other files next to it. A daemon killed in its first start leaves no evidence."""
+    facts = []
     if incarnation:
-        found.append(Known(f"{path}.lock (of incarnation {incarnation})"))
+        facts.append(Known(f"{path}.lock (of incarnation {incarnation})"))
     if os.path.exists(f"{path}.reserve"):
-        found.append(Known(f"{path}.reserve beside it"))
+        facts.append(Known(f"{path}.reserve"))
     with contextlib.suppress(OSError):
-        # An empty database in a file that is not empty may have a log of its first transaction.
+        # An empty database whose file is not empty can have a log of its first transaction.
         if os.path.getsize(f"{path}-wal") and not (os.path.exists(path) and os.path.getsize(path)):
-            found.append(Known(f"{path}-wal beside it"))
-    return found
+            facts.append(Known(f"{path}-wal"))
+    return facts
 
 
 FILES_BESIDE = ("-wal", "-shm", ".lock", ".reserve")
-"""Ends of the names of a database's other files."""
+"""Suffixes of the names of a database's other files."""
 
 
 def part_name(path: str, pid: int) -> str:
-    """The name of a database while process ``pid`` makes it."""
+    """Return the name of a database while process ``pid`` writes it."""
     return f"{path}.part-{pid}"
 
 
 def remove_database(path: str) -> None:
-    """Remove a database that nobody has open, and the files beside it."""
-    for end in ("", *FILES_BESIDE):
+    """Remove a database that nobody has open, with its other files."""
+    for suffix in ("", *FILES_BESIDE):
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{path}{end}")
+            os.unlink(f"{path}{suffix}")
 
 
 @contextlib.contextmanager
 def whole_or_nothing(path: str) -> Iterator[str]:
-    """The name under which to make a database that has the name ``path`` when it is whole, durably
-    on return. Raises FileExistsError when there is a file of that name by then; an error leaves
-    nothing behind."""
+    """Yield a temporary name for a new database, and give it the name ``path`` durably afterwards.
+    Raise FileExistsError if ``path`` exists by then. An error leaves no files."""
     part = part_name(path, os.getpid())
     try:
         yield part
@@ -793,27 +785,27 @@ def whole_or_nothing(path: str) -> Iterator[str]:
 
 
 def set_aside(path: str) -> None:
-    """Take away what a store that is gone has left beside ``path``: a database that comes there
-    must not be given its log. The log is kept under another name, as it may hold tasks."""
-    for end in ("-shm", ".reserve"):
+    """Remove the files of a missing store next to ``path``; a new database must not get its log.
+    The log is kept under another name, because it can contain tasks."""
+    for suffix in ("-shm", ".reserve"):
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{path}{end}")
+            os.unlink(f"{path}{suffix}")
     with contextlib.suppress(FileNotFoundError):
         if os.path.getsize(f"{path}-wal"):
             os.replace(f"{path}-wal", f"{path}.lost-{secrets.token_hex(4)}-wal")
 
 
 def begin_anew(path: str, busy_ms: int = 1_000) -> None:
-    """Make room for a new store at ``path``, on an operator's word. Raises StoreUnusable when one
-    is there that was used."""
+    """Prepare ``path`` for a new store, as an operator has decided. Raise StoreUnusable if a store
+    that was used is there."""
     lock = StoreLock(path)
     lock.acquire("init")
     try:
         if identify_file(path, busy_ms):
             if batches := meta_of(path)["last_batch"]:
                 raise StoreUnusable(
-                    f"{path} holds a store, of {batches} batches: `tickwheel init --branch` goes on"
-                    " with what it has; to begin without it, move the file away"
+                    f"{path} is a store with {batches} batches: `tickwheel init --branch` continues"
+                    " with its data; to start with an empty store, move the file away"
                 )
         else:
             set_aside(path)
@@ -823,13 +815,13 @@ def begin_anew(path: str, busy_ms: int = 1_000) -> None:
 
 
 def begin_branch(path: str, busy_ms: int = 1_000) -> Held:
-    """Let the next epoch of a store begin a new branch, on an operator's word; what the store said
-    of itself. Raises StoreUnusable when there is none."""
+    """Mark a store, as an operator has decided, so that its next epoch begins a new branch. Return
+    its identity. Raise StoreUnusable if there is no store."""
     lock = StoreLock(path)
     lock.acquire("init")
     try:
         if not identify_file(path, busy_ms):
-            raise StoreUnusable(f"{path} is empty: there is no store to go on with")
+            raise StoreUnusable(f"{path} is empty: there is no store to continue with")
         held = held_by(meta_of(path))
         write_meta(path, {BRANCH: NEW})
     finally:
@@ -842,20 +834,21 @@ MAGIC = b"SQLite format 3\0"
 
 
 def identify_file(path: str, busy_ms: int) -> int:
-    """The layout of the file; 0: it is new. A file that is not ours stays as it is."""
+    """Return the layout version of a file, or 0 for a new one. Other programs' files are not
+    changed."""
     if not os.path.exists(path) or not os.path.getsize(path):
         return 0
-    # A journal is left when the creation of the file was cut short: it must be rolled back.
+    # An interrupted creation of the file leaves a journal, which must be rolled back.
     mode = "rw" if os.path.exists(path + "-journal") else "ro"
-    if mode == "ro" and _begin_of(path) != MAGIC:
+    if mode == "ro" and _read_magic(path) != MAGIC:
         raise StoreUnusable(f"{path} is not a SQLite database; name another file")
     connection = connect_reader(path, IDENTIFY_CACHE_BYTES, busy_ms, mode=mode)
     with contextlib.closing(connection):
         return identify(connection, path)
 
 
-def _begin_of(path: str) -> bytes:
-    # No connection to this file is open: closing a descriptor of it would end SQLite's locks.
+def _read_magic(path: str) -> bytes:
+    # No connection is open, whose locks would end when this descriptor is closed.
     with open(path, "rb") as file:
         return file.read(len(MAGIC))
 
@@ -870,8 +863,8 @@ def begin_epoch(
     epoch_min: int = 1,
     known: Sequence[Known] = (),
 ) -> Opened:
-    """Begin an epoch, durable on return; returns what ``meta`` said before. The caller adds what is
-    known of room. Raises StoreUnusable when the store lacks what is ``known``."""
+    """Begin an epoch durably; the caller sets ``has_room`` in the result. Raise StoreUnusable if
+    the store lacks a ``known`` epoch or batch."""
 
     def begin() -> tuple[dict[str, int | str], Beginning, str]:
         return _begin_epoch(connection, path, layout, owner, now_ms, epoch_min, known)
@@ -905,13 +898,13 @@ def begin_epoch(
 
 
 def check_not_given_up(meta: Mapping[str, int | str], path: str, instead: str) -> None:
-    """Raises StoreUnusable for a database that counts no more; ``instead``: what to do instead,
-    where ``{folder}`` stands for the folder of those that count."""
+    """Raise StoreUnusable for a database whose tasks were moved by a change of the number of
+    shards. ``instead`` is advice, in which ``{folder}`` is the folder with the tasks."""
     if GIVEN_UP_FOR in meta:
         folder = meta[GIVEN_UP_FOR]
         raise StoreUnusable(
-            f"{path}: its tasks were taken to {folder} by `tickwheel reshard`;"
-            f" {instead.format(folder=folder)}, or run reshard again if it was cut off"
+            f"{path}: its tasks were moved to {folder} by `tickwheel reshard`;"
+            f" {instead.format(folder=folder)}, or run reshard again if it was interrupted"
         )
 
 
@@ -929,10 +922,10 @@ def _begin_epoch(
         upgrade(connection, layout)
     else:
         create(connection)
-    before = read_meta(connection, path)
-    check_not_given_up(before, path, "serve that")
-    beginning = begin_as(path, held_by(before) if layout else None, known, epoch_min)
-    incarnation = secrets.token_hex(16) if beginning.is_branch else str(before["incarnation"])
+    meta = read_meta(connection, path)
+    check_not_given_up(meta, path, "serve that")
+    beginning = begin_as(path, held_by(meta) if layout else None, known, epoch_min)
+    incarnation = secrets.token_hex(16) if beginning.is_branch else str(meta["incarnation"])
     values: dict[str, int | str] = {
         "epoch": beginning.epoch,
         "incarnation": incarnation,
@@ -944,4 +937,4 @@ def _begin_epoch(
     connection.executemany("REPLACE INTO meta VALUES (?, ?)", values.items())
     connection.execute("DELETE FROM meta WHERE key IN (?, ?)", (BRANCH, CAME_TO))
     connection.execute("COMMIT")
-    return before, beginning, incarnation
+    return meta, beginning, incarnation

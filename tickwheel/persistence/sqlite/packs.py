@@ -1,20 +1,19 @@
-"""Packs: tasks of one batch whose ids follow each other, as one row; and where packed tasks are.
+"""Packs: rows that hold several tasks of one batch with consecutive ids; and the index of packs.
 
-Most tasks arrive many to a batch and are read and finished near to each other. A row of up to
-``PACK_TASKS_MAX`` of them costs a tenth of as many rows of their own. A pack never changes;
-which of its tasks have left stands in table ``gone``, a bit for each, and all its due times in
-table ``moved`` when one of them was changed. A pack's columns: first id,
-count, head (due times as 8 bytes each, then lengths of the bodies as 4 bytes each, little-endian),
-topics (one name, or a JSON array of names), bodies end to end, extras (NULL, or a msgpack array of
-what ``codec.encode_extras_of`` makes).
+Most tasks arrive in large batches, and those of a batch are read and finished at similar times. A
+row of up to ``PACK_TASKS_MAX`` tasks costs a tenth of single rows. A pack never changes. Table
+``gone`` has a bit for each task that has left the pack, and table ``moved`` has all due times of a
+pack once one of them has changed. A pack's columns: first id, count, head (due times of 8 bytes
+each, then body lengths of 4 bytes each, little-endian), topics (one name, or a JSON array of
+names), concatenated bodies, extras (NULL, or a msgpack array from ``codec.encode_extras_of``).
 
-``PackIndex`` is the writer's memory of them, two bytes for ten tasks. It says for the ids that
-leave a batch which packs they are in, and what that makes of the packs. Changes are prepared,
-written by the caller in its transaction, and adopted after COMMIT. A pack most of whose tasks have
-left holds their bodies still; when it has been so for a while the caller is asked to take it apart
-(``sparse``), so that space is wasted by a factor of four at most, for a bounded time.
+``PackIndex`` is the writer's list of packs, in memory: two bytes for ten tasks. It finds the packs
+of the tasks that a batch removes, and computes how the packs change. Changes are prepared, written
+by the caller in its transaction, and adopted after COMMIT. A sparse pack, most of whose tasks have
+left, still holds their bodies. After a while the caller takes it apart (``sparse``), which bounds
+wasted space to a factor of four, for a limited time.
 
-Knows no SQL.
+This module knows no SQL.
 """
 
 from __future__ import annotations
@@ -37,36 +36,37 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 PACK_TASKS_MAX = 60
-"""Tasks in a pack: their bits fit a signed 64-bit number, and 100 bytes each fill two pages."""
+"""Maximum tasks in a pack: their bits fit a signed 64-bit number, and at 100 bytes each they fill
+two pages."""
 PACK_TASKS_MIN = 8
-"""A pack of fewer tasks costs more than rows of their own."""
+"""Minimum tasks in a pack; a smaller pack costs more than single rows."""
 PACK_BYTES_MAX = 64 * 1024
 
 DUE_BYTES = 8
 SIZE_BYTES = 4
-"""Bytes of a task in a pack's head: those of the due time, and of the body's length."""
+"""Bytes of a due time, and of a body's length, in a pack's head."""
 
 PackValues = tuple[int, int, bytes, str, bytes, bytes | None]
-assert sys.byteorder == "little", "arrays are written as they lie in memory"
+assert sys.byteorder == "little", "arrays are written in their memory layout"
 
 
 def split(rows: Sequence[TaskRow]) -> tuple[list[PackValues], list[TaskRow]]:
-    """(packs, rows that stay on their own) for new tasks in order of their ids."""
+    """Divide new tasks, which are in order of their ids, into (packs, single rows)."""
     packs: list[PackValues] = []
     loose: list[TaskRow] = []
     for start, end in _runs([row[0] for row in rows]):
         for begin in range(start, end, PACK_TASKS_MAX):
-            some = rows[begin : min(end, begin + PACK_TASKS_MAX)]
-            pack = _pack(some) if len(some) >= PACK_TASKS_MIN else None
+            part = rows[begin : min(end, begin + PACK_TASKS_MAX)]
+            pack = _pack(part) if len(part) >= PACK_TASKS_MIN else None
             if pack is None:
-                loose += some
+                loose += part
             else:
                 packs.append(pack)
     return packs, loose
 
 
 def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Index ranges in which each id is ``ID_STEP`` above the one before."""
+    """Yield index ranges in which each id is ``ID_STEP`` above the preceding id."""
     if in_a_row(ids):
         yield 0, len(ids)
         return
@@ -80,12 +80,12 @@ def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def in_a_row(ids: Sequence[int]) -> bool:
-    """Whether ids follow each other without gaps: the usual case, found without a Python loop."""
+    """Return whether ids are consecutive, the usual case; needs no Python loop."""
     return len(ids) > 0 and ids == list(range(ids[0], ids[0] + len(ids) * ID_STEP, ID_STEP))
 
 
 def _pack(rows: Sequence[TaskRow]) -> PackValues | None:
-    """These tasks as a pack; None: bodies or extras are large, and better read alone."""
+    """Return these tasks as a pack, or None if they exceed ``PACK_BYTES_MAX``."""
     ids, dues_ms, topics, bodies, options = zip(*rows, strict=True)
     joined = b"".join(bodies)
     head = array("q", dues_ms).tobytes() + array("I", map(len, bodies)).tobytes()
@@ -102,12 +102,12 @@ def pack_bytes(pack: PackValues) -> int:
 
 
 def mask_of(count: int) -> int:
-    """The mask with all bits of a pack of ``count`` tasks set."""
+    """Return the mask of a pack of ``count`` tasks that have all left."""
     return (1 << count) - 1
 
 
 def ids_of(first: int, count: int, mask: int) -> list[int]:
-    """The ids of the tasks that are still in the pack."""
+    """Return the ids of the tasks that are still in the pack."""
     ids = range(first, first + count * ID_STEP, ID_STEP)
     if not mask:
         return list(ids)
@@ -132,7 +132,8 @@ def _whole(moved: bytes) -> Sequence[int]:
 
 
 def extras_of(first: int, packed: bytes) -> Sequence[Any]:
-    """The options in a pack, as ``codec.encode_extras_of`` makes them. Raises RecordUnreadable."""
+    """Decode a pack's column of options, one element of ``codec.encode_extras_of`` for each task.
+    Raise RecordUnreadable."""
     try:
         extras: Sequence[Any] = msgpack.unpackb(packed, use_list=False)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
@@ -141,7 +142,7 @@ def extras_of(first: int, packed: bytes) -> Sequence[Any]:
 
 
 class Pack:
-    """A pack as it was read."""
+    """A pack read from the database."""
 
     __slots__ = ("_bodies", "_ends", "_extras", "count", "dues_ms", "first", "mask", "topics")
 
@@ -156,7 +157,7 @@ class Pack:
         mask: int,
         moved: bytes | None = None,
     ) -> None:
-        """``moved``: the due times of the tasks, if some were changed. Raises RecordUnreadable."""
+        """``moved``: the due times of all tasks, if any has changed. Raise RecordUnreadable."""
         self.first = first
         self.count = count
         self.mask = mask
@@ -177,7 +178,7 @@ class Pack:
             raise RecordUnreadable(f"pack {first}: its columns have different lengths")
 
     def rows(self, ids: Sequence[int] | None = None) -> Iterator[TaskRow]:
-        """The tasks of ``ids`` (which lie in the pack), or all, that are still there."""
+        """Yield the tasks still in the pack: those of ``ids``, or all."""
         wanted = ids if ids is not None else ids_of(self.first, self.count, self.mask)
         first, mask, ends, bodies = self.first, self.mask, self._ends, self._bodies
         options = self._extras
@@ -196,40 +197,41 @@ class Pack:
 
 SPARSE_AT_ONCE_MAX = 64
 SPARSE_EVERY_BATCHES = 64
-"""After how many batches some packs with few tasks left are taken apart."""
+"""Batches between two searches for sparse packs."""
 FULL = -1
-"""Stands for the mask of a pack that is gone."""
+"""The mask of a pack that was deleted."""
 
 
 @dataclass(slots=True)
 class Change:
-    """What a batch changes about packs."""
+    """The changes of packs in a batch."""
 
     masks: dict[int, int] = field(default_factory=dict)
-    """First id of a pack that stays → its new mask."""
+    """First id of a remaining pack → its new mask."""
     done: list[int] = field(default_factory=list)
-    """First ids of packs without any task left."""
+    """First ids of packs that have no tasks any more."""
     loose: list[int] = field(default_factory=list)
-    """Ids that are in no pack: they have a row of their own, if any."""
+    """Ids that are in no pack; each has a single row or does not exist."""
 
 
 class PackIndex:
-    """Which packs one open database has, and which tasks have left them."""
+    """The packs of an open database, with the masks of the tasks that have left them."""
 
     def __init__(self) -> None:
         self._batches = 0
         self.load(())
 
     def load(self, packs: Iterable[tuple[int, int, int]]) -> None:
-        """(first, count, mask) of every pack, by first id: what the database holds."""
+        """Replace the index with (first, count, mask) of every pack, in order of first ids."""
         self._firsts = array("q")
         self._counts = bytearray()
         self._masks: dict[int, int] = {}
         self._passed = 0
-        """How many entries of ``_firsts`` stand for packs that are gone."""
+        """Number of entries of ``_firsts`` whose packs were deleted."""
         self._young: dict[int, None] = {}
-        """Packs that became sparse since the last look, and (``_old``) before it."""
+        """Packs that became sparse after the last search."""
         self._old: dict[int, None] = {}
+        """Packs that became sparse before the last search."""
         for first, count, mask in packs:
             self._firsts.append(first)
             self._counts.append(count)
@@ -241,29 +243,29 @@ class PackIndex:
         return len(self._firsts) - self._passed
 
     def split(self, enqueued: dict[int, TaskRow]) -> tuple[list[PackValues], list[TaskRow]]:
-        """(packs, rows that stay on their own) for new tasks. Raises StoreError for an id that
-        is in a pack already."""
+        """Divide new tasks into (packs, single rows). Raise StoreError for an id that is already in
+        a pack."""
         if not enqueued:
             return [], []
         ids, rows = list(enqueued), list(enqueued.values())
         if self._holds_any(ids):
-            raise StoreError(f"an id of {ids[0]} to {ids[-1]} was assigned twice")
+            raise StoreError(f"an id between {ids[0]} and {ids[-1]} was assigned twice")
         newest = self._firsts[-1] if self._firsts else -1
-        # Ids that do not ascend, or lie below known packs, would not be found in a pack.
+        # The index finds ids only in ascending packs, so other ids stay in single rows.
         if ids[0] <= newest or not (in_a_row(ids) or ids == sorted(ids)):
             return [], rows
         return split(rows)
 
     def _holds_any(self, ids: Sequence[int]) -> bool:
-        """Whether one of the ids (ascending) is already in a pack."""
+        """Return whether any of the ids (ascending) is already in a pack."""
         if not self._firsts or ids[0] >= self._firsts[-1] + self._counts[-1] * ID_STEP:
             return False
         change = self.leaving(ids)
         return bool(change.masks or change.done)
 
     def leaving(self, ids: Iterable[int]) -> Change:
-        """The change of packs when the tasks ``ids`` leave them. Ids are sorted, so that each pack
-        is looked for once."""
+        """Return the change of packs when the tasks ``ids`` leave them. It sorts the ids and looks
+        up each pack once."""
         change = Change()
         firsts, counts, masks, loose = self._firsts, self._counts, self._masks, change.loose
         changed: dict[int, list[int]] = {}
@@ -297,7 +299,7 @@ class PackIndex:
         return change
 
     def places(self, ids: Iterable[int]) -> tuple[dict[int, list[int]], list[int]]:
-        """(first id of a pack → the ids in it, the ids in no pack)."""
+        """Return (first id of a pack → the ids in it, the ids in no pack)."""
         firsts, counts, masks = self._firsts, self._counts, self._masks
         packed: dict[int, list[int]] = {}
         loose: list[int] = []
@@ -317,7 +319,7 @@ class PackIndex:
         return packed, loose
 
     def loose(self, ids: Iterable[int]) -> list[int]:
-        """The ids that are in no pack."""
+        """Return the ids that are in no pack."""
         firsts, counts, masks = self._firsts, self._counts, self._masks
         loose: list[int] = []
         for task_id in ids:
@@ -328,7 +330,7 @@ class PackIndex:
         return loose
 
     def adopt(self, added: Iterable[PackValues], change: Change) -> None:
-        """Take over a committed batch."""
+        """Apply the change of a committed batch."""
         for pack in added:
             self._firsts.append(pack[0])
             self._counts.append(pack[1])
@@ -338,7 +340,7 @@ class PackIndex:
         self.drop(change.done)
 
     def drop(self, firsts: Iterable[int]) -> None:
-        """Forget packs that are gone."""
+        """Forget deleted packs."""
         for first in firsts:
             self._masks[first] = FULL
             self._passed += 1
@@ -349,11 +351,12 @@ class PackIndex:
 
     @property
     def looks_next(self) -> bool:
-        """Whether the next call of ``sparse_now`` looks for sparse packs."""
+        """Whether the next call of ``sparse_now`` searches for sparse packs."""
         return (self._batches + 1) % SPARSE_EVERY_BATCHES == 0
 
     def sparse_now(self, change: Change) -> list[int]:
-        """Now and then: sparse packs to take apart, none of which ``change`` touches."""
+        """Return sparse packs to take apart, without those in ``change``; empty except after every
+        ``SPARSE_EVERY_BATCHES`` calls."""
         self._batches += 1
         if self._batches % SPARSE_EVERY_BATCHES:
             return []
@@ -361,12 +364,12 @@ class PackIndex:
         return [first for first in self.sparse() if first not in touched]
 
     def sparse(self) -> list[int]:
-        """Some packs that were sparse at the call before this one already."""
-        found = list(self._old)[:SPARSE_AT_ONCE_MAX]
-        if len(found) == len(self._old):
+        """Return up to ``SPARSE_AT_ONCE_MAX`` packs that were sparse before the last search."""
+        firsts = list(self._old)[:SPARSE_AT_ONCE_MAX]
+        if len(firsts) == len(self._old):
             self._old |= self._young
             self._young = {}
-        return found
+        return firsts
 
     def _note_sparse(self, first: int, count: int, mask: int) -> None:
         if mask.bit_count() * 4 >= count * 3 and first not in self._old:

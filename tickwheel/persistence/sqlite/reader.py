@@ -1,12 +1,12 @@
-"""Reading beside the writer: rows by id, pages of tasks, pages of dead letters.
+"""Reads concurrent with the writer: rows by id, pages of tasks, pages of dead letters.
 
-Synchronous; a connection is used by one thread at a time. Results come as one row of columns a
-statement instead of many rows, because Python's sqlite3 gives up the interpreter lock at every
-row: under load each row would wait for the event loop.
+The code is synchronous, and one thread at a time uses a connection. A statement returns one row of
+columns instead of many rows, because Python's sqlite3 releases the interpreter lock at every row:
+under load each row would wait for the event loop.
 
-Invariant: one call sees whole batches, as of one moment. A task that moves from its pack to a row
-of its own while it is read must be found in one of the two, so both are looked at by one
-statement, which SQLite answers from one snapshot; calls of more statements open one.
+Invariant: one call sees whole batches of one moment. A task can move from its pack to a single row
+during a read and must be found in one of them. So one statement, which SQLite answers from one
+snapshot, reads both; calls that need several statements open a snapshot.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ IDS_A_STATEMENT = 512
 HEADS_A_STATEMENT = 1_024
 PACK_STEP = PACK_TASKS_MAX * ID_STEP
 NEIGHBOURS = 4
-"""If more tasks of a pack than this are wanted, it is read whole."""
+"""Minimum average of requested tasks in each pack for which packs are read whole."""
 BODY_BYTES_INLINE = 16_384
-"""Longer bodies and extras are read one by one, to keep a statement's result below 8 MiB."""
+"""Maximum bytes of a body, or extras, in a statement's result, which stays below 8 MiB. Longer ones
+are read one by one."""
 EXTRAS_BYTES_HEAD = 8_192
-"""Longer extras are more than a key, or a pack's in which others are long. A statement's result
-holds 1,024 times as much."""
+"""Maximum bytes of extras that are read with a head; longer ones are not only a key. A statement's
+result can have 1,024 of them."""
 
 _IDS = "(SELECT value FROM json_each(?1))"
 _PAST = "hex(past)"
@@ -78,7 +79,7 @@ _READ = (
     f" (SELECT * FROM dead WHERE id IN {_IDS} ORDER BY id, grp))"
     f" FROM task WHERE id IN {_IDS}"
 )
-# The packs that the other ids may be in, whole: one row again, whatever the number of packs.
+# The whole packs that can contain the other ids, also as one row.
 _PACKS = (
     "SELECT json_group_array(json_array(first, count, topics, length(bodies), ifnull(mask, 0))),"
     " {dues}, {sizes}, {bodies}, group_concat(hex(extras))"
@@ -86,7 +87,7 @@ _PACKS = (
     " WHERE first IN (SELECT (SELECT max(first) FROM pack WHERE first <= value)"
     " FROM json_each(?1) WHERE NOT EXISTS (SELECT 1 FROM task WHERE id = value))"
 )
-# New due times that no read of this connection has seen yet.
+# New due times that this connection has not read yet.
 _MOVES = (
     "SELECT (SELECT ifnull(min(batch), 0) FROM move), ifnull(max(batch), 0), {data} FROM"
     " (SELECT batch, data FROM move WHERE batch > ?2 ORDER BY batch)"
@@ -96,8 +97,8 @@ _MOVES_COLUMNS = 3
 _NONE = "[]"
 NOBODY: frozenset[int] = frozenset()
 _ROW_COLUMNS = 8
-# Of each id, in the order of ``json_each``: its due time, picked out of its pack, or NO_DUE when it
-# is in none or has options. LEFT JOINs, so that none is left out and each is in its place.
+# The due time of each id from its pack, in the order of ``json_each``; NO_DUE if the id is in no
+# pack or has options. LEFT JOINs keep every id in its position.
 NO_DUE = -(2**63)
 _IF_HERE = (
     f"CASE WHEN bit < count AND (value - first) % {ID_STEP} = 0"
@@ -121,15 +122,15 @@ _PACKED = (
     " LEFT JOIN gone USING (first) LEFT JOIN moved USING (first))"
 )
 _PACKED_COLUMNS = 4
-# Where its body is: its pack, and the lengths of all bodies up to its own.
+# The location of a body: its pack, and the lengths of all bodies up to and including it.
 _PLACES = f"json_group_array({_IF_HERE} first END)"
 _SIZES = f"{_IF_HERE} substr(head, {DUE_BYTES} * count + 1, {SIZE_BYTES} * (bit + 1)) ELSE x'' END"
-# Where its options are, if its pack has any: its pack, its place there, the length of all of them.
+# The location of a task's options, if its pack has any: pack, bit, length of the pack's options.
 _OPTIONS = (
     f"group_concat({_IF_HERE} '[' || first || ',' || bit || ',' || length(extras) || ']' END)"
 )
 _EXTRAS = f"{_IF_HERE} extras END"
-# A few bytes each of many packs, in the order that is asked.
+# A few bytes from each of many packs, in the order of the argument.
 _BODIES = "SELECT {bodies} FROM json_each(?) CROSS JOIN pack ON first = json_extract(value, '$[0]')"
 _BODY = "substr(bodies, json_extract(value, '$[1]') + 1, json_extract(value, '$[2]'))"
 _HISTORY = (
@@ -176,14 +177,14 @@ class Reader:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        # Files are opened by the first use; from here on no descriptor is needed.
+        # The first statement opens all files; later ones need no descriptors.
         connection.execute("SELECT 1 FROM meta").fetchone()
         join = blob_join(connection)
         moves = _MOVES.format(data=join.format("data"))
         self._moves: dict[int, int] = {}
-        """Id → new due time of tasks in packs, which counts instead of the one beside the pack."""
+        """Id → new due time of a packed task, which overrides those in ``pack`` and ``moved``."""
         self._moves_oldest = self._moves_upto = 0
-        """The first and the last batch that these due times are from."""
+        """The first and the last batch of these due times."""
         self._read = _BOTH.format(
             moves=moves,
             rows=_READ.format(bodies=join.format(_SMALL)),
@@ -205,7 +206,7 @@ class Reader:
         self._connection.close()
 
     def rest(self) -> None:
-        """Release cached pages: it may be long until the next use."""
+        """Release cached pages before a possibly long pause."""
         self._moves = {}
         self._moves_oldest = self._moves_upto = 0
         with contextlib.suppress(sqlite3.Error):
@@ -213,101 +214,101 @@ class Reader:
 
     def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """See ``Store.read``."""
-        found = self._at_once(ids) if len(ids) <= IDS_A_STATEMENT else None
-        if found is not None:
-            return found
+        tasks = self._at_once(ids) if len(ids) <= IDS_A_STATEMENT else None
+        if tasks is not None:
+            return tasks
         with snapshot(self._connection):
             return self._all(ids)
 
     def read_some(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """See ``Store.read_some``. No statement returns more small bodies than are wanted."""
-        found = self._at_once(ids) if len(ids) <= _step(bytes_max) else None
-        if found is not None:
-            return found, ()
+        """See ``Store.read_some``. No statement returns more small bodies than ``bytes_max``."""
+        tasks = self._at_once(ids) if len(ids) <= _step(bytes_max) else None
+        if tasks is not None:
+            return tasks, ()
         with snapshot(self._connection):
             return self._first(ids, bytes_max)
 
     def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
-        """See ``Moves.read_heads``. Tasks with other options than a key are read whole."""
+        """See ``Moves.read_heads``. Tasks with options other than a key are read whole."""
         with snapshot(self._connection):
-            found = Heads()
-            ordered = sorted(ids)  # each page once
+            heads = Heads()
+            ordered = sorted(ids)  # to read each page once
             for start in range(0, len(ids), HEADS_A_STATEMENT):
-                self._some_heads(ordered[start : start + HEADS_A_STATEMENT], found)
-            absent = found.absent(ids)
+                self._add_heads(ordered[start : start + HEADS_A_STATEMENT], heads)
+            absent = heads.absent(ids)
             if not absent:
-                return found, ()
+                return heads, ()
             whole, left = self._first([i for i in ids if i in absent], bytes_max)
-        found.others |= whole
+        heads.others |= whole
         if left:
             rest = ids[ids.index(left[0]) :]
-            found.drop(frozenset(rest))
-            return found, rest
-        return found, ()
+            heads.drop(frozenset(rest))
+            return heads, rest
+        return heads, ()
 
-    def _some_heads(self, ids: Sequence[int], found: Heads) -> None:
-        """Add tasks that have no option but a key; inside a snapshot."""
+    def _add_heads(self, ids: Sequence[int], heads: Heads) -> None:
+        """Add the tasks without options other than a key; inside a snapshot."""
         columns = self._columns(self._heads, ids)
         dues, topics, options, extras = columns[:_PACKED_COLUMNS]
         keys, others = _packed_keys(options, extras) if options else ({}, NOBODY)
-        _add_columns(found.plain, *self._plain(ids, dues, topics, others))
-        alone, alone_ms, alone_topics, extras, *history = columns[_PACKED_COLUMNS:]
-        rows = json.loads(alone), json.loads(alone_ms), json.loads(alone_topics)
-        found.keys |= keys
+        _add_columns(heads.plain, *self._plain(ids, dues, topics, others))
+        loose, loose_ms, loose_topics, extras, *history = columns[_PACKED_COLUMNS:]
+        rows = json.loads(loose), json.loads(loose_ms), json.loads(loose_topics)
+        heads.keys |= keys
         if extras and any(map(",".__ne__, extras)):
-            others = _add_keys(found.keys, rows[0], extras.split(","))
+            others = _add_keys(heads.keys, rows[0], extras.split(","))
             rows = _without(others, *rows)
-        _add_columns(found.plain, *rows)
+        _add_columns(heads.plain, *rows)
         if any(map(_NONE.__ne__, history)):
-            self._take_aside(found, *history)
+            self._move_to_others(heads, *history)
 
     @staticmethod
-    def _take_aside(found: Heads, progress: str, dead: str) -> None:
+    def _move_to_others(heads: Heads, progress: str, dead: str) -> None:
         """Move tasks with progress or dead letters from ``plain`` to ``others``."""
         recorded = {row[0] for row in chain(json.loads(progress), json.loads(dead))}
-        for topic, dues_ms in found.plain.items():
+        for topic, dues_ms in heads.plain.items():
             for task_id in dues_ms.keys() & recorded:
-                row = head_row(task_id, dues_ms.pop(task_id), topic, found.keys)
-                found.others[task_id] = StoredTask(row, (), ())
-        _add_history(found.others, progress, dead)
+                row = head_row(task_id, dues_ms.pop(task_id), topic, heads.keys)
+                heads.others[task_id] = StoredTask(row, (), ())
+        _add_history(heads.others, progress, dead)
 
     def _plain(
         self, ids: Sequence[int], dues: bytes | str, topics: str, others: Collection[int] = NOBODY
     ) -> tuple[Sequence[int], Sequence[int], Sequence[str]]:
-        """Ids, due times and topics of tasks in packs that are not among ``others``."""
+        """Return ids, due times and topics of the packed tasks that are not in ``others``."""
         dues_ms, names, moves = array("q", blob_of(dues)), json.loads(topics), self._moves
         if len(dues_ms) != len(ids):
-            raise RecordUnreadable("packs whose heads are shorter than their counts say")
+            raise RecordUnreadable("heads of packs are shorter than their counts require")
         if NO_DUE in dues_ms:
-            is_here = [due_ms != NO_DUE for due_ms in dues_ms]
-            ids, names = list(compress(ids, is_here)), list(compress(names, is_here))
-            dues_ms = array("q", compress(dues_ms, is_here))
+            is_packed = [due_ms != NO_DUE for due_ms in dues_ms]
+            ids, names = list(compress(ids, is_packed)), list(compress(names, is_packed))
+            dues_ms = array("q", compress(dues_ms, is_packed))
         if others:
-            ids, some_ms, names = _without(others, ids, dues_ms, names)
-            dues_ms = array("q", some_ms)
+            ids, plain_ms, names = _without(others, ids, dues_ms, names)
+            dues_ms = array("q", plain_ms)
         return ids, array("q", map(moves.get, ids, dues_ms)) if moves else dues_ms, names
 
     def _first(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """``read_some`` inside a snapshot."""
+        """Read as ``read_some`` does, inside a snapshot."""
         step = _step(bytes_max)
-        found: dict[int, StoredTask] = {}
+        tasks: dict[int, StoredTask] = {}
         size = 0
         for start in range(0, len(ids), step):
-            some, large = self._some(ids[start : start + step])
+            part, large = self._read_part(ids[start : start + step])
             unread = set(large)
             for index, task_id in enumerate(ids[start : start + step], start):
                 if size >= bytes_max:
-                    return found, ids[index:]
-                if task_id not in some:
+                    return tasks, ids[index:]
+                if task_id not in part:
                     continue
-                task = some[task_id]
-                found[task_id] = self._with_body(task) if task_id in unread else task
-                size += task_bytes(found[task_id].row)
-        return found, ()
+                task = part[task_id]
+                tasks[task_id] = self._with_body(task) if task_id in unread else task
+                size += task_bytes(tasks[task_id].row)
+        return tasks, ()
 
     def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         with snapshot(self._connection):
@@ -329,7 +330,7 @@ class Reader:
     def _packs(
         self, topic: str | None, position: int, *, back: bool = False
     ) -> Iterator[Sequence[int]]:
-        """The ids of ``topic`` in each pack from ``position`` on; inside a snapshot."""
+        """Yield the ids of ``topic`` in each pack from ``position`` on; inside a snapshot."""
         statement, step = (_SCAN_PACKS_BACK, -1) if back else (_SCAN_PACKS, 1)
         while True:
             columns = (position, PACKS_A_SCAN)
@@ -348,70 +349,71 @@ class Reader:
         *,
         back: bool = False,
     ) -> list[StoredTask]:
-        """A page of tasks by id, up to a limit of tasks and of bytes; inside a snapshot."""
+        """Return a page of tasks by id, up to a limit of tasks and of bytes; inside a snapshot."""
         limit = columns[2]
-        (alone,) = self._connection.execute(statement, columns).fetchone()
-        ids = sorted(chain(json.loads(alone), islice(packed, limit)), reverse=back)[:limit]
-        found, _ = self._first(ids, SCAN_BYTES_MAX)
-        return list(found.values())
+        (loose,) = self._connection.execute(statement, columns).fetchone()
+        ids = sorted(chain(json.loads(loose), islice(packed, limit)), reverse=back)[:limit]
+        tasks, _ = self._first(ids, SCAN_BYTES_MAX)
+        return list(tasks.values())
 
     def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
     ) -> list[DeadRow]:
-        """See ``Store.scan_dead``; runs one statement."""
+        """See ``Store.scan_dead``."""
         (rows,) = self._connection.execute(_SCAN_DEAD, (*after, topic, group, limit)).fetchone()
         return list(starmap(dead_row, from_json(rows)))
 
     def _all(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        """``read`` inside a snapshot."""
-        found: dict[int, StoredTask] = {}
+        """Read as ``read`` does, inside a snapshot."""
+        tasks: dict[int, StoredTask] = {}
         for start in range(0, len(ids), IDS_A_STATEMENT):
-            some, large = self._some(ids[start : start + IDS_A_STATEMENT])
-            found |= some
+            part, large = self._read_part(ids[start : start + IDS_A_STATEMENT])
+            tasks |= part
             for task_id in large:
-                found[task_id] = self._with_body(found[task_id])
-        return found
+                tasks[task_id] = self._with_body(tasks[task_id])
+        return tasks
 
     def _with_body(self, task: StoredTask) -> StoredTask:
-        """A task with its large body; inside the snapshot in which the task was found."""
+        """Return a task with its large body; inside the snapshot in which the task was read."""
         row = self._connection.execute("SELECT * FROM task WHERE id = ?", (task.row.id,))
         return task._replace(row=task_row(*row.fetchone()))
 
     def _at_once(self, ids: Sequence[int]) -> dict[int, StoredTask] | None:
-        """Tasks by id with one statement, which needs no snapshot; None: several are needed."""
+        """Read tasks with one statement, which needs no snapshot. Return None if several statements
+        are needed."""
         if _are_scattered(ids):
             return None
         try:
-            found, large = self._statement(ids)
+            tasks, large = self._statement(ids)
         except sqlite3.DataError:
             return None
-        return found if not large else None
+        return tasks if not large else None
 
-    def _some(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
-        """Tasks by id, and the ids of those whose body is missing because it is large; inside a
+    def _read_part(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
+        """Return tasks by id, and the ids of tasks whose large body was not read; inside a
         snapshot."""
         try:
             return self._statement(ids)
         except sqlite3.DataError:
-            # With long properties many tasks are longer than a result may be.
+            # Tasks with long properties can exceed SQLite's maximum length of a result.
             if len(ids) == 1:
                 raise
             half = len(ids) // 2
-            found, large = self._some(ids[:half])
-            others, more = self._some(ids[half:])
-            return found | others, large + more
+            first, first_large = self._read_part(ids[:half])
+            second, second_large = self._read_part(ids[half:])
+            return first | second, first_large + second_large
 
     def _statement(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
-        """See ``_some``. Raises DataError when the result would be too long."""
+        """Read as ``_read_part`` does. Raise DataError if the result would be too long."""
         picked = self._picked(ids) if _are_scattered(ids) else {}
         if picked:
             others = [task_id for task_id in ids if task_id not in picked]
-            found, large = self._whole(others) if others else ({}, [])
-            return picked | found, large
+            tasks, large = self._whole(others) if others else ({}, [])
+            return picked | tasks, large
         return self._whole(ids)
 
     def _picked(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        """Tasks in packs without options, each with its body and not its neighbours'; inside a
+        """Return packed tasks without options, reading each body without its neighbours'; inside a
         snapshot."""
         ordered = sorted(ids)
         dues, topics, packs, sizes, *history = self._columns(self._picks, ordered)
@@ -426,39 +428,39 @@ class Reader:
         (joined,) = self._connection.execute(self._bodies, (json.dumps(places),)).fetchone()
         bodies, at = blob_of(joined), 0
         if len(bodies) != sum(place[2] for place in places):
-            raise RecordUnreadable("packs whose bodies are shorter than their heads say")
-        found: dict[int, StoredTask] = {}
+            raise RecordUnreadable("bodies of packs are shorter than their heads require")
+        tasks: dict[int, StoredTask] = {}
         for task_id, due_ms, topic, (_, _, length) in zip(*heads, places, strict=True):
             row = TaskRow(task_id, due_ms, topic, bodies[at : at + length])
-            found[task_id] = StoredTask(row, (), ())
+            tasks[task_id] = StoredTask(row, (), ())
             at += length
-        _add_history(found, *history)
-        return found
+        _add_history(tasks, *history)
+        return tasks
 
     def _whole(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
-        """Tasks by id, reading all of the packs that they are in."""
+        """Return tasks by id, reading their whole packs."""
         columns = self._columns(self._read, ids)
         rows, large = self._tasks(*columns[:6])
-        found = {row.id: StoredTask(row, (), ()) for row in rows}
+        tasks = {row.id: StoredTask(row, (), ()) for row in rows}
         moves = self._moves
-        wanted = sorted(task_id for task_id in ids if task_id not in found)
+        wanted = sorted(task_id for task_id in ids if task_id not in tasks)
         for pack in self._packed(columns[_ROW_COLUMNS:]):
             end_id = pack.first + pack.count * ID_STEP
             low, high = bisect_left(wanted, pack.first), bisect_left(wanted, end_id)
             for row in pack.rows(wanted[low:high]):
                 if row.id in moves:
                     row = row._replace(due_ms=moves[row.id])
-                found[row.id] = StoredTask(row, (), ())
-        _add_history(found, columns[6], columns[7])
-        return found, large
+                tasks[row.id] = StoredTask(row, (), ())
+        _add_history(tasks, columns[6], columns[7])
+        return tasks, large
 
     def _columns(self, statement: str, ids: Sequence[int]) -> Sequence[Any]:
-        """The columns of a statement behind those of ``_MOVES``, which are taken over."""
+        """Execute a statement. Take over its columns of ``_MOVES``, and return the others."""
         arguments = (str(list(ids)), self._moves_upto)
         columns: Sequence[Any] = self._connection.execute(statement, arguments).fetchone()
         oldest, upto, data = columns[:_MOVES_COLUMNS]
         if oldest != self._moves_oldest:
-            # What was remembered stands beside its packs now.
+            # The remembered due times are now in table ``moved``.
             self._moves_oldest, self._moves = oldest, {}
         if upto:
             self._moves_upto = upto
@@ -466,18 +468,17 @@ class Reader:
         return columns[_MOVES_COLUMNS:]
 
     def _packed(self, columns: Sequence[Any]) -> list[Pack]:
-        """The packs in these columns."""
         places, dues, sizes, bodies, options = columns
         packs: list[Pack] = []
         due_at = size_at = body_at = 0
         dues, sizes, bodies = map(blob_of, (dues, sizes, bodies))
-        for (first, count, names, length, mask), more in zip(
+        for (first, count, names, length, mask), extras in zip(
             json.loads(places), (options or "").split(","), strict=False
         ):
             due_end, size_end = due_at + DUE_BYTES * count, size_at + SIZE_BYTES * count
             head = dues[due_at:due_end] + sizes[size_at:size_end]
             parts = head, names, bodies[body_at : body_at + length]
-            packs.append(Pack(first, count, *parts, bytes.fromhex(more) or None, mask))
+            packs.append(Pack(first, count, *parts, bytes.fromhex(extras) or None, mask))
             due_at, size_at, body_at = due_end, size_end, body_at + length
         return packs
 
@@ -490,7 +491,7 @@ class Reader:
         joined: bytes | str | None,
         options: str,
     ) -> tuple[Iterable[TaskRow], list[int]]:
-        """Task rows from columns: JSON arrays, all bodies end to end, extras in hex."""
+        """Build task rows from columns: JSON arrays, concatenated bodies, extras in hex."""
         task_ids = json.loads(ids)
         if not task_ids:
             return (), []
@@ -513,25 +514,26 @@ class Reader:
 
 
 def _add_columns(
-    found: dict[str, dict[int, int]],
+    plain: dict[str, dict[int, int]],
     ids: Sequence[int],
     dues_ms: Iterable[int],
     topics: Sequence[str],
 ) -> None:
     if ids and topics.count(topics[0]) == len(topics):  # the usual case
-        found.setdefault(topics[0], {}).update(zip(ids, dues_ms, strict=True))
+        plain.setdefault(topics[0], {}).update(zip(ids, dues_ms, strict=True))
         return
     for task_id, due_ms, topic in zip(ids, dues_ms, topics, strict=True):
-        found.setdefault(topic, {})[task_id] = due_ms
+        plain.setdefault(topic, {})[task_id] = due_ms
 
 
 def _packed(those: str, *columns: str) -> str:
-    """The statement that reads tasks in packs with ``those`` options."""
+    """Return the statement that reads packed tasks whose options satisfy ``those``."""
     return _PACKED.format(columns=", ".join(columns)).format(those=those)
 
 
 def _packed_keys(options: str, extras: bytes | str) -> tuple[dict[int, str], set[int]]:
-    """From packs with options: id → key of tasks with a key alone; ids with other options."""
+    """Return, for packs with options: id → key of tasks whose only option is a key, and the ids of
+    tasks with other options."""
     keys: dict[int, str] = {}
     others: set[int] = set()
     data, at, last = blob_of(extras), 0, -1
@@ -540,17 +542,17 @@ def _packed_keys(options: str, extras: bytes | str) -> tuple[dict[int, str], set
         if first != last:
             last, all_extras = first, extras_of(first, data[at : at + length])
         at += length
-        one: Any = all_extras[bit] if bit < len(all_extras) else b""
+        packed: Any = all_extras[bit] if bit < len(all_extras) else b""
         task_id = first + bit * ID_STEP
-        if type(one) is str:
-            keys[task_id] = one
-        elif one is not None:
+        if type(packed) is str:
+            keys[task_id] = packed
+        elif packed is not None:
             others.add(task_id)
     return keys, others
 
 
 def _add_keys(keys: dict[int, str], ids: Sequence[int], extras: Sequence[str]) -> set[int]:
-    """Add the keys of rows on their own that have a key alone; returns the ids with other options.
+    """Add the keys of single rows whose only option is a key. Return the ids with other options.
     ``extras`` are in hex."""
     others: set[int] = set()
     for task_id, text in zip(ids, extras, strict=True):
@@ -565,44 +567,44 @@ def _add_keys(keys: dict[int, str], ids: Sequence[int], extras: Sequence[str]) -
 def _without(
     others: Collection[int], ids: Sequence[int], dues_ms: Sequence[int], topics: Sequence[str]
 ) -> tuple[Sequence[int], Sequence[int], Sequence[str]]:
-    """The columns without the tasks of ``others``."""
+    """Return the columns without the tasks of ``others``."""
     if not others:
         return ids, dues_ms, topics
-    is_here = [task_id not in others for task_id in ids]
+    is_kept = [task_id not in others for task_id in ids]
     return (
-        list(compress(ids, is_here)),
-        list(compress(dues_ms, is_here)),
-        list(compress(topics, is_here)),
+        list(compress(ids, is_kept)),
+        list(compress(dues_ms, is_kept)),
+        list(compress(topics, is_kept)),
     )
 
 
-def _add_history(found: dict[int, StoredTask], progress_rows: str, dead_rows: str) -> None:
+def _add_history(tasks: dict[int, StoredTask], progress_rows: str, dead_rows: str) -> None:
     for progress in starmap(progress_row, from_json(progress_rows)):
-        if progress.id in found:
-            task = found[progress.id]
-            found[progress.id] = task._replace(progress=(*task.progress, progress))
+        if progress.id in tasks:
+            task = tasks[progress.id]
+            tasks[progress.id] = task._replace(progress=(*task.progress, progress))
     for dead in starmap(dead_row, from_json(dead_rows)):
-        if dead.id in found:
-            task = found[dead.id]
-            found[dead.id] = task._replace(dead=(*task.dead, dead))
+        if dead.id in tasks:
+            task = tasks[dead.id]
+            tasks[dead.id] = task._replace(dead=(*task.dead, dead))
 
 
 def _are_scattered(ids: Sequence[int]) -> bool:
-    """Whether most ids are in packs of their own, of which little is wanted."""
+    """Return whether most ids are in different packs, of which few tasks are requested."""
     ordered = sorted(ids)
     apart = sum(b - a >= PACK_STEP for a, b in pairwise(ordered))
     return apart * NEIGHBOURS >= len(ordered) > 1
 
 
 def _step(bytes_max: int) -> int:
-    """How many ids a statement may have so that their small bodies stay below ``bytes_max``."""
+    """Return the number of ids in a statement whose small bodies stay below ``bytes_max``."""
     return min(IDS_A_STATEMENT, max(1, bytes_max // BODY_BYTES_INLINE))
 
 
 def _ids_in(topic: str | None, first: int, count: int, names: str, mask: int) -> Sequence[int]:
-    """The ids that are still in one pack, ascending; ``topic`` filters."""
-    here = ids_of(first, count, mask)
+    """Return the ids that are still in a pack, ascending; ``topic`` filters."""
+    ids = ids_of(first, count, mask)
     if topic is None or names == topic:
-        return here
+        return ids
     topics = topics_of(names, count)
-    return [i for i in here if topics[(i - first) // ID_STEP] == topic]
+    return [i for i in ids if topics[(i - first) // ID_STEP] == topic]

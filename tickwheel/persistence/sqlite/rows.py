@@ -1,15 +1,13 @@
-"""Rows as columns and back, and the statements that take many of them at once.
+"""Conversion between rows and columns, and statements that write many rows at once.
 
-What most rows do not have (extras, past) is NULL and costs nothing. A statement costs the
-writer's thread several hand-overs of the interpreter lock, so few statements matter more than few
-rows: they come in a few fixed sizes, each prepared once, and a batch of 500 is one statement of 512
-rows of which 12 are empty. Must not know transactions.
+Columns that most rows do not need (extras, past) are NULL and cost nothing. Each statement makes
+the writer's thread pass the interpreter lock several times, so the number of statements matters
+more than the number of rows. Statements have a few fixed sizes, each prepared once: a batch of 500
+rows is one statement of 512 rows, of which 12 are empty. Must not know transactions.
 
-The hashes of keys beside packs and rows: written with them, and read at a start without them.
-
-A pack of which some tasks have a key has a row in ``pack_key``, a row of its own one in
-``task_key``; tasks without a key have nothing. A hash stays while its pack or row does: which
-tasks have left a pack says ``gone``.
+Key hashes are written together with packs and single rows, and are read at a start without them.
+A pack with keys has a row in ``pack_key``, and a task with a key and a single row has one in
+``task_key``. A hash stays as long as its pack or row; ``gone`` says which tasks have left a pack.
 """
 
 from __future__ import annotations
@@ -56,12 +54,12 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 512
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, ROWS_MAX)
-"""Rows a statement: at most a third of one is padding, and up to 512 rows need only one.
-512 rows of 7 columns stay below SQLite's limit of 32,766 variables."""
+"""Possible numbers of rows in a statement. At most a third of them is padding, and up to 512 rows
+need one statement. 512 rows of 7 columns stay below SQLite's limit of 32,766 variables."""
 
 
 def sizes_for(count: int, rows_max: int = ROWS_MAX) -> Iterator[int]:
-    """Sizes of the statements that take ``count`` rows; the last may be larger than its rest."""
+    """Yield the sizes of statements for ``count`` rows; the last one can include padding."""
     largest = max(size for size in SIZES if size <= rows_max)
     while count > 0:
         size = largest if count >= largest else next(s for s in SIZES if s >= count)
@@ -70,7 +68,7 @@ def sizes_for(count: int, rows_max: int = ROWS_MAX) -> Iterator[int]:
 
 
 class Multi:
-    """One kind of multi-row statement; ``run`` splits, pads and executes it."""
+    """A multi-row statement; ``run`` splits, pads and executes it."""
 
     def __init__(self, head: str, columns: int, tail: str) -> None:
         self._columns = columns
@@ -83,24 +81,24 @@ class Multi:
         rows: Iterable[Sequence[object]],
         rows_max: int = ROWS_MAX,
     ) -> None:
-        """Execute for rows of as many values as columns; at most ``rows_max`` in a statement."""
+        """Execute the statement for all rows, with at most ``rows_max`` rows at once."""
         values = list(chain.from_iterable(rows))
         columns = self._columns
         start = 0
         for size in sizes_for(len(values) // columns, rows_max):
-            some = values[start : start + size * columns]
-            some += [None] * (size * columns - len(some))
-            connection.execute(self._texts[size], some)
+            padded = values[start : start + size * columns]
+            padded += [None] * (size * columns - len(padded))
+            connection.execute(self._texts[size], padded)
             start += size * columns
 
 
 def insert(verb: str, table: str, columns: int) -> Multi:
-    """A statement that inserts rows; those whose first column is NULL are padding, and left out."""
+    """Return a statement that inserts rows, except padding, whose first column is NULL."""
     return Multi(f"{verb} INTO {table} SELECT * FROM (VALUES ", columns, ") WHERE column1 NOTNULL")
 
 
-# OR ROLLBACK: an id that exists already ends the whole batch, and SQLite needs no journal of
-# the statement for that.
+# OR ROLLBACK: a duplicate id rolls back the whole batch, for which SQLite needs no statement
+# journal.
 INSERT_TASKS = insert("INSERT OR ROLLBACK", "task", 5)
 INSERT_PACKS = insert("INSERT OR ROLLBACK", "pack", 6)
 REPLACE_GONE = insert("REPLACE", "gone", 2)
@@ -112,7 +110,8 @@ REPLACE_RECORDS = insert("REPLACE", "record", 3)
 
 
 def _delete(table: str, columns: dict[str, str]) -> Multi:
-    """A statement that deletes by key. The casts let SQLite use the index; padding is harmless."""
+    """Return a statement that deletes by key. SQLite uses the index because of the casts; padding
+    matches no row."""
     casts = ", ".join(f"CAST(column{i} AS {kind})" for i, kind in enumerate(columns.values(), 1))
     head = f"DELETE FROM {table} WHERE ({', '.join(columns)}) IN (SELECT {casts} FROM (VALUES "
     return Multi(head, len(columns), "))")
@@ -121,7 +120,7 @@ def _delete(table: str, columns: dict[str, str]) -> Multi:
 DELETE_PREPARE = _delete("prepare", {"id": "INTEGER", "grp": "TEXT"})
 DELETE_DEAD = _delete("dead", {"id": "INTEGER", "grp": "TEXT"})
 
-# With str() of a list of ints as the argument: one argument for any number of ids.
+# The argument is str() of a list of ints: one argument for any number of ids.
 DELETE_TASKS_BY_ID = "DELETE FROM task WHERE id IN (SELECT value FROM json_each(?))"
 DELETE_RECORDS = "DELETE FROM record WHERE kind = ? AND key IN (SELECT value FROM json_each(?))"
 DELETE_PACKS = "DELETE FROM pack WHERE first IN (SELECT value FROM json_each(?))"
@@ -135,7 +134,7 @@ DUES = (
     f"CASE WHEN length(dues) = {DUE_BYTES} * count THEN dues"
     f" ELSE substr(head, 1, {DUE_BYTES} * count) END"
 )
-"""The due times of a pack as they are now, in SQL."""
+"""SQL expression for the current due times of a pack."""
 READ_DUES = (
     f"SELECT json_group_array(json_array(first, count)), {{join}} FROM (SELECT first, count,"
     f" {DUES} AS now FROM pack LEFT JOIN moved USING (first)"
@@ -163,7 +162,7 @@ DELETE_DEAD_BY_ID = "DELETE FROM dead WHERE id IN (SELECT value FROM json_each(?
 READ_RECORDS = "SELECT kind, data FROM record"
 
 INSERT_ENDING = "INSERT OR ROLLBACK INTO ending VALUES (?, ?, ?)"
-# Oldest first and a few at a time: each batch adds one row, so this catches up.
+# Up to 64 of the oldest rows at once, which keeps up because each batch adds one row.
 _OLDEST_ENDINGS = (
     "SELECT batch FROM (SELECT batch, upto FROM ending ORDER BY batch LIMIT 64) WHERE upto <="
 )
@@ -176,7 +175,7 @@ _NEXT = (
 
 
 def _moved_on(n: str, id_mark: str, position_ms: str) -> str:
-    """The statement that notes a batch in meta, of the places of its numbers."""
+    """Return the statement that records a batch in ``meta``, with these parameters."""
     return (
         f"UPDATE meta SET value = CASE key WHEN 'last_batch' THEN {n}"
         f" WHEN 'id_mark' THEN max(value, {id_mark}) ELSE {position_ms} END"
@@ -184,13 +183,13 @@ def _moved_on(n: str, id_mark: str, position_ms: str) -> str:
     )
 
 
-# Checks and moves on in one statement: 3 rows change if epoch, owner and number are right.
+# Checks and advances in one statement: 3 rows change if epoch, owner and number are right.
 ADVANCE = f"{_moved_on('?1', '?2', '?3')} AND {_NEXT} = ?4"
 ADVANCED_ROWS = 3
 
 
 def expected_meta(epoch: int, owner: str, n: int) -> str:
-    """The last argument of ``ADVANCE``: what meta must say for batch ``n`` to be the next."""
+    """Return the last argument of ``ADVANCE``: the values in ``meta`` before batch ``n``."""
     return f"{epoch} {n - 1} {owner}"
 
 
@@ -200,8 +199,8 @@ _SMALL_COLUMNS = (
     "hash", "kind", "record_key", "data", "drop_kind", "drops", "loose", "keyed", "progress",
     "dead", "upto", "endings", "trim_upto",
 )  # fmt: skip
-# Everything of a small batch in one statement, its transaction included: what is NULL is left out.
-# They are temporary, so the database has nothing of them.
+# A small batch in one statement, including its transaction; NULL columns write nothing. The view
+# and its trigger are temporary and not stored in the database.
 MAKE_SMALL = (
     f"CREATE TEMP VIEW {SMALL} AS SELECT "
     + ", ".join(f"NULL AS {name}" for name in _SMALL_COLUMNS),
@@ -225,21 +224,21 @@ MAKE_SMALL = (
 )
 WRITE_SMALL = f"INSERT INTO {SMALL} VALUES ({', '.join('?' * len(_SMALL_COLUMNS))})"
 NOT_NEXT = "SQLITE_CONSTRAINT_TRIGGER"
-"""The name of the error of ``WRITE_SMALL`` when meta does not say that the batch is the next."""
+"""Name of the error that ``WRITE_SMALL`` raises if the batch is not the next one in ``meta``."""
 SMALL_MAX = 32
-"""Ended tasks, and records, of a small batch. One with more is written in the other way, which is
-as quick then, and looks at each of them once."""
+"""Maximum of ended tasks, and of records, in a small batch. Larger batches use the general way,
+which is then as fast."""
 HASH_AT = 5
-"""Where ``small_values`` has the hash of the new task's key."""
+"""Index of the hash of the new task's key in ``small_values``."""
 _NO_TASK = (None,) * 6
 _NO_RECORD = (None,) * 3
 _NO_DROPS = (None,) * 2
 
 
 def small_values(effects: Effects, key_hash: KeyHash) -> tuple[object, ...] | None:
-    """The columns of ``WRITE_SMALL`` of what a batch writes: a new task, a record, and dropped
-    records of one kind, at most; None for any other batch. Of its ended tasks only how many they
-    are is looked at."""
+    """Return the columns of ``WRITE_SMALL`` for a batch with at most one new task, one written
+    record, and removed records of one kind; None for any other batch. Ended tasks are only
+    counted."""
     enqueued, records = effects.enqueued, effects.records
     if len(enqueued) > 1 or max(len(effects.ended), len(records)) > SMALL_MAX:
         return None
@@ -265,34 +264,34 @@ def small_values(effects: Effects, key_hash: KeyHash) -> tuple[object, ...] | No
 
 
 def move_values(moved: dict[int, int]) -> bytes:
-    """The due times of a batch in the form of table ``move``."""
+    """Encode the new due times of a batch for table ``move``."""
     pairs = array("q", bytes(16 * len(moved)))
     pairs[::2], pairs[1::2] = array("q", moved), array("q", moved.values())
     return pairs.tobytes()
 
 
 def moves_of(data: bytes) -> dict[int, int]:
-    """Id → due_ms from ``move_values`` of batches put end to end."""
+    """Decode the concatenated ``move_values`` of batches: id → due_ms."""
     pairs = array("q", data)
     return dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 def read_moves(connection: sqlite3.Connection) -> dict[int, int]:
-    """The new due times that are not in table ``moved`` yet."""
+    """Return id → due_ms of table ``move``, whose due times are not in ``moved`` yet."""
     return moves_of(b"".join(data for (data,) in connection.execute(READ_MOVES).fetchall()))
 
 
 STATEMENT_BYTES_MAX = 1 << 20
-"""Bytes of a statement's values, which SQLite copies and keeps until its next use."""
+"""Maximum bytes of a statement's values, which SQLite copies and keeps until its next use."""
 ROW_BYTES = 64
-"""The bytes of a task without its body: id, due time, topic, headers."""
+"""Approximate bytes of a task without its body: id, due time, topic, headers."""
 
 _extras_of = itemgetter(4)
 _body_of = itemgetter(3)
 
 
 def task_values(rows: Collection[TaskRow]) -> Collection[Sequence[object]]:
-    """The columns of task rows; a row without extras is its own columns."""
+    """Return the columns of task rows; a row without extras needs no conversion."""
     if not any(map(_extras_of, rows)):
         return rows
     return [
@@ -302,7 +301,7 @@ def task_values(rows: Collection[TaskRow]) -> Collection[Sequence[object]]:
 
 
 def task_bytes(rows: Collection[TaskRow]) -> int:
-    """About how many bytes the rows take in the database."""
+    """Return the approximate bytes of the rows in the database."""
     size_bytes = sum(map(len, map(_body_of, rows))) + ROW_BYTES * len(rows)
     if any(map(_extras_of, rows)):
         keys = keys_alone(list(map(_extras_of, rows)))
@@ -313,7 +312,7 @@ def task_bytes(rows: Collection[TaskRow]) -> int:
 
 
 def enqueued_bytes(effects: Effects) -> int:
-    """``task_bytes`` of new tasks and half tasks; an engine has counted them already."""
+    """Return ``task_bytes`` of new tasks and half tasks, from the engine's count if it has one."""
     if effects.enqueued_bytes:
         return effects.enqueued_bytes + ROW_BYTES * len(effects.enqueued)
     half_tasks = effects.half_tasks()
@@ -321,7 +320,7 @@ def enqueued_bytes(effects: Effects) -> int:
 
 
 def task_rows_max(rows: Collection[TaskRow]) -> int:
-    """How many of these rows one statement may take."""
+    """Return the maximum number of these rows in one statement."""
     size_bytes = task_bytes(rows)
     if size_bytes <= STATEMENT_BYTES_MAX:
         return ROWS_MAX
@@ -355,7 +354,7 @@ def dead_values(rows: Iterable[DeadRow]) -> Iterator[Sequence[object]]:
 
 
 def record_values(records: Mapping[RecordKey, Any]) -> list[tuple[int, str, bytes]]:
-    """The columns of those records that are written, and not dropped."""
+    """Return the columns of the records that are written, without removed ones."""
     return [
         (kind.number, key_text(key), data)
         for (kind, key), data in zip(records, encode_records(records), strict=True)
@@ -364,7 +363,7 @@ def record_values(records: Mapping[RecordKey, Any]) -> list[tuple[int, str, byte
 
 
 def dropped_keys(records: Mapping[RecordKey, Any]) -> dict[int, list[str]]:
-    """The keys of those records that are dropped, by the number of their kind."""
+    """Return number of a kind → keys of its removed records."""
     dropped: dict[int, list[str]] = {}
     for (kind, key), row in records.items():
         if row is None:
@@ -373,20 +372,19 @@ def dropped_keys(records: Mapping[RecordKey, Any]) -> dict[int, list[str]]:
 
 
 def record_rows_max(values: Sequence[tuple[int, str, bytes]]) -> int:
-    """How many of these records one statement may take."""
+    """Return the maximum number of these records in one statement."""
     size = max(len(data) for _, _, data in values)
     return max(1, min(ROWS_MAX, STATEMENT_BYTES_MAX // size))
 
 
 def record_row(number: int, data: bytes) -> tuple[RecordKey, Any]:
-    """A record's key and row, of its stored kind and data. Raises RecordUnreadable."""
+    """Decode a record's key and row from its stored kind and data. Raise RecordUnreadable."""
     kind = kind_of(number)
     row = decode_record(kind, data)
     return (kind, kind.key(row)), row
 
 
 def read_records(connection: sqlite3.Connection) -> dict[RecordKey, Any]:
-    """All records."""
     return dict(record_row(*stored) for stored in connection.execute(READ_RECORDS))
 
 
@@ -418,7 +416,7 @@ def task_row(task_id: int, due_ms: int, topic: str, body: bytes, options: Any) -
 
 
 def from_json(text: str) -> list[list[Any]]:
-    """Rows of ``json_group_array(json_array(…, hex(past)))``, with the last column as bytes."""
+    """Decode ``json_group_array(json_array(…, hex(past)))``, with the last column as bytes."""
     rows: list[list[Any]] = json.loads(text)
     for row in rows:
         row[-1] = bytes.fromhex(row[-1])
@@ -427,7 +425,7 @@ def from_json(text: str) -> list[list[Any]]:
 
 HASH_BYTES = 8
 PACKS_AT_ONCE = 150
-"""Packs read at once, with up to 9,000 tasks: the event loop waits while they are indexed."""
+"""Packs read at once, with up to 9,000 tasks. The event loop is blocked while they are indexed."""
 ROWS_AT_ONCE = 10_000
 _SIGN, _RANGE = 1 << 63, 1 << 64
 
@@ -456,22 +454,22 @@ def write_keys(
     packs: Iterable[PackValues],
     loose: Iterable[TaskRow],
     enqueued: Mapping[int, TaskRow],
-    known: Mapping[int, int],
+    computed: Mapping[int, int],
 ) -> bool:
-    """Write the key hashes of new packs, whose tasks are among ``enqueued``, and of rows on their
-    own. ``known``: hashes that are worked out already. Whether rows on their own have a key."""
-    found: list[tuple[int, bytes]] = []
-    ids_known = list(known)
-    if len(known) == len(enqueued) and ids_known == list(enqueued):  # each has a key: usual
-        all_hashes, at = array("Q", known.values()), 0
+    """Write the key hashes of new packs, whose tasks are among ``enqueued``, and of single rows.
+    ``computed``: hashes that were already computed. Return whether any single row has a key."""
+    values: list[tuple[int, bytes]] = []
+    computed_ids = list(computed)
+    if len(computed) == len(enqueued) and computed_ids == list(enqueued):  # usually, all have keys
+        all_hashes, at = array("Q", computed.values()), 0
         for first, count, *_ in packs:
-            at = bisect_left(ids_known, first, at)
-            found.append((first, all_hashes[at : at + count].tobytes()))
+            at = bisect_left(computed_ids, first, at)
+            values.append((first, all_hashes[at : at + count].tobytes()))
         packs = ()
     for first, count, _, _, _, extras in packs:
         if extras is not None:
             ids = range(first, first + count * ID_STEP, ID_STEP)
-            hashes = list(map(known.get, ids, repeat(NO_KEY)))
+            hashes = list(map(computed.get, ids, repeat(NO_KEY)))
             if NO_KEY in hashes:
                 missing = [enqueued[i] for i, hashed in zip(ids, hashes, strict=True) if not hashed]
                 of_rows = key_hash.of_rows(missing)
@@ -479,16 +477,16 @@ def write_keys(
                     hashed or of_rows.get(i, NO_KEY) for i, hashed in zip(ids, hashes, strict=True)
                 ]
             if any(hashes):
-                found.append((first, array("Q", hashes).tobytes()))
-    if found:
-        _REPLACE_PACK_KEYS.run(connection, found)
+                values.append((first, array("Q", hashes).tobytes()))
+    if values:
+        _REPLACE_PACK_KEYS.run(connection, values)
     return write_loose_keys(connection, key_hash, loose)
 
 
 def write_loose_keys(
     connection: sqlite3.Connection, key_hash: KeyHash, rows: Iterable[TaskRow]
 ) -> bool:
-    """Write the key hashes of rows on their own; whether some have a key."""
+    """Write the key hashes of single rows. Return whether any of them has a key."""
     hashes = key_hash.of_rows(rows)
     if hashes:
         _REPLACE_TASK_KEYS.run(connection, zip(hashes, map(_signed, hashes.values()), strict=True))
@@ -500,7 +498,7 @@ def _signed(hashed: int) -> int:
 
 
 def read_keys(connection: sqlite3.Connection) -> Iterator[Keyed]:
-    """All key hashes, some at a time; the writer may go on between two of them."""
+    """Yield all key hashes in chunks; the writer can commit between two chunks."""
     (expected,) = connection.execute(_COUNT).fetchone()
     statement = _PACKED.format(hashes=blob_join(connection).format("hashes"))
     after, count = -1, PACKS_AT_ONCE
@@ -515,22 +513,22 @@ def read_keys(connection: sqlite3.Connection) -> Iterator[Keyed]:
         after, count = packs[-1][0] if packs else after, len(packs)
     after, count = -1, ROWS_AT_ONCE
     while count == ROWS_AT_ONCE:
-        found = connection.execute(_LOOSE, (after, ROWS_AT_ONCE)).fetchone()
-        loose, signed = map(json.loads, found)
+        columns = connection.execute(_LOOSE, (after, ROWS_AT_ONCE)).fetchone()
+        loose, signed = map(json.loads, columns)
         yield Keyed(loose, array("Q", array("q", signed).tobytes()), expected)
         after, count = loose[-1] if loose else after, len(loose)
 
 
-def _add(ids: array[int], hashes: array[int], first: int, some: array[int], mask: int) -> None:
-    """Add the tasks of one pack that are still in it and have a key."""
-    count = len(some)
-    if not mask and NO_KEY not in some:
+def _add(ids: array[int], hashes: array[int], first: int, of_pack: array[int], mask: int) -> None:
+    """Add the tasks that are still in a pack and have a key; ``of_pack``: the pack's hashes."""
+    count = len(of_pack)
+    if not mask and NO_KEY not in of_pack:
         ids.extend(range(first, first + count * ID_STEP, ID_STEP))
-        hashes.extend(some)
+        hashes.extend(of_pack)
         return
-    here: Collection[int] = ids_of(first, count, mask)
-    for task_id in here:
-        hashed = some[(task_id - first) // ID_STEP]
+    remaining: Collection[int] = ids_of(first, count, mask)
+    for task_id in remaining:
+        hashed = of_pack[(task_id - first) // ID_STEP]
         if hashed != NO_KEY:
             ids.append(task_id)
             hashes.append(hashed)

@@ -1,8 +1,8 @@
-"""The other shards of a folder: see ``contract.Siblings``.
+"""The other shards of a folder; see ``contract.Siblings``.
 
-Each look opens the database of a shard, read-only, and closes it again: who keeps it open would
-keep its log from starting over when its daemon ends, and costs descriptors for each shard. It runs
-on a thread of its own, beside the store's.
+Each call opens the database of a shard read-only and closes it again. A connection that stays open
+would need descriptors for each shard, and would keep the shard's log from starting over when its
+daemon ends. Calls run on a separate thread.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 CACHE_BYTES = 1 << 20
 BUSY_MS = 500
 _OF_KIND = "SELECT data FROM record WHERE kind = ?"
-_THERE = "SELECT 1 FROM record WHERE kind = ? AND key = ?"
+_EXISTS = "SELECT 1 FROM record WHERE kind = ? AND key = ?"
 
 
 class SqliteSiblings:
     """The databases of a folder."""
 
     def __init__(self, database: Callable[[int], str]) -> None:
-        """``database``: the path of the database of a shard."""
+        """``database`` returns the path of a shard's database."""
         self._database = database
         self._thread = ThreadPoolExecutor(1, "tickwheel-sqlite-siblings")
 
     def prepare(self) -> None:
-        """Do nothing: a file is opened for each look."""
+        """Do nothing: each call opens the file."""
 
     async def settings(self, shard: int, known: int | None) -> SiblingSettings:
         path = self._database(shard)
@@ -57,7 +57,7 @@ class SqliteSiblings:
 
 @contextlib.contextmanager
 def _looking(path: str) -> Iterator[sqlite3.Connection | None]:
-    """One moment of a shard's database; None: nobody has opened it yet. Raises StoreAway."""
+    """Open a snapshot of a shard's database, or None if it is empty. Raise StoreAway."""
     try:
         connection = connect_reader(path, CACHE_BYTES, BUSY_MS, mode="ro")
         with contextlib.closing(connection), snapshot(connection):
@@ -71,15 +71,15 @@ def _have(path: str, keys: Sequence[RecordKey]) -> Sequence[bool]:
         if connection is None:
             return [False] * len(keys)
         rows = ((kind.number, key_text(key)) for kind, key in keys)
-        return [connection.execute(_THERE, row).fetchone() is not None for row in rows]
+        return [connection.execute(_EXISTS, row).fetchone() is not None for row in rows]
 
 
 def _read(path: str, known: int | None) -> SiblingSettings:
     with _looking(path) as connection:
         if connection is None:
             return SiblingSettings(SettingsCounter(), ())
-        found = connection.execute(_OF_KIND, (COUNTER.number,)).fetchone()
-        counter = SettingsCounter() if found is None else decode_record(COUNTER, found[0])
+        stored = connection.execute(_OF_KIND, (COUNTER.number,)).fetchone()
+        counter = SettingsCounter() if stored is None else decode_record(COUNTER, stored[0])
         if counter.number == known:
             return SiblingSettings(counter, None)
         rows = connection.execute(_OF_KIND, (GROUP.number,))

@@ -1,19 +1,18 @@
-"""The SQLite store: the contract, spread over threads.
+"""The SQLite store, which implements the contract with several threads.
 
-The writer has a thread of its own, so have short reads; what takes long (recovery, listings,
-backups) runs on a few others, each with a connection of its own. ``SqliteStore`` knows no SQL.
-Before it are the two that a store does beside its work: what a start reads, and copies of a
-database in use. Both run beside the writer, synchronously, on connections of their own.
+The writer and short reads each have a thread. Long operations (recovery, listings, backups) run on
+a few others, each with its own connection. ``SqliteStore`` knows no SQL. Recovery and copies of a
+database in use are synchronous and run concurrently with the writer.
 
-A start reads the small tables whole, and the handles of all tasks in due order. The first chunk is
-picked out of one pass over all due times, so that work can begin; a second pass deals the other
-handles out to arrays by their due times, each of which is sorted when its turn comes. Both passes
-are snapshots that end before a chunk is handed out: commits go on and the log can start over while
-millions of handles are loaded. Between the two nothing happens to a task that the first has not
-handed out, so what is handed out comes to the one moment of the first.
+A start reads the small tables completely, and the handles of all tasks in due order. A first pass
+over all due times selects the first chunk, so that the daemon can begin to work. A second pass
+distributes the other handles into arrays by due time, and each array is sorted when it is needed.
+Each pass is a snapshot that ends before the first of its chunks is returned: commits continue, and
+the log can start over, while millions of handles are loaded. Between the passes no task outside of
+the first chunk changes, so all chunks together show the moment of the first pass.
 
-A copy is consistent. It is written under another name, synced, and given its name last: a file of
-the name asked for is always whole. It never replaces a file that is there.
+A copy is consistent. It is written under a temporary name, synced, and then renamed, so a file
+with the final name is always complete. It never replaces an existing file.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ PACKS_AT_ONCE = 1_000
 ROWS_AT_ONCE = 10_000
 HANDLES_A_DEAL = 32_768
 HANDLES_A_PART = 32_768
-"""About how many handles are sorted at once."""
+"""Approximate number of handles that are sorted at once."""
 DUE_MS_MAX = 2**63 - 1
 
 _LAST = (
@@ -105,7 +104,7 @@ _PACKED = (
 
 
 def read_small(connection: sqlite3.Connection, endings_max: int) -> Small:
-    """All small tables, read at one moment."""
+    """Read all small tables in one snapshot."""
     with snapshot(connection):
         return Small(
             records=read_records(connection),
@@ -116,38 +115,38 @@ def read_small(connection: sqlite3.Connection, endings_max: int) -> Small:
 
 
 def _endings(connection: sqlite3.Connection, endings_max: int) -> list[tuple[int, Outcome]]:
-    found: list[tuple[int, Outcome]] = []
+    outcomes: list[tuple[int, Outcome]] = []
     for (data,) in connection.execute("SELECT data FROM ending ORDER BY batch"):
-        found += decode_endings(data)
-    return found[-endings_max:]
+        outcomes += decode_endings(data)
+    return outcomes[-endings_max:]
 
 
 Run = tuple[Sequence[int], Sequence[int], Sequence[str]]
 """(ids, due times, topics), by id."""
-Place = tuple[int, int]
-"""(due time, id): where a handle stands in the order."""
+Position = tuple[int, int]
+"""(due time, id): the position of a handle in due order."""
 
 
 class HandleReader:
     """Reads all handles in due order: call ``first``, then ``sort``, then ``next``."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        """``close`` closes the connection."""
+        """The reader owns the connection; ``close`` closes it."""
         self._connection = connection
         self._packed = _PACKED.format(dues=blob_join(connection).format("now"))
         self._last_id = 0
-        """The highest id in the first pass; tasks made later are not handed out."""
-        self._cut: Place | None = None
-        """The last handle of the first chunk; None: there are no others."""
+        """The highest id in the first pass; tasks created later are not returned."""
+        self._cut: Position | None = None
+        """The last handle of the first chunk; None: the first chunk has all handles."""
         self._bounds: list[int] = []
-        """The last due times of all parts except the last part."""
+        """The last due time of each part but the last."""
         self._total = 0
-        """How many handles the first pass has seen."""
+        """Number of handles in the first pass."""
         self._later: _Later | None = None
 
     def first(self, chunk: int) -> Handles:
-        """The ``chunk`` handles that are due first, or all if there are fewer."""
-        found: list[tuple[int, int, str]] = []
+        """Return the ``chunk`` handles that are due first, or all if there are fewer."""
+        earliest: list[tuple[int, int, str]] = []
         sample = array("q")
         until_ms = DUE_MS_MAX
         with snapshot(self._connection):
@@ -156,20 +155,20 @@ class HandleReader:
                 self._total += len(ids)
                 sample.append(dues_ms[self._total % len(dues_ms)])
                 early = [index for index, due_ms in enumerate(dues_ms) if due_ms <= until_ms]
-                found += [(dues_ms[index], ids[index], topics[index]) for index in early]
-                if len(found) >= 4 * chunk:
-                    found.sort()
-                    del found[chunk:]
-                    until_ms = found[-1][0]
-        found.sort()
-        del found[chunk:]
+                earliest += [(dues_ms[index], ids[index], topics[index]) for index in early]
+                if len(earliest) >= 4 * chunk:
+                    earliest.sort()
+                    del earliest[chunk:]
+                    until_ms = earliest[-1][0]
+        earliest.sort()
+        del earliest[chunk:]
         if self._total > chunk:
-            self._cut = found[-1][0], found[-1][1]
+            self._cut = earliest[-1][0], earliest[-1][1]
             self._bounds = _bounds(sorted(sample), self._total // HANDLES_A_PART)
-        return Handles([h[1] for h in found], [h[0] for h in found], [h[2] for h in found])
+        return Handles([h[1] for h in earliest], [h[0] for h in earliest], [h[2] for h in earliest])
 
     def sort(self) -> None:
-        """Read and sort, in a second pass, the handles behind the first chunk."""
+        """Read the handles after the first chunk, in a second pass, and divide them into parts."""
         if self._cut is None:
             return
         with snapshot(self._connection):
@@ -179,30 +178,32 @@ class HandleReader:
             later.deal()
 
     def next(self, chunk: int) -> Handles:
-        """The next handles; empty: there are no more."""
+        """Return the next handles; empty: there are no more."""
         return self._later.take(chunk) if self._later is not None else Handles((), (), ())
 
     def counted(self, due_ms: int, without: AbstractSet[int]) -> tuple[int, array[int]]:
-        """How many tasks there are but for these, and the ids of those that are due by then."""
+        """Return the number of tasks, except those in ``without``, and the ids of those due by
+        ``due_ms``."""
         count, due = 0, array("q")
         with snapshot(self._connection):
             (self._last_id,) = self._connection.execute(_LAST).fetchone()
             for ids, dues_ms, _ in self._runs():
-                left = [at for at, one in enumerate(ids) if one not in without]
-                count += len(left)
-                due.extend(ids[at] for at in left if dues_ms[at] <= due_ms)
+                indexes = [index for index, task_id in enumerate(ids) if task_id not in without]
+                count += len(indexes)
+                due.extend(ids[index] for index in indexes if dues_ms[index] <= due_ms)
         return count, due
 
     def close(self) -> None:
         self._connection.close()
 
     def _runs(self) -> Iterator[Run]:
-        """All handles in runs; inside a snapshot. Statements return one row: see ``reader.py``."""
+        """Yield all handles in runs; inside a snapshot. Each statement returns one row, for the
+        reason given in ``reader.py``."""
         after_id = -1
         while True:
             columns = (after_id, self._last_id, ROWS_AT_ONCE)
-            found = self._connection.execute(_LOOSE, columns).fetchone()
-            ids, dues_ms, topics = map(json.loads, found)
+            row = self._connection.execute(_LOOSE, columns).fetchone()
+            ids, dues_ms, topics = map(json.loads, row)
             if ids:
                 yield ids, dues_ms, topics
                 after_id = ids[-1]
@@ -232,38 +233,38 @@ def _run_of(first: int, dues_ms: Sequence[int], topics: Sequence[str], mask: int
     ids = range(first, first + len(dues_ms) * ID_STEP, ID_STEP)
     if not mask:
         return ids, dues_ms, topics
-    here = [bit for bit in range(len(dues_ms)) if not mask >> bit & 1]
-    return [ids[b] for b in here], [dues_ms[b] for b in here], [topics[b] for b in here]
+    bits = [bit for bit in range(len(dues_ms)) if not mask >> bit & 1]
+    return [ids[b] for b in bits], [dues_ms[b] for b in bits], [topics[b] for b in bits]
 
 
 def _bounds(sample: Sequence[int], parts: int) -> list[int]:
-    """Ascending due times that divide the sample, and so about all handles, evenly."""
+    """Return ascending due times that divide the sample, and thus the handles, evenly."""
     picks = {sample[len(sample) * n // parts] for n in range(1, parts)} if parts > 1 else set()
     return sorted(picks)
 
 
 class _Later:
-    """Handles after ``cut``, dealt out by their due times and sorted part by part.
+    """Handles after ``cut``, divided into parts by due time. Each part is sorted when it is needed.
 
-    A handle is (due time after the cut) << (bits of an index) | its index, so that sorting is C's
-    work.
+    A handle is one number, (due time after the cut) << (bits of an index) | its index, which C code
+    can sort.
     """
 
-    def __init__(self, cut: Place, bounds: Sequence[int], count_max: int) -> None:
-        """``count_max``: how many handles will be added at most."""
+    def __init__(self, cut: Position, bounds: Sequence[int], count_max: int) -> None:
+        """``count_max``: maximum number of handles that will be added."""
         self._cut_ms, self._cut_id = cut
         self._bits = count_max.bit_length()
         self._bounds = [(bound + 1 - self._cut_ms) << self._bits for bound in bounds]
         self._parts: list[list[int] | array[int]] = [array("q") for _ in range(len(bounds) + 1)]
         self._ids = array("q")
         self._numbers = array("I")
-        """The number of each handle's topic."""
+        """The number of each handle's topic in ``_names``."""
         self._names: dict[str, int] = {}
         self._is_mixed = False
         """Whether indexes are not in the order of the ids."""
         self._undealt: list[int] = []
         self._sorted: list[int] = []
-        """What is left of the part whose turn it is, the last handle first."""
+        """The remaining handles of the current part, in descending order."""
 
     def add(self, ids: Sequence[int], dues_ms: Sequence[int], topics: Sequence[str]) -> None:
         names, cut_ms, bits = self._names, self._cut_ms, self._bits
@@ -283,44 +284,46 @@ class _Later:
             self.deal()
 
     def deal(self) -> None:
-        """Deal the handles that were added out to their parts."""
-        some, self._undealt = sorted(self._undealt), []
-        start, end = bisect_left(some, 0), bisect_left(some, 1 << self._bits)
-        at_cut = [handle for handle in some[start:end] if self._ids[handle] > self._cut_id]
-        some[:end] = at_cut
+        """Distribute the added handles to their parts."""
+        handles, self._undealt = sorted(self._undealt), []
+        start, end = bisect_left(handles, 0), bisect_left(handles, 1 << self._bits)
+        at_cut = [handle for handle in handles[start:end] if self._ids[handle] > self._cut_id]
+        handles[:end] = at_cut
         start = 0
         for number, bound in enumerate((*self._bounds, None)):
-            end = len(some) if bound is None else bisect_left(some, bound, start)
+            end = len(handles) if bound is None else bisect_left(handles, bound, start)
             if end > start:
-                self._put(number, some[start:end])
+                self._put(number, handles[start:end])
             start = end
 
-    def _put(self, number: int, some: list[int]) -> None:
+    def _put(self, number: int, handles: list[int]) -> None:
         try:
-            self._parts[number].extend(some)
+            self._parts[number].extend(handles)
         except OverflowError:  # due in a thousand years
-            self._parts[number] = [*self._parts[number], *some]
+            self._parts[number] = [*self._parts[number], *handles]
 
     def take(self, count: int) -> Handles:
-        """The next handles; empty: there are no more."""
-        some: list[int] = []
-        while len(some) < count and (self._sorted or self._parts):
+        """Return the next handles; empty: there are no more."""
+        handles: list[int] = []
+        while len(handles) < count and (self._sorted or self._parts):
             if not self._sorted:
                 self._sorted = self._in_order(self._parts.pop(0))
-            wanted = count - len(some)
-            some += reversed(self._sorted[-wanted:])
-            del self._sorted[-wanted:]
+            missing = count - len(handles)
+            handles += reversed(self._sorted[-missing:])
+            del self._sorted[-missing:]
         cut_ms, names, numbers = self._cut_ms, list(self._names), self._numbers
         bits, mask = self._bits, (1 << self._bits) - 1
-        indexes = [handle & mask for handle in some]
+        indexes = [handle & mask for handle in handles]
         return Handles(
             [*map(self._ids.__getitem__, indexes)],
-            [(handle >> bits) + cut_ms for handle in some],
-            names * len(some) if len(names) == 1 else [names[numbers[index]] for index in indexes],
+            [(handle >> bits) + cut_ms for handle in handles],
+            names * len(handles)
+            if len(names) == 1
+            else [names[numbers[index]] for index in indexes],
         )
 
     def _in_order(self, part: Sequence[int]) -> list[int]:
-        """A part sorted, the last handle first. Rows on their own were added before packs."""
+        """Sort a part in descending order. Single rows were added before packs."""
         ids, bits, mask = self._ids, self._bits, (1 << self._bits) - 1
         ordered = sorted(part)
         if self._is_mixed:
@@ -335,9 +338,10 @@ PAGES_A_STEP = 4096
 def copy_database(
     source: sqlite3.Connection, path: str, slack_bytes: int, stop: Callable[[], bool]
 ) -> int:
-    """Copy everything committed so far to ``path``; the copy's size in bytes.
+    """Copy all committed data to ``path``. Return the size of the copy in bytes.
 
-    ``slack_bytes`` stay free on the disk. ``stop`` is asked between steps, to give up.
+    The copy leaves at least ``slack_bytes`` free on the disk. It ends with StoreError once ``stop``
+    returns True, which is checked between steps.
     """
     if os.path.lexists(path):
         raise StoreError(f"backup: {path} exists already")
@@ -360,16 +364,16 @@ def _copy(
         if stop():
             raise StoreError("backup: the store is closing")
 
-    # One snapshot around all steps: without it a commit would start the copy over.
+    # Without one snapshot around all steps, a commit would start the copy over.
     with snapshot(source):
         (pages,) = source.execute("PRAGMA page_count").fetchone()
         (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
         source.execute("SELECT 1 FROM meta").fetchone()
         if free_bytes(part) < pages * page_bytes + slack_bytes:
-            raise StoreError(f"backup: no room on the disk for {pages * page_bytes} bytes more")
+            raise StoreError(f"backup: no room on the disk for another {pages * page_bytes} bytes")
         target = sqlite3.connect(part, isolation_level=None)
         try:
-            target.execute("PRAGMA synchronous = OFF")  # synced once, when it is whole
+            target.execute("PRAGMA synchronous = OFF")  # synced once, when it is complete
             source.backup(target, pages=PAGES_A_STEP, progress=progress, sleep=0)
         finally:
             target.close()
@@ -377,7 +381,7 @@ def _copy(
 
 
 LONG_THREADS_MAX = 3
-"""How many listings, backups and recoveries may run at one time."""
+"""Maximum number of listings, backups and recoveries that run at the same time."""
 LONG_CACHE_BYTES = 1 << 20
 ID_MAX = 2**63 - 1
 
@@ -385,17 +389,17 @@ _T = TypeVar("_T")
 
 
 class SqliteStore:
-    """The SQLite store: see ``contract.Store``. May be opened again after it was closed."""
+    """The SQLite store; see ``contract.Store``. It can be opened again after it was closed."""
 
     def __init__(self, path: str, options: SqliteOptions | None = None) -> None:
         self.path = os.path.realpath(path)
-        """Links resolved, so that two names of a database have one lock."""
+        """The path with links resolved, which gives two names of a database one lock."""
         self.options = options or SqliteOptions()
         self._writer = Writer(self.path, self.options)
         self._reader: Reader | None = None
         self._listers: SimpleQueue[Reader] = SimpleQueue()
-        """A reader for each long thread, open from the start to the end: a listing must not need
-        descriptors, which clients can use up."""
+        """A reader for each long thread, open as long as the store: clients can use up descriptors,
+        so a listing must not need any."""
         self._writing: StoreThread | None = None
         self._reading: StoreThread | None = None
         self._long: ThreadPoolExecutor | None = None
@@ -403,7 +407,7 @@ class SqliteStore:
 
     @property
     def has_room(self) -> bool:
-        """Whether there is room: False from a refusal until ``probe_room`` finds some."""
+        """Whether there is room; False from a refusal until ``probe_room`` returns True."""
         return self._writer.has_room
 
     @property
@@ -419,7 +423,7 @@ class SqliteStore:
         try:
             opened = await writing.ask(lambda: self._writer.open(owner, now_ms, epoch_min, known))
         except asyncio.CancelledError:
-            # The thread opens it all the same: it has to give the lock back behind that.
+            # The thread still finishes opening the store, and must then release the lock.
             closing = writing.ask(lambda: self._writer.close(False))
             writing.shutdown(wait=False)
             with contextlib.suppress(Exception):
@@ -450,29 +454,30 @@ class SqliteStore:
     async def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
         handles = HandleReader(self._connect(LONG_CACHE_BYTES))
         try:
-            found = await self._read_through(lambda: handles.first(chunk))
-            if not found.ids:
+            part = await self._read_through(lambda: handles.first(chunk))
+            if not part.ids:
                 return
-            yield found
+            yield part
             failpoints.hit("recovery.middle")
-            if len(found.ids) < chunk:
+            if len(part.ids) < chunk:
                 return
             await self._read_through(handles.sort)
-            while (found := await self._read_through(lambda: handles.next(chunk))).ids:
-                yield found
+            while (part := await self._read_through(lambda: handles.next(chunk))).ids:
+                yield part
         finally:
             handles.close()
 
     async def count(self, due_ms: int, without: AbstractSet[int]) -> tuple[int, array[int]]:
-        """How many tasks there are but for these, and the ids of those that are due by then."""
+        """Return the number of tasks, except those in ``without``, and the ids of those due by
+        ``due_ms``."""
         with contextlib.closing(HandleReader(self._connect(LONG_CACHE_BYTES))) as handles:
             return await self._read(self._long, lambda: handles.counted(due_ms, without))
 
     async def recover_keys(self) -> AsyncIterator[Keyed]:
         with contextlib.closing(self._connect(LONG_CACHE_BYTES)) as connection:
             keys = read_keys(connection)
-            while (found := await self._read_through(lambda: next(keys, None))) is not None:
-                yield found
+            while (part := await self._read_through(lambda: next(keys, None))) is not None:
+                yield part
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         if self._writing is None:
@@ -524,7 +529,7 @@ class SqliteStore:
         """Return at once: nothing but this process changes the store."""
 
     async def close(self, clean: bool) -> None:
-        """Close after what is under way has ended; a backup is given up."""
+        """Close after all operations have ended; a backup is abandoned."""
         self._closing = True
         loop = asyncio.get_running_loop()
         writing, self._writing = self._writing, None
@@ -552,7 +557,7 @@ class SqliteStore:
         return self._reader
 
     async def _list(self, read: Callable[[Reader], _T]) -> _T:
-        """Run a listing, which may scan the whole table, apart from the short reads."""
+        """Run a listing, which can scan the whole table, on the long threads."""
 
         def work() -> _T:
             reader = self._listers.get()
@@ -576,45 +581,46 @@ class SqliteStore:
             return await asyncio.get_running_loop().run_in_executor(pool, work)
         except sqlite3.Error as error:
             if cannot_open(error) or is_busy(error):
-                message = f"store {self.path}: no further reader now: {describe(error)}"
+                message = f"store {self.path}: cannot open another reader: {describe(error)}"
                 raise StoreBusy(message) from error
             raise StoreBroken(f"store {self.path}: reading failed: {describe(error)}") from error
 
     async def _read_through(self, work: Callable[[], _T]) -> _T:
-        """Run a step on a connection that its caller closes. A caller that is cancelled goes on
-        when the step has ended: closing a connection that a thread uses crashes the process."""
+        """Run a step on a connection that the caller closes. A cancelled caller resumes only after
+        the step has ended, because closing a connection that a thread uses crashes the process."""
         return await to_its_end(self._read(self._long, work))
 
 
 class StoreThread:
-    """One thread that does what a loop asks of it, in the order of asking.
+    """A thread that runs functions for an event loop, in order.
 
-    It costs less than an executor of one thread: an answer is one call into the loop, with no
-    lock and no second future between. Every batch waits for that.
+    It costs less than an executor with one thread, because an answer is one call into the loop,
+    without a lock or a second future. Every batch waits for such an answer.
     """
 
     def __init__(self, name: str) -> None:
-        self._asked: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None]
-        self._asked = SimpleQueue()
-        # A process that ends without closing its store does not wait for it.
+        self._requests: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None]
+        self._requests = SimpleQueue()
+        # A process that ends without closing its store does not wait for a daemon thread.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def ask(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """What ``work`` returns or raises. Work that is cancelled before its turn is left out."""
+        """Return a future of the result of ``work``. Cancelling the future before the thread begins
+        the work skips it."""
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self._asked.put((future, work))
+        self._requests.put((future, work))
         return future
 
     def shutdown(self, wait: bool = True) -> None:
-        """End after what was asked so far; with ``wait`` return when it has ended."""
-        self._asked.put(None)
+        """End the thread after all earlier requests. With ``wait`` return after it has ended."""
+        self._requests.put(None)
         if wait:
             self._thread.join()
 
     def _work(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            future, work = asked
+        while (request := self._requests.get()) is not None:
+            future, work = request
             if future.cancelled():
                 continue
             outcome, error = None, None
@@ -622,11 +628,11 @@ class StoreThread:
                 outcome = work()
             except BaseException as raised:
                 error = raised
-            # A loop that is closed wants no answer any more.
+            # A closed loop raises RuntimeError and needs no answer.
             with contextlib.suppress(RuntimeError):
                 future.get_loop().call_soon_threadsafe(_answer, future, outcome, error)
-            # What a batch holds must not stay until the next one.
-            del asked, future, work, outcome, error
+            # References to a batch must not live until the next one.
+            del request, future, work, outcome, error
 
 
 def _answer(future: asyncio.Future[Any], outcome: object, error: BaseException | None) -> None:

@@ -1,21 +1,19 @@
-"""The only connection that writes: opening, batches, and what their errors mean; and the
-write-ahead log, written back in time between batches.
+"""The only connection that writes: opening, batches and their errors; and the write-ahead log,
+which is written back between batches.
 
-Plain synchronous code; every method is called on the writer's thread. The order of a batch's
-statements does not matter, because no key is in two maps. Invariants:
+The code is synchronous and runs on the writer's thread. The order of a batch's statements does not
+matter, because no key is in two maps. Invariants:
 
-* A batch is one transaction, which checks epoch, owner and number itself; what is cached
-  beside the database (``_endings_upto``, ``_packs``, ``_logged``, the two flags) changes after
-  COMMIT only.
-* After an error that is not a lack of room or another's lock, nothing is written any more.
+* A batch is one transaction, which checks epoch, owner and number itself. Values cached in memory
+  (``_endings_upto``, ``_packs``, ``_logged``, the flags) change only after COMMIT.
+* After any error other than a full disk or another process's lock, nothing more is written.
 
-``Log`` bounds the log under constant load: when more than ``limit_bytes`` of it are in use,
-everything is written back (a checkpoint) and the log starts over in place. How much is in use
-cannot be asked of SQLite through Python, and the file keeps its size when the log starts over; so
-the salts are compared, which https://sqlite.org/walformat.html specifies: frames of the current
-round carry the salts of the log's header. Opening the log file is harmless, other than the database
-file or the shared memory file, whose locks belong to the process and end when any descriptor is
-closed. A full disk (``database.Room``) and a busy log are answers there.
+``Log`` bounds the log under constant load: when more than ``limit_bytes`` of it are in use, it is
+written back (a checkpoint) and starts over in place. Python's sqlite3 does not report the bytes in
+use, and the file keeps its size when the log starts over. So ``Log`` compares salts, which
+https://sqlite.org/walformat.html specifies: frames of the current round have the salts of the
+log's header. Opening the log file is harmless. The database file and the shared memory file must
+not be opened, because closing any descriptor of them ends the process's locks.
 """
 
 from __future__ import annotations
@@ -79,7 +77,7 @@ if TYPE_CHECKING:
 
 
 def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, TaskRow]) -> None:
-    """Write all of a batch except new tasks, ``moved`` and ``ended``."""
+    """Write a batch except its new tasks, ``moved`` and ``ended``."""
     if updated:
         tasks = updated.values()
         sql.REPLACE_TASKS.run(connection, task_values(tasks), task_rows_max(tasks))
@@ -99,14 +97,14 @@ def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, T
         if written:
             sql.REPLACE_RECORDS.run(connection, written, sql.record_rows_max(written))
         if len(written) < len(effects.records):
-            for number, keys_of_it in sql.dropped_keys(effects.records).items():
-                connection.execute(sql.DELETE_RECORDS, (number, json.dumps(keys_of_it)))
+            for number, keys in sql.dropped_keys(effects.records).items():
+                connection.execute(sql.DELETE_RECORDS, (number, json.dumps(keys)))
 
 
 def enqueue(
     connection: sqlite3.Connection, packs: Sequence[PackValues], loose: Collection[TaskRow]
 ) -> None:
-    """Write new tasks, as ``packs.split`` has divided them."""
+    """Write new tasks, divided by ``packs.split``."""
     if packs:
         size = max(map(pack_bytes, packs))
         rows_max = max(1, min(ROWS_MAX, STATEMENT_BYTES_MAX // size))
@@ -116,7 +114,7 @@ def enqueue(
 
 
 def leave_packs(connection: sqlite3.Connection, change: Change) -> None:
-    """Let tasks leave their packs: they ended, or have a row of their own from now on."""
+    """Write the changes of packs whose tasks have ended or get single rows."""
     if change.masks:
         sql.REPLACE_GONE.run(connection, change.masks.items())
     if change.done:
@@ -131,7 +129,7 @@ def drop_packs(connection: sqlite3.Connection, firsts: list[int]) -> None:
 
 
 def move(connection: sqlite3.Connection, n: int, moved: dict[int, int], packs: PackIndex) -> int:
-    """Write new due times; returns how many of them went to the end of table ``move``."""
+    """Write new due times. Return the number of them that were added to table ``move``."""
     loose = packs.loose(moved)
     if loose:
         connection.execute(sql.MOVE_ROWS, (json.dumps([(i, moved[i]) for i in loose]),))
@@ -144,8 +142,8 @@ def move(connection: sqlite3.Connection, n: int, moved: dict[int, int], packs: P
 
 
 def merge_moves(connection: sqlite3.Connection, packs: PackIndex) -> None:
-    """Write the due times of table ``move`` beside the packs of their tasks. Of a task that has
-    left its pack meanwhile nothing is written."""
+    """Move the due times of table ``move`` into ``moved``, except those of tasks that have left
+    their packs."""
     moved = sql.read_moves(connection)
     connection.execute(sql.DELETE_MOVES)
     statement = sql.READ_DUES.format(join=blob_join(connection).format("now"))
@@ -166,7 +164,7 @@ def merge_moves(connection: sqlite3.Connection, packs: PackIndex) -> None:
 def with_bodies(
     connection: sqlite3.Connection, updated: dict[int, TaskRow], packs: PackIndex
 ) -> dict[int, TaskRow]:
-    """``updated`` with stored bodies in place of ``NO_BODY``."""
+    """Return ``updated`` with stored bodies in place of ``NO_BODY``."""
     ids = [task_id for task_id, row in updated.items() if row.body is NO_BODY]
     if not ids:
         return updated
@@ -174,12 +172,13 @@ def with_bodies(
     bodies: dict[int, bytes] = dict(connection.execute(sql.READ_BODIES, (str(ids),)).fetchall())
     for values in connection.execute(sql.READ_PACKS, (str(list(packed)),)).fetchall():
         bodies |= {row.id: row.body for row in Pack(*values).rows(packed[values[0]])}
-    # One that is not stored any more must not become a task with an empty body.
+    # The lookup raises for a task that is no longer stored, instead of writing an empty body.
     return updated | {i: updated[i]._replace(body=bodies[i]) for i in ids}
 
 
 def take_apart(connection: sqlite3.Connection, firsts: list[int], key_hash: KeyHash) -> bool:
-    """Give the tasks left in these packs rows of their own; whether some have a key."""
+    """Replace these packs with single rows of their remaining tasks. Return whether any task has a
+    key."""
     rows: list[TaskRow] = []
     for values in connection.execute(sql.READ_PACKS, (str(firsts),)).fetchall():
         rows += Pack(*values).rows()
@@ -200,10 +199,10 @@ def end(
     upto: int,
     endings_max: int,
 ) -> None:
-    """Drop all rows of the ended tasks and remember how they ended, within the bound.
+    """Delete all rows of the ended tasks, and write their outcomes up to ``endings_max``.
 
-    ``loose``: those that have a row of their own. ``upto`` is the number of endings written
-    before; the flags say which tables have rows.
+    ``loose``: ended tasks with single rows. ``upto``: number of outcomes written before. The flags
+    say which tables have rows.
     """
     ids = str(list(effects.ended))
     if loose:
@@ -221,10 +220,10 @@ def end(
 
 
 MOVES_MAX = 32_768
-"""How many new due times are kept in the order of their batches, before they are written beside
-their packs together: a page holds eight packs' due times. Every reader remembers them."""
+"""Maximum due times in table ``move``, which every reader keeps in memory, before they are merged
+into ``moved`` together: a page of it holds the due times of eight packs."""
 MOVES_AT_ONCE = 1_000
-"""How many due times are written beside packs at once: half a kilobyte a pack."""
+"""Due times that are merged into ``moved`` at once; a pack's row is half a kilobyte."""
 
 log = logging.getLogger(__name__)
 
@@ -232,16 +231,16 @@ NO_CHANGE = Change()
 NO_ENDS = (None,) * 7
 
 LOOK_EVERY_BATCHES = 64
-"""How often to look whether PrepareQueue, dead letters and keys of rows on their own are empty, to
-skip their deletes."""
+"""Batches between two checks whether the PrepareQueue, dead letters and keys of single rows are
+empty; deletes from empty tables are skipped."""
 
 
 class Writer:
-    """The writing connection of one database, open or not."""
+    """The writer of one database, open or closed."""
 
     def __init__(self, path: str, options: SqliteOptions) -> None:
         self._path = path
-        self._wanted = options
+        self._options = options
         self._lock = StoreLock(path)
         self._room = Room(path, 0, 0)
         self._connection: sqlite3.Connection | None = None
@@ -251,11 +250,11 @@ class Writer:
         self._has_progress = True
         self._has_dead = True
         self._has_keys = True
-        """Whether rows on their own have keys."""
+        """Whether single rows have keys."""
         self._key_hash = KeyHash(b"")
         self._batches = 0
         self._logged = 0
-        """How many due times are in table ``move``."""
+        """Number of due times in table ``move``."""
         self._packs = PackIndex()
 
     @property
@@ -267,7 +266,7 @@ class Writer:
     def open(
         self, owner: str, now_ms: int, epoch_min: int = 1, known: Sequence[Known] = ()
     ) -> Opened:
-        """Open the database. Raises StoreUnusable; lock and connection are then released."""
+        """Open the database. Raise StoreUnusable after releasing lock and connection."""
         self._lock.acquire(owner)
         try:
             return self._open(owner, now_ms, epoch_min, known)
@@ -278,14 +277,14 @@ class Writer:
             raise
 
     def _open(self, owner: str, now_ms: int, epoch_min: int, known: Sequence[Known]) -> Opened:
-        layout = identify_file(self._path, self._wanted.busy_ms)
+        layout = identify_file(self._path, self._options.busy_ms)
         if not layout:
-            # Before anything is made: SQLite would remove a log that lies beside an empty file.
+            # Checked before any file is created: SQLite would remove the log of an empty file.
             known = (*known, *left_behind(self._path, self._lock.store))
             begin(self._path, None, known)
         self._lock.lock_file()
-        options = self._wanted.fitted(disk_bytes(self._path))
-        # The log may exceed its limit by a batch without being cut.
+        options = self._options.fitted(disk_bytes(self._path))
+        # The log can exceed its limit by a batch without being truncated.
         log_bytes_max = options.wal_bytes + options.wal_bytes // 4
         connection = self._connection = connect_writer(
             self._path, options.writer_cache_bytes, options.busy_ms, log_bytes_max
@@ -298,7 +297,7 @@ class Writer:
         self._key_hash = KeyHash(opened.key_seed)
         (upto,) = connection.execute("SELECT max(upto) FROM ending").fetchone()
         self._endings_upto = upto or 0
-        self._look(connection)
+        self._check_empty(connection)
         for statement in sql.MAKE_SMALL:
             connection.execute(statement)
         self._packs.load(connection.execute(sql.PACK_INDEX))
@@ -310,7 +309,7 @@ class Writer:
         return opened
 
     def close(self, clean: bool) -> None:
-        """Close the database, if it is open, after every reader was closed."""
+        """Close the database if it is open. Readers must be closed first."""
         if self._connection is None or self._upkeep is None:
             return
         try:
@@ -319,7 +318,7 @@ class Writer:
                     self._connection.execute("UPDATE meta SET value = 1 WHERE key = 'clean'")
                 self._upkeep.finish()
         except (sqlite3.Error, OSError) as error:
-            # All batches are in the log; the next open finds them there, not closed cleanly.
+            # All batches are in the log, which the next start reads.
             log.warning("store %s: not closed cleanly: %s", self._path, describe(error))
         finally:
             self._release()
@@ -358,14 +357,14 @@ class Writer:
             try:
                 upkeep.after_batch()
             except (sqlite3.Error, OSError) as error:
-                # This batch is durable; the error shows from the next one on.
+                # This batch is durable; the next one raises the error.
                 self._break(connection, error)
         return applied
 
     def _again(
         self, connection: sqlite3.Connection, epoch: int, owner: str, n: int, effects: Effects
     ) -> bool:
-        """Write a batch without new tasks, after the reserve was given up for it."""
+        """Write a batch without new tasks after the reserve was deleted to make room."""
         try:
             return self._apply(connection, epoch, owner, n, effects)
         except sqlite3.Error as error:
@@ -383,8 +382,8 @@ class Writer:
     def _small_transaction(
         self, connection: sqlite3.Connection, epoch: int, owner: str, n: int, effects: Effects
     ) -> bool | None:
-        """Write a small batch as one statement, which costs two thirds of five. None: it is not
-        small, and nothing was written."""
+        """Write a small batch with one statement, which costs two thirds of five statements. Return
+        None if the batch is not small, and nothing was written."""
         try:
             values = sql.small_values(effects, self._key_hash)
             enqueued, ended = effects.enqueued, effects.ended
@@ -399,12 +398,12 @@ class Writer:
             if error_name(error) != sql.NOT_NEXT:
                 raise
             if self._is_next(connection, epoch, owner, n):
-                raise StoreError("meta says that the batch is next, and did not advance") from error
+                raise StoreError("the batch is the next in meta, but was not applied") from error
             return False
         except (sqlite3.Error, Fenced, CommitRefused):
             raise
         except Exception as error:
-            # Values that SQLite cannot take: a bug of the caller.
+            # Values that SQLite cannot store are a bug in the caller.
             raise self._break(connection, error) from error
         self._packs.sparse_now(NO_CHANGE)
         self._endings_upto += len(ended)
@@ -414,13 +413,13 @@ class Writer:
     def _ends(
         self, connection: sqlite3.Connection, ended: dict[int, Outcome]
     ) -> tuple[object, ...] | None:
-        """The columns of ``sql.WRITE_SMALL`` for tasks that have ended; None: packs change."""
+        """Return the columns of ``sql.WRITE_SMALL`` for ended tasks, or None if packs change."""
         change = self._packs.leaving(ended)
         if change.masks or change.done:
             return None
-        self._look_sometimes(connection)
+        self._check_empty_sometimes(connection)
         ids, upto = str(list(ended)), self._endings_upto + len(ended)
-        trim_upto = upto - self._wanted.endings_max
+        trim_upto = upto - self._options.endings_max
         return (
             ids,
             ids if self._has_keys else None,
@@ -441,7 +440,7 @@ class Writer:
             if connection.execute(sql.ADVANCE, marks).rowcount != sql.ADVANCED_ROWS:
                 connection.execute("ROLLBACK")
                 if self._is_next(connection, epoch, owner, n):
-                    raise StoreError("meta says that the batch is next, and did not advance")
+                    raise StoreError("the batch is the next in meta, but was not applied")
                 return False
             packs, loose = self._packs.split(effects.enqueued)
             change = Change()
@@ -454,7 +453,7 @@ class Writer:
                 change = self._packs.leaving((*effects.ended, *effects.updated))
                 leave_packs(connection, change)
             if effects.ended:
-                self._look_sometimes(connection)
+                self._check_empty_sometimes(connection)
                 end(
                     connection,
                     n,
@@ -464,7 +463,7 @@ class Writer:
                     has_dead=self._has_dead,
                     has_keys=self._has_keys,
                     upto=self._endings_upto,
-                    endings_max=self._wanted.endings_max,
+                    endings_max=self._options.endings_max,
                 )
             enqueue(connection, packs, loose)
             write(connection, effects, updated)
@@ -489,7 +488,7 @@ class Writer:
         except (sqlite3.Error, Fenced, CommitRefused):
             raise
         except Exception as error:
-            # Values that SQLite cannot take: a bug of the caller, and never half a batch.
+            # Values that SQLite cannot store are a bug in the caller; the batch is rolled back.
             raise self._break(connection, error) from error
         self._packs.adopt(packs, change)
         self._packs.drop(sparse)
@@ -501,7 +500,8 @@ class Writer:
         return True
 
     def _is_next(self, connection: sqlite3.Connection, epoch: int, owner: str, n: int) -> bool:
-        """Whether batch ``n`` is the next to be applied; False: it has been applied."""
+        """Return whether batch ``n`` is the next one; False: it was applied before. Raise Fenced or
+        CommitRefused otherwise."""
         meta = read_meta(connection, self._path)
         if (epoch, owner) != (meta["epoch"], meta["owner"]):
             raise Fenced(
@@ -513,20 +513,20 @@ class Writer:
             raise CommitRefused(f"batch {n} does not follow batch {last}")
         return n == last + 1
 
-    def _look_sometimes(self, connection: sqlite3.Connection) -> None:
+    def _check_empty_sometimes(self, connection: sqlite3.Connection) -> None:
         self._batches += 1
         if self._batches % LOOK_EVERY_BATCHES == 0 and (
             self._has_progress or self._has_dead or self._has_keys
         ):
-            self._look(connection)
+            self._check_empty(connection)
 
-    def _look(self, connection: sqlite3.Connection) -> None:
-        """Learn whether any progress, dead letters or keys of rows on their own exist."""
-        found = connection.execute(
+    def _check_empty(self, connection: sqlite3.Connection) -> None:
+        """Set the flags for progress, dead letters and keys of single rows."""
+        flags = connection.execute(
             "SELECT EXISTS(SELECT 1 FROM prepare), EXISTS(SELECT 1 FROM dead),"
             " EXISTS(SELECT 1 FROM task_key)"
         ).fetchone()
-        self._has_progress, self._has_dead, self._has_keys = map(bool, found)
+        self._has_progress, self._has_dead, self._has_keys = map(bool, flags)
 
     def probe_room(self) -> bool:
         """See ``Store.probe_room``."""
@@ -536,10 +536,10 @@ class Writer:
         except (sqlite3.Error, OSError) as error:
             raise self._break(connection, error) from error
 
-    # --- what can go wrong -------------------------------------------------------------------
+    # --- errors ------------------------------------------------------------------------------
 
     def check_usable(self) -> None:
-        """Raises StoreBroken after an error that retrying cannot mend."""
+        """Raise StoreBroken after an error that a retry cannot mend."""
         if self._broken:
             raise StoreBroken(self._broken)
 
@@ -552,7 +552,7 @@ class Writer:
     def _raise_unless_full(
         self, connection: sqlite3.Connection, error: sqlite3.Error, n: int
     ) -> None:
-        """Roll back; return only when the disk was full and nothing of the batch landed."""
+        """Roll back. Return only if the disk was full and no part of the batch was written."""
         self._rollback(connection)
         self.check_usable()
         if is_busy(error):
@@ -572,7 +572,7 @@ class Writer:
         return CommitRefused(f"batch {n}: {self._path}: {self._room.why_not}", full=True)
 
     def _break(self, connection: sqlite3.Connection, error: BaseException) -> StoreBroken:
-        """Refuse all calls from now on: after a failed sync a second one proves nothing."""
+        """Refuse all calls from now on, because a sync after a failed sync proves nothing."""
         self._broken = f"store {self._path} failed: {describe(error)}; restart to recover"
         log.error("%s", self._broken)
         self._rollback(connection)
@@ -592,13 +592,13 @@ class Writer:
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24
 AHEAD_BYTES = 256 << 10
-"""How far ahead of the log its room is written: about twenty batches of one task."""
+"""Bytes of zeros that are written after the log in advance: about twenty batches of one task."""
 RESTART_WAIT_MS = 50
-"""How long a checkpoint waits for readers of the log, in ms; short reads take far less."""
+"""Milliseconds for which a checkpoint waits for readers of the log; short reads take far less."""
 
 
 class Log:
-    """The log beside one database. Used by the writer's thread only."""
+    """The write-ahead log of one database; used only by the writer's thread."""
 
     def __init__(self, path: str, page_bytes: int, limit_bytes: int, busy_ms: int) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -616,34 +616,34 @@ class Log:
         self._limit_frames = self._next_frames = max(1, limit_bytes // self._frame_bytes)
 
     def is_over_limit(self) -> bool:
-        """Whether the frame at the limit belongs to the current round."""
+        """Return whether the frame at the limit belongs to the current round."""
         offset = HEADER_BYTES + (self._next_frames - 1) * self._frame_bytes
         if offset + FRAME_HEADER_BYTES > self._size_bytes:
-            self._look_at_size()
+            self._update_size()
             if offset + FRAME_HEADER_BYTES > self._size_bytes:
                 return False
         frame = os.pread(self._fd, FRAME_HEADER_BYTES, offset)
         if len(frame) < FRAME_HEADER_BYTES:
-            self._look_at_size()
+            self._update_size()
             return False
         return frame[8:16] == os.pread(self._fd, HEADER_BYTES, 0)[16:24]
 
-    def _look_at_size(self) -> None:
-        """Learn how large the file is. While it grows in small steps, zeros are written behind it:
-        a sync of what is written over costs less than one of a file that has become longer, and
-        SQLite ends the log where zeros begin, as it does at frames of a former round."""
+    def _update_size(self) -> None:
+        """Read the size of the file. While it grows in small steps, write zeros at its end: a sync
+        of overwritten bytes costs less than one of a longer file. SQLite ends the log at zeros, as
+        it does at frames of an earlier round."""
         size_bytes = os.fstat(self._fd).st_size
         grown_bytes, self._size_bytes = size_bytes - self._size_bytes, size_bytes
         limit_bytes = HEADER_BYTES + self._limit_frames * self._frame_bytes
         ahead_bytes = min(AHEAD_BYTES, limit_bytes - size_bytes)
         if 0 < grown_bytes < AHEAD_BYTES // 4 and ahead_bytes > 0:
-            with contextlib.suppress(OSError):  # a full disk is noticed by what needs the room
+            with contextlib.suppress(OSError):  # the next batch reports a full disk
                 self._size_bytes += os.pwrite(self._fd, bytes(ahead_bytes), size_bytes)
 
     def checkpoint(self, connection: sqlite3.Connection, mode: str = "RESTART") -> bool:
-        """Write the log back and let it start over; whether no reader was in the way.
+        """Write the log back and start it over. Return False if a reader prevented that.
 
-        Raises sqlite3.Error; the log then still holds everything.
+        Raise sqlite3.Error; the log then still has all batches.
         """
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         failpoints.hit("sqlite.checkpoint")
@@ -652,14 +652,14 @@ class Log:
             busy, frames, _ = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         finally:
             connection.execute(f"PRAGMA busy_timeout = {self._busy_ms}")
-        # With a long reader in the way (a backup) the log goes on growing. Waiting for it holds
-        # commits up, so each further try comes when the log has grown by half.
+        # A long reader (a backup) lets the log grow. Waiting for it would delay commits, so the
+        # next attempt follows when the log has grown by half.
         self._next_frames = frames + frames // 2 + 1 if busy else self._limit_frames
         return not busy
 
 
 class Upkeep:
-    """Keeps the log and the reserve of an open database; used by the writer's thread."""
+    """Maintains the log and the reserve of an open database; used by the writer's thread."""
 
     def __init__(
         self, connection: sqlite3.Connection, path: str, options: SqliteOptions, room: Room
@@ -672,7 +672,7 @@ class Upkeep:
         self._log = Log(path + "-wal", self._page_bytes, options.wal_bytes, options.busy_ms)
 
     def start(self) -> None:
-        """Write back what a crash left in the log, and look for room, after opening."""
+        """After opening, write back the log that a crash has left, and look for room."""
         self._checkpoint()
         if not self._find_room():
             self._log_refusal("no room on the disk")
@@ -693,7 +693,7 @@ class Upkeep:
             self._find_room()
 
     def allows(self, task_bytes: int) -> bool:
-        """Whether new tasks of so many bytes may be written; what cannot fit is not even tried."""
+        """Return whether the disk has room for new tasks of ``task_bytes``."""
         room = self._room
         if not room.has_room:
             return False
@@ -704,12 +704,12 @@ class Upkeep:
         return room.has_room
 
     def _log_refusal(self, what: str) -> None:
-        """Log a refusal, unless ``disk_refuse`` is the cause: the daemon logs that itself."""
+        """Log a refusal, except one because of ``disk_refuse``, which the daemon logs."""
         if not self._room.too_used:
             log.warning("store %s: %s; enqueues are refused", self._path, what)
 
     def without_room(self) -> None:
-        """Give up the reserve, so that the log can be written back and start over."""
+        """Delete the reserve, which lets the log be written back and start over."""
         if self._room.has_room:
             log.warning("store %s: the disk is full; enqueues are refused", self._path)
         self._room.give_up()
@@ -720,7 +720,7 @@ class Upkeep:
         """See ``Store.probe_room``."""
         if self._room.has_room:
             return True
-        # What the log holds must have its place in the database before room is counted.
+        # Batches in the log must be written to the database before free space is measured.
         if not self._checkpoint() or not self._find_room():
             return False
         log.info("store %s: there is room again", self._path)
@@ -728,13 +728,13 @@ class Upkeep:
 
     def _find_room(self) -> bool:
         room = self._room
-        found = room.find(self._free_page_bytes())
-        on_disk = found and not room.inside
+        has_room = room.find(self._free_page_bytes())
+        on_disk = has_room and not room.inside
         self._log.set_limit(self._log_bytes if on_disk else self._log_bytes // 4)
-        return found
+        return has_room
 
     def _checkpoint(self, mode: str = "RESTART") -> bool:
-        """Write the log back. False: the disk is full, and the log still holds everything."""
+        """Write the log back. Return False if the disk is full; the log still has all batches."""
         try:
             self._log.checkpoint(self._connection, mode)
         except sqlite3.Error as error:

@@ -1,5 +1,5 @@
 "use strict";
-// Puts the page's data into its charts; the data is what tickwheel/reports/page.py wrote.
+// Draws the page's charts from the data that tickwheel/reports/page.py wrote.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const { number, duration, percent } = Charts;
@@ -31,8 +31,8 @@
   const long = (i) => named.format(new Date(times[i]));
   const over = { zone: data.zone, step: data.step, long };
 
-  // The rows of the choice, one a bucket or null. A group's own figures, and its topic's where
-  // events (enqueues, cancels) belong to no group.
+  // The rows of the choice, one for each bucket, or null: the group's figures, and its topic's for
+  // events without a group (enqueues, cancels).
   function chosen() {
     const [topic, group] = which.value ? which.value.split("\n") : [null, null];
     const own = new Map(), whole = new Map();
@@ -122,15 +122,15 @@
     });
     Charts.lines(plot("backlog"), times, series, { ...over, open: (i) => behind(choice, i), format: number, height: 220 });
   }
-  // The tasks behind a bucket: those that took longest.
+  // Lists the slowest tasks of a bucket.
   function behind(choice, i) {
     const box = document.getElementById("behind"), end = i + 1 < times.length ? times[i + 1] : Infinity;
     const rows = data.examples.filter((row) => row.at >= times[i] && row.at < end && (choice.topic === null || (row.topic === choice.topic && row.group === choice.group)));
     box.replaceChildren();
     box.hidden = false;
     const add = (parent, name, text) => { const found = document.createElement(name); if (text !== undefined) found.textContent = text; parent.appendChild(found); return found; };
-    add(box, "h2", `Tasks behind ${long(i)}`);
-    add(box, "p", rows.length ? "Those that took longest from due to the ack. tickwheel show ID --flow says what happened to one." : "No task was acked then.");
+    add(box, "h2", `Slowest tasks of ${long(i)}`);
+    add(box, "p", rows.length ? "The tasks that took longest from due to ack. tickwheel show ID --flow shows the events of a task." : "No task was acked in this time.");
     if (rows.length) {
       const table = add(box, "table");
       const heads = add(add(table, "thead"), "tr"), body = add(table, "tbody");
@@ -143,7 +143,7 @@
     }
     box.scrollIntoView({ block: "nearest", behavior: "smooth" });
   }
-  // Tables: the rows of the choice; a click on a heading sorts by it, another the other way round.
+  // Tables show the rows of the choice. A click on a heading sorts by it, a second click reverses.
   function filterTables(choice) {
     for (const table of document.querySelectorAll(".tables .table")) {
       let shown = 0;
@@ -191,7 +191,7 @@
     history.replaceState(null, "", which.value ? "#" + encodeURIComponent(which.value) : location.pathname);
   });
   heatOf.addEventListener("change", () => drawHeat());
-  // Charts are as wide as their place; a phone's address bar changes its height only.
+  // Charts depend on the width only; a phone's address bar changes the height.
   let width = innerWidth, asked = 0;
   addEventListener("resize", () => {
     if (innerWidth === width) return;

@@ -1,4 +1,4 @@
--- epoch, owner, link, part; the part's key comes last
+-- epoch, owner, link, part; the part's key is last
 local refused, w = fence(ARGV[1], ARGV[2], ARGV[3])
 if refused then return refused end
 if not w[5] or tonumber(ARGV[4]) <= tonumber(w[6]) then return {'before'} end

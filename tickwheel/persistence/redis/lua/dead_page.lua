@@ -1,4 +1,4 @@
--- incarnation, last, where to begin, how many
+-- incarnation, last, start of the page, number of members
 local refused = blind(ARGV[1], ARGV[2])
 if refused then return refused end
 local members = redis.call('ZRANGEBYLEX', DEAD, ARGV[3], '+', 'LIMIT', 0, ARGV[4])

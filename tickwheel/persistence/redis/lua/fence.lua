@@ -1,4 +1,4 @@
--- Nobody but the current owner on its newest connection: anything else is late.
+-- Only the current owner with its newest claim may write; other scripts are outdated.
 local function fence(epoch, owner, link)
   local w = redis.call('HMGET', WHEEL, 'epoch', 'owner', 'link', 'last', 'parts', 'part',
     'id_mark')
@@ -12,7 +12,7 @@ local function place(w, n)
   if tonumber(n) <= last then return {'before', w[4]} end
   if tonumber(n) > last + 1 then return {'gap', w[4]} end
 end
--- The id among those of new tasks that is stored already, or nil.
+-- Returns the id of a new task that is already stored, or nil.
 local function twice(packed)
   local args, ids = cmsgpack.unpack(packed), {}
   for k = 2, #args, 2 do ids[#ids + 1] = args[k] end

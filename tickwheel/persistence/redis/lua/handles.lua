@@ -1,7 +1,7 @@
--- incarnation, last, score and member to go on after ('' at first), how many at most, bytes of
--- records at which to stop, bytes of a record from which on its body is left out. The member may be
--- gone by now, and many tasks may share the score: the place is found by halving. Lists of records
--- are returned, and how many records there are.
+-- incarnation, last, score and member after which to begin ('' for the first page), maximum records,
+-- bytes of records at which to stop, bytes from which on a record's body is left out. The member can
+-- have been removed, and many tasks can have its score, so a binary search finds the position. Returns
+-- lists of records, and their number.
 local refused = blind(ARGV[1], ARGV[2])
 if refused then return refused end
 local at = 0
@@ -32,7 +32,7 @@ local function without_body(record)
 end
 local ids = redis.call('ZRANGE', STORE, at, at + tonumber(ARGV[5]) - 1)
 local lists, first, size, max, whole = {}, 1, 0, tonumber(ARGV[6]), tonumber(ARGV[7])
-local step = 1  -- 64 behind small records: large ones are not all to be here at once
+local step = 1  -- 64 after small records; large records are read one by one to bound memory
 while first <= #ids and size <= max do
   local before = size
   local some = redis.call('HMGET', TASK, unpack(ids, first, math.min(first + step - 1, #ids)))

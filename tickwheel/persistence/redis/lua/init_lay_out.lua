@@ -1,5 +1,5 @@
--- layout, anything may be there (0/1), epoch and incarnation as seen, the new incarnation, owner,
--- now, why the next epoch begins a branch (or empty), types of the keys …
+-- layout, whether the shard can have data (0/1), its expected epoch and incarnation, the new
+-- incarnation, owner, now, reason for a new branch (or empty), types of the keys …
 local leader = redis.call('GET', LEADER)
 if leader then return {'led', leader} end
 local refused, any, w, whole = seen(8)

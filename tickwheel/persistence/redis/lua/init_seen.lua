@@ -1,4 +1,4 @@
--- Of both scripts of `tickwheel init`: the keys of the shard, then that of the leader.
+-- Shared by both scripts of `tickwheel init`. KEYS: the keys of the shard, then that of the leader.
 local LEADER = KEYS[#KEYS]
 local function seen(first)
   local any = '0'

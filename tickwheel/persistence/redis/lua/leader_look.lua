@@ -1,8 +1,8 @@
--- ttl, who stands by and says so ('' : nobody). Without memory, or on a replica, it is not noted.
+-- ttl, entry of a standby ('': none). Without memory, or on a replica, the entry is not written.
 local w = redis.call('HMGET', WHEEL, 'incarnation', 'epoch', 'owner', 'clean', 'rewriting',
   'leased_at')
 local role = string.match(replication, 'role:(%a+)')
--- Of one that was promoted: how long it has the store already is not to be known from it.
+-- A promoted server cannot tell how long it has had the store.
 local promoted = string.match(replication, 'second_repl_offset:%d') and 1 or 0
 local left_ms = redis.call('PTTL', LEADER)
 if ARGV[2] ~= '' then

@@ -1,7 +1,7 @@
--- A node says that it lives, and sees all nodes.
+-- Writes a node's entry, and returns all nodes.
 -- KEYS: nodes, until, placed, drained, route, scratch.
--- ARGV: shards, ttl, name, run, record ('': it leaves), a run that may be replaced, how many nodes
--- there may be, and for each shard that it leads: shard, claim.
+-- ARGV: shards, ttl, name, run, record ('': remove the node), a dead run that can be replaced, maximum
+-- number of nodes, and for each shard that the node leads: shard, claim.
 local NODES, UNTIL, PLACED, DRAINED, ROUTE = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local name, run = ARGV[3], ARGV[4]
 local function epoch_of(claim) return claim and tonumber(string.match(claim, '^%d+')) or 0 end
@@ -32,7 +32,7 @@ elseif is_mine then
   redis.call('HSET', UNTIL, name, string.format('%.0f', now_ms + ARGV[2]))
   for i = 8, #ARGV, 2 do
     local before = redis.call('HGET', ROUTE, ARGV[i])
-    -- One that is deposed and has not noticed yet changes nothing.
+    -- The claim of a deposed leader changes nothing.
     if before ~= ARGV[i + 1] and epoch_of(ARGV[i + 1]) >= epoch_of(before) then
       redis.call('HSET', ROUTE, ARGV[i], ARGV[i + 1])
       redis.call('HINCRBY', ROUTE, 'version', 1)

@@ -1,5 +1,5 @@
--- owner, now, incarnation if it is new, newest layout known here, may be created (0/1), lowest
--- epoch, the epochs before it, types of the keys …
+-- owner, now, incarnation of a new shard, newest known layout, whether to create it (0/1), lowest
+-- epoch, earlier epochs, types of the keys …
 local kind = redis.call('TYPE', WHEEL).ok
 if kind == 'none' then
   for k = 2, #KEYS do

@@ -1,6 +1,6 @@
--- epoch, owner, incarnation, layout, phase (begin/end/lost), last batch, now, newest claim known,
--- batches written, mark. Between begin and end commits count from 1, and nobody else opens the
--- shard. Lost: what is there stays, and nobody opens the shard any more.
+-- epoch, owner, incarnation, layout, phase (begin/end/lost), last batch, now, newest known claim,
+-- batches written, mark. Between begin and end commits count from 1, and no other daemon opens the
+-- shard. Lost: the data stays, and no daemon opens the shard from then on.
 local w = redis.call('HMGET', WHEEL, 'epoch', 'owner', 'incarnation', 'rewriting', 'link',
   'last', 'parts')
 if w[1] then
@@ -8,7 +8,7 @@ if w[1] then
   if w[3] ~= ARGV[3] or epoch > mine or (epoch == mine and w[2] ~= ARGV[2]) then
     return {'fenced', w[1], w[2] or ''}
   end
-  -- A late one must not remove what was written since.
+  -- An outdated script must not remove data written since.
   if w[5] ~= ARGV[8] then return {'stale'} end
 end
 if ARGV[5] == 'end' then

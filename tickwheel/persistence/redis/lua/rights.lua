@@ -15,7 +15,7 @@ local function may(command, ...)
   return reply
 end
 local there = may('exists', SCRATCH)
-if there ~= 0 then return {missing, unknown} end  -- not ours, which the opening says
+if there ~= 0 then return {missing, unknown} end  -- a foreign key, which the opening reports
 local removable = may('del', SCRATCH)  -- the first write: from here on memory is no matter
 may('info', 'server')
 local j = 1
@@ -24,6 +24,6 @@ while j <= #ARGV do
   may(ARGV[j], SCRATCH, unpack(ARGV, j + 2, j + 1 + count))
   j = j + 2 + count
 end
--- This one cannot but write.
+-- A trial of this command always writes.
 if removable and may('rpush', SCRATCH, 'v') then redis.pcall('del', SCRATCH) end
 return {missing, unknown}

@@ -1,5 +1,5 @@
--- epoch, owner, link, n, id mark, position; the keys of all parts come last. From here on the
--- batch is taken: whoever owns the shard applies its parts before anything else.
+-- epoch, owner, link, n, id mark, position; the keys of all parts are last. From here on the batch is
+-- accepted: every owner of the shard applies its parts before anything else.
 local refused, w = fence(ARGV[1], ARGV[2], ARGV[3])
 if refused then return refused end
 if w[5] then return {'parts'} end

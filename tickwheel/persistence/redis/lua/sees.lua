@@ -1,5 +1,5 @@
--- What a read has to see at least: the same incarnation, every batch whose commit returned,
--- and no batch of which only some parts are applied.
+-- Checks that a read sees the same incarnation, every batch whose commit has returned, and no batch of
+-- which only some parts are applied.
 local function blind(incarnation, last)
   local w = redis.call('HMGET', WHEEL, 'incarnation', 'last', 'parts')
   if not w[1] then return {'gone'} end

@@ -1,4 +1,4 @@
--- epoch, owner, link, n, makes tasks (0/1), operations …; the part's key comes last
+-- epoch, owner, link, n, makes tasks (0/1), operations …; the part's key is last
 local refused, w = fence(ARGV[1], ARGV[2], ARGV[3])
 if refused then return refused end
 if w[5] then return {'parts'} end
