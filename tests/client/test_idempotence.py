@@ -30,7 +30,7 @@ async def do(once: Once, key: str | Delivery) -> bool:
         return first
 
 
-async def test_the_second_time_is_not_the_first() -> None:
+async def test_a_second_claim_of_done_work_is_not_first() -> None:
     once = Once()
     assert [await do(once, key) for key in ("a", "a", "b", "a")] == [True, False, True, False]
     assert await once.is_done("a") and not await once.is_done("c")
@@ -39,7 +39,7 @@ async def test_the_second_time_is_not_the_first() -> None:
     await once.close()
 
 
-async def test_a_body_that_fails_lets_the_next_one_in() -> None:
+async def test_a_failed_body_frees_the_claim() -> None:
     once = Once()
     for error in (ValueError, asyncio.CancelledError):
         with pytest.raises(error):
@@ -68,7 +68,7 @@ async def test_a_second_claim_waits_and_learns_when_the_first_is_done() -> None:
     await working
 
 
-async def test_when_the_first_fails_one_of_those_who_wait_is_first() -> None:
+async def test_a_failed_claim_passes_to_one_waiter() -> None:
     once, go_on = Once(), asyncio.Event()
 
     async def failing() -> None:
@@ -87,7 +87,7 @@ async def test_when_the_first_fails_one_of_those_who_wait_is_first() -> None:
         await working
 
 
-async def test_who_waits_too_long_gets_an_error() -> None:
+async def test_a_claim_that_waits_too_long_raises_conflict() -> None:
     once = Once(wait=0.05)
     async with once.claim("a"):
         with pytest.raises(errors.Conflict, match=r"'tickwheel:once:a'.*0\.05 s"):
@@ -95,14 +95,14 @@ async def test_who_waits_too_long_gets_an_error() -> None:
     assert not await do(once, "a")
 
 
-async def test_the_bodys_own_time_out_is_its_own() -> None:
+async def test_a_timeout_in_the_body_is_raised_unchanged() -> None:
     once = Once(wait=0.01)
     with pytest.raises(TimeoutError, match="mine"):
         async with once.claim("a"):
             raise TimeoutError("mine")
 
 
-async def test_the_oldest_are_forgotten_by_number_and_by_age(
+async def test_done_claims_expire_by_number_and_age(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
@@ -134,14 +134,14 @@ async def delivered(*tasks: tuple[int, str | None]) -> list[Delivery]:
         return found
 
 
-async def test_two_tasks_are_two_claims_whatever_their_keys_and_one_task_is_one() -> None:
+async def test_claims_are_per_task_by_default() -> None:
     found = await delivered((5, "ann"), (6, "ann"), (5, "ann"), (7, None), (8, None), (7, None))
     for once in (Once(), Once(size=10)):
         firsts = [await do(once, delivery) for delivery in found]
         assert firsts == [True, True, False, True, True, False] * 2
 
 
-async def test_tasks_share_a_claim_where_the_handler_names_their_key() -> None:
+async def test_tasks_share_a_claim_if_the_handler_passes_a_key() -> None:
     found = await delivered((5, "ann"), (6, "ann"), (7, "bob"), (8, None), (9, None), (8, None))
     once = Once()
 
@@ -157,7 +157,7 @@ async def test_tasks_share_a_claim_where_the_handler_names_their_key() -> None:
     assert await by_key(found[1]) and not await by_key(found[0])
 
 
-async def test_no_two_pieces_of_work_have_the_same_name() -> None:
+async def test_claim_names_are_unique() -> None:
     first, second = (await delivered((5, "5"), (6, "#5")))[:2]
     keys = ["5", "#5", "6", "#6", "=5", "a#5", "t#a#5"]
     names = [idempotence.name_of(one, key) for one in (first, second) for key in (None, "5", "#5")]
@@ -181,7 +181,7 @@ def test_wrong_options_are_named(options: dict[str, Any], word: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", 5, "k" * 1025, "\ud800"])
-async def test_what_cannot_be_claimed_is_named(wrong: Any) -> None:
+async def test_invalid_claims_are_refused(wrong: Any) -> None:
     (delivery, *_) = await delivered((5, "ann"))
     with pytest.raises(errors.BadRequest, match="work must be a delivery or"):
         await do(Once(), wrong)
@@ -191,7 +191,7 @@ async def test_what_cannot_be_claimed_is_named(wrong: Any) -> None:
         Once().claim("text", key="ann")
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_redis_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("redis", "redis.asyncio"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(errors.BadRequest, match=r"pip install 'tickwheel\[redis\]'"):

@@ -50,7 +50,7 @@ def last(function: Any) -> str:
     return name
 
 
-def test_a_task_has_what_may_be_said_of_one() -> None:
+def test_task_keywords_match_the_fields_of_task() -> None:
     said = get_type_hints(TaskKeywords)
     of_a_task = get_type_hints(Task)
     named = {one.name for one in fields(Task)} - {"topic", "body", "delay", "at"}
@@ -66,7 +66,7 @@ def test_each_keyword_has_its_shape_on_the_wire(name: str) -> None:
     assert {field.python for field in block.fields()} == BLOCKS[name].__optional_keys__
 
 
-def test_each_keyword_says_what_it_means() -> None:
+def test_each_keyword_has_a_docstring() -> None:
     lines = (inspect.getsource(keywords) + inspect.getsource(jobs.HandlerKeywords)).splitlines()
     for block in BLOCKS.values():
         assert not block.__required_keys__
@@ -76,7 +76,7 @@ def test_each_keyword_says_what_it_means() -> None:
             assert all(lines[i + 1].startswith('    """') for i in told), name
 
 
-def test_whoever_looks_for_takers_finds_them() -> None:
+def test_the_search_for_verbs_with_keywords_finds_them() -> None:
     found = {f"{kind.__name__}.{name}" for kind, name in takers()}
     assert found >= {
         "Client.enqueue", "Client.enqueue_nowait", "Client.oneway", "Client.subscribe",
@@ -116,7 +116,7 @@ def needed(verb: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", verbs(Client))
-async def test_a_wrong_keyword_is_a_type_error_that_names_the_verb_and_it(name: str) -> None:
+async def test_an_unknown_keyword_is_a_type_error_naming_verb_and_keyword(name: str) -> None:
     client = Client(NOBODY, connect_timeout=0.05)
     verb = getattr(client, name)
     for wrong in WRONG:
@@ -129,7 +129,7 @@ async def test_a_wrong_keyword_is_a_type_error_that_names_the_verb_and_it(name: 
     await client.close()
 
 
-async def test_so_it_is_of_transactions_and_workers() -> None:
+async def test_unknown_keywords_of_transactions_are_type_errors() -> None:
     client = Client(NOBODY, connect_timeout=0.05)
     for kind, verb in (
         ("Transaction.enqueue", client.transaction("g").enqueue),
@@ -141,7 +141,7 @@ async def test_so_it_is_of_transactions_and_workers() -> None:
 
 
 @pytest.mark.parametrize("name", verbs(sync.Client))
-def test_a_wrong_keyword_is_said_without_an_event_loop_and_without_a_daemon(name: str) -> None:
+def test_unknown_keywords_of_the_synchronous_client_are_type_errors(name: str) -> None:
     client = sync.Client(NOBODY, connect_timeout=60)
     verb = getattr(client, name)
     with pytest.raises(TypeError) as raised:
@@ -193,7 +193,7 @@ def of_ones_own(c: sync.Client, **options: Unpack[tickwheel.TaskKeywords]) -> No
 """
 
 
-def test_a_type_checker_finds_a_wrong_keyword_and_a_wrong_type(tmp_path: Path) -> None:
+def test_a_type_checker_finds_unknown_keywords_and_wrong_types(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(MISTAKES)
     done = subprocess.run(

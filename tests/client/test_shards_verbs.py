@@ -142,7 +142,7 @@ async def result(done: Work, count: int) -> Any:
         return room.same(await soon(done(room)))
 
 
-async def test_a_verb_says_the_same_of_one_shard_and_of_three(verb: str) -> None:
+async def test_verbs_answer_the_same_for_one_shard_and_three(verb: str) -> None:
     assert VERBS[verb].over is not None, f"{verb} does not say which shards it asks"
     if verb in ELSEWHERE:
         assert verb not in WORKS
@@ -155,7 +155,7 @@ async def test_a_verb_says_the_same_of_one_shard_and_of_three(verb: str) -> None
 ASKED_ALL = (Over.ALL, Over.TURN, Over.HOME, Over.HOME_LAST)
 
 
-def test_each_verb_that_all_shards_are_asked_has_a_rule_for_their_answers() -> None:
+def test_each_verb_asked_of_all_shards_has_a_merge_rule() -> None:
     asked = {n for n, v in VERBS.items() if v.over in ASKED_ALL}
     by_key = {n for n, v in VERBS.items() if v.over is Over.IDS and v.request is not None}
     assert asked | by_key - {"requeue_dead", "delete_dead"} == merging.MERGED.keys()
@@ -570,7 +570,7 @@ async def explained(room: Room) -> Any:
     return [{**one.raw, "command": None} for one in (*by_id, *by_key)]  # a command has ids
 
 
-async def test_a_task_of_a_shard_that_is_away_is_explained_by_that(
+async def test_explain_names_an_unavailable_shard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_shards, "ANSWERS_S", 0.2)
@@ -593,7 +593,7 @@ async def told(room: Room) -> Any:
     return await asked(room, "task_history", id=ids[0]), await asked(room, "history_tasks")
 
 
-def test_samples_of_a_lag_are_put_together_from_the_newest() -> None:
+def test_lag_samples_are_merged_from_the_newest() -> None:
     one = {"every_ms": 5, "taken_ms": [1, 6, 11], "ready": [1, None, 2]}
     other = {"every_ms": 5, "taken_ms": [7, 12], "ready": [None, 5]}
     answers = [one | {"oldest_ready_ms": [9, None, 3]}, other | {"oldest_ready_ms": [None, 4]}]
@@ -604,7 +604,7 @@ def test_samples_of_a_lag_are_put_together_from_the_newest() -> None:
         }  # fmt: skip
 
 
-def test_histories_of_several_machines_are_put_together_and_one_of_all_is_told_once() -> None:
+def test_histories_of_several_machines_are_merged_without_duplicates() -> None:
     first, second = {"event": "enqueued", "time_ms": 1}, {"event": "acked", "time_ms": 2}
     kept = {"is_kept": True, "complete": True}
     for some in ([[second], [first]], [[first, second], [first, second]]):
@@ -676,5 +676,5 @@ async def subscribed(room: Room) -> Any:
     return sorted(keys), [one.state for one in await room.client.lookup_many(room.ids)]
 
 
-async def test_works_are_of_verbs_that_there_are() -> None:
+async def test_works_name_existing_verbs() -> None:
     assert WORKS.keys() | ELSEWHERE.keys() == {n for n, v in VERBS.items() if v.frame is not None}

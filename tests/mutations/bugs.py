@@ -355,7 +355,7 @@ OWED = (
         "a-new-group-is-told-nothing",
         "who makes a group does not hear of a backlog that another one holds for nobody",
         {"_told_of_new": (returning('{"adopted": 0, "idle": {}}'),)},
-        ("tests/client/test_shards.py::test_who_makes_a_group_is_told_what_waits[2]",),
+        ("tests/client/test_shards.py::test_creating_a_group_logs_its_backlog_once[2]",),
     ),
     Bug(
         "the-next-one-before-the-end-is-durable",
@@ -686,7 +686,7 @@ ALLOWED = (
         "a-token-goes-where-there-is-no-tls",
         "a client follows a standby's hint to a port without TLS",
         {"search:address_named": (without("is_secure"),)},
-        ("tests/client/test_client_failover.py::test_a_hint_that_speaks_otherwise_is_none",),
+        ("tests/client/test_client_failover.py::test_a_hint_with_another_security_is_ignored",),
     ),
     Bug(
         "the-audit-log-comes-after-the-answer",
@@ -832,19 +832,19 @@ BESIDE = (
         "an-heir-is-one-of-many",
         "a client asks around where its shard goes, although it was told",
         {"Search._heir_alone": (returning("None"),)},
-        (MOVING + "whom_a_goodbye_names_is_asked_and_nobody_else",),
+        (MOVING + "only_the_daemon_named_by_a_goodbye_is_asked",),
     ),
     Bug(
         "an-attempt-blocks-its-address",
         "one connection that says nothing keeps a client from a daemon that would answer another",
         {"Search._may_repeat": (instead("one.since_s <= silent_s", "False"),)},
-        (MOVING + "a_connection_that_says_nothing_holds_up_no_other_one_to_the_heir",),
+        (MOVING + "a_silent_connection_does_not_block_another_to_the_successor",),
     ),
     Bug(
         "whoever-says-it-serves-is-the-next-one",
         "a daemon that stood still gets the clients of the one that leads since",
         {"Reconnector._check_newer": (instead("epoch > own", "True"),)},
-        (MOVING + "one_that_stood_still_is_not_the_next_one",),
+        (MOVING + "a_stale_daemon_is_not_followed",),
     ),
     Bug(
         "a-lease-that-is-back-is-still-looked-for",
@@ -856,7 +856,7 @@ BESIDE = (
         "each-shard-asks-for-itself",
         "a client of 64 shards asks 64 times as often where they are",
         {"Beside._list": (instead("max(most - fresh, 0)", "most"),)},
-        (MOVING + "all_searches_of_a_client_ask_no_more_than_one_would",),
+        (MOVING + "searches_of_a_client_share_their_attempts",),
     ),
     Bug(
         "a-lease-that-is-over-is-told-to-nobody",
@@ -875,7 +875,7 @@ CLIENTS = (
         "a-neighbour-failed-by-sys-exit",
         "a handler's sys.exit ends the event loop, with the deliveries of all others in hand",
         {"Runner._exit_by": (replaced("_exits", "raise error"),)},
-        (WORKER + "a_handler_fails_no_other_one_whatever_it_raises",),
+        (WORKER + "a_failing_handler_does_not_fail_others",),
         usual=True,
     ),
     Bug(
@@ -888,19 +888,19 @@ CLIENTS = (
         "a-text-that-cannot-be-sent",
         "an exception whose text has a lone surrogate leaves its task unsettled",
         {"errors:text_of": (word("backslashreplace", "strict"),)},
-        (WORKER + "whatever_text_says_why_the_delivery_is_settled_at_once",),
+        (WORKER + "any_text_of_a_reason_settles_the_delivery",),
     ),
     Bug(
         "a-call-that-nobody-awaits",
         "an enqueue where no event loop runs returns a coroutine that nobody awaits",
         {"requests:needs_loop": (replaced("name", "pass"),)},
-        (CONNECTING + "no_verb_is_called_in_vain_where_no_event_loop_runs[enqueue]",),
+        (CONNECTING + "verbs_without_an_event_loop_raise_bad_request[enqueue]",),
     ),
     Bug(
         "two-tasks-with-one-key-are-one-claim",
         "work that was asked for twice is done once, because both tasks have the same key",
         {"idempotence:name_of": (instead("work.id", "work.key or work.id"),)},
-        (ONCE + "two_tasks_are_two_claims_whatever_their_keys_and_one_task_is_one",),
+        (ONCE + "claims_are_per_task_by_default",),
         usual=True,
     ),
 )
@@ -1023,7 +1023,7 @@ WHOLE = (
         "a-claim-that-has-ended-counts",
         "what was claimed is made, although somebody else has the name by now",
         {"check_new_name": (condition("_is_over", "False"),)},
-        (NAMES + "nothing_is_made_under_a_claim_that_has_ended",),
+        (NAMES + "an_ended_claim_creates_nothing",),
     ),
     Bug(
         "files-that-everybody-reads",
