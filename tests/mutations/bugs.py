@@ -49,10 +49,7 @@ MODES = (
     "tests/e2e/test_lifecycle.py::test_no_file_of_a_daemon_has_more_than_the_mode_that_is_set"
     "[args0-None-416]"
 )
-GIVEN_UP = (
-    "tests/server/test_reshard.py"
-    "::test_a_check_names_the_databases_that_count_and_refuses_the_others[1]"
-)
+GIVEN_UP = "tests/server/test_reshard.py::test_a_check_refuses_superseded_databases[1]"
 COALESCING_MODEL = "tests/engine/test_coalescing_model.py::test_a_long_life[1-800]"
 
 # What is answered is durable, and a resend is harmless.
@@ -91,7 +88,7 @@ LOST = (
         {"Producing._is_repeat": (dropped("self._check_same"),)},
         (
             "tests/server/shard/test_operations.py"
-            "::test_the_number_of_a_request_is_recognised_by_what_it_says[True-another key]",
+            "::test_a_resend_is_recognised_by_its_tasks[True-another key]",
         ),
     ),
     Bug(
@@ -116,7 +113,7 @@ LOST = (
         {
             "Committer._store_batch": (preceded("_set_trouble", "number += 1"),),
         },
-        (COMMITTER + "an_unknown_outcome_is_tried_again_under_the_same_number",),
+        (COMMITTER + "an_unknown_outcome_is_retried_under_the_same_number",),
     ),
     Bug(
         "acks-of-a-refused-batch-forgotten",
@@ -181,7 +178,7 @@ LOST = (
         "what-is-staged-was-not-encoded",
         "the bounds alone keep from the store what it cannot hold",
         {"storable_options": (dropped("_pack"),)},
-        ("tests/server/test_values.py::test_what_an_encoder_cannot_say_is_refused_alone[task]",),
+        ("tests/server/test_values.py::test_an_unencodable_value_is_refused_alone[task]",),
     ),
 )
 
@@ -249,7 +246,7 @@ DELIVERED = (
         "a-missing-row-is-answered-as-gone",
         "cancel and look-up of a task whose row is missing say that it has left",
         {"Commands._check": (condition("missing", "False"),)},
-        ("tests/server/shard/test_missing_rows.py::test_when_it_comes_due",),
+        ("tests/server/shard/test_missing_rows.py::test_a_row_missing_at_its_due_time_is_counted",),
         usual=True,
     ),
     Bug(
@@ -281,8 +278,8 @@ FENCED = (
         "whoever finds no lease behind a failover leads, though its owner knows more and lives",
         {"Leadership._owner_had_time": (instead("seen.leased_here", "True"),)},
         (
-            "tests/server/test_leadership.py::test_a_store_that_has_just_come_back_is_its_owners_first",
-            "tests/server/test_leadership.py::test_a_replica_that_was_promoted_is_its_owners_first",
+            "tests/server/test_leadership.py::test_a_returning_store_waits_for_its_owner_first",
+            "tests/server/test_leadership.py::test_a_promoted_replica_waits_for_its_owner_first",
         ),
     ),
     Bug(
@@ -313,7 +310,7 @@ FENCED = (
         {"Leadership.first_campaign": (without("is_over"),)},
         (
             "tests/server/test_leadership.py"
-            "::test_the_first_campaign_yields_to_whoever_is_not_proven_dead",
+            "::test_the_first_campaign_yields_unless_the_leader_is_dead",
         ),
     ),
     Bug(
@@ -448,8 +445,7 @@ OWED = (
         {"Settlement._go_on": (condition("replaced_by", "False"),)},
         (
             COALESCING_MODEL,
-            COALESCING
-            + "what_is_replaced_in_flight_gives_way_however_its_delivery_ends[nack-more0]",
+            COALESCING + "a_replaced_delivery_never_runs_after_its_replacement[nack-more0]",
         ),
         usual=True,
     ),
@@ -473,7 +469,7 @@ OWED = (
         "an-answer-without-its-mark",
         "what became of tasks is answered before it is remembered durably",
         {"Coalescer._do": (dropped("has_marks"),)},
-        ("tests/server/shard/test_coalescing.py::test_what_was_answered_is_durable_before",),
+        ("tests/server/shard/test_coalescing.py::test_coalescing_answers_are_durable",),
     ),
 )
 
@@ -550,7 +546,7 @@ TOGETHER = (
                 replaced("put", "self._core.open.effects.put(BULK, before)"),
             ),
         },
-        ("tests/server/shard/test_bulk.py::test_it_goes_on_after_a_restart_where_it_was",),
+        ("tests/server/shard/test_bulk.py::test_a_bulk_resumes_after_a_restart",),
     ),
     Bug(
         "reply-before-its-history",
@@ -561,7 +557,7 @@ TOGETHER = (
                 followed("release", "self._history and self._history.keep(number, batch.notes)"),
             ),
         },
-        ("tests/server/test_history_service.py::test_what_is_answered_is_in_the_spool_already",),
+        ("tests/server/test_history_service.py::test_history_is_spooled_before_the_answer",),
     ),
     Bug(
         "history-of-a-refused-batch",
@@ -571,7 +567,7 @@ TOGETHER = (
                 instead("_only(notes.arrivals, accepted)", "notes.arrivals"),
             ),
         },
-        ("tests/server/test_history_service.py::test_a_refused_batch_leaves_no_arrivals",),
+        ("tests/server/test_history_service.py::test_a_refused_batch_leaves_no_history",),
     ),
     Bug(
         "requeued-though-its-ttl-is-over",
@@ -637,8 +633,8 @@ ALLOWED = (
         "a right for one topic is one for all",
         {"RightsStage._check": (condition("topics", "False"),)},
         (
-            "tests/server/test_rights.py::test_tcp[produce=u]",
-            "tests/server/test_guard.py::test_one_topic_that_may_not_be_refuses_the_whole_request",
+            "tests/server/test_rights.py::test_every_tcp_request_needs_its_right[produce=u]",
+            "tests/server/test_guard.py::test_one_forbidden_topic_refuses_the_whole_request",
         ),
     ),
     Bug(
@@ -662,16 +658,13 @@ ALLOWED = (
                 ),
             ),
         },
-        ("tests/server/test_rights.py::test_what_no_declaration_names_cannot_be_asked_for",),
+        ("tests/server/test_rights.py::test_undeclared_operations_are_not_exposed",),
     ),
     Bug(
         "an-expired-token-passes",
         "the end of a token is only shown",
         {"Logins.authenticate": (without("is_over"),)},
-        (
-            "tests/server/test_logins.py"
-            "::test_a_token_that_is_over_opens_nothing_and_ends_what_it_opened",
-        ),
+        ("tests/server/test_logins.py::test_an_expired_token_is_refused_and_ends_its_connections",),
     ),
     Bug(
         "a-cookie-counts-alone",
@@ -692,7 +685,7 @@ ALLOWED = (
         "the-audit-log-comes-after-the-answer",
         "who was answered is not in it yet",
         {"guard:_Line.give": (dropped("self.ended"),)},
-        ("tests/server/test_audit.py::test_a_line_is_there_before_its_answer",),
+        ("tests/server/test_audit.py::test_an_audit_line_is_written_before_the_answer",),
     ),
 )
 
@@ -704,9 +697,8 @@ BOUNDED = (
         {"Sparing.note": (returning('""'),)},
         (
             "tests/server/test_bounds.py"
-            "::test_strangers_have_some_lines_of_the_log_and_the_rest_is_counted",
-            "tests/server/test_leadership.py"
-            "::test_what_repeats_by_itself_has_some_lines_of_the_log",
+            "::test_log_lines_of_unauthenticated_connections_are_limited",
+            "tests/server/test_leadership.py::test_repeated_log_events_are_limited",
         ),
     ),
     Bug(
@@ -732,7 +724,7 @@ BOUNDED = (
         "requests-are-looked-at-however-many-wait",
         "a peer whose answers wait goes on asking",
         {"Connection.must_wait": (without("is_behind"),)},
-        ("tests/server/test_bounds.py::test_answers_that_wait_for_the_store_of_one_connection",),
+        ("tests/server/test_bounds.py::test_uncommitted_answers_of_a_connection_are_limited",),
     ),
     Bug(
         "a-piece-of-frames-in-one-go",
@@ -762,7 +754,7 @@ NODES = (
         {"registrar:decide": (without("standbys"),)},
         (
             SIMULATED_NODES,
-            "tests/server/test_placement.py::test_a_shard_is_given_away_only_to_one_who_stands_by",
+            "tests/server/test_placement.py::test_a_shard_is_handed_over_only_to_a_standby",
         ),
     ),
     Bug(
@@ -921,10 +913,7 @@ RESHARDED = (
         "an-idempotency-key-that-stays-behind",
         "what was answered to a request with a key is not where its repeat is asked for",
         {"_Move._add_once": (instead("self.shard_of(row.once.key.hex())", "self._stays(source)"),)},
-        (
-            "tests/server/test_reshard.py"
-            "::test_answers_to_a_request_with_an_idempotency_key_meet_at_its_new_home",
-        ),
+        ("tests/server/test_reshard.py::test_idempotency_answers_move_to_their_new_home_shard",),
     ),
 )
 
@@ -1017,7 +1006,7 @@ WHOLE = (
         "a-quota-of-each-shard",
         "a token has its quota once in each shard",
         {"part_of": (returning("most"),)},
-        ("tests/server/test_quotas.py::test_a_quota_is_of_all_shards_together[quotas0-10]",),
+        ("tests/server/test_quotas.py::test_quotas_cover_all_shards_together[quotas0-10]",),
     ),
     Bug(
         "a-claim-that-has-ended-counts",
@@ -1042,7 +1031,7 @@ WHOLE = (
         "a-new-file-of-tokens-is-roots",
         "the daemon cannot read what root has changed, and goes by tokens that were revoked",
         {"server/tokens:_replace": (dropped("os.fchown"),)},
-        ("tests/server/test_tokens.py::test_root_leaves_the_file_to_whom_it_belongs",),
+        ("tests/server/test_tokens.py::test_root_keeps_the_owner_of_the_token_file",),
         usual=True,
     ),
     Bug(

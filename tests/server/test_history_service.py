@@ -94,7 +94,7 @@ def of_kind(events: Iterable[Event], kind: str) -> list[Event]:
 # --- no room, no disk -------------------------------------------------------------------------
 
 
-async def test_a_full_spool_drops_history_says_so_once_and_goes_on(tmp_path: Path) -> None:
+async def test_a_full_spool_drops_history_and_logs_it_once(tmp_path: Path) -> None:
     service = Service(tmp_path, history_spool_bytes_max=SPOOL_BYTES).begin()
     while not service.history.dropped:
         service.batch()
@@ -125,7 +125,7 @@ def remove(folder: Path) -> None:
     raise AssertionError(f"{folder} is never empty")
 
 
-async def test_a_folder_that_is_removed_is_reported_counted_and_begun_anew(tmp_path: Path) -> None:
+async def test_a_removed_history_folder_is_reported_and_recreated(tmp_path: Path) -> None:
     """Linux keeps a file that is open: what is appended goes nowhere, without an error."""
     service = Service(tmp_path).begin()
     service.history.start()
@@ -146,7 +146,7 @@ async def test_a_folder_that_is_removed_is_reported_counted_and_begun_anew(tmp_p
     assert "removed or moved" in events[0]["reason"] and "count" not in events[0]
 
 
-async def test_what_was_dropped_last_is_reported_at_a_clean_stop(tmp_path: Path) -> None:
+async def test_dropped_history_is_reported_at_a_clean_stop(tmp_path: Path) -> None:
     service = Service(tmp_path, history_spool_bytes_max=SPOOL_BYTES).begin()
     while not service.history.dropped:
         service.batch()
@@ -156,7 +156,7 @@ async def test_what_was_dropped_last_is_reported_at_a_clean_stop(tmp_path: Path)
     assert dropped["count"] == 200
 
 
-async def test_a_tenure_that_begins_without_its_folder_serves_all_the_same(tmp_path: Path) -> None:
+async def test_a_daemon_starts_without_its_history_folder(tmp_path: Path) -> None:
     service = Service(tmp_path)
     state = service.folder / STATE
     away = tmp_path / "away"
@@ -175,7 +175,7 @@ async def test_a_tenure_that_begins_without_its_folder_serves_all_the_same(tmp_p
     assert events[0]["count"] == 8
 
 
-async def test_a_daemon_whose_folder_goes_away_serves_on_and_reports_it(tmp_path: Path) -> None:
+async def test_a_daemon_serves_on_after_its_history_folder_is_lost(tmp_path: Path) -> None:
     small = {"history_spool_bytes_max": SPOOL_BYTES, "history_bodies": "false"}
     async with daemon_in(tmp_path, http=True, **small) as daemon:
         (folder,) = [path for path in (tmp_path / "history" / STATE).iterdir() if path.is_dir()]
@@ -227,7 +227,7 @@ async def test_a_folder_that_cannot_be_made_is_reported_at_the_start(tmp_path: P
 # --- the writing process ----------------------------------------------------------------------
 
 
-async def test_a_writer_that_is_killed_is_started_again_and_nothing_is_lost(
+async def test_a_killed_history_writer_restarts_without_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_module, "RESTART_S", 0.0)
@@ -254,7 +254,7 @@ async def kill_in_the_middle(service: Service) -> None:
     await comes(lambda: history._process is not process)
 
 
-async def test_a_stop_while_the_writer_is_down_has_it_started_once_more(
+async def test_a_stop_restarts_a_history_writer_that_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_module, "RESTART_S", 3_600.0)
@@ -351,7 +351,7 @@ class Looking(Peer):
         super().flush()
 
 
-async def test_what_is_answered_is_in_the_spool_already(bench: Bench) -> None:
+async def test_history_is_spooled_before_the_answer(bench: Bench) -> None:
     assert bench.history is not None
     peer, before = Looking(bench.history), bench.history.spool_bytes
     bench.enqueue(peer, 1)
@@ -363,7 +363,7 @@ async def test_what_is_answered_is_in_the_spool_already(bench: Bench) -> None:
     assert peer.seen[0] > before
 
 
-async def test_a_refused_batch_leaves_no_arrivals(bench: Bench, tmp_path: Path) -> None:
+async def test_a_refused_batch_leaves_no_history(bench: Bench, tmp_path: Path) -> None:
     refused, taken = Peer(), Peer()
     bench.enqueue(refused, 1, "refused")
     await bench.arrived()
@@ -378,7 +378,7 @@ async def test_a_refused_batch_leaves_no_arrivals(bench: Bench, tmp_path: Path) 
     assert found[0]["producer"] == "shop 1.2.3.4:5"
 
 
-async def test_what_was_withdrawn_leaves_nothing_and_what_was_unclear_is_there(
+async def test_withdrawn_tasks_leave_no_history_and_unclear_ones_do(
     bench: Bench, tmp_path: Path
 ) -> None:
     unclear, withdrawn = Peer(), Peer()
@@ -398,7 +398,7 @@ async def test_what_was_withdrawn_leaves_nothing_and_what_was_unclear_is_there(
     assert [event["topic"] for event in found] == ["unclear"]
 
 
-async def test_what_comes_again_and_again_without_a_store_is_bounded(
+async def test_repeated_deliveries_without_commits_are_bounded(
     bench: Bench, tmp_path: Path
 ) -> None:
     """A lease that ends and is given out again needs no batch that is durable."""
@@ -439,7 +439,7 @@ async def test_what_comes_again_and_again_without_a_store_is_bounded(
 
 
 @pytest.mark.parametrize("node", ["b", "a"])
-async def test_daemons_of_one_redis_may_share_a_folder(tmp_path: Path, node: str) -> None:
+async def test_daemons_of_one_redis_can_share_a_history_folder(tmp_path: Path, node: str) -> None:
     """Also on one machine, where both have its name: one writing process at a time."""
     history = tmp_path / "history"
     server = await asyncio.to_thread(RedisServer(tmp_path / "redis").start)
@@ -472,7 +472,7 @@ async def test_daemons_of_one_redis_may_share_a_folder(tmp_path: Path, node: str
         assert sorted(seqs) == list(range(1, len(seqs) + 1))
 
 
-def test_what_a_store_refuses_over_and_over_stays_bounded() -> None:
+def test_records_of_repeatedly_refused_batches_are_bounded() -> None:
     """What is put back waits again, and counts again."""
     recorder = Recorder(1, lambda: (NOW_MS, 0), str)
     recorder.repeats_max = 5

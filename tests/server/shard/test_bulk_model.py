@@ -319,7 +319,7 @@ SEEDS = st.lists(tasks, min_size=6, max_size=14)
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
 @given(seeds=SEEDS, played=st.lists(steps, max_size=25))
-def test_a_bulk_is_a_loop_over_all_tasks(
+def test_a_bulk_equals_a_loop_over_all_tasks(
     tmp_path: Path,
     page: int,
     size: int,

@@ -502,7 +502,7 @@ def test_every_cause_is_brought_about_and_documented() -> None:
     assert rows == list(EXPLAINED.items())
 
 
-async def test_of_several_groups_the_first_has_something_to_mend(daemon: InProcess) -> None:
+async def test_groups_with_a_problem_are_explained_first(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.SUBSCRIBE, 1, "t", "busy", 10, None)
     await peer.do(T.GROUP_CREATE, "t", "paused", {"paused": True})
@@ -514,7 +514,7 @@ async def test_of_several_groups_the_first_has_something_to_mend(daemon: InProce
     assert causes == wanted
 
 
-async def test_a_key_names_its_newest_task(daemon: InProcess) -> None:
+async def test_explain_by_key_uses_the_newest_task(daemon: InProcess) -> None:
     peer = daemon.connect()
     first, second = await put(daemon, peer, {"key": "k"}, {"key": "k"})
     assert (await explained(peer, None, topic="t", key="k"))["id"] == second
@@ -522,7 +522,7 @@ async def test_a_key_names_its_newest_task(daemon: InProcess) -> None:
     assert (await explained(peer, None, topic="t", key="k"))["id"] == first
 
 
-async def test_a_selection_names_one_task(daemon: InProcess) -> None:
+async def test_explain_takes_an_id_or_topic_and_key(daemon: InProcess) -> None:
     peer = daemon.connect()
     for fields in ((7, {"topic": "t", "key": "k"}), (None, None), (None, {"topic": "t"})):
         code, _ = await peer.refused(T.EXPLAIN, *fields)
@@ -554,7 +554,7 @@ WHY = "The filter of group g of topic t left it out: amount > 10 is FALSE (amoun
         ([], "gone", "The history has nothing of it."),
     ],
 )
-async def test_the_history_knows_what_memory_has_forgotten(
+async def test_explain_uses_the_history_for_ended_tasks(
     daemon: InProcess, events: list[dict[str, Any]], cause: str, said: str
 ) -> None:
     async def story(task_id: int) -> tuple[list[dict[str, Any]], bool]:

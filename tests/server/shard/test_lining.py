@@ -92,7 +92,7 @@ async def test_a_held_key_is_released_or_skipped(daemon: InProcess, by_key: bool
     daemon.recount()
 
 
-async def test_who_fails_or_rejects_is_told_that_its_key_is_held(daemon: InProcess) -> None:
+async def test_nack_and_reject_answer_that_the_key_is_held(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", HOLD)
     one, other, plain = await put(daemon, peer, {"order_key": "a"}, {"order_key": "b"}, {})
@@ -105,7 +105,7 @@ async def test_who_fails_or_rejects_is_told_that_its_key_is_held(daemon: InProce
     assert (await peer.do(T.HELD_KEYS, "t", "g", None))["held"] == 2
 
 
-async def test_several_are_named_by_their_ids(daemon: InProcess) -> None:
+async def test_several_held_keys_are_named_by_task_ids(daemon: InProcess) -> None:
     peer = daemon.connect()
     first, second, other = await held_up(daemon, peer)
     found = await peer.do(T.RELEASE_KEY, "t", "g", (other, second, 12345, first, other), None)
@@ -117,7 +117,7 @@ async def test_several_are_named_by_their_ids(daemon: InProcess) -> None:
     assert sorted((await pull(peer))[1]) == [(first, 2), (other, 2)]
 
 
-async def test_lines_say_who_waits_for_whom(daemon: InProcess) -> None:
+async def test_lines_show_which_task_blocks_which(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", {"fair_by": "tenant", "limit_each": 1})
     tenants = (
@@ -141,7 +141,7 @@ async def test_lines_say_who_waits_for_whom(daemon: InProcess) -> None:
     daemon.recount()
 
 
-async def test_an_answer_has_as_many_lines_as_fit(
+async def test_order_lines_are_cut_to_the_frame_limit(
     daemon: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = daemon.connect()
@@ -156,7 +156,7 @@ async def test_an_answer_has_as_many_lines_as_fit(
     assert 10 < len(found["lines"]) < 13 and found["waiting"] == 60
 
 
-async def test_what_is_asked_of_them_is_checked(daemon: InProcess) -> None:
+async def test_requests_on_held_keys_are_validated(daemon: InProcess) -> None:
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", {})
     for kind in (T.HELD_KEYS, T.KEY_LINES):

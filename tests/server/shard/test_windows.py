@@ -36,7 +36,7 @@ async def look(rig: SchedulingRig, *ids: int) -> list[dict[str, Any]]:
     return list(await rig.ask(T.LOOKUP, list(ids)))
 
 
-async def test_a_crowd_spreads_and_the_answer_says_where(tmp_path: Path) -> None:
+async def test_tasks_with_a_window_spread_and_answers_have_due_times(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         dues = [
@@ -54,7 +54,7 @@ async def test_a_crowd_spreads_and_the_answer_says_where(tmp_path: Path) -> None
         assert (one["asked_ms"], one["within_ms"]) == (low_ms, 600_000)
 
 
-async def test_plain_tasks_are_answered_as_ever_and_are_avoided(tmp_path: Path) -> None:
+async def test_tasks_with_a_window_avoid_plain_tasks(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         answer = await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", 60_000)] * 5)
@@ -67,7 +67,7 @@ async def test_plain_tasks_are_answered_as_ever_and_are_avoided(tmp_path: Path) 
         assert [task["within_ms"] for task in found] == [None] * 5 + [2_000, None, None, 3_999]
 
 
-async def test_what_is_staged_counts_before_it_is_stored(tmp_path: Path) -> None:
+async def test_uncommitted_tasks_count_in_a_window(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         numbers = [rig.send(T.ENQUEUE, FLOOR, [windowed(60_000, 9_999)]) for _ in range(5)]
@@ -79,7 +79,7 @@ async def test_what_is_staged_counts_before_it_is_stored(tmp_path: Path) -> None
         assert [(due_ms - NOW_MS - 60_000) // 1000 for due_ms in dues] == list(range(10))
 
 
-async def test_a_late_window_begins_now(tmp_path: Path) -> None:
+async def test_a_window_in_the_past_begins_now(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         tasks = [("t", b"x", None, {"due_ms": NOW_MS - 60_000, "within_ms": 5_000})] * 3
@@ -87,7 +87,7 @@ async def test_a_late_window_begins_now(tmp_path: Path) -> None:
         assert sorted(dues) == [NOW_MS, NOW_MS + 1_000, NOW_MS + 2_000]
 
 
-async def test_it_is_not_delivered_before_the_chosen_moment(tmp_path: Path) -> None:
+async def test_a_task_is_not_delivered_before_its_chosen_time(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", 60_000)])
@@ -101,7 +101,7 @@ async def test_it_is_not_delivered_before_the_chosen_moment(tmp_path: Path) -> N
         assert came == [due_ms]
 
 
-async def test_a_resend_is_answered_with_the_same_moments(tmp_path: Path) -> None:
+async def test_a_resend_has_the_same_due_times(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         rig.peer = daemon.connect(session=b"s" * 16)
@@ -132,7 +132,7 @@ async def test_a_resend_is_answered_with_the_same_moments(tmp_path: Path) -> Non
         (DAY_MS + 1, LimitExceeded.code, f"is {DAY_MS + 1}; the limit is {DAY_MS} (within_ms_max)"),
     ],
 )
-async def test_what_is_no_window_is_refused(
+async def test_an_invalid_within_is_refused(
     tmp_path: Path, within: Any, code: str, words: str
 ) -> None:
     async with InProcess(tmp_path) as daemon:
@@ -144,7 +144,7 @@ async def test_what_is_no_window_is_refused(
         assert found[0] == code and "task.within_ms" in found[1], found
 
 
-async def test_a_refused_batch_gives_its_moments_back(tmp_path: Path) -> None:
+async def test_a_refused_batch_frees_its_chosen_times(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         rig.send(T.ENQUEUE, FLOOR, [windowed(60_000, 9_999)] * 10)
@@ -185,7 +185,7 @@ async def test_a_reschedule_is_exact(tmp_path: Path) -> None:
         assert (task["due_ms"], task["asked_ms"]) == (NOW_MS + 90_000, NOW_MS + 60_000)
 
 
-async def test_the_load_is_what_stands_on_the_wheel(tmp_path: Path) -> None:
+async def test_load_counts_the_tasks_on_the_wheel(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         for delay_ms, count in ((5_000, 2), (65_000, 3), (DAY_MS, 4)):
@@ -215,7 +215,7 @@ async def test_the_load_is_what_stands_on_the_wheel(tmp_path: Path) -> None:
         ({"hours": 3}, "hours"),
     ],
 )
-async def test_a_load_that_cannot_be_asked_for(
+async def test_an_invalid_load_request_is_refused(
     tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     async with InProcess(tmp_path) as daemon:
@@ -223,7 +223,7 @@ async def test_a_load_that_cannot_be_asked_for(
         assert code == "bad_request" and words in message
 
 
-async def test_a_task_with_a_rule_for_its_key_has_its_window_too(tmp_path: Path) -> None:
+async def test_a_task_with_a_coalescing_rule_can_have_a_window(tmp_path: Path) -> None:
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", 60_000)] * 50)
