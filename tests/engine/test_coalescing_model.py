@@ -510,7 +510,7 @@ def some_rule(rnd: random.Random) -> Coalescing | None:
 
 @pytest.mark.parametrize("steps", [800, pytest.param(4_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_long_life(seed: int, steps: int) -> None:
+def test_a_long_random_run_matches_the_model(seed: int, steps: int) -> None:
     """Everything that can happen happens, and often."""
     rnd, machine, seen = random.Random(seed), CoalescingMachine(), Counter[str]()
     judged = machine.judge

@@ -20,7 +20,7 @@ def test_every_group_gets_every_task(rig: Rig) -> None:
     assert {name: one.id for name, one in got.items()} == {"a": task_id, "b": task_id}
 
 
-def test_the_first_group_gets_what_was_due_before_it_existed(rig: Rig) -> None:
+def test_the_first_group_gets_tasks_due_before_it(rig: Rig) -> None:
     sent = [rig.enqueue(), rig.enqueue(priority=3)]
     rig.fire()
     rig.after(1_000).fire()
@@ -29,7 +29,7 @@ def test_the_first_group_gets_what_was_due_before_it_existed(rig: Rig) -> None:
     assert sorted(one.id for one in rig.tick()) == sent
 
 
-def test_a_later_group_gets_what_comes_due_from_then_on(rig: Rig) -> None:
+def test_a_later_group_gets_tasks_due_after_it(rig: Rig) -> None:
     rig.subscribe(group="first", prefetch=0)
     rig.enqueue()
     rig.fire()
@@ -39,7 +39,7 @@ def test_a_later_group_gets_what_comes_due_from_then_on(rig: Rig) -> None:
     assert rig.after(10).one().id == both
 
 
-def test_a_group_made_in_the_millisecond_of_a_task_that_has_fired_is_not_owed_it(rig: Rig) -> None:
+def test_a_group_made_in_the_millisecond_of_a_fired_task_misses_it(rig: Rig) -> None:
     rig.subscribe(group="first", prefetch=0)
     task_id = rig.enqueue()
     rig.fire()
@@ -97,7 +97,7 @@ def test_each_group_has_its_own_attempts(rig: Rig) -> None:
     assert (again.group.name, again.attempt) == ("a", 2)
 
 
-def test_retries_of_two_groups_that_wait_for_one_millisecond_both_come(rig: Rig) -> None:
+def test_retries_of_two_groups_in_one_millisecond_both_run(rig: Rig) -> None:
     rig.subscribe_all("ab")
     rig.enqueue()
     for one in rig.tick():
@@ -105,7 +105,7 @@ def test_retries_of_two_groups_that_wait_for_one_millisecond_both_come(rig: Rig)
     assert sorted(by_group(rig.after(100).tick())) == ["a", "b"]
 
 
-def test_the_retry_of_one_group_does_not_disturb_another_that_waits_longer(rig: Rig) -> None:
+def test_a_groups_retry_does_not_affect_another_groups(rig: Rig) -> None:
     rig.subscribe_all("ab")
     rig.enqueue()
     got = by_group(rig.tick())
@@ -116,7 +116,7 @@ def test_the_retry_of_one_group_does_not_disturb_another_that_waits_longer(rig: 
     assert rig.after(100).one().group.name == "b"
 
 
-def test_a_dead_letter_of_one_group_keeps_the_task_until_it_is_dealt_with(rig: Rig) -> None:
+def test_a_groups_dead_letter_keeps_the_task(rig: Rig) -> None:
     rig.subscribe_all("ab")
     task_id = rig.enqueue()
     got = by_group(rig.tick())
@@ -166,7 +166,7 @@ def test_a_deleted_dead_letter_leaves_the_task_to_the_others(rig: Rig) -> None:
     assert rig.rows.is_empty()
 
 
-def test_two_dead_letters_of_one_task_are_two(rig: Rig) -> None:
+def test_each_group_has_its_own_dead_letter_of_a_task(rig: Rig) -> None:
     rig.subscribe_all("ab")
     task_id = rig.enqueue()
     for one in rig.tick():
@@ -179,7 +179,7 @@ def test_two_dead_letters_of_one_task_are_two(rig: Rig) -> None:
     assert rig.state(task_id) == "deleted"
 
 
-def test_a_ttl_ends_for_each_group_and_the_last_one_decides_how_the_task_ended(rig: Rig) -> None:
+def test_the_last_group_decides_how_a_task_ended(rig: Rig) -> None:
     rig.subscribe(group="a")
     slow = rig.subscribe(group="b", prefetch=0)
     task_id = rig.enqueue(ttl_ms=100)
@@ -202,7 +202,7 @@ def test_groups_have_backlogs_of_their_own(rig: Rig) -> None:
     assert (rig.group(name="a").ready_count, rig.group(name="b").ready_count) == (4, 0)
 
 
-def test_a_task_moved_before_anybody_took_it_is_owed_anew_when_it_comes_due(rig: Rig) -> None:
+def test_a_rescheduled_ready_task_is_owed_again_when_due(rig: Rig) -> None:
     rig.subscribe_all("ab", prefetch=0)
     task_id = rig.enqueue()
     rig.fire()

@@ -275,7 +275,7 @@ class OwnershipMachine(RuleBasedStateMachine):
             assert not extra, "delivered without a promise"
 
 
-def test_what_a_group_has_acked_stays_acked_for_the_next_of_its_name() -> None:
+def test_acks_outlive_a_group_recreated_under_its_name() -> None:
     """The last that owes the task is deleted before the replay of the new group comes to it."""
     machine = OwnershipMachine()
     machine.begin(first="c", second="a")

@@ -140,7 +140,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 # A priority that was emptied, put back and emptied again.
 @example(73, ["lease", "withdraw", "come", "lease", "lease", "age"])
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(STEPS), max_size=60))
-def test_what_is_ready_is_handed_out_once(seed: int, steps: list[str]) -> None:
+def test_ready_tasks_are_taken_once(seed: int, steps: list[str]) -> None:
     run(seed, steps)
 
 
@@ -155,7 +155,7 @@ def test_a_queue_that_nobody_takes_from_does_not_grow() -> None:
     slow.drain()
 
 
-def test_the_age_is_not_that_of_those_that_left() -> None:
+def test_the_age_ignores_tasks_that_left() -> None:
     group = Group(Topic("t"), "g", 0)
     for task_id in range(100):
         group.ready.push(task_id, 0, 1_000 * task_id)

@@ -50,7 +50,9 @@ MODES = (
     "[args0-None-416]"
 )
 GIVEN_UP = "tests/server/test_reshard.py::test_a_check_refuses_superseded_databases[1]"
-COALESCING_MODEL = "tests/engine/test_coalescing_model.py::test_a_long_life[1-800]"
+COALESCING_MODEL = (
+    "tests/engine/test_coalescing_model.py::test_a_long_random_run_matches_the_model[1-800]"
+)
 
 # What is answered is durable, and a resend is harmless.
 LOST = (
@@ -222,25 +224,21 @@ DELIVERED = (
         "a-death-is-a-failure",
         "a consumer that is killed uses up the retries of what it had",
         {"Past.with_failure": (condition("is_death", "False"),)},
-        ("tests/engine/test_engine_deaths.py::test_a_death_is_no_failure_and_is_waited_for",),
+        (
+            "tests/engine/test_engine_deaths.py::test_a_death_counts_apart_from_failures_and_delays_the_retry",
+        ),
     ),
     Bug(
         "another-connection-is-kept-free",
         "a connection is kept free for a lone task while another one is",
         {"Apart.keep_free": (condition("keep", "presence.kept_for is None"),)},
-        (
-            "tests/engine/test_engine_deaths.py::"
-            "test_a_row_that_is_read_keeps_one_connection_free_and_not_each_in_turn",
-        ),
+        ("tests/engine/test_engine_deaths.py::test_a_suspect_being_read_reserves_one_connection",),
     ),
     Bug(
         "once-is-not-finished-first",
         "an at-most-once delivery is written at once and stays unfinished",
         {"Leasing._handed": (condition("at_most_once", "False"),)},
-        (
-            "tests/engine/test_engine_kinds.py"
-            "::test_the_end_is_durable_before_the_delivery_is_written",
-        ),
+        ("tests/engine/test_engine_kinds.py::test_at_most_once_ends_durably_before_the_delivery",),
     ),
     Bug(
         "a-missing-row-is-answered-as-gone",
@@ -323,7 +321,7 @@ FENCED = (
         "receipts-begin-anew-with-a-requeue",
         "a late answer to a delivery of before ends the work of whoever has the task now",
         {"DeadLetters.requeue": (dropped("begins_anew"),)},
-        ("tests/engine/test_engine_receipts.py::test_no_two_deliveries_have_one_receipt",),
+        ("tests/engine/test_engine_receipts.py::test_receipts_are_unique",),
     ),
 )
 
@@ -360,7 +358,7 @@ OWED = (
         {
             "KeyHolders.done": (replaced("goes_on", "self.durable(marks, 0)"),),
         },
-        (ORDERING + "the_next_one_comes_when_the_end_of_the_one_before_is_durable",),
+        (ORDERING + "the_next_task_of_a_key_waits_for_the_durable_ack",),
     ),
     Bug(
         "a-key-queue-in-order-of-arrival",
@@ -379,8 +377,8 @@ OWED = (
         "what an operator has stopped is handed out after a crash",
         {"Recovery.records": (dropped("key_control"),)},
         (
-            KEY_PAUSES + "tasks_of_a_paused_key_are_not_handed_out_until_it_is_resumed[crash]",
-            KEY_PAUSES + "tasks_of_a_paused_value_are_not_handed_out_until_it_is_resumed[crash]",
+            KEY_PAUSES + "tasks_of_a_paused_key_wait_for_its_resume[crash]",
+            KEY_PAUSES + "tasks_of_a_paused_value_wait_for_its_resume[crash]",
         ),
     ),
     Bug(
@@ -395,7 +393,7 @@ OWED = (
         {
             "FairShares._has_place": (instead("called + share.in_flight", "share.in_flight"),),
         },
-        (ORDERING + "no_more_than_so_many_of_a_value_are_in_flight",),
+        (ORDERING + "limit_each_limits_tasks_in_flight_per_value",),
     ),
     Bug(
         "owing-goes-by-due-times-alone",
@@ -405,8 +403,8 @@ OWED = (
             "Ownership.assign": (without("since_id"),),
         },
         (
-            OWNERSHIP + "what_is_enqueued_after_a_group_is_its_own_whatever_the_clock_says",
-            OWNERSHIP + "a_takeover_by_another_clock_changes_nothing",
+            OWNERSHIP + "tasks_enqueued_after_a_group_belong_to_it_despite_the_clock",
+            OWNERSHIP + "a_takeover_with_another_clock_keeps_ownership",
         ),
     ),
     Bug(
@@ -414,7 +412,7 @@ OWED = (
         "what a replay has not reached ends with the last group that had it",
         {"Ownership._goes_on": (condition("heirs", "True"),)},
         (
-            OWNERSHIP + "what_a_replay_has_not_reached_outlives_its_other_groups",
+            OWNERSHIP + "unreplayed_tasks_outlive_their_other_groups",
             "tests/engine/test_ownership_model.py::TestOwnershipAtLength",
         ),
     ),
@@ -422,7 +420,7 @@ OWED = (
         "what-is-given-again-is-everybodys",
         "a task that stands for another, by a reset, comes to all groups",
         {"Firing.make_ready": (condition("replayed", "False"),)},
-        ("tests/engine/test_resets.py::test_only_the_group_that_it_names_gets_it[b-False]",),
+        ("tests/engine/test_resets.py::test_a_replayed_task_goes_only_to_its_group[b-False]",),
     ),
     Bug(
         "unknown-passes",
@@ -521,7 +519,9 @@ TOGETHER = (
         {
             "Schedules._advance": (dropped("put"),),
         },
-        ("tests/engine/test_engine_schedules.py::test_the_task_and_the_advance_are_one_batch",),
+        (
+            "tests/engine/test_engine_schedules.py::test_a_run_and_its_schedules_advance_are_one_batch",
+        ),
     ),
     Bug(
         "a-refused-run-is-lost",
@@ -529,10 +529,7 @@ TOGETHER = (
         {
             "Intake._undo_runs": (instead("schedule_heap.undo", "schedule_heap.landed"),),
         },
-        (
-            "tests/engine/test_engine_schedules.py"
-            "::test_a_refused_batch_undoes_the_run_which_comes_again",
-        ),
+        ("tests/engine/test_engine_schedules.py::test_a_run_in_a_refused_batch_is_repeated",),
     ),
     Bug(
         "a-bulk-whose-place-is-not-stored-with-its-step",
@@ -575,14 +572,14 @@ TOGETHER = (
         {"DeadLetters.is_over": (instead("now_ms >= end_ms", "False"),)},
         (
             "tests/engine/test_engine_failures.py::"
-            "test_a_dead_letter_whose_ttl_is_over_stays_when_it_is_requeued",
+            "test_a_dead_letter_with_an_expired_ttl_is_not_requeued",
         ),
     ),
     Bug(
         "new-ttl-is-not-written",
         "a requeued task has its new time to live until a restart",
         {"DeadLetters._live_on": (instead("core.write(row, is_moved=False)", "None"),)},
-        ("tests/engine/test_engine_failures.py::test_a_new_ttl_holds_in_all_groups_of_the_task",),
+        ("tests/engine/test_engine_failures.py::test_a_new_ttl_applies_to_all_groups_of_the_task",),
     ),
     Bug(
         "restore-begins-too-late",
@@ -670,10 +667,7 @@ ALLOWED = (
         "a-cookie-counts-alone",
         "a page on another port of the host acts as whoever is logged in",
         {"Api._principal": (condition("CONSOLE_HEADER", "True"),)},
-        (
-            "tests/server/http/test_sessions.py"
-            "::test_a_cookie_counts_for_nothing_without_our_header[/v1/stats]",
-        ),
+        ("tests/server/http/test_sessions.py::test_a_cookie_needs_the_console_header[/v1/stats]",),
     ),
     Bug(
         "a-token-goes-where-there-is-no-tls",
@@ -730,10 +724,7 @@ BOUNDED = (
         "a-piece-of-frames-in-one-go",
         "tens of thousands of small frames that come together hold up everybody",
         {"Connection._handle_all": (without("is_over"),)},
-        (
-            "tests/server/tcp/test_turns.py"
-            "::test_a_piece_of_many_frames_is_looked_at_a_share_at_a_time[1-lists]",
-        ),
+        ("tests/server/tcp/test_turns.py::test_a_large_read_is_handled_in_shares[1-lists]",),
     ),
     Bug(
         "schedules-are-decided-of-until-all-are",
@@ -741,7 +732,7 @@ BOUNDED = (
         {"Schedules.fire": (without("steps_left"),)},
         (
             "tests/engine/test_engine_schedules.py"
-            "::test_a_clock_that_jumps_ahead_is_made_up_for_in_slices[3600000-all]",
+            "::test_catch_up_after_a_clock_jump_is_sliced[3600000-all]",
         ),
     ),
 )
@@ -814,10 +805,7 @@ NODES = (
 
 # A client leaves a daemon without a lease for the one that leads now, and troubles nobody else.
 MOVING = "tests/client/test_shards_moving.py::test_"
-UNREAD = (
-    "tests/server/http/test_gateway.py"
-    "::test_a_stream_that_nobody_reads_takes_a_bounded_number_of_bytes"
-)
+UNREAD = "tests/server/http/test_gateway.py::test_an_unread_stream_uses_bounded_memory"
 NAMES = "tests/client/test_shards_names.py::test_"
 BESIDE = (
     Bug(
@@ -874,7 +862,7 @@ CLIENTS = (
         "a-goodbye-that-fails-what-is-in-hand",
         "what a client did not settle before its goodbye counts as a failed attempt",
         {"Producing.leave": (dropped("release_all"),)},
-        ("tests/server/tcp/test_deaths.py::test_who_says_goodbye_gives_back_what_is_in_hand",),
+        ("tests/server/tcp/test_deaths.py::test_bye_releases_the_deliveries",),
     ),
     Bug(
         "a-text-that-cannot-be-sent",
