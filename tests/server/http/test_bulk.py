@@ -57,7 +57,7 @@ async def test_an_error_names_its_line_as_an_editor_counts_them(
     assert rig.core.tasks == 702
 
 
-async def test_an_error_that_ends_the_stream_names_the_line_where_it_ended(rig: HttpRig) -> None:
+async def test_an_error_ending_the_stream_names_its_line(rig: HttpRig) -> None:
     most = rig.settings.http_body_bytes
     stream = begin(rig)
     stream.send(lines({"topic": "t"}, {"topic": "t"}))
@@ -90,7 +90,7 @@ async def test_an_answer_waits_for_its_batch(rig: HttpRig) -> None:
     assert len((await stream.done()).lines) == 1
 
 
-async def test_a_wrong_line_is_answered_and_the_others_are_taken(rig: HttpRig) -> None:
+async def test_an_invalid_line_does_not_affect_the_others(rig: HttpRig) -> None:
     data = (
         lines({"topic": "t", "body": "1"}, {"topic": "no topic"}, {"topic": "t", "body": "2"})
         + b"{nonsense\n\n"
@@ -116,7 +116,7 @@ async def test_a_line_has_a_limit(rig: HttpRig) -> None:
     assert len(response.lines) == 2 and rig.api._room.bytes == 0
 
 
-async def test_a_client_that_does_not_read_its_answers_is_not_read_from(rig: HttpRig) -> None:
+async def test_a_client_that_does_not_read_is_throttled(rig: HttpRig) -> None:
     stream = begin(rig)
     await stream.until(lambda response: response.status)
     stream.reads.clear()
@@ -131,7 +131,7 @@ async def test_a_client_that_does_not_read_its_answers_is_not_read_from(rig: Htt
     assert len((await stream.done()).lines) == 25_000
 
 
-async def test_a_client_that_goes_leaves_whole_lines_behind(rig: HttpRig) -> None:
+async def test_a_disconnected_client_leaves_only_whole_lines(rig: HttpRig) -> None:
     stream = begin(rig)
     stream.send(lines({"topic": "t"}) + b'{"topic":')
     await rig.until(lambda: rig.core.tasks == 1)
@@ -140,7 +140,7 @@ async def test_a_client_that_goes_leaves_whole_lines_behind(rig: HttpRig) -> Non
     assert not rig.shard.callers
 
 
-async def test_a_stream_of_lines_is_no_request_to_repeat(rig: HttpRig) -> None:
+async def test_a_stream_of_lines_refuses_an_idempotency_key(rig: HttpRig) -> None:
     response = await rig.call(
         "POST", "/v1/tasks", lines({"topic": "t"}), content_type=NDJSON, idempotency_key="a"
     )
@@ -150,7 +150,7 @@ async def test_a_stream_of_lines_is_no_request_to_repeat(rig: HttpRig) -> None:
 # --- packed --------------------------------------------------------------------------------------
 
 
-async def test_bodies_may_be_packed(rig: HttpRig) -> None:
+async def test_request_bodies_can_be_compressed(rig: HttpRig) -> None:
     task = gzip.compress(json.dumps({"topic": "t", "body": "x" * 100_000}).encode())
     response = await rig.call(
         "POST", "/v1/tasks", task, content_type="application/json", content_encoding="gzip"
@@ -173,7 +173,7 @@ async def test_bodies_may_be_packed(rig: HttpRig) -> None:
     ],
     ids=["a bomb", "cut short", "goes on", "not packed"],
 )
-async def test_a_packed_bomb_and_what_is_not_packed(
+async def test_decompression_bombs_and_invalid_data_are_refused(
     rig: HttpRig, data: bytes, status: int, text: str
 ) -> None:
     for content_type in ("application/json", "text/plain"):
@@ -185,12 +185,12 @@ async def test_a_packed_bomb_and_what_is_not_packed(
     assert rig.api._room.bytes == 0 and rig.core.tasks == 0
 
 
-async def test_another_packing_is_not_taken(rig: HttpRig) -> None:
+async def test_an_unknown_content_encoding_is_refused(rig: HttpRig) -> None:
     response = await rig.call("POST", "/v1/tasks", {"topic": "t"}, content_encoding="br")
     assert (response.status, response.json["code"]) == (415, "unsupported_media_type")
 
 
-async def test_answers_are_packed_for_those_who_take_it(rig: HttpRig) -> None:
+async def test_answers_are_compressed_on_request(rig: HttpRig) -> None:
     await rig.post("/v1/tasks", {"topic": "t", "body": "x" * 200_000, "delay_ms": 9_000})
     plain = await rig.call("GET", "/v1/tasks")
     assert "content-encoding" not in plain.headers
@@ -214,7 +214,7 @@ async def body_and_properties(rig: HttpRig, task_id: str) -> tuple[Any, Any]:
     return task.get("body", task.get("body_base64")), task["properties"]
 
 
-async def test_a_binary_event(rig: HttpRig) -> None:
+async def test_a_binary_event_becomes_a_task(rig: HttpRig) -> None:
     headers = {f"ce-{name}": value for name, value in EVENT.items()}
     headers |= {"ce-subject": "caf%C3%A9", "content-type": "application/json"}
     for path, topic in (
@@ -244,7 +244,9 @@ async def test_a_binary_event(rig: HttpRig) -> None:
         ({"data": {"n": 1}, "datacontenttype": "application/vnd.a+json;v=1"}, '{"n": 1}'),
     ],
 )
-async def test_a_structured_event(rig: HttpRig, event: dict[str, Any], body: str) -> None:
+async def test_a_structured_event_becomes_a_task(
+    rig: HttpRig, event: dict[str, Any], body: str
+) -> None:
     found = await rig.post(
         "/v1/topics/orders/tasks",
         json.dumps(EVENT | event, ensure_ascii=False).encode(),
@@ -253,7 +255,7 @@ async def test_a_structured_event(rig: HttpRig, event: dict[str, Any], body: str
     assert (await body_and_properties(rig, found["id"]))[0] == body
 
 
-async def test_a_batch_of_events(rig: HttpRig) -> None:
+async def test_a_batch_of_events_becomes_tasks(rig: HttpRig) -> None:
     batch = [EVENT | {"id": str(n), "data": n} for n in range(3)]
     found = await rig.post(
         "/v1/tasks", json.dumps(batch).encode(),
@@ -275,7 +277,7 @@ def attributes_of(event: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("_", "event"), OF_OTHERS["valid"])
-async def test_events_that_conform_are_taken(rig: HttpRig, _: str, event: dict[str, Any]) -> None:
+async def test_conforming_events_are_accepted(rig: HttpRig, _: str, event: dict[str, Any]) -> None:
     found = await rig.post("/v1/topics/orders/tasks", json.dumps(event).encode(), content_type=KIND)
     body, properties = await body_and_properties(rig, found["id"])
     assert properties == attributes_of(event) and body == event.get("data", "")
@@ -289,7 +291,7 @@ async def test_events_that_conform_are_taken(rig: HttpRig, _: str, event: dict[s
 
 
 @pytest.mark.parametrize(("_", "event"), OF_OTHERS["invalid"])
-async def test_events_that_do_not_conform_are_refused(
+async def test_nonconforming_events_are_refused(
     rig: HttpRig, _: str, event: dict[str, Any]
 ) -> None:
     for batch in (event, [event], [EVENT, event]):
@@ -316,7 +318,7 @@ async def test_batches_that_conform_are_taken_and_others_refused(rig: HttpRig) -
 
 
 @pytest.mark.parametrize(("event", "headers", "body"), OF_OTHERS["examples"])
-async def test_examples_of_the_specification_are_one_event_in_both_modes(
+async def test_specification_examples_are_equal_in_both_modes(
     rig: HttpRig, event: dict[str, Any], headers: dict[str, str], body: str
 ) -> None:
     path = "/v1/topics/orders/tasks"
@@ -330,7 +332,7 @@ async def test_examples_of_the_specification_are_one_event_in_both_modes(
 
 
 @pytest.mark.parametrize(("headers", "sent", "attributes", "data"), OF_OTHERS["messages"])
-async def test_messages_are_the_events_that_others_read(
+async def test_messages_equal_those_of_other_implementations(
     rig: HttpRig, headers: dict[str, str], sent: str, attributes: dict[str, str], data: str
 ) -> None:
     found = await rig.post("/v1/topics/orders/tasks", sent.encode(), **headers)
@@ -340,7 +342,7 @@ async def test_messages_are_the_events_that_others_read(
 
 
 @pytest.mark.parametrize(("header", "attribute"), OF_OTHERS["headers"])
-async def test_headers_are_decoded_as_the_binding_has_it(
+async def test_headers_are_decoded_as_the_binding_specifies(
     rig: HttpRig, header: str, attribute: str | None
 ) -> None:
     headers = {f"ce-{name}": value for name, value in EVENT.items()} | {"ce-subject": header}
@@ -352,7 +354,7 @@ async def test_headers_are_decoded_as_the_binding_has_it(
         assert properties["ce-subject"] == attribute
 
 
-async def test_the_partition_key_of_an_event_is_the_order_key_of_its_task(rig: HttpRig) -> None:
+async def test_an_events_partition_key_is_the_order_key(rig: HttpRig) -> None:
     event = json.dumps(EVENT | {"partitionkey": "customer 7"}).encode()
     path = "/v1/topics/orders/tasks"
     for headers, expected in (
@@ -369,7 +371,7 @@ async def test_the_partition_key_of_an_event_is_the_order_key_of_its_task(rig: H
     assert (await rig.call("GET", f"/v1/tasks/{found['id']}")).json["order_key"] == "café"
 
 
-async def test_data_reaches_the_consumer_as_the_bytes_that_were_sent(rig: HttpRig) -> None:
+async def test_event_data_is_delivered_byte_for_byte(rig: HttpRig) -> None:
     """A parser would round numbers, drop repeated members and refuse a number beyond a double."""
     head = json.dumps(EVENT)[:-1].encode()
     for data in (
@@ -513,7 +515,7 @@ async def test_an_event_with_a_member_twice_is_refused(rig: HttpRig, text: str) 
         ([], "Expected `object`"),
     ],
 )
-async def test_what_is_wrong_with_an_event_is_said(rig: HttpRig, event: Any, text: str) -> None:
+async def test_invalid_events_name_the_problem(rig: HttpRig, event: Any, text: str) -> None:
     data = json.dumps(event).encode()
     response = await rig.call("POST", "/v1/topics/t/tasks", data, content_type=KIND)
     assert response.status == 400 and text in response.json["detail"], response.body

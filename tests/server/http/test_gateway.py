@@ -169,7 +169,7 @@ async def test_a_task_goes_to_its_shard_and_is_found_from_there(hall: Hall) -> N
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_task_is_explained_by_its_shard_or_by_that_being_away(hall: Hall) -> None:
+async def test_explain_asks_the_shard_or_names_its_absence(hall: Hall) -> None:
     ids = await hall.fill()
     client = await hall.shards.client().connect()
     await client.pause("t")
@@ -188,7 +188,7 @@ async def test_a_task_is_explained_by_its_shard_or_by_that_being_away(hall: Hall
     assert (await hall.get(f"/v1/tasks/{ids[2]}/explanation"))["cause"] == "topic_paused"
 
 
-async def test_what_changes_tasks_finds_each_where_it_is(hall: Hall) -> None:
+async def test_changes_reach_each_task_in_its_shard(hall: Hall) -> None:
     ids = await hall.fill()
     words = await hall.post("/v1/cancellations", {"ids": ids[:4]})
     assert words["results"] == [{"id": one, "result": "cancelled"} for one in ids[:4]]
@@ -201,7 +201,7 @@ async def test_what_changes_tasks_finds_each_where_it_is(hall: Hall) -> None:
     assert (gone.status, gone.json["code"]) == (404, "not_found")
 
 
-async def test_many_tasks_of_one_request_are_answered_in_their_order(hall: Hall) -> None:
+async def test_answers_keep_the_order_of_a_request(hall: Hall) -> None:
     tasks = [
         {"topic": "t", "body": str(n), "delay_ms": HOUR_MS, "key": key_in(n % 3, 3, f"k{n}-")}
         for n in range(12)
@@ -222,7 +222,9 @@ async def test_many_tasks_of_one_request_are_answered_in_their_order(hall: Hall)
 @pytest.mark.parametrize(
     "task", [{"priority": 2**70}, {"priority": 900}, {"ttl_ms": -5}, {"tag": "x" * 10_000}]
 )
-async def test_a_wrong_task_harms_no_other_one(hall: Hall, task: dict[str, Any]) -> None:
+async def test_an_invalid_task_does_not_affect_other_requests(
+    hall: Hall, task: dict[str, Any]
+) -> None:
     good = hall.begin("POST", "/v1/tasks", {"topic": "t", "delay_ms": HOUR_MS})
     wrong = hall.begin("POST", "/v1/tasks", {"topic": "t", "delay_ms": HOUR_MS, **task})
     await soon(asyncio.gather(good.task, wrong.task))
@@ -231,7 +233,7 @@ async def test_a_wrong_task_harms_no_other_one(hall: Hall, task: dict[str, Any])
     assert next(iter(task)) in wrong.response.json["detail"] or 2**70 in task.values()
 
 
-async def test_too_much_for_a_frame_is_refused_before_it_is_sent(
+async def test_a_request_over_the_frame_limit_is_refused(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = [{"topic": "t", "body": "x" * 900_000, "delay_ms": HOUR_MS}] * 5
@@ -270,7 +272,7 @@ OTHER: dict[int, dict[str, Any]] = {
 """What makes another payload of one, by how many fields it has."""
 
 
-async def test_a_wrong_request_with_an_idempotency_key_keeps_nothing(hall: Hall) -> None:
+async def test_an_invalid_request_leaves_its_idempotency_key_free(hall: Hall) -> None:
     wrong = {"topic": "t", "priority": 900}
     for _ in range(2):
         answer = await hall.refused("POST", "/v1/tasks", wrong, idempotency_key="k")
@@ -290,7 +292,7 @@ async def test_tasks_are_listed_page_by_page_in_both_directions(hall: Hall) -> N
         assert await hall.pages(newest, "tasks", lambda it: it["id"]) == ids[::-1]
 
 
-async def test_a_list_ends_where_not_all_shards_are_known(hall: Hall) -> None:
+async def test_a_listing_of_one_full_shard_pages_correctly(hall: Hall) -> None:
     """One shard has all tasks, the pages of the others are empty."""
     key = key_in(1, COUNT)
     ids = [
@@ -343,7 +345,7 @@ async def test_consumers_are_listed_shard_by_shard(hall: Hall) -> None:
     assert len(found) == 2 * COUNT
 
 
-async def test_bulk_operations_are_one_in_all_shards(hall: Hall) -> None:
+async def test_a_bulk_operation_runs_in_all_shards(hall: Hall) -> None:
     await hall.fill()
     asked = {"kind": "cancel", "topic": "t"}
     trial = await hall.post("/v1/bulk-previews", asked)
@@ -392,7 +394,7 @@ async def test_half_tasks_are_kept_in_the_shard_of_the_first(hall: Hall) -> None
     assert [shard_of(one) for one in committed["ids"]] == [2, 2]
 
 
-async def test_the_overview_is_of_all_shards(hall: Hall) -> None:
+async def test_overview_covers_all_shards(hall: Hall) -> None:
     await hall.fill()
     client = await hall.shards.client().connect()
     for shard in range(2):
@@ -410,14 +412,14 @@ async def test_the_overview_is_of_all_shards(hall: Hall) -> None:
     await soon(watching.task)
 
 
-async def test_the_history_of_all_is_empty_where_none_is_kept(hall: Hall) -> None:
+async def test_history_without_a_store_is_empty(hall: Hall) -> None:
     [task_id, *_] = await hall.fill()
     story = await hall.get(f"/v1/tasks/{task_id}/history")
     assert story == {"events": [], "is_kept": False, "complete": True}
     assert (await hall.get("/v1/history/tasks?key=k"))["tasks"] == []
 
 
-async def test_files_and_the_document_are_here_too(hall: Hall) -> None:
+async def test_console_files_and_openapi_are_served(hall: Hall) -> None:
     assert (await hall.call("GET", "/openapi.json")).body == as_sent(60_000)[0]  # as of one shard
     page = await hall.call("GET", "/console/")
     assert page.status == 200 and b"<title>" in page.body
@@ -455,7 +457,7 @@ async def test_deliveries_of_all_shards_are_pulled_and_settled(hall: Hall) -> No
     assert wrong.json["code"] == "bad_request"
 
 
-async def test_a_pull_waits_for_the_first_shard_that_has_something(hall: Hall) -> None:
+async def test_a_pull_waits_for_the_first_shard_with_tasks(hall: Hall) -> None:
     await hall.call("PUT", "/v1/topics/t/groups/g", {})
     waiting = hall.begin("POST", "/v1/topics/t/pull", {"group": "g", "wait_ms": 30_000})
     await hall.shards.settle()
@@ -464,7 +466,7 @@ async def test_a_pull_waits_for_the_first_shard_that_has_something(hall: Hall) -
     assert [one["body"] for one in waiting.response.json["deliveries"]] == ["late"]
 
 
-async def test_a_pull_that_is_left_takes_nothing(hall: Hall) -> None:
+async def test_an_abandoned_pull_takes_no_tasks(hall: Hall) -> None:
     await hall.call("PUT", "/v1/topics/t/groups/g", {})
     waiting = hall.begin("POST", "/v1/topics/t/pull", {"group": "g", "wait_ms": 30_000})
     await hall.shards.settle()
@@ -475,7 +477,7 @@ async def test_a_pull_that_is_left_takes_nothing(hall: Hall) -> None:
     assert [one["body"] for one in again["deliveries"]] == ["mine"]
 
 
-async def test_a_stream_has_deliveries_of_all_shards_until_it_is_left(hall: Hall) -> None:
+async def test_a_stream_delivers_from_all_shards(hall: Hall) -> None:
     await hall.call("PUT", "/v1/topics/t/groups/g", {})
     stream = hall.begin(
         "GET", "/v1/topics/t/deliveries?group=g&credit=30", accept="text/event-stream"
@@ -503,7 +505,7 @@ async def test_a_stream_has_deliveries_of_all_shards_until_it_is_left(hall: Hall
     assert {one["id"] for one in left} == {one["id"] for one in said[3:]}
 
 
-async def test_a_stream_of_lines_and_one_that_is_refused(hall: Hall) -> None:
+async def test_streams_of_lines_and_refused_streams(hall: Hall) -> None:
     await hall.call("PUT", "/v1/topics/t/groups/g", {"tags": "a"})
     refused = await hall.refused("GET", "/v1/topics/t/deliveries?group=g&tags=b")
     assert refused.json["code"] == "conflict" and "filter" in refused.json["detail"]
@@ -593,7 +595,7 @@ async def files(hall: Hall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return Files(hall, tmp_path, monkeypatch)
 
 
-async def test_a_restore_is_one_of_all_shards_each_with_its_own_files(files: Files) -> None:
+async def test_a_restore_covers_all_shards_with_separate_files(files: Files) -> None:
     made = await files.begin()
     assert (made["state"], made["of_shards"], made["report"]) == ("running", COUNT, None)
     for shard in range(COUNT):
@@ -626,7 +628,7 @@ async def test_a_restore_is_one_of_all_shards_each_with_its_own_files(files: Fil
     assert (none.status, none.json["code"]) == (404, "not_found")
 
 
-async def test_its_report_is_of_all_shards(files: Files) -> None:
+async def test_a_restore_report_covers_all_shards(files: Files) -> None:
     made = await files.begin("all.db")
     found = await files.ended(made["id"])
     assert (found["state"], found["error"]) == ("done", None)
@@ -639,7 +641,7 @@ async def test_its_report_is_of_all_shards(files: Files) -> None:
     assert [one["shard"] for one in found["shards"]] == [0, 1, 2]
 
 
-async def test_one_that_fails_in_one_shard_has_failed_there(files: Files) -> None:
+async def test_a_restore_failing_in_one_shard_is_reported(files: Files) -> None:
     made = await files.begin("half.db")
     found = await files.ended(made["id"])
     assert found["state"] == "failed"
@@ -648,7 +650,7 @@ async def test_one_that_fails_in_one_shard_has_failed_there(files: Files) -> Non
     assert found["report"]["restored"] == 22, "what the others have restored"
 
 
-async def test_where_one_shard_refuses_the_others_are_cancelled_and_it_is_said(
+async def test_a_refusal_by_one_shard_cancels_the_restore(
     files: Files,
 ) -> None:
     files.of(2, "new").write_bytes(b"it is there")
@@ -677,7 +679,7 @@ async def test_where_one_shard_refuses_the_others_are_cancelled_and_it_is_said(
         assert (answer.status, answer.json["code"]) == (400, "bad_request"), name
 
 
-async def test_where_one_shard_is_away_none_begins(impatient: None, files: Files) -> None:
+async def test_an_unavailable_shard_prevents_a_restore(impatient: None, files: Files) -> None:
     files.hall.shards.lose(2)
     await files.hall.shards.settle()
     answer = await files.refused(backup="a.db")
@@ -687,7 +689,7 @@ async def test_where_one_shard_is_away_none_begins(impatient: None, files: Files
     assert files.states() == [[]] * COUNT
 
 
-async def test_what_may_have_begun_is_cancelled_or_it_is_said_where_it_goes_on(
+async def test_a_restore_with_an_unknown_start_is_cancelled_or_named(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask, cancel = client_shards.Shards._ask, backups.Restores.cancel
@@ -719,7 +721,7 @@ async def test_what_may_have_begun_is_cancelled_or_it_is_said_where_it_goes_on(
     assert files.states()[1][0] == "cancelled"
 
 
-async def test_what_one_shard_has_begun_at_its_own_port_is_its_own(files: Files) -> None:
+async def test_a_restore_begun_at_one_shard_is_separate(files: Files) -> None:
     wanted = NewRestore(into="x-shard-1.db", backup="a-shard-1.db", history=False)
     one = await files.known(1).begin(wanted)
     [listed] = (await files.hall.get("/v1/restores"))["restores"]
@@ -730,7 +732,7 @@ async def test_what_one_shard_has_begun_at_its_own_port_is_its_own(files: Files)
     assert (await files.hall.call("DELETE", f"/v1/restores/{one.id}")).json["state"] == "cancelled"
 
 
-async def test_tasks_that_are_named_are_restored_by_their_shards(files: Files) -> None:
+async def test_named_tasks_are_restored_by_their_shards(files: Files) -> None:
     made = await files.begin(ids=["1026", "2048", "3074"])  # of shards 2, 0 and 2
     assert (made["of_shards"], made["into"]) == (2, "new-shard-0.db, new-shard-2.db")
     assert [one["shard"] for one in made["shards"]] == [0, 2]
@@ -738,7 +740,7 @@ async def test_tasks_that_are_named_are_restored_by_their_shards(files: Files) -
     assert files.states()[1] == []
 
 
-async def test_what_a_shard_has_forgotten_is_no_success(files: Files) -> None:
+async def test_a_restore_forgotten_by_a_shard_is_not_successful(files: Files) -> None:
     made = await files.begin("all.db")
     await files.ended(made["id"])
     files.known(1)._known.clear()  # as after a restart
@@ -751,7 +753,7 @@ async def test_what_a_shard_has_forgotten_is_no_success(files: Files) -> None:
 # --- how all are ---------------------------------------------------------------------------------
 
 
-async def test_the_status_is_of_all_shards(hall: Hall) -> None:
+async def test_status_covers_all_shards(hall: Hall) -> None:
     found = await hall.get("/v1/status")
     msgspec.json.decode(json.dumps(found), type=answer_type(Status))
     assert (found["state"], found["detail"], found["role"]) == ("ready", None, "active")
@@ -766,7 +768,7 @@ async def test_the_status_is_of_all_shards(hall: Hall) -> None:
     assert [one["state"] for one in found["statuses"]] == ["ready", "ready", "loading"]
 
 
-async def test_a_shard_that_is_away_is_in_the_status_with_its_reason(
+async def test_status_names_an_unavailable_shard_and_its_reason(
     hall: Hall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateways, "STATUS_S", 0.2)
@@ -789,9 +791,7 @@ async def test_a_shard_that_is_away_is_in_the_status_with_its_reason(
 
 
 @pytest.mark.parametrize("said", [b"12 no", b"{}", b""])
-async def test_a_callback_goes_to_the_shard_of_its_token_or_it_is_said_why_not(
-    hall: Hall, said: bytes
-) -> None:
+async def test_a_callback_goes_to_the_shard_of_its_token(hall: Hall, said: bytes) -> None:
     def path(shard: int) -> str:
         return f"/v1/callbacks/{callback_token(Callback('t', 'g', 1024 + shard, 1, 1), 'secret')}"
 
@@ -817,7 +817,7 @@ async def test_a_callback_goes_to_the_shard_of_its_token_or_it_is_said_why_not(
     assert (await hall.refused("POST", "/v1/callbacks/abc", {})).status == 404
 
 
-async def test_one_shard_that_is_away_is_named_and_the_others_go_on(
+async def test_an_unavailable_shard_is_named_and_the_others_serve(
     impatient: None, hall: Hall
 ) -> None:
     ids = await hall.fill()
@@ -869,7 +869,7 @@ def bearer(token: str) -> str:
     return f"Bearer {token}"
 
 
-async def test_each_asks_with_his_own_token(guarded: Guarded) -> None:
+async def test_each_caller_uses_its_own_token(guarded: Guarded) -> None:
     hall = guarded.hall
     for topic in ("a1", "b1"):
         for n in range(COUNT):
@@ -901,7 +901,7 @@ async def test_a_browser_logs_in_and_its_session_asks_with_that_token(guarded: G
     assert seen["partial"] is False
 
 
-async def test_what_was_shown_is_forgotten_when_it_is_not_valid_any_more(guarded: Guarded) -> None:
+async def test_invalid_tokens_are_forgotten(guarded: Guarded) -> None:
     hall = guarded.hall
     await hall.get("/v1/stats", authorization=bearer(guarded.reader))
     [principal] = hall.gateway.tokens
@@ -912,7 +912,7 @@ async def test_what_was_shown_is_forgotten_when_it_is_not_valid_any_more(guarded
     assert not hall.gateway.tokens and not hall.gateway._clients
 
 
-async def test_lines_that_come_after_the_token_was_revoked_are_told_so(guarded: Guarded) -> None:
+async def test_lines_after_a_revocation_are_answered_with_it(guarded: Guarded) -> None:
     hall, line = guarded.hall, b'{"topic":"t","delay_ms":3600000}\n'
     headers = {"content-type": "application/x-ndjson", "authorization": bearer(guarded.all)}
     stream = Request(hall.gateway, "POST", "/v1/tasks", line, headers, whole=False)
@@ -963,7 +963,7 @@ class _NoQuotas:
     def leave(self, caller: Any) -> None: ...
 
 
-async def test_the_report_is_for_whoever_may_read_all(
+async def test_the_report_needs_the_right_to_read_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "report.html").write_text("<p>all is well</p>")
@@ -1033,9 +1033,7 @@ async def test_operators_and_logins_leave_the_same_lines_at_both_doors(
 # --- clients -------------------------------------------------------------------------------------
 
 
-async def test_a_client_is_closed_when_nobody_has_asked_it_for_long(
-    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idle_clients_are_closed(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "IDLE_S", 0.0)
     monkeypatch.setattr(gateways, "LOOK_S", 0.01)
     hall = guarded.hall
@@ -1052,9 +1050,7 @@ async def test_a_client_is_closed_when_nobody_has_asked_it_for_long(
     assert "all" in left.name, "the lease of its pull lasts"
 
 
-async def test_no_more_clients_are_kept_than_the_limit(
-    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_kept_clients_are_limited(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateways, "IDLE_MAX", 1)
     hall = guarded.hall
     for token in (guarded.all, guarded.reader, guarded.all):
@@ -1071,7 +1067,7 @@ async def test_no_more_clients_are_kept_than_the_limit(
     await soon(waiting.task)
 
 
-async def test_a_client_whose_pull_is_leased_is_never_closed_for_another_token(
+async def test_a_client_with_leases_is_never_evicted(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateways, "IDLE_MAX", 1)
@@ -1090,7 +1086,7 @@ async def test_a_client_whose_pull_is_leased_is_never_closed_for_another_token(
     assert (full.status, full.json["code"]) == (429, "overloaded")
 
 
-async def test_a_stream_that_nobody_reads_takes_a_bounded_number_of_bytes(
+async def test_an_unread_stream_uses_bounded_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(gateways, "STREAM_BYTES_MAX", 300_000)
