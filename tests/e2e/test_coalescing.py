@@ -66,7 +66,7 @@ async def test_the_four_actions_over_a_kill(daemon: Daemon, client: Client) -> N
     assert (await client.stats()).topics["t"].scheduled == 102 - 3 - 1
 
 
-async def test_what_somebody_has_had_is_cancelled_for_the_new_one(
+async def test_a_delivered_task_is_cancelled_by_its_replacement(
     daemon: Daemon, client: Client
 ) -> None:
     first = await client.enqueue("t", b"old", key="k")

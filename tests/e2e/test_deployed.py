@@ -85,7 +85,7 @@ def probed(daemon: Daemon) -> dict[str, int]:
     return {name: status(daemon.http, container[name]["httpGet"]["path"]) for name in probes}
 
 
-def test_both_daemons_are_alive_and_ready_and_a_drained_one_is_replaced(
+def test_a_drained_daemon_is_replaced_by_its_standby(
     pair: tuple[Daemon, Daemon, dict[str, str]],
 ) -> None:
     leader, standby, _ = pair
@@ -121,7 +121,7 @@ def _answers(address: str) -> bool:
         return False
 
 
-async def test_a_worker_of_the_manifests_works_with_its_token_and_ends_in_time(
+async def test_a_worker_of_the_manifests_works_and_stops_in_time(
     pair: tuple[Daemon, Daemon, dict[str, str]], tmp_path: Path
 ) -> None:
     leader, standby, tokens = pair
@@ -290,7 +290,7 @@ def _store_at(daemon: Daemon) -> str:
     return str(json.loads(asked(daemon.http, "/v1/status")[1])["store_at"])
 
 
-async def test_the_cluster_of_the_compose_file_is_laid_out_and_fails_over(tmp_path: Path) -> None:
+async def test_the_cluster_of_the_compose_file_fails_over(tmp_path: Path) -> None:
     with composed("compose-cluster.yaml", tmp_path) as redis:
         nodes = redis.named("redis-")
         assert len(nodes) == 6
@@ -301,7 +301,7 @@ async def test_the_cluster_of_the_compose_file_is_laid_out_and_fails_over(tmp_pa
         await failed_over(redis, tmp_path)
 
 
-async def test_the_sentinels_of_the_compose_file_see_a_failover_through(tmp_path: Path) -> None:
+async def test_the_sentinels_of_the_compose_file_fail_over(tmp_path: Path) -> None:
     with composed("compose-sentinel.yaml", tmp_path) as redis:
         for name in [*redis.named("redis-"), *redis.named("sentinel-")]:
             redis.start(name)

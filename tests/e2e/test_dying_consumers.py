@@ -159,7 +159,7 @@ async def test_a_task_that_kills_its_workers_becomes_a_dead_letter(
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.slow)])
-async def test_a_rolling_restart_costs_nothing(
+async def test_a_rolling_restart_of_consumers_counts_no_deaths(
     make_daemon: Callable[..., Daemon], folder: Path, count: int
 ) -> None:
     daemon = make_daemon(retry_max=0, deaths_max=1)
@@ -193,7 +193,7 @@ async def test_a_rolling_restart_costs_nothing(
 
 
 @pytest.mark.parametrize("kill", [True, False])
-async def test_a_restart_of_the_daemon_is_no_death_of_its_consumers(
+async def test_a_restart_of_the_daemon_counts_no_deaths(
     make_daemon: Callable[..., Daemon], folder: Path, kill: bool
 ) -> None:
     daemon = make_daemon(retry_max=0, deaths_max=1)

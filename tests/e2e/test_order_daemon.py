@@ -113,7 +113,7 @@ async def pulled(client: Client, wanted: set[bytes]) -> list[Delivery]:
     return found
 
 
-async def test_they_are_seen_and_let_go_from_the_command_line(
+async def test_held_keys_are_listed_and_released_by_command(
     make_daemon: Callable[..., Daemon],
 ) -> None:
     daemon = make_daemon()

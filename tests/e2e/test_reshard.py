@@ -170,7 +170,7 @@ async def check_places(count: int, client: Client) -> None:
                 assert shard == crc32(basis.encode()) % count, task
 
 
-async def test_all_that_was_kept_is_the_same_over_any_number_of_shards(home: Home) -> None:
+async def test_resharding_keeps_all_tasks(home: Home) -> None:
     daemon = home.serve()
     async with Client(daemon.url) as client:
         ids = await populate(client)
@@ -282,9 +282,7 @@ def serve_http(home: Home, count: int) -> Daemon:
 
 
 @pytest.mark.parametrize("begins", [0, 2])
-async def test_a_request_with_an_idempotency_key_comes_once_over_any_number_of_shards(
-    home: Home, begins: int
-) -> None:
+async def test_resharding_keeps_idempotency_keys(home: Home, begins: int) -> None:
     """Also one of which some shards have not taken their part: then the rest comes, once."""
     daemon = serve_http(home, begins)
     before = await put_all(daemon, begins)
@@ -322,13 +320,13 @@ SERVES_NOTHING = ("reshard.given_up", "reshard.given_up=2", "reshard.switching")
 SERVES_THE_NEW = ("reshard.switched",)
 
 
-def test_every_place_is_tried() -> None:
+def test_every_failpoint_of_resharding_is_tested() -> None:
     tried = {*SERVES_THE_OLD, *SERVES_NOTHING, *SERVES_THE_NEW}
     assert {place.partition("=")[0] for place in tried} == set(failpoints.OFFLINE)
 
 
 @pytest.mark.parametrize("place", [*SERVES_THE_OLD, *SERVES_NOTHING, *SERVES_THE_NEW])
-async def test_killed_anywhere_it_is_run_again(
+async def test_a_killed_resharding_can_be_repeated(
     home: Home, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [f"k{n}" for n in range(30)]
@@ -369,7 +367,7 @@ async def test_killed_anywhere_it_is_run_again(
 # --- what comes after ----------------------------------------------------------------------------
 
 
-async def test_a_shard_is_restored_by_what_came_after_the_change_and_not_by_what_was_before(
+async def test_a_resharded_shard_is_restored_from_later_history_only(
     home: Home, tmp_path: Path
 ) -> None:
     history = str(tmp_path / "history")

@@ -82,7 +82,7 @@ def over_http(daemon: Daemon, context: ssl.SSLContext, path: str, token: str | N
         return json.load(answer)
 
 
-async def test_a_task_goes_in_and_comes_out(running: Daemon, authority: Authority) -> None:
+async def test_a_task_is_delivered_over_tls(running: Daemon, authority: Authority) -> None:
     assert running.url.startswith("tls://") and running.http.startswith("https://")
     async with (
         client(running, authority) as consumer,
@@ -100,7 +100,7 @@ async def test_a_task_goes_in_and_comes_out(running: Daemon, authority: Authorit
         assert found == set(bodies)
 
 
-def test_the_synchronous_client_the_command_line_and_http(
+def test_every_client_works_over_tls(
     running: Daemon, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SyncClient(running.url, token="of-everything", ca=str(authority.ca)) as one:
@@ -123,7 +123,7 @@ def test_the_synchronous_client_the_command_line_and_http(
     cli.run("stats")
 
 
-async def test_what_does_not_fit_is_said_in_one_line(
+async def test_tls_mismatches_are_one_line_errors(
     running: Daemon, authority: Authority, tmp_path: Path
 ) -> None:
     stranger = Authority(tmp_path, "stranger")
@@ -161,9 +161,7 @@ def test_a_plain_hello_is_told_to_use_tls(running: Daemon) -> None:
     assert Decoder(4096).feed(data)[0][:3] == (T.ERROR, 0, "tls_required")
 
 
-async def test_a_clients_certificate_stands_for_a_token(
-    running: Daemon, authority: Authority
-) -> None:
+async def test_a_client_certificate_replaces_a_token(running: Daemon, authority: Authority) -> None:
     shop, other = authority.sign("shop"), authority.sign("other")
     files = {"client_cert": str(shop.cert), "client_key": str(shop.key), "token": ""}
     async with client(running, authority, **files) as limited:
@@ -183,7 +181,7 @@ async def test_a_clients_certificate_stands_for_a_token(
     assert raised.value.code == 403 and "token shop" in json.load(raised.value)["detail"]
 
 
-async def test_a_certificate_of_a_strange_authority_opens_nothing(
+async def test_a_certificate_of_an_unknown_authority_is_refused(
     running: Daemon, authority: Authority, tmp_path: Path
 ) -> None:
     shop = Authority(tmp_path, "stranger").sign("shop")
@@ -209,7 +207,7 @@ async def test_certificates_are_enough_where_they_are_required(
         assert over_http(daemon, context, "/readyz")["status"] == "ready"
 
 
-async def test_a_new_certificate_breaks_no_connection(
+async def test_a_renewed_certificate_keeps_connections(
     tmp_path: Path,
 ) -> None:
     first, second = Authority(tmp_path / "a", "first"), Authority(tmp_path / "b", "second")
@@ -236,7 +234,7 @@ async def test_a_new_certificate_breaks_no_connection(
                 await later.enqueue("t", b"")
 
 
-def test_a_start_needs_files_that_are_right(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_invalid_tls_files_stop_the_start(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(DaemonFailed) as raised:
         Daemon(tmp_path, **settings | {"tls_cert": "no/such.pem"}).start()
     said = str(raised.value)
@@ -246,7 +244,7 @@ def test_a_start_needs_files_that_are_right(tmp_path: Path, settings: dict[str, 
 # --- peers that do not finish --------------------------------------------------------------------
 
 
-async def test_handshakes_that_do_not_end_stop_nobody(
+async def test_unfinished_handshakes_do_not_block_others(
     running: Daemon, authority: Authority
 ) -> None:
     """More of them than there may be at a time, on both ports: silent, and half way."""
@@ -268,7 +266,7 @@ async def test_handshakes_that_do_not_end_stop_nobody(
             sock.close()
 
 
-async def test_a_rush_of_handshakes_is_let_in_one_after_the_other(
+async def test_handshakes_are_admitted_at_a_limited_rate(
     tmp_path: Path, settings: dict[str, Any], authority: Authority
 ) -> None:
     """So many at once, then so many a second; all come in, and who is in waits for nobody."""
@@ -292,7 +290,7 @@ def ended(sock: socket.socket) -> bool:
         return True
 
 
-async def test_nonsense_at_a_port_with_tls_ends_that_connection_only(
+async def test_garbage_at_a_tls_port_ends_only_its_connection(
     running: Daemon, authority: Authority
 ) -> None:
     for data in (
@@ -323,7 +321,7 @@ def iter_until_end(sock: socket.socket) -> Iterator[bytes]:
 # --- several daemons -----------------------------------------------------------------------------
 
 
-async def test_failover_with_tls(
+async def test_a_failover_works_over_tls(
     tmp_path: Path, settings: dict[str, Any], authority: Authority
 ) -> None:
     server = RedisServer(tmp_path / "redis").start()

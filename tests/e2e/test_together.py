@@ -73,7 +73,9 @@ def test_the_table_has_every_pair_and_every_note() -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
-async def test_a_pair(running: Daemon, client: Client, pair: tuple[str, str]) -> None:
+async def test_two_features_work_together(
+    running: Daemon, client: Client, pair: tuple[str, str]
+) -> None:
     cell = Cell(client, frozenset(pair), f"cell.{PAIRS.index(pair)}")
     if TABLE[frozenset(pair)].startswith("yes"):
         await soon(cell.run())

@@ -52,7 +52,7 @@ def linked(span: ReadableSpan) -> list[tuple[str, str]]:
     return [(f"{one.trace_id:032x}", f"{one.span_id:016x}") for one in found]
 
 
-async def test_one_trace_over_a_kill_and_two_attempts(
+async def test_a_trace_spans_a_kill_and_two_attempts(
     receiver: OtlpReceiver, killed: Daemon
 ) -> None:
     program = Program()
@@ -121,7 +121,7 @@ async def work(worker: Worker) -> None:
     await asyncio.wait_for(worker.run(), 60)
 
 
-async def test_what_is_late_says_why_and_what_is_not_sampled_has_no_span(
+async def test_late_spans_have_a_cause_and_unsampled_tasks_no_span(
     make_daemon: Callable[..., Daemon], receiver: OtlpReceiver
 ) -> None:
     daemon = make_daemon(otlp_endpoint=receiver.url, trace_sample=0.5)
@@ -222,7 +222,7 @@ def of_billing(receiver: OtlpReceiver, name: str, value: int) -> object:
     return None
 
 
-async def test_a_daemon_inside_a_program_does_the_same(receiver: OtlpReceiver) -> None:
+async def test_an_embedded_daemon_sends_spans(receiver: OtlpReceiver) -> None:
     program = Program()
     settings = {"otlp_endpoint": receiver.url, "trace_sample": 1, "otlp_interval_s": 1}
     async with embedded("memory:", **settings) as client:

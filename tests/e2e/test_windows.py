@@ -23,7 +23,7 @@ WITHIN_S = 600
 killed = killed_on("sqlite", "redis")
 
 
-async def test_the_moments_survive_a_kill(killed: Daemon) -> None:
+async def test_chosen_due_times_survive_a_kill(killed: Daemon) -> None:
     await killed.astart()
     async with Client(killed.url, send_timeout=10) as client:
         await client.enqueue_many([Task("t", b"plain", at=NINE)] * 50)
@@ -48,7 +48,7 @@ async def test_the_moments_survive_a_kill(killed: Daemon) -> None:
         assert each[receipt.due_ms // 1000] == min(each.values())
 
 
-async def test_what_is_wrong_with_a_window(make_daemon: Callable[..., Daemon]) -> None:
+async def test_invalid_windows_are_refused(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon(within_max_s=60)
     await daemon.astart()
     async with Client(daemon.url) as client:
@@ -61,7 +61,7 @@ async def test_what_is_wrong_with_a_window(make_daemon: Callable[..., Daemon]) -
         assert (await client.enqueue("t", b"x", delay=60, within=0)).id
 
 
-def test_from_the_command_line(make_daemon: Callable[..., Daemon]) -> None:
+def test_windows_are_set_by_command(make_daemon: Callable[..., Daemon]) -> None:
     daemon = make_daemon()
     daemon.start()
     cli = Cli(daemon)

@@ -45,10 +45,7 @@ KEY_PAUSES = "tests/engine/test_key_pauses.py::test_"
 OWNERSHIP = "tests/engine/test_engine_ownership.py::test_"
 COALESCING = "tests/server/shard/test_coalescing.py::test_"
 EXPLAINED = "tests/server/shard/test_explaining.py::test_a_task_is_explained"
-MODES = (
-    "tests/e2e/test_lifecycle.py::test_no_file_of_a_daemon_has_more_than_the_mode_that_is_set"
-    "[args0-None-416]"
-)
+MODES = "tests/e2e/test_lifecycle.py::test_files_have_at_most_the_configured_mode[args0-None-416]"
 GIVEN_UP = "tests/server/test_reshard.py::test_a_check_refuses_superseded_databases[1]"
 COALESCING_MODEL = (
     "tests/engine/test_coalescing_model.py::test_a_long_random_run_matches_the_model[1-800]"
@@ -259,7 +256,7 @@ DELIVERED = (
                 ),
             ),
         },
-        ("tests/persistence/test_races.py::test_reads_beside_commits_see_whole_batches[sqlite]",),
+        ("tests/persistence/test_races.py::test_reads_during_commits_see_whole_batches[sqlite]",),
     ),
 )
 
@@ -297,7 +294,7 @@ FENCED = (
         },
         (
             "tests/persistence/test_conformance.py"
-            "::TestBatches::test_are_applied_in_order_and_once[sqlite]",
+            "::TestBatches::test_batches_are_applied_in_order_and_once[sqlite]",
             "tests/persistence/test_conformance.py"
             "::TestBatches::test_another_epoch_or_owner_is_fenced[sqlite]",
         ),
@@ -343,7 +340,7 @@ OWED = (
         (
             "tests/verbs/test_verbs.py"
             "::test_reading_makes_no_group_and_touches_no_lease[peek: what is due]",
-            "tests/e2e/test_cli.py::test_looking_owns_nothing[2]",
+            "tests/e2e/test_cli.py::test_reading_commands_change_no_state[2]",
         ),
     ),
     Bug(
@@ -612,7 +609,7 @@ WHICH = (
         {"sqlite/database:left_behind": (returning("[]"),)},
         (
             "tests/persistence/sqlite/test_sqlite_opening.py"
-            "::TestLost::test_is_not_made_anew_beside_what_was_left[.lock-empty]",
+            "::TestLost::test_a_lost_database_is_not_recreated_next_to_its_files[.lock-empty]",
         ),
     ),
     Bug(
@@ -700,9 +697,9 @@ BOUNDED = (
         "a process whose log nobody reads stands still",
         {"log_writer:unblock_stderr": (returning("None"),)},
         (
-            "tests/e2e/test_unread_log.py::test_a_daemon_answers_and_ends",
-            "tests/e2e/test_unread_log.py::test_shards_their_parent_and_their_http_answer_and_end",
-            "tests/e2e/test_unread_log.py::test_a_worker_handles_tasks_and_ends[False]",
+            "tests/e2e/test_unread_log.py::test_a_daemon_with_an_unread_log_answers_and_ends",
+            "tests/e2e/test_unread_log.py::test_shards_with_an_unread_log_answer_and_end",
+            "tests/e2e/test_unread_log.py::test_a_worker_with_an_unread_log_handles_tasks_and_ends[False]",
         ),
     ),
     Bug(
@@ -842,10 +839,7 @@ BESIDE = (
         "a-lease-that-is-over-is-told-to-nobody",
         "clients of a node that is cut off from Redis wait until it reaches it again",
         {"Listener.leased": (dropped("say_lease"),)},
-        (
-            "tests/e2e/test_nodes_clients.py"
-            "::test_no_program_waits_for_a_node_that_is_cut_off_from_redis",
-        ),
+        ("tests/e2e/test_nodes_clients.py::test_clients_leave_a_node_cut_off_from_redis",),
     ),
 )
 
