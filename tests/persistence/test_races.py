@@ -307,10 +307,10 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "PART_ARGS_MAX", 400)
 
 
-async def test_reads_beside_commits_see_whole_batches(subject: Subject) -> None:
+async def test_reads_during_commits_see_whole_batches(subject: Subject) -> None:
     await run(subject, random.randrange(2**32), 40)
 
 
 @pytest.mark.slow
-async def test_many_reads_beside_commits_see_whole_batches(subject: Subject) -> None:
+async def test_many_reads_during_commits_see_whole_batches(subject: Subject) -> None:
     await run(subject, random.randrange(2**32), 300)

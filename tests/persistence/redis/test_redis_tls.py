@@ -86,7 +86,7 @@ async def _refused(url: str, match: str) -> None:
         await RedisStore(options_from(url)).open(OWNER, 0)
 
 
-async def test_what_is_wrong_is_said(secured: str, certificate: Path) -> None:
+async def test_tls_errors_name_the_reason(secured: str, certificate: Path) -> None:
     # The relay's side of a handshake that fails is none of the store's.
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     await _refused(secured, "CERTIFICATE_VERIFY_FAILED")
