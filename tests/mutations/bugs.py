@@ -59,7 +59,7 @@ LOST = (
         {"Committer._seal": (followed("hit", "release(batch)"),)},
         (
             COMMITTER + "an_enqueue_is_answered_only_when_its_batch_is_durable",
-            SYNC + "pipelined_enqueues_and_their_repeats_wait_for_the_sync_of_their_own_bytes",
+            SYNC + "pipelined_enqueues_wait_for_their_own_sync",
         ),
         usual=True,
     ),
@@ -69,7 +69,7 @@ LOST = (
         {
             "Committer.reply": (condition("is_empty", "isinstance(sink, _Turn)"),),
         },
-        (SYNC + "every_reply_waits_for_a_sync_of_what_it_claims", SIMULATION),
+        (SYNC + "every_reply_waits_for_its_sync", SIMULATION),
     ),
     Bug(
         "a-resend-recognised-by-number-alone",
@@ -96,8 +96,7 @@ LOST = (
         {"Intake._forget": (dropped("session.drop"),)},
         (
             COMMITTER + "a_refused_batch_refuses_its_enqueues_and_forgets_their_requests",
-            "tests/crash/test_disk.py"
-            "::test_a_refused_request_may_be_sent_again_under_its_number[refusing]",
+            "tests/crash/test_disk.py::test_a_refused_request_can_be_sent_again[refusing]",
         ),
     ),
     Bug(
@@ -125,7 +124,7 @@ LOST = (
         "commits are not synced",
         {"make_durable": (word("FULL", "OFF"),)},
         (
-            SYNC + "every_reply_waits_for_a_sync_of_what_it_claims",
+            SYNC + "every_reply_waits_for_its_sync",
             SYNC + "a_power_cut_leaves_every_promise",
         ),
         usual=True,
@@ -196,7 +195,7 @@ DELIVERED = (
             "Firing._due": (instead("row.due_ms > now_ms", "False"),),
             "Leasing._lease_all": (instead("due_ms > now_ms", "False"),),
         },
-        (PROMISES + "nothing_comes_early",),
+        (PROMISES + "no_task_is_early",),
         usual=True,
     ),
     Bug(
@@ -312,7 +311,7 @@ FENCED = (
         "any-receipt-is-current",
         "a nack by an earlier receipt ends the attempt of somebody else",
         {"Settlement.current": (condition("attempt", "lease is None"),)},
-        (PROMISES + "an_earlier_receipt_acks_and_does_nothing_else",),
+        (PROMISES + "an_earlier_receipt_can_only_ack",),
     ),
     Bug(
         "receipts-begin-anew-with-a-requeue",
@@ -339,7 +338,7 @@ OWED = (
         },
         (
             "tests/verbs/test_verbs.py"
-            "::test_reading_makes_no_group_and_touches_no_lease[peek: what is due]",
+            "::test_reading_changes_no_group_and_no_lease[peek: what is due]",
             "tests/e2e/test_cli.py::test_reading_commands_change_no_state[2]",
         ),
     ),
@@ -431,7 +430,7 @@ OWED = (
                 ),
             ),
         },
-        ("tests/model/test_filter.py::test_what_is_unknown",),
+        ("tests/model/test_filter.py::test_conditions_that_are_unknown",),
     ),
     Bug(
         "a-newer-replacement-overtaken-by-an-older-failure",
@@ -476,7 +475,7 @@ TOGETHER = (
         {"conditions:_around": (instead("floor(number) + 1", "floor(number)"),)},
         (
             "tests/model/test_filter.py"
-            "::test_of_a_condition_that_some_task_can_meet_nothing_is_said"
+            "::test_why_never_accepts_a_satisfiable_condition"
             "[a > 9007199254740992 AND a < 9007199254740994]",
         ),
     ),
@@ -497,7 +496,7 @@ TOGETHER = (
         "a-webhook-signed-with-no-secret",
         "a receiver whose secret is missing accepts what anybody signs",
         {"webhooks:_sign_of": (instead("not key", "False"),)},
-        ("tests/test_signing.py::test_nothing_is_signed_by_an_empty_secret[whsec_]",),
+        ("tests/test_signing.py::test_an_empty_secret_verifies_no_request[whsec_]",),
     ),
     Bug(
         "a-cron-step-beyond-its-range",
@@ -588,7 +587,7 @@ TOGETHER = (
         "restore-misses-a-gap-behind-the-backup",
         "a restore begins at the first file since the backup, whatever was before it",
         {"history/read:_from_start": (instead("head.seq >= begin.seq", "head.seq > begin.seq"),)},
-        ("tests/history/test_restore.py::test_a_gap_behind_the_backup_is_never_exact",),
+        ("tests/history/test_restore.py::test_a_gap_after_the_backup_is_never_exact",),
     ),
 )
 
@@ -599,8 +598,8 @@ WHICH = (
         "an older copy of a database goes on beside the history of what it lacks",
         {"persistence/identity:_is_lacking": (returning("False"),)},
         (
-            BRANCHES + "an_older_copy_is_served_when_an_operator_says_so",
-            BRANCHES + "whatever_is_done_to_files_a_loss_is_loud_and_exact_is_exact[0]",
+            BRANCHES + "an_operator_can_serve_an_older_copy",
+            BRANCHES + "a_loss_by_file_operations_is_never_silent[0]",
         ),
     ),
     Bug(
@@ -616,7 +615,7 @@ WHICH = (
         "a-branch-that-was-lost-is-restored",
         "a restore applies the events of every branch",
         {"history/branches:Branch.has": (returning("True"),)},
-        (BRANCHES + "what_was_served_last_is_followed_and_the_lost_branch_left_out",),
+        (BRANCHES + "the_last_served_branch_is_followed",),
     ),
 )
 
@@ -706,10 +705,7 @@ BOUNDED = (
         "a-targets-not-now-counted-as-a-failure",
         "what a target says of itself costs the tasks of the batch their retries",
         {"Runner._send": (condition("NotNow", "True"),)},
-        (
-            "tests/outbound/test_runner.py"
-            "::test_what_a_target_says_of_itself_costs_no_task_an_attempt",
-        ),
+        ("tests/outbound/test_runner.py::test_target_errors_use_no_attempt",),
     ),
     Bug(
         "requests-are-looked-at-however-many-wait",
@@ -885,7 +881,7 @@ RESTORED = (
         "a-restore-that-forgets-a-replacement",
         "a restore brings a task back that was replaced while a consumer had it",
         {"Fold._overtaken": (returning("None"),)},
-        ("tests/history/test_restore.py::test_what_was_replaced_in_flight_has_no_further_attempt",),
+        ("tests/history/test_restore.py::test_a_task_replaced_in_flight_has_no_further_attempt",),
     ),
 )
 
