@@ -11,7 +11,7 @@ from tickwheel.reports.job import csv_text
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1"])
-def test_no_cell_is_a_formula(text: str) -> None:
+def test_csv_cells_are_never_formulas(text: str) -> None:
     (row,) = csv.DictReader(io.StringIO(csv_text(["key"], [{"key": text}]), newline=""))
     assert row["key"] == "'" + text
 

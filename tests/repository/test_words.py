@@ -68,19 +68,19 @@ def test_a_state_of_a_task_has_one_word(other: str, word: str) -> None:
     assert not found, f"the word is {word!r}"
 
 
-def test_the_places_that_are_read_are_there() -> None:
+def test_the_searched_files_exist() -> None:
     """Or the test above would find nothing in nothing."""
     read = {path.relative_to(ROOT).parts[0] for path, _ in _read_by_people()}
     assert {"docs", "tickwheel", "grafana"} <= read
     assert any("waiting" in text for path, text in _read_by_people() if path.suffix == ".json")
 
 
-def test_metrics_are_called_as_the_columns_of_the_command_line() -> None:
+def test_metrics_use_the_command_lines_state_names() -> None:
     metrics = {metric.name for metric in (*TOPIC, *GROUP)}
     assert {f"tickwheel_{state}_tasks" for state in STATES} <= metrics
 
 
-def test_the_console_calls_states_as_the_command_line_does() -> None:
+def test_the_console_uses_the_command_lines_state_names() -> None:
     listed = re.search(r"const STATES = (\[\[.*?\]\]);", (CONSOLE / "tasks.js").read_text("utf-8"))
     assert listed is not None
     states = {value: label for value, label in json.loads(listed[1]) if value}
@@ -116,7 +116,7 @@ def _messages(path: Path) -> Iterator[str]:
                     yield ast.unparse(part.value)
 
 
-def test_a_message_names_a_command_or_a_method_and_no_frame() -> None:
+def test_messages_name_commands_and_methods_instead_of_frames() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {text}"
         for path in sorted((ROOT / "tickwheel").rglob("*.py"))

@@ -97,7 +97,7 @@ async def test_a_store_of_format_1_is_upgraded_when_it_is_opened(store: Store) -
     assert await store.layout() == 2
 
 
-async def test_an_upgrade_is_whole_or_not_there(tmp_path: Path) -> None:
+async def test_an_upgrade_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     load_dump(V1 / "sqlite.sql", path)
     subject = Subject(open_url(f"sqlite:///{path}"))
@@ -123,7 +123,7 @@ def _second(*fields: Any) -> tuple[DeadRow, str]:
     return _first(*first)[0], str(signed)
 
 
-def test_a_record_of_format_1_is_read_beside_those_of_a_later_version() -> None:
+def test_records_of_format_1_are_read_with_later_versions() -> None:
     """A kind of record gets one more build, and those before it stay."""
     written: dict[str, str] = json.loads((V1 / "records.json").read_text("utf-8"))
     letters = {name: case[0] for name, case in cases().items() if name.startswith("dead")}

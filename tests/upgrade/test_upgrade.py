@@ -42,7 +42,7 @@ Command = Callable[..., list[dict[str, Any]]]
 PendingGroups = dict[tuple[str, str], set[int]]
 
 
-def test_there_is_a_sample_of_each_store() -> None:
+def test_each_store_has_a_sample() -> None:
     assert {path.name for path in found_samples()} == set(STORES)
 
 
@@ -78,7 +78,7 @@ def tickwheel(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return run
 
 
-def test_a_store_is_served(sample: Path, tmp_path: Path, tickwheel: Command) -> None:
+def test_a_sample_store_is_served(sample: Path, tmp_path: Path, tickwheel: Command) -> None:
     expected, history = expected_of(sample), tmp_path / "history"
     with place_for(sample.name, tmp_path) as url:
         restore_store(sample, url)
@@ -105,7 +105,7 @@ def test_a_store_is_served(sample: Path, tmp_path: Path, tickwheel: Command) -> 
         the_history_goes_on(tickwheel, history, expected)
 
 
-def test_a_history_is_read_and_restored(past: Path, tmp_path: Path, tickwheel: Command) -> None:
+def test_a_sample_history_is_restored(past: Path, tmp_path: Path, tickwheel: Command) -> None:
     expected, history = expected_of(past), tmp_path / "history"
     shutil.copytree(past / "history", history)
     ids = {task["id"] for task in expected["tasks"]}
