@@ -1,4 +1,4 @@
-"""Encodings for tests of every way in: the bounds, and what lies beyond them."""
+"""Encodings at and beyond their limits, for tests of every way in."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ WRONG_TEXTS = (
 )
 WRONG = (*WRONG_TEXTS, "", ENCODING.encode(), 7, True)
 MUST_BE = "encoding must be 1 to 255 characters: what the body is"
-"""How the error of each of them goes on behind the name of the task."""
+"""The end of each encoding error, after the name of the task."""
