@@ -60,7 +60,7 @@ MORE: dict[str, dict[str, Any]] = {
     "put_schedule": {"every": 60},
     "configure": {"if_pending": "keep"},
 }
-"""What is needed beside what has no default."""
+"""Further arguments that a verb needs."""
 
 
 # --- HELLO -----------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ async def test_a_call_survives_the_connection_it_was_sent_on() -> None:
 
 @pytest.mark.parametrize("steps", range(8))
 async def test_a_lost_first_connection_is_retried(steps: int) -> None:
-    """So many steps of the event loop behind the greeting: a daemon that is restarted."""
+    """The connection ends `steps` turns of the event loop after the greeting."""
     opened: list[Connection] = []
 
     async def open_to(connection: Connection, *where: Any) -> None:
@@ -710,7 +710,7 @@ async def test_a_slow_connection_that_makes_progress_is_kept(
     slowly(monkeypatch, 3)
     async with FakeDaemon() as daemon, daemon.client(heartbeat=1.0, send_timeout=1.0) as client:
         peer = await daemon.peer()
-        # What is in the system's buffers counts as gone, so there must be little room in them.
+        # Bytes in the system's buffers count as sent, so the buffers must be small.
         connection = client._reconnector.connection
         assert connection is not None
         for transport, buffer in (

@@ -277,7 +277,7 @@ async def test_enqueues_keep_session_and_numbers_over_a_change_of_address() -> N
 
 
 async def test_a_refused_resend_keeps_its_request_number() -> None:
-    """What was sent to the one before may have been stored."""
+    """The previous daemon may have stored the first frame."""
     async with pair() as (first, second, client):
         peer = await first.peer()
         future = client.enqueue_nowait("t", b"x")

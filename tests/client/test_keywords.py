@@ -39,7 +39,7 @@ def verbs(kind: type) -> list[str]:
 
 
 def block_of(function: Any) -> Any:
-    """What a function takes, by what is written at it."""
+    """Return the keyword block that a function's annotation names."""
     return BLOCKS[function.__annotations__[last(function)].removeprefix("Unpack[").rstrip("]")]
 
 
@@ -123,7 +123,7 @@ async def test_an_unknown_keyword_is_a_type_error_naming_verb_and_keyword(name: 
         known = inspect.signature(verb).parameters
         given = {one: value for one, value in wrong.items() if one in known or one == "no_such"}
         said = await fails(verb, **(needed(verb) | given))
-        # Of one that takes no block Python says it, and names the part of Client that has it.
+        # Python itself raises for a verb without a keyword block, and names the part of Client.
         part = "Client" if (Client, name) in takers() else verb.__qualname__.partition(".")[0]
         assert said == f"{part}.{name}() got an unexpected keyword argument 'no_such'"
     await client.close()

@@ -12,7 +12,7 @@ from tickwheel.client.jobs import Observer, Runner, Threads, route
 
 
 class Given:
-    """Stands for a delivery and for the leases: notes what becomes of it."""
+    """A fake of delivery and leases that records their outcomes."""
 
     lease_until_s = 0.0
     settled = False

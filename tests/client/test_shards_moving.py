@@ -277,7 +277,7 @@ async def test_a_silent_connection_does_not_block_another_to_the_successor(
 
 
 async def test_hello_omits_the_shard_for_older_daemons() -> None:
-    """Those of a release before shards could move; each is asked for itself."""
+    """Daemons older than moving shards are asked separately."""
     async with daemons(2) as (first, second):
         urls = [first.url, second.url]
         said: list[Any] = []
@@ -604,7 +604,7 @@ def reconnector_of(client: Client, shard: int) -> Any:
 
 
 async def asked_again(route: Route, daemon: FakeDaemon, times: int = 3, *, by: Peer) -> None:
-    """Until a daemon was asked so many times more where a shard is, while a connection stays."""
+    """Wait until a daemon was asked `times` more for a shard while the connection stays."""
     most = len(route.asked(daemon)) + times
     await comes(lambda: by.closed.is_set() or len(route.asked(daemon)) >= most)
     assert not by.closed.is_set()
@@ -694,7 +694,7 @@ async def test_a_search_skips_the_daemon_that_lost_its_lease(hasty: None) -> Non
 
 
 async def test_a_lost_lease_in_the_greeting_starts_the_search(hasty: None) -> None:
-    """A client that comes while the lease is over looks for another daemon, too."""
+    """A client that connects during a lost lease searches for another daemon."""
     async with daemons(3) as (first, second, third):
         route = Route(2)
         for shard, daemon in enumerate((first, second)):

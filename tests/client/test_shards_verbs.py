@@ -59,7 +59,7 @@ class Room:
         ]
 
     async def take(self, count: int = 100) -> list[Any]:
-        """What is due now, the oldest first."""
+        """Return the due deliveries, oldest first."""
         self.shards.pass_time(60_000)
         found: list[Any] = []
         while some := await self.client.pull("t", group="g", max=count):

@@ -70,7 +70,7 @@ async def rig(
 
 
 async def answered_until(peer: Peer, kind: T) -> Frame:
-    """The first frame of this kind; all that came before are answered, too."""
+    """Return the first frame of this kind, after answering all frames before it."""
     while True:
         frame = await peer.next()
         peer.ok(frame)
@@ -88,7 +88,7 @@ async def nothing(delivery: Delivery) -> None:
     """Handles."""
 
 
-# --- what becomes of a delivery ---------------------------------------------------------------
+# --- outcomes of a delivery --------------------------------------------------------------------
 
 
 class Mute(Exception):

@@ -408,7 +408,7 @@ def test_a_missing_backup_folder_is_an_error_answer(tmp_path: Path, kind: str, s
 
 
 def test_extreme_attempts_and_epochs_are_answered(running: Daemon) -> None:
-    """Of tasks in every state, in an epoch that has one before it, for two groups."""
+    """Tasks are in every state, for two groups, after a restart."""
     running.restart(kill=False)
     with Raw(running.port) as raw:
         for group in ("a", "b"):
@@ -428,7 +428,7 @@ def test_extreme_attempts_and_epochs_are_answered(running: Daemon) -> None:
                     answer = raw.call(kind, "receipts", group, *receipts, *rest)
                     assert answer[0] == T.OK or answer[2] == "bad_request", answer
         works(raw)
-    # What was stored of it can be read.
+    # Stored values can be read.
     running.restart(kill=True)
     with Raw(running.port) as raw:
         raw.call(T.LOOKUP, ids)

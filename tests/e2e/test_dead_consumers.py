@@ -42,7 +42,7 @@ def pass_time(raw: Raw, ms: int) -> None:
 
 
 def counts(raw: Raw) -> dict[str, int]:
-    """Of the topic t."""
+    """Return the counts of group g of topic t."""
     answer: dict[str, Any] = raw.call(T.STATS)[2]["topics"]["t"]["groups"]["g"]
     return {name: answer[name] for name in ("ready", "in_flight", "waiting", "dead")}
 

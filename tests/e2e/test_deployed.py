@@ -31,7 +31,7 @@ GUIDE = (DEPLOY / "README.md").read_text().replace("\\\n", " ")
 TAKEOVER_S = 5.0
 """What is promised, with the default time to live of 3 s."""
 HERE = "127.30."
-"""What stands for the networks of the compose files: addresses of this machine."""
+"""Local addresses that replace the networks of the compose files."""
 
 
 def status(address: str, path: str) -> int:

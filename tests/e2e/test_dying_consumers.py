@@ -36,7 +36,7 @@ async def handle(delivery: Delivery) -> None:
 
 
 class Fleet:
-    """So many workers; one that is killed is started again, as a supervisor does."""
+    """Worker processes; a killed one is restarted, as by a supervisor."""
 
     def __init__(self, folder: Path, url: str, count: int) -> None:
         self._folder = folder
@@ -95,7 +95,7 @@ T = TypeVar("T")
 
 
 class Looks:
-    """What is to be seen of the group."""
+    """Wait for counts of the group."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -106,7 +106,7 @@ class Looks:
         return found
 
     async def acked(self, count: int) -> dict[str, Any]:
-        """So many are."""
+        """Wait until `count` tasks are acked."""
 
         async def look() -> dict[str, Any]:
             found = await self.group()
@@ -115,7 +115,7 @@ class Looks:
         return await comes(look)
 
     async def subscribed(self, count: int) -> None:
-        """So many workers are."""
+        """Wait until `count` workers have subscribed."""
 
         async def look() -> bool:
             return (await self.group())["subscribers"] == count

@@ -219,7 +219,7 @@ async def test_a_cancelled_start_leaves_no_tasks_or_threads(
 
 
 LEADING = 240
-"""After so many steps the daemon goes on until it has the lease."""
+"""Turns of the event loop after which the start waits for the lease."""
 NONE = b"*0\r\n"
 
 

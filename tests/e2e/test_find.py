@@ -90,7 +90,7 @@ def test_tasks_are_found_by_enqueue_time(raw: Raw, topic: str) -> None:
         assert ids(raw, key=KEY, topic=topic, until_ms=until_ms) == expected
         found = ids(raw, key=KEY, topic=topic, until_ms=until_ms, newest=True)
         assert found == expected[::-1]
-        # Times are no matter of keys.
+        # A time limit is not a matter of keys.
         assert ids(raw, topic=topic, until_ms=until_ms, newest=True) == expected[::-1]
     for until_ms in (0, 1):
         assert ids(raw, key=KEY, until_ms=until_ms, newest=True) == []
@@ -198,7 +198,7 @@ async def test_tasks_are_addressed_by_topic_and_key(running: Daemon, topic: str)
                 "cancelled",
             ]
             await delivery.ack()
-        # Of these two the one with the higher id is the newest that finished.
+        # The higher id is the newest finished task.
         assert await client.cancel(**named) == [TaskOutcome(second.id, "already_cancelled")]
         [ended] = await client.lookup(**named)
         assert (ended.id, ended.state) == (second.id, "cancelled")

@@ -35,7 +35,7 @@ REFUSALS = """
 negative_data_rejection.expected-statuses = [400, 403, 404, 405, 409, 410, 413, 415, 422, 429, 503]
 not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", 503]
 """
-"""Too large is a refusal, too, and so is a topic that is just being deleted (503, try again)."""
+"""Refusals include oversized bodies and a topic being deleted (503, retryable)."""
 SHOWN_MAX = 1_000
 TOKEN = "from the document"
 WHO = ("all", "small")

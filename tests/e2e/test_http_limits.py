@@ -56,7 +56,7 @@ def is_closed(connection: socket.socket, wait_s: float = 0) -> bool:
 def test_idle_connections_make_room_the_oldest_first(
     make_daemon: Callable[..., Daemon], said: bytes
 ) -> None:
-    """Those that began a request and do not end it, too."""
+    """Connections with an unfinished request count as idle."""
     limits = {"http_connections_max": MAX, "http_idle_timeout_s": 60}
     daemon = make_daemon(http=True, **limits).start()
     idle = []

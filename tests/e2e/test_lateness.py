@@ -23,9 +23,9 @@ from tickwheel import Client
 from tickwheel.model.lateness import LATE_MS, Cause
 
 ENOUGH_S = 5 * LATE_MS / 1000
-"""So much more than a busy machine adds that the cause is certain."""
+"""Seconds of lateness that a busy machine does not add by itself."""
 PREFETCH = 2
-"""Of a push with one request at a time: that one, and the next."""
+"""Prefetch of a push with one request at a time."""
 NAME = "tickwheel_lateness_cause_seconds_count"
 AGE = "tickwheel_oldest_ready_age_seconds t g"
 
@@ -36,12 +36,12 @@ def daemon(tmp_path: Path) -> Daemon:
 
 
 async def has_aged(daemon: Daemon, age_s: float = ENOUGH_S) -> None:
-    """Until the oldest ready task has waited for so long."""
+    """Wait until the oldest ready task is `age_s` seconds old."""
     await comes(lambda: scraped(daemon).get(AGE, 0.0) >= age_s)
 
 
 async def has_passed(due_s: float) -> None:
-    """Until a delivery of what was due then would be late."""
+    """Wait until a delivery due at `due_s` would be late."""
     await comes(lambda: time.time() >= due_s + ENOUGH_S)
 
 

@@ -31,7 +31,7 @@ DAY_MS = 86_400_000
 GAP_S = 0.5
 """What is promised of a shard that is handed over, on a machine that has nothing else to do."""
 BUSY = 6
-"""So many times that on one whose processors are all taken."""
+"""Factor for limits on a busy machine."""
 
 
 @pytest.fixture

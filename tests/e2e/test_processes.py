@@ -69,7 +69,7 @@ def listens(port: int) -> bool:
 
 
 def is_over(pid: int) -> bool:
-    """Whether a process that is no child of this one has ended."""
+    """Return whether a process has ended that is not our child."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -43,7 +43,7 @@ killed = killed_on(
 
 
 async def had(client: Client, topic: str, group: str, count: int) -> list[Delivery]:
-    """So many deliveries, acked."""
+    """Ack `count` deliveries and return them."""
     found: list[Delivery] = []
     while len(found) < count:
         deliveries = await client.pull(topic, group=group, max=count, wait=10)

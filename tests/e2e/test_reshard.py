@@ -83,7 +83,7 @@ def home(make_daemon: MakeDaemon, tmp_path: Path) -> Home:
 
 
 async def populate(client: Client) -> dict[str, list[int]]:
-    """Tasks of every kind and in every state; the ids by what is expected of them."""
+    """Create tasks of every kind and state. Return ids by expectation."""
     await client.create_group("t", "g", order_failure="hold", order_attempts=1)
     await client.create_group("t", "late")
     await client.configure("t", "g", rate=100_000)
@@ -158,7 +158,7 @@ async def seen_by(client: Client, ids: dict[str, list[int]]) -> dict[str, Any]:
 
 
 async def check_places(count: int, client: Client) -> None:
-    """What has a key is in its shard, and each id is in one."""
+    """Check that every keyed task is in its shard and every id in one shard."""
     places: dict[int, int] = {}
     shards = client._shards
     assert (1 if shards is None else len(shards.links)) == count

@@ -26,7 +26,7 @@ TOPIC, WORKED, PULLED = "rolling", "rolling.worked", "rolling.pulled"
 PAUSE_S = 0.05
 DELAY_S = 0.05
 BETWEEN_S = 0.5
-"""Of full load, before each restart and after the last one."""
+"""Seconds of full load before each restart and after the last."""
 NODE_TTL_S = 3.0
 
 

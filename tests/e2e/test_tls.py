@@ -269,7 +269,7 @@ async def test_unfinished_handshakes_do_not_block_others(
 async def test_handshakes_are_admitted_at_a_limited_rate(
     tmp_path: Path, settings: dict[str, Any], authority: Authority
 ) -> None:
-    """So many at once, then so many a second; all come in, and who is in waits for nobody."""
+    """A burst is admitted at once and the rest at a rate; open connections do not wait."""
     at_once, per_s, count = settings["tls_handshakes_max"], 50, 30
     with Daemon(tmp_path, tls_handshakes_per_s=per_s, **settings) as daemon:
         async with client(daemon, authority, token=None) as first:

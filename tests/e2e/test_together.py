@@ -29,10 +29,10 @@ PUSH, PULL, BROADCAST = "push", "pull", "broadcast"
 FEATURES = (DELAY, BATCH, TRANSACTION, ORDER, PRIORITY, TTL, RULE, FILTER, PUSH, PULL, BROADCAST)
 DELAY_S = 0.5
 FAR_S = 60.0
-"""What is replaced must not have come before."""
+"""Delay of tasks that must not be due before they are replaced."""
 TTL_S = 0.1
 ORDERS_WAIT_S = 0.1
-"""For so long nothing more comes of a key; a real clock is needed to see that."""
+"""Real seconds in which no further task of a key is delivered."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def table() -> dict[frozenset[str], str]:
-    """Of each pair, what its cell says."""
+    """Return the cell of each pair of features."""
     section = DOCUMENT.read_text().partition("## What goes together\n")[2].partition("\n## ")[0]
     rows = [
         [cell.strip().strip("*") for cell in line.strip().strip("|").split("|")]
@@ -161,13 +161,13 @@ class Cell:
 
     @property
     def _expected(self) -> list[bytes]:
-        """Of the group, in the order in which it gets them."""
+        """Return the bodies that the group gets, in order."""
         if PRIORITY in self._asked and ORDER not in self._asked:
             return [b"b", b"a"]
         return [b"a", b"b"]
 
     async def _all_due(self) -> None:
-        """What is to be handed out is ready, and the rest has ended."""
+        """Wait until deliverable tasks are ready and the others have ended."""
 
         async def states() -> dict[bytes, str]:
             found = await self._client.lookup_many(list(self._ids.values()))
@@ -227,7 +227,7 @@ class Cell:
 
 
 async def pushed(deliveries: Subscription) -> list[Delivery]:
-    """What has come, or comes in a moment."""
+    """Return deliveries that have arrived or arrive soon."""
     try:
         async with asyncio.timeout(ORDERS_WAIT_S):
             return [await anext(deliveries)]

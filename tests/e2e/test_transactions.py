@@ -42,7 +42,7 @@ killed = killed_on("asyncio-redis", "redis", "sqlite", settings=lambda _, __: CH
 
 
 async def _bodies(client: Client, topic: str, count: int) -> list[bytes]:
-    """What is delivered of the topic, acked; and nothing more is pending."""
+    """Ack the topic's deliveries and return their bodies. Check that no task is left."""
     found: list[bytes] = []
     while len(found) < count:
         deliveries = await client.pull(topic, max=count, wait=10)
@@ -113,7 +113,7 @@ async def test_a_decision_is_answered_again(client: Client, topic: str) -> None:
 
 
 async def test_concurrent_decisions_agree(client: Client, topic: str) -> None:
-    """Of one transaction, before anything of it is durable."""
+    """Decisions of one transaction arrive before it is durable."""
     tx = client.transaction("payments")
     await asyncio.gather(*(tx.enqueue(topic, b"%d" % i) for i in range(10)))
     results = await asyncio.gather(

@@ -43,7 +43,7 @@ async def test_chosen_due_times_survive_a_kill(killed: Daemon) -> None:
         }
         assert await client.load(since=NINE, step=60, steps=11) == load
         assert sum(load.counts) == 3_050 and load.exact and max(load.counts) <= 300 + 50 + 10
-        # What is there counts for what comes after a restart.
+        # Stored tasks count for windows after a restart.
         receipt = await client.enqueue("t", b"y", at=NINE, within=timedelta(seconds=WITHIN_S))
         assert each[receipt.due_ms // 1000] == min(each.values())
 

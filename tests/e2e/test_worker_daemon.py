@@ -220,7 +220,7 @@ async def test_stop_waits_for_running_handlers(client: Client, topic: str) -> No
         for _ in range(3):
             await soon(started.acquire())
         worker.stop()
-        # What was not started is ready for others at once, and has not failed.
+        # Unstarted tasks are ready for others at once, without a failure.
         others = []
         while len(others) < 7:
             others += await soon(client.pull(topic, max=10, wait=20))

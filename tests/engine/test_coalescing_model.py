@@ -126,7 +126,7 @@ class CoalescingMachine(RuleBasedStateMachine):
     # --- the model -----------------------------------------------------------------------------
 
     def current(self) -> dict[int, State]:
-        """What is there when everything so far will be durable."""
+        """Return the state after everything so far is durable."""
         found = dict(self.durable)
         for change in self.log:
             if change.state is None:
@@ -326,7 +326,7 @@ class CoalescingMachine(RuleBasedStateMachine):
         rest: dict[int, dict[int, dict[str, str]]],
         answer: Answer,
     ) -> None:
-        """What was not pending has given way to what has a newer body."""
+        """Check that delivered tasks were replaced by newer ones."""
         gone: set[int] = set()
         own: set[tuple[str, str]] = set()
         """What this request itself stores: it has overtaken the others already."""
@@ -464,7 +464,7 @@ class CoalescingMachine(RuleBasedStateMachine):
         self.ended_of(alive)
 
     def ended_of(self, alive: set[int]) -> None:
-        """Those that the command has ended."""
+        """Drop the tasks that the command ended."""
         for task_id in alive & self.rig.core.open.effects.ended.keys():
             self.note(task_id, None, accepted=True)
 

@@ -1,4 +1,4 @@
-"""What is counted in bytes, and what the engine holds at most: at the limit, and one above it."""
+"""Byte counts and limits of the engine, each tested at the limit and one above it."""
 
 from __future__ import annotations
 

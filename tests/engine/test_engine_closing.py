@@ -124,7 +124,7 @@ def test_deleting_one_of_two_groups_keeps_the_others_tasks(rig: Rig) -> None:
 
 
 def test_deleting_the_first_group_keeps_the_second_ones_tasks(rig: Rig) -> None:
-    """What is owed to the first group alone is not named anywhere: it must not change hands."""
+    """Tasks owed to the first group alone name no group and must not be given to another."""
     rig.subscribe(group="a", prefetch=0)
     old = rig.enqueue()
     rig.fire()

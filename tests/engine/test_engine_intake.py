@@ -191,7 +191,7 @@ def test_staged_bytes_count_until_the_commit(rig: Rig) -> None:
 
 
 def test_a_batch_has_the_bytes_of_its_new_tasks(rig: Rig) -> None:
-    """Those of a batch that was refused are not among those of the next."""
+    """Bytes of a refused batch do not count in the next one."""
     for bodies in ((b"x" * 1_000, b""), (b"y" * 10,)):
         for body in bodies:
             rig.stage(body=body)

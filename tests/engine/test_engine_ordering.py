@@ -546,7 +546,7 @@ def test_ordered_tasks_without_rows_in_memory_run_in_order() -> None:
 
 
 def test_a_replayed_group_gets_a_key_in_order(rig: OrderRig) -> None:
-    """What was there before comes to it page by page, by ids."""
+    """Earlier tasks are replayed in pages ordered by id."""
     rig.create_group("t", "first")
     late, early = rig.put("a", 300), rig.put("a", 100)
     rig.after(300).fire()
@@ -694,7 +694,7 @@ arrivals = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 3)), min_size=1,
 def test_arriving_together_equals_arriving_in_turn(
     before: list[tuple[int, int]], arriving: list[tuple[int, int]], few: int
 ) -> None:
-    """Of (mark, due_ms); with a dictionary that is soon full."""
+    """Arrivals are (mark, due_ms); the dictionary is soon full."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(queues, "FEW_MAX", few)
         one, many = Order(), Order()

@@ -155,7 +155,7 @@ def test_a_task_that_moves_as_usual_keeps_its_place(rig: Rig) -> None:
 
 
 def drained(rig: Rig, name: str) -> None:
-    """What is being deleted goes to its end."""
+    """Complete the deletion of a group."""
     for _ in range(20):
         group = rig.core.find_group("t", name)
         if group is None:

@@ -225,7 +225,7 @@ def test_bytes_of_runs_per_call_are_limited(rig: ScheduleRig) -> None:
 def test_catch_up_after_a_clock_jump_is_sliced(
     rig: ScheduleRig, catch_up: str, jump_ms: int
 ) -> None:
-    """However much was missed, and by however many, one call does so much and no more."""
+    """One call does a bounded amount of work, whatever was missed."""
     count = 300
     every = [{"every_ms": 1_000}, {"cron": "* * * * * *", "timezone": "Europe/Berlin"}]
     every.append({"cron": "0-59 0-59 0-23 * * *", "timezone": "America/New_York"})

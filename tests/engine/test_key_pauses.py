@@ -85,7 +85,7 @@ def test_tasks_of_a_paused_value_wait_for_its_resume(restart: Any) -> None:
 
 
 def test_ready_tasks_of_a_paused_value_keep_their_order() -> None:
-    """Those of a value that had been called when it was paused come first, and in their order."""
+    """Tasks of a value that were ready before the pause come first, in order."""
     rig = fair_rig()
     ids = [rig.put(None, tenant="a", lands=False) for _ in range(200)]
     rig.commit()

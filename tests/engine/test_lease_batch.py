@@ -1,4 +1,4 @@
-"""What is handed out in one step is handed out as it would be task by task."""
+"""Deliveries made in one step equal deliveries made task by task."""
 
 from __future__ import annotations
 

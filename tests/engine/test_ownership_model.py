@@ -180,7 +180,7 @@ class OwnershipMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(pick=picks, answers=st.lists(st.sampled_from(["ack", "ack", "nack", ""]), max_size=6))
     def consume(self, pick: int, answers: list[str]) -> None:
-        """Somebody of a group comes, answers some of what is there, and goes."""
+        """Subscribe to a group, settle some deliveries, and leave."""
         subscriber = self.rig.subscribe(group=self.live[pick % len(self.live)])
         got = self.rig.tick()
         for one, answer in zip(got, [*answers, *["ack"] * len(got)], strict=False):

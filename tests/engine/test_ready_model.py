@@ -65,7 +65,7 @@ class Slow:
             self.were_ready = len(self.since_ms)
 
     def _take(self) -> list[int]:
-        """Real entries; some of what was taken goes back."""
+        """Take entries and return some of them to the queue."""
         taken = self.group.ready.take(self.rnd.choice((1, 2, 5, 30)))
         index = self.rnd.randrange(len(taken) + 1)
         priorities = [self.group.ready.priority_at(i) for i in range(len(taken))]

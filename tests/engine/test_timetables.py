@@ -441,7 +441,7 @@ OF_BEFORE = (
     {"cron": "*/90 * * * *"}, {"cron": "0 0 L/2 * *"}, {"cron": "0 0 1,LW/3 * *"},
     {"cron": "0 0 * * MON-MON/99"},
 )  # fmt: skip
-"""What was accepted once, and may be in a store."""
+"""Timings that an earlier release accepted and a store can hold."""
 
 
 @pytest.mark.parametrize("name", ODD_ZONES)

@@ -240,7 +240,7 @@ class Question:
 
     def __init__(self, due_ms: int) -> None:
         self.due_ms = due_ms
-        """When it is asked about, by the steady clock; a parked one is not."""
+        """Next checkback on the steady clock; parked transactions have none."""
         self.checks = 0
         self.reached = Reach.NOBODY
         self.is_parked = False

@@ -29,7 +29,7 @@ MakeStore = Callable[[], Store]
 
 
 class StoreRig(TransactionRig):
-    """Commits to a store, too; each start begins with what that has."""
+    """A rig that also commits to a store and restarts from it."""
 
     def __init__(self, make_store: MakeStore) -> None:
         self._make_store = make_store

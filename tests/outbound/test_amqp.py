@@ -94,7 +94,7 @@ async def test_messages_use_exchange_and_routing_key(
 async def test_messages_are_sent_over_tls(
     wheel: TestWheel, server: RabbitServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The relay's side of a handshake that fails is none of the target's.
+    # The relay's failed handshake is not the target's error.
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     await declare_queue(server, "tls")
     authority = Authority(tmp_path / "tls")

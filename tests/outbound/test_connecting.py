@@ -20,7 +20,7 @@ from tickwheel.testing import TestWheel
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    """Of a server that takes connections."""
+    """The port of a server that accepts connections."""
     server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]

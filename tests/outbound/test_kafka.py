@@ -45,7 +45,7 @@ class FakeProducer:
     records: ClassVar[list[Record]] = []
     refusals: ClassVar[list[Exception]] = []
     answers: ClassVar[dict[bytes, Exception]] = {}
-    """What becomes of a record with such a value; others are taken."""
+    """Answers by value of a record; other records are accepted."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options

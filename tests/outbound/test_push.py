@@ -155,7 +155,7 @@ async def test_a_task_is_pushed_as_a_cloudevent(
 async def test_a_cloudevent_keeps_the_body_exactly(
     client: Client, topic: str, endpoint: Endpoint
 ) -> None:
-    """Also one that a parser would change, and none that is no JSON or too deep to be looked at."""
+    """Includes JSON that a parser would change. Invalid and deeply nested JSON becomes base64."""
     await push(client, topic, endpoint, format="cloudevents", concurrency=1)
     kept = [b'{"n": 1.00000000000000000000001, "n": 1e400}', '"ä"'.encode()]
     others = [b"[NaN]", b"-Infinity", b"[" * 100_000 + b"]" * 100_000, b'{"n": 1', b"\xef\xbb\xbf1"]
@@ -556,7 +556,7 @@ async def test_a_slow_endpoint_times_out(
     await client.create_group(topic, "g", retry=Retry.fixed(0.02, retries=0))
     await push(client, topic, endpoint, request_timeout=0.5)
     receipt = await client.enqueue(topic, b"x")
-    # Of a body that trickles the status was there.
+    # The status arrived before the slow body.
     assert await settled(client, receipt.id) == ("acked" if how == "body trickles" else "dead")
     over.set()
 

@@ -70,7 +70,7 @@ async def test_entries_are_sent_over_tls(
     wheel: TestWheel, server: RedisServer, redis: Any, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    # The relay's side of a handshake that fails is none of the target's.
+    # The relay's failed handshake is not the target's error.
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     authority = Authority(tmp_path / "tls")
     pair = authority.sign("server")
@@ -325,5 +325,5 @@ async def test_a_hanging_server_is_retried_later(
 
 
 def bodies(redis: Any) -> set[bytes]:
-    """Those of the stream ``s``."""
+    """Return the bodies in stream ``s``."""
     return {fields[b"body"] for _, fields in redis.xrange("s")}

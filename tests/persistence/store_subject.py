@@ -1,4 +1,4 @@
-"""A store under test with what is needed to use it: epoch, owner and batch numbers."""
+"""A store under test with its epoch, owner and batch numbers."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_records_are_written_as_they_were() -> None:
 
 
 def test_every_record_field_is_set_in_a_golden_file() -> None:
-    """A field that is added has to be in a golden file, too."""
+    """A new field must be in a golden file."""
     silent: dict[str, set[str]] = {}
     spoken: dict[str, set[str]] = {}
     for value, _, _ in CASES.values():

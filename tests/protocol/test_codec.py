@@ -92,7 +92,7 @@ def test_frames_cut_anywhere_are_decoded() -> None:
         assert decoder.feed(data[:cut]) + decoder.feed(data[cut:]) == frames
 
 
-# --- what is no frame ------------------------------------------------------------------------
+# --- invalid frames ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_wide_values_are_shown_without_being_walked() -> None:
 
 
 def test_an_idle_decoder_holds_no_large_buffer() -> None:
-    """Thousands of connections are idle. What one has held in pieces is no other's."""
+    """Thousands of connections are idle, and their decoders share no buffered bytes."""
     first, second = Decoder(1 << 20), Decoder(1 << 20)
     data = encode((1, 2, "x" * 100_000))
     for cut in (1, 10, 70_000):

@@ -412,7 +412,7 @@ async def test_sessions_are_limited(make: Make) -> None:
 
 @pytest.mark.parametrize("rule", [None, "keep"])
 async def test_remembered_outcomes_per_session_are_limited(make: Make, rule: str | None) -> None:
-    """Of tasks with a rule each counts."""
+    """Each task with a rule counts."""
     rig = await make(outcomes_per_session_max=4)
     peer, other = await rig.peer(), await rig.peer()
     options = {} if rule is None else {"key": "k", "if_pending": rule}

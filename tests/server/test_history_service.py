@@ -62,7 +62,7 @@ class Service:
         return self
 
     def batch(self, count: int = 200) -> None:
-        """So many tasks arrive, and are durable."""
+        """Enqueue `count` tasks durably."""
         now_ms = self.clock.read().now_ms
         ids = range(self._tasks * ID_STEP, (self._tasks + count) * ID_STEP, ID_STEP)
         self._tasks += count
@@ -242,7 +242,7 @@ async def test_a_killed_history_writer_restarts_without_losses(
 
 
 async def kill_in_the_middle(service: Service) -> None:
-    """Of its work, as a rule; until the next one is there."""
+    """Kill the writer while it usually works, and wait for the next one."""
     history, before = service.history, len(read_all(service.folder))
     await comes(lambda: history._process is not None)
     process = history._process
@@ -461,7 +461,7 @@ async def test_daemons_of_one_redis_can_share_a_history_folder(tmp_path: Path, n
     finally:
         await asyncio.to_thread(server.kill)
     events = read_all(history)
-    # What was answered had been appended before.
+    # Answered batches were appended before.
     assert sorted(ids_of(events, "enqueued")) == sorted(confirmed)
     numbers: dict[int, list[int]] = {}
     for event in events:
@@ -473,7 +473,7 @@ async def test_daemons_of_one_redis_can_share_a_history_folder(tmp_path: Path, n
 
 
 def test_records_of_repeatedly_refused_batches_are_bounded() -> None:
-    """What is put back waits again, and counts again."""
+    """Records of a refused batch wait again and count again."""
     recorder = Recorder(1, lambda: (NOW_MS, 0), str)
     recorder.repeats_max = 5
     group = SimpleNamespace(topic=SimpleNamespace(name="t"), name="g")

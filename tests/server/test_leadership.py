@@ -34,7 +34,7 @@ OTHER = Leader("there/2", "tcp://there:2", NOW_MS, 7)
 LIFE = Life.own()
 assert LIFE is not None
 OVER = str(LIFE._replace(start=LIFE.start - 1))
-"""Of one that had this process's number before it."""
+"""The life of an earlier process with our process id."""
 
 
 class Sources:
@@ -64,7 +64,7 @@ class TableElection:
         self.is_replica = self.leased_here = False
         self.away = False
         self.unreachable = 0
-        """So many first questions find nobody."""
+        """Number of first questions that find no server."""
         self.asked = 0
         self.connections = 1
         self.at = ""

@@ -24,7 +24,7 @@ rig = started(AccessRig)
 
 
 async def tcp_code(rig: AccessRig, token: object) -> str | None:
-    """Of the answer to HELLO; None: welcome."""
+    """Return the error code of HELLO, or None if it was accepted."""
     answer = await rig.stranger().hello(token=token)
     return None if answer[0] == T.OK else str(answer[2])
 

@@ -38,7 +38,7 @@ def serving(events: list[str]) -> Outbound:
 async def test_requests_to_the_outbound_process_are_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of one that answers nothing, as while an endpoint does not."""
+    """The process does not answer, as if its endpoint hung."""
     command = sys.executable, "-c", "import sys; sys.stdin.read()"
     monkeypatch.setattr(module, "COMMAND", command)
     monkeypatch.setattr(module, "ASKED_MAX", 2)
@@ -80,7 +80,7 @@ async def test_an_outbound_process_ending_mid_line_is_restarted(
 async def test_a_stop_ends_all_outbound_processes(
     monkeypatch: pytest.MonkeyPatch, said: str, stands_by: bool
 ) -> None:
-    """Also one that was killed because it said what is no line, and has more to say."""
+    """Includes a process killed for an invalid line while it still has output."""
     begun: list[Process] = []
     begin = module.start_process
 

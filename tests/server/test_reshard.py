@@ -386,7 +386,7 @@ def test_a_moved_task_is_owed_to_the_same_groups(tmp_path: Path) -> None:
         done = ProgressRow(row.id, "b", ProgressState.DONE, 0, 0)
         assert found.tasks[row.id].progress == (done,)
     assert all(not found.tasks[row.id].progress for row in (*later, *others))
-    # Once more: what was said of a task stays said, and is not said twice.
+    # A repeated run keeps the records of a task without duplicates.
     assert folder.to(2).done == 0
     assert sum(len(one.progress) for one in folder.read(1).tasks.values()) == 0
     assert sum(len(one.progress) for one in folder.read(0).tasks.values()) == len(fired)

@@ -208,7 +208,7 @@ def target(path: str) -> str:
 
 
 async def http_status(rig: AccessRig, token: str, method: str, path: str) -> int:
-    """Of the answer's head: a stream goes on."""
+    """Return the status of the answer's head; a stream stays open."""
     body = BODIES.get((method, path))
     asked = rig.begin(method, target(path), body, authorization=f"Bearer {token}")
     response = await asked.until(lambda response: response.status)

@@ -84,14 +84,14 @@ SAID_AS = {
 """What an error calls it."""
 ODD = for_json(Limits())
 MORE_ODD = 2
-"""In the walk of ``make test``, each place gets so many more of the odd values."""
+"""Additional odd values for each place in `make test`."""
 
 Case = tuple[str, str, Any]
 """(method, path, body)"""
 
 
 def bodies() -> list[Case]:
-    """Of each route that takes JSON; the base of what is sent."""
+    """Return a valid body for each route that takes JSON."""
     found: list[Case] = []
     for route in ROUTES:
         if route.body is None:
@@ -143,7 +143,7 @@ class ValuesRig(HttpRig):
         await self.encoding.close(clean=True)
 
     async def receipt(self) -> str:
-        """Of a task that was delivered, of a topic that nothing else is about."""
+        """Return the receipt of a delivered task of a separate topic."""
         await self.post("/v1/tasks", {"topic": "own"})
         pulled = await self.post("/v1/topics/own/pull", {"group": "own"})
         return str(pulled["deliveries"][0]["receipt"])
@@ -163,7 +163,7 @@ class ValuesRig(HttpRig):
         self.is_over = False
 
     async def lives(self, said: object) -> None:
-        """What was changed is stored, in all ways."""
+        """Check that changes are stored and readable in all ways."""
         answer = await self.call("GET", "/v1/stats")
         assert answer.status == 200, said
         assert not self.shard.failed.done(), said

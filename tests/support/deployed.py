@@ -69,7 +69,7 @@ def _whole(path: Path, service: dict[str, Any]) -> dict[str, Any]:
         return service
     extended = services(path.parent / above["file"])[above["service"]]
     whole = {**extended, **{name: value for name, value in service.items() if name != "extends"}}
-    # What stands at one place in a container is what was said last.
+    # The last mount at a path wins.
     mounted = [*extended.get("volumes", ()), *service.get("volumes", ())]
     whole["volumes"] = list({one.split(":")[1]: one for one in mounted}.values())
     return whole

@@ -273,7 +273,7 @@ class Model:
             standing.row = standing.noted("RELEASED")
 
     def died(self, task: Task, group: str, now_ms: int) -> None:
-        """End an attempt because its consumer died, which is no failure of the task."""
+        """End an attempt because its consumer died, without counting a failure."""
         standing = self.standing(task.id, group)
         standing.deaths += 1
         if standing.deaths >= DEATHS_MAX:

@@ -179,7 +179,7 @@ class _Parent:
         self._socket.close()
         try:
             self._process.wait(END_S)
-        except subprocess.TimeoutExpired:  # somebody else has the socket, too
+        except subprocess.TimeoutExpired:  # another process also has the socket
             self._process.kill()
             self._process.wait()
 

@@ -31,7 +31,7 @@ def _candidates(places: range) -> Iterator[int]:
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     size = len(places) // count
     own = list(places[number % count * size :][:size])  # in a row: some want the next one as well
-    random.Random().shuffle(own)  # the tests' own seed must not decide: other runs draw, too
+    random.Random().shuffle(own)  # not by the tests' seed, because concurrent runs draw as well
     while True:
         yield from own
 

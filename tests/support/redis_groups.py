@@ -278,7 +278,7 @@ class _Node(RedisServer):
             "cluster_enabled": "yes",
             "cluster_node_timeout": str(NODE_TIMEOUT_MS),
             "cluster_config_file": "nodes.conf",
-            # One that was cut off for a while may be chosen, too: it has the replication's offset.
+            # A node that was cut off can be chosen, because it keeps its replication offset.
             "cluster_replica_validity_factor": "0",
             "cluster_allow_replica_migration": "no",
         }

@@ -34,7 +34,7 @@ class Place(NamedTuple):
     wheel: TestWheel | None
 
     async def wait(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Let `seconds` pass."""
         if self.wheel is not None:
             await self.wheel.advance(seconds)
         else:

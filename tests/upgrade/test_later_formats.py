@@ -39,7 +39,7 @@ class Store:
     url: str
 
     async def layout(self) -> int:
-        """What stands in it."""
+        """Return the layout version of the store."""
         if self.path is not None:
             connection = sqlite3.connect(self.path)
             (found,) = connection.execute("SELECT value FROM meta WHERE key = 'layout'").fetchone()

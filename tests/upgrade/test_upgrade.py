@@ -53,7 +53,7 @@ def sample(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(
     params=[
-        # What is written does not depend on the store.
+        # The history does not depend on the store.
         pytest.param(path, marks=[pytest.mark.slow] if path.name == "redis" else [])
         for path in found_samples()
     ],
@@ -220,7 +220,7 @@ def what_is_due_is_delivered(peer: Peer, expected: Expected) -> None:
 
 
 def only_the_far_part_is_left(peer: Peer, expected: Expected) -> None:
-    """What is due in the year 2099, and dead letters."""
+    """Check that tasks of the year 2099 and dead letters are left."""
     states: dict[int, str] = {}
     waiting = 0
     for task in (later(task, expected) for task in expected["tasks"]):
@@ -245,7 +245,7 @@ def only_the_far_part_is_left(peer: Peer, expected: Expected) -> None:
 
 
 def the_history_goes_on(tickwheel: Command, history: Path, expected: Expected) -> None:
-    """What was left in the spool has become lines, beside what the new daemon did."""
+    """Check that the old spool became lines next to the new daemon's."""
     state = history / "_state"
     until_none(lambda: [str(path) for path in state.glob("*/spool-*-*")])
     events = tickwheel("history", "list", "--dir", str(history), "--limit", "0")
@@ -292,7 +292,7 @@ def _later(group: dict[str, Any], now_ms: int) -> dict[str, Any]:
 
 
 def agrees(want: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Of groups only what ``want`` names."""
+    """Return whether the counts agree; groups count only if `want` names them."""
     wanted, groups = want.get("groups", {}), found.get("groups", {})
     return (
         want | {"groups": {}} == found | {"groups": {}}

@@ -1,4 +1,4 @@
-"""What is sent to Redis for a batch: its limits, its order, and what is encoded ahead of it."""
+"""The encoding of a batch for Redis: limits, order, and tasks encoded ahead."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ SILENT = None
 
 
 class Told(_Asked):
-    """Those who are asked answer what the test says, in this order."""
+    """Sentinels with scripted answers, in this order."""
 
     def __init__(self, answers: list[Address | str | None], options: RedisOptions) -> None:
         super().__init__(options)

@@ -194,7 +194,7 @@ class TestCameBackOlder:
     async def test_twice_in_a_row(
         self, make: Make, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What was sent again is as new as if it had just been confirmed."""
+        """Replayed batches are kept as long as newly confirmed ones."""
         subject = make("mirror=no&keep_ms=60000")
         await subject.open()
         await subject.commit(tasks([1]))

@@ -119,7 +119,7 @@ class TestLock:
 
     @pytest.mark.parametrize("door", ["open", "check", "reshard"])
     async def test_a_file_with_two_names_is_refused(self, path: Path, door: str) -> None:
-        """Its log, with what was confirmed last, lies beside one of them."""
+        """Its log, with the last confirmed batches, lies next to one of the names."""
         store = SqliteStore(str(path))
         await store.open("me", 0)
         await store.close(clean=True)

@@ -1,4 +1,4 @@
-"""Reads at random ids: of a pack no more than what is asked for, and the same answer."""
+"""Reads at random ids decode only the requested rows of a pack."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ async def test_each_line_is_answered_by_a_line_in_its_order(rig: HttpRig) -> Non
 async def test_an_error_names_its_line_as_an_editor_counts_them(
     rig: HttpRig, at_once: bool
 ) -> None:
-    """Empty lines, too; however the lines come, and whoever finds the mistake."""
+    """Empty lines count, however the bytes are split and whichever check finds the error."""
     good = json.dumps({"topic": "t"})
     too_large = json.dumps({"topic": "t", "body": "x" * 1_048_577})
     given = [good, "", "{nonsense", good, "  ", too_large, '{"topic": "no topic"}', *[good] * 700]

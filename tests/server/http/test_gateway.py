@@ -1117,6 +1117,6 @@ async def test_an_unread_stream_uses_bounded_memory(
 
 
 def test_every_verb_is_answered() -> None:
-    """What has no frame is answered here, or nobody asks it over HTTP."""
+    """Verbs without a frame are answered by the gateway or have no route."""
     unframed = {name for name, verb in VERBS.items() if verb.frame is None}
     assert unframed == {"report", "enqueue_plain", "settle_callback"}

@@ -28,7 +28,7 @@ async def get(rig: HttpRig, target: str, kind: Any) -> Any:
 
 
 async def dead(rig: HttpRig, count: int) -> list[str]:
-    """Ids of so many dead letters of group g."""
+    """Make `count` dead letters of group g and return their ids."""
     await rig.post("/v1/topics/t/pull", {"group": "g"})
     tasks = [{"topic": "t", "body": str(n)} for n in range(count)]
     await rig.post("/v1/tasks", {"tasks": tasks})

@@ -66,7 +66,7 @@ async def test_a_login_cookie_is_http_only_and_same_site(
     ["/v1/stats", "/v1/tasks/5", "/v1/topics/t/deliveries", "/v1/overview/stream"],
 )
 async def test_a_cookie_needs_the_console_header(rig: AccessRig, target: str) -> None:
-    """Another page on this host sends the cookie, too, whatever its port; it cannot send that."""
+    """Pages on other ports of this host send the cookie, but cannot send the header."""
     headers = await log_in(rig, await rig.token("all"))
     del headers["tickwheel-console"]
     assert await status(rig, target, headers) == 401

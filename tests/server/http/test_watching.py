@@ -375,7 +375,7 @@ async def test_a_pause_shows_its_start_time(rig: HttpRig, path: str) -> None:
 
 
 class _Nodes:
-    """A directory with so many nodes, as a daemon of a shard sees it."""
+    """A directory of `count` nodes, as a shard's daemon sees it."""
 
     def __init__(self, shard: int, count: int) -> None:
         self.shard, self._count = shard, count

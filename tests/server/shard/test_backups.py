@@ -1,4 +1,4 @@
-"""Daily backups: at the hour, once, so many kept, and the mark that protects the history."""
+"""Daily backups: their hour, how many are kept, and the mark that protects the history."""
 
 from __future__ import annotations
 

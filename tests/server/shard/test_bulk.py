@@ -238,7 +238,7 @@ async def test_dead_letters_made_after_a_bulk_started_are_untouched(
 
 
 async def taken(daemon: InProcess, peer: Peer) -> dict[int, tuple[int, int, int]]:
-    """Receipts of what was handed out, by task."""
+    """Return the receipts of deliveries, by task."""
     await daemon.settle()
     frames = [frame for frame in peer.frames() if frame[0] == T.DELIVER]
     return {item[0]: (item[0], frame[2], item[1]) for frame in frames for item in frame[4]}

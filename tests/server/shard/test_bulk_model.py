@@ -31,7 +31,7 @@ from tickwheel.server.shard import bulk as bulks
 
 TURNS_MAX = 20_000
 COMMIT_TURNS = 12
-"""Of the loop: what a bulk operation waits for between two pages is over."""
+"""Turns of the event loop that end a bulk operation's wait between two pages."""
 CANCEL, LATER, NOW, FIXED = "cancel", "later", "run_now", "fixed"
 FIXED_MS = NOW_MS + 500_000
 SHIFT_MS = 20_000
@@ -251,7 +251,7 @@ class Play:
             await turns.acquire()
 
     async def crash(self) -> None:
-        """What is left is what was durable; what the old daemon does then is seen by nobody."""
+        """Restart from the durable state; the old daemon's later actions are lost."""
         self.now_ms = self.daemon.sources.now_ms
         left, durable = self.store.copy(), copy.deepcopy(self.durable)
         await self.daemon.__aexit__()

@@ -607,7 +607,7 @@ UNDER_ONE_NUMBER = {
 async def test_a_resend_during_the_first_attempt_gets_its_answer(
     rig: ShardRig, second: str, elsewhere: bool, end: str
 ) -> None:
-    """Of two payloads the first is taken, and only the same again has its answer."""
+    """The first of two payloads is accepted, and only its resend gets its answer."""
     session = b"s" * 16
     peer, other = await rig.peer(session=session), await rig.peer(session=session)
     again = other if elsewhere else peer

@@ -325,7 +325,7 @@ async def test_the_next_batch_is_with_the_store_while_replies_are_written(bench:
     assert seen == [1]
     assert second.frames == []
     assert (await bench.arrived())[0] == number + 1
-    # A repeat of what has just become durable does not hang on the batch that follows it.
+    # A repeat of a durable request does not wait for the next batch.
     session = bench.session
     assert bench.engine.intake.repeat(first, session, session.answers[1])
     assert not bench.engine.intake.repeat(first, session, session.answers[2])

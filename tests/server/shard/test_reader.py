@@ -1,4 +1,4 @@
-"""Reads overlaid with what is not durable yet: the present state, whatever the store saw."""
+"""Reads with uncommitted changes applied show the present state."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def recorded(task_id: int, group: str, kind: str | None, attempt: int, *, drops:
 def test_progress_is_hidden_only_for_a_group_ended_meanwhile(
     before: str | None, after: str | None, when: str, is_gone: bool, bodies: bool
 ) -> None:
-    """Of one that was let go of during the read nothing is left."""
+    """A group that ended during the read leaves no record."""
 
     async def body() -> None:
         engine, store, reader = await made(row(1), row(2))

@@ -73,7 +73,7 @@ async def reset(daemon: InProcess, peer: Peer, group: str = "g", **options: Any)
 async def tried(
     daemon: InProcess, peer: Peer, group: str = "g", to: Any = "first"
 ) -> dict[str, Any]:
-    """A dry run, which takes a process, too."""
+    """Return the result of a dry run, which starts a process."""
     answer = await preview(daemon, peer, group, to)
     assert answer[0] == T.OK, answer
     return dict(answer[2])

@@ -84,7 +84,7 @@ async def test_a_schedule_fires_and_shows_its_runs(tmp_path: Path) -> None:
 
 
 async def test_a_command_waits_for_the_run_under_way(tmp_path: Path) -> None:
-    """What is asked while a run may still be undone is done behind it, and answered."""
+    """Commands during a run that may be refused are done and answered after it."""
     async with InProcess(tmp_path) as daemon:
         rig = SchedulingRig(daemon)
         await rig.put()

@@ -51,7 +51,7 @@ class Ticks:
         return self.daemon.shard.next_tick_mono_ms - self.daemon.shard.clock.read().mono_ms
 
     def delivered(self) -> list[tuple[int, int]]:
-        """(id, attempt) of what has come."""
+        """Return (id, attempt) of new deliveries."""
         frames = [frame for frame in self.peer.frames() if frame[0] == T.DELIVER]
         return [(item[0], item[1]) for frame in frames for item in frame[4]]
 

@@ -198,7 +198,7 @@ def judge_all(daemon: Daemon, witness: Raw, cases: Sequence[tuple[T, Any, Way, A
 
 
 def answers_to(raw: Raw, cases: Sequence[tuple[T, Any, Way, Any]]) -> list[Any]:
-    """Of each, in order; None: there was none until a PING behind it was answered."""
+    """Return the answer to each case in order, or None if a later PING was answered first."""
     requests = []
     for kind, fields, way, value in cases:
         if kind in SILENT:
@@ -264,7 +264,7 @@ def test_random_values_in_each_field_are_answered(
 def test_an_extension_type_ends_only_its_connection(
     running: Daemon, witness: Raw, data: bytes
 ) -> None:
-    """The stream cannot be read: extension types are no part of the protocol."""
+    """The stream cannot be decoded, because the protocol has no extension types."""
     head = encode((int(T.CANCEL), 5, ()))[:-1]
     with Raw(running.port) as raw:
         raw.send_bytes(head + b"\x91" + data)

@@ -1,4 +1,4 @@
-"""Which ends of a connection are the death of a consumer, and what is told of it."""
+"""Which ends of a connection count as the death of a consumer, and how they are reported."""
 
 from __future__ import annotations
 

@@ -375,7 +375,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     indirect=["stored"],
 )
 def test_a_real_daemon_survives_random_operations(tmp_path: Path, stored: str, frames: int) -> None:
-    """With a history, too, which records every value."""
+    """The daemon has a history, which records every value."""
     seed = (SEEDS or [frames])[0]
     print(f"FUZZ_SEED={seed}")  # noqa: T201  # to repeat it
     folders = {name: tmp_path / name for name in ("history_dir", "backup_dir")}

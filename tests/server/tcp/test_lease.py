@@ -16,7 +16,7 @@ OVER, HELD = (T.LEASE, False), (T.LEASE, True)
 
 
 async def heard(daemon: InProcess, peer: Peer) -> list[Any]:
-    """What has come behind the answer to HELLO, or since."""
+    """Return the frames after the answer to HELLO, or since the last call."""
     await daemon.settle()
     return [frame for frame in peer.frames() if frame[0] != T.OK]
 

@@ -42,7 +42,7 @@ class Reads:
 
 @pytest.fixture(autouse=True)
 def rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a task only its row is there to be described."""
+    """Describe a task of which only the row exists."""
 
     def described(parts: object, known: TaskSnapshot) -> dict[str, Any]:
         return {"id": known.row.id, "body": known.row.body}

@@ -77,7 +77,7 @@ def piece(kind: str, count: int = FRAMES) -> bytes:
 
 
 async def answered(peer: Peer, count: int) -> list[int]:
-    """The numbers of the requests that were answered, when there are so many."""
+    """Wait for `count` answers and return their request numbers."""
     found: list[int] = []
     for _ in range(20_000):
         found += [frame[1] for frame in peer.frames() if frame[0] in (T.OK, T.ERROR)]
