@@ -85,7 +85,7 @@ def test_console_prints_the_link_without_a_browser(
 def test_console_errors_are_one_line(
     daemon: Daemon, capsys: Capture, arguments: list[str], code: int, text: str
 ) -> None:
-    given = [daemon.http if one == "HTTP" else one for one in arguments]
+    given = [daemon.http if argument == "HTTP" else argument for argument in arguments]
     assert run([*given, "--no-browser"]) == code
     shown = capsys.readouterr()
     assert text in shown.err and shown.err.count("\n") == 1 and shown.out == ""

@@ -29,10 +29,12 @@ def test_declared_commands_have_their_arguments_and_options(verb: Any) -> None:
     for word in words:
         if not word.isupper():
             found = found.commands[word]
-    arguments = [one for one in found.params if one.param_type_name == "argument"]
-    options = {one.name for one in found.params} - {one.name for one in arguments}
+    arguments = [param for param in found.params if param.param_type_name == "argument"]
+    options = {param.name for param in found.params} - {argument.name for argument in arguments}
     shared = {"url", "token", "keys_file", "as_json"}
-    assert [one.metavar for one in arguments] == [word for word in words if word.isupper()]
+    assert [argument.metavar for argument in arguments] == [
+        word for word in words if word.isupper()
+    ]
     assert len(options - shared) == len(verb.asked.fields()) - len(arguments)
     assert found.help and "Raises" not in found.help and "``" not in found.help
 

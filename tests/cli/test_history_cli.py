@@ -152,7 +152,7 @@ def test_a_transaction_has_its_own_story(tmp_path: Path, capsys: Capture) -> Non
             (("order-1", "prepared"), ("order-2", "prepared"), ("order-1", "committed"))
         )
     ]
-    write(tmp_path, [[STARTED, group()], *([one] for one in records), [enqueued([A])]])
+    write(tmp_path, [[STARTED, group()], *([record] for record in records), [enqueued([A])]])
     options = ("--dir", str(tmp_path), "--transaction", "order-1")
     code, lines, _ = call(capsys, "history", "--json", "--oldest-first", *options)
     assert code == 0

@@ -181,9 +181,9 @@ async def test_every_verb_connects(name: str) -> None:
     client = Client(f"tcp://127.0.0.1:{free_port()}", connect_timeout=0.05, send_timeout=0.05)
     verb = getattr(client, name)
     given = {
-        one.name: ARGUMENTS[one.name]
-        for one in inspect.signature(verb).parameters.values()
-        if one.default is inspect.Parameter.empty
+        parameter.name: ARGUMENTS[parameter.name]
+        for parameter in inspect.signature(verb).parameters.values()
+        if parameter.default is inspect.Parameter.empty
     }
     if name in MORE:
         given |= MORE[name]

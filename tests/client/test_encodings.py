@@ -429,8 +429,8 @@ def test_the_synchronous_client_packs_and_unpacks() -> None:
             found.release()
             with pytest.raises(ZeroDivisionError):  # noqa: SIM117
                 with client.subscribe("t", auto_ack=True) as deliveries:
-                    for one in deliveries:
-                        raise ZeroDivisionError(one.body[:3].decode())
+                    for delivery in deliveries:
+                        raise ZeroDivisionError(delivery.body[:3].decode())
             (group,) = client.lookup(receipt.id).groups.values()
             assert "ZeroDivisionError" in str(group.failures) and "abc" not in str(group.failures)
 
@@ -535,11 +535,11 @@ async def test_a_reader_settles_undecodable_tasks_like_a_worker(wheel: TestWheel
     bad = await wheel.client.enqueue("t", b"x", encoding="zlib")
     with pytest.raises(BadBody):
         await read_all(wheel)
-    assert [one.id for one in await wheel.dead_letters()] == [bad.id]
+    assert [letter.id for letter in await wheel.dead_letters()] == [bad.id]
 
 
 async def read_all(wheel: TestWheel) -> None:
     async with wheel.client.subscribe("t", group="g", auto_ack=True) as deliveries:
         async with asyncio.timeout(30):
-            async for one in deliveries:
-                _ = one.body
+            async for delivery in deliveries:
+                _ = delivery.body

@@ -53,7 +53,7 @@ def last(function: Any) -> str:
 def test_task_keywords_match_the_fields_of_task() -> None:
     said = get_type_hints(TaskKeywords)
     of_a_task = get_type_hints(Task)
-    named = {one.name for one in fields(Task)} - {"topic", "body", "delay", "at"}
+    named = {field.name for field in fields(Task)} - {"topic", "body", "delay", "at"}
     assert named == said.keys()
     assert {name: of_a_task[name] for name in named} == said
     assert inspect.signature(Task).parameters.keys() >= named
@@ -112,7 +112,11 @@ async def fails(call: Callable[..., Any], **given: Any) -> str:
 def needed(verb: Any) -> dict[str, Any]:
     """Something for each parameter that has no default."""
     parameters = inspect.signature(verb).parameters.values()
-    return {one.name: b"x" for one in parameters if one.default is inspect.Parameter.empty}
+    return {
+        parameter.name: b"x"
+        for parameter in parameters
+        if parameter.default is inspect.Parameter.empty
+    }
 
 
 @pytest.mark.parametrize("name", verbs(Client))

@@ -34,7 +34,7 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 def shards_of(receipts: Any) -> list[int]:
     """The shards that tasks are in, by their ids."""
-    return [one.id % (1 << SHARD_BITS) for one in receipts]
+    return [receipt.id % (1 << SHARD_BITS) for receipt in receipts]
 
 
 def impatient(shards: Shards, shard: int = 0) -> Client:
@@ -126,7 +126,7 @@ async def test_tasks_go_to_the_shard_of_their_key(*, connects: bool) -> None:
         assert shards_of(ends[24]) == shards_of(ends[25]) == wanted
         assert shards_of([ends[26]]) == wanted[:1]
         assert len(set(shards_of(ends[27]))) == 1
-        stored = [one.key async for one in client.list_tasks(topic="t")]
+        stored = [task.key async for task in client.list_tasks(topic="t")]
         assert len(stored) == 12 * 3 + 1 + 2
 
 
@@ -150,7 +150,7 @@ async def test_oneway_goes_to_the_shard_of_its_key() -> None:
         for key in keys:
             await soon(client.oneway("t", b"", key=key, delay=HOUR))
         await comes(lambda: _has(client, COUNT))
-        assert shards_of([one async for one in client.list_tasks()]) == [0, 1, 2]
+        assert shards_of([task async for task in client.list_tasks()]) == [0, 1, 2]
 
 
 async def _has(client: Client, count: int) -> bool:
@@ -214,10 +214,10 @@ async def test_ids_made_before_resharding_are_asked_of_all_shards() -> None:
         shards.pass_time(1_000)
         new = [one.id for one in await client.enqueue_many(some)]
         assert max(old) <= moved_id < min(new)
-        assert [one.state for one in await client.lookup_many(old)] == ["scheduled"] * COUNT
+        assert [task.state for task in await client.lookup_many(old)] == ["scheduled"] * COUNT
         assert await client.cancel(old[1]) == "cancelled"
         # What the shard says that knows counts; the others say that the task is gone.
-        assert [one.state for one in await client.lookup_many([old[1], old[0], new[1]])] == [
+        assert [task.state for task in await client.lookup_many([old[1], old[0], new[1]])] == [
             "cancelled", "scheduled", "scheduled",
         ]  # fmt: skip
         shards.lose(1)
@@ -355,7 +355,7 @@ async def test_the_prefetch_is_divided_and_shards_take_turns() -> None:
         client = await shards.client().connect()
 
         async def prefetches() -> list[int]:
-            return [one.prefetch async for one in client.list_consumers()]
+            return [consumer.prefetch async for consumer in client.list_consumers()]
 
         async with client.subscribe("t", prefetch=8) as deliveries:
             assert sorted(await prefetches()) == [2, 3, 3]
@@ -386,8 +386,8 @@ async def test_undelivered_tasks_are_released_to_their_shard() -> None:
             await client.enqueue_many([Task("t", b"", key=f"k{n}") for n in range(9)])
             await comes(lambda: _is_in_flight(client, 9))
             await (await soon(anext(deliveries))).ack()
-        states = [one.groups["default"] async for one in client.list_tasks()]
-        assert [(one.state, len(one.failures)) for one in states] == [("ready", 0)] * 8
+        states = [task.groups["default"] async for task in client.list_tasks()]
+        assert [(state.state, len(state.failures)) for state in states] == [("ready", 0)] * 8
 
 
 async def test_a_subscription_survives_and_rejoins_an_unavailable_shard() -> None:
@@ -416,7 +416,7 @@ async def test_a_subscription_survives_and_rejoins_an_unavailable_shard() -> Non
 
 async def _is_whole(client: Client) -> bool:
     try:
-        return len([one async for one in client.list_consumers()]) == COUNT
+        return len([consumer async for consumer in client.list_consumers()]) == COUNT
     except errors.TickwheelError:
         return False
 
@@ -473,7 +473,7 @@ async def test_deliveries_after_a_pull_ended_are_released() -> None:
             [Task("t", b"", key=key_in(shard, COUNT)) for shard in range(COUNT)]
         )
         [first] = await soon(pulling)
-        others = {one.id for one in receipts} - {first.id}
+        others = {receipt.id for receipt in receipts} - {first.id}
         found: set[int] = set()
         while found != others:
             found |= {one.id for one in await soon(client.pull("t", group="g", wait=20))}
@@ -562,7 +562,7 @@ def link(client: Client, shard: int) -> Any:
 
 
 async def _waits(client: Client) -> bool:
-    return [one async for one in client.list_consumers()] != []
+    return [consumer async for consumer in client.list_consumers()] != []
 
 
 async def test_a_worker_works_on_all_shards() -> None:

@@ -61,7 +61,7 @@ def by_shard(found: list[Delivery]) -> list[int]:
 
 
 async def shares(client: Client) -> list[int]:
-    return [one.prefetch async for one in client.list_consumers()]
+    return [consumer.prefetch async for consumer in client.list_consumers()]
 
 
 async def take(deliveries: Subscription, count: int) -> list[Delivery]:

@@ -145,7 +145,7 @@ async def race_for_an_idempotency_key(shards: Shards, pairs: list[tuple[Client, 
         ]
         ends = await ends_of(*asked)
         assert [type(end) for end in ends].count(errors.IdempotencyKeyReused) == 1
-    assert len([one async for one in client.list_tasks(topic="once")]) == ROUNDS
+    assert len([task async for task in client.list_tasks(topic="once")]) == ROUNDS
 
 
 async def race_for_a_bulk_operation(shards: Shards, pairs: list[tuple[Client, str]]) -> None:

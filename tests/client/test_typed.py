@@ -356,7 +356,7 @@ async def test_older_versions_are_brought_up_to_date(
     assert [one[0] for one in got] == [1, 2, 3, 4]
     assert got[0][1] == Customer(name="Ann", born=datetime(2001, 2, 3, tzinfo=UTC))
     assert got[2][2] == Money(Decimal(5))
-    reasons = sorted(one.reason or "" for one in await wheel.dead_letters())
+    reasons = sorted(letter.reason or "" for letter in await wheel.dead_letters())
     assert reasons == ["$.n: expected int, got str", "$: expected object, got list"]
 
 

@@ -184,9 +184,9 @@ def test_views_pass_axe_and_fit_the_window(
             "axe.run(document, { iframes: false, resultTypes: ['violations'] })"
         )
         bad = [
-            (one["id"], one["impact"], one["nodes"][0]["html"][:200])
-            for one in found["violations"]
-            if one["impact"] in ("serious", "critical")
+            (violation["id"], violation["impact"], violation["nodes"][0]["html"][:200])
+            for violation in found["violations"]
+            if violation["impact"] in ("serious", "critical")
         ]
         assert not bad, (view, bad)
         wide = page.evaluate("document.documentElement.scrollWidth")
@@ -307,7 +307,9 @@ def test_dialogs_are_accessible(
     dialog.evaluate("d => d.querySelectorAll('details').forEach((one) => { one.open = true; })")
     found: Any = page.evaluate("axe.run(document.querySelector('dialog'))")
     assert [
-        one["id"] for one in found["violations"] if one["impact"] in ("serious", "critical")
+        violation["id"]
+        for violation in found["violations"]
+        if violation["impact"] in ("serious", "critical")
     ] == []
     unnamed = "d => [...d.querySelectorAll('input, select, textarea')]"
     unnamed += ".filter((one) => !one.labels.length)"

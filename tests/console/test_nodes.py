@@ -142,7 +142,7 @@ def test_a_refused_move_is_shown_in_the_dialog(console_on: Open, settled: Nodes)
     page.locator("dialog").get_by_role("button", name="Move", exact=True).click()
     expect(page.locator("dialog").get_by_role("alert")).to_contain_text("is not there")
     console.confirm("Do not")
-    assert {one["placed"] for one in settled["a"].nodes()["shards"]} == {None}
+    assert {shard["placed"] for shard in settled["a"].nodes()["shards"]} == {None}
     expect(row(page, NODES, OTHER)).to_have_count(0)
     settled[OTHER].start()
     expect(row(page, NODES, OTHER)).to_be_visible()

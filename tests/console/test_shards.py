@@ -76,11 +76,11 @@ def test_every_view_covers_all_shards(console_on: Open, hall: Any, topic: str) -
 def test_each_shard_links_its_own_console(console_on: Open, hall: Any) -> None:
     page = console_on(hall).open("nodes")
     table = page.get_by_role("table", name="All shards", exact=True)
-    for one in get(hall, "/v1/status")["statuses"]:
-        row = table.locator(f'tr[data-key="{one["shard"]}"]')
+    for status in get(hall, "/v1/status")["statuses"]:
+        row = table.locator(f'tr[data-key="{status["shard"]}"]')
         expect(row).to_contain_text("ready")
-        expect(row).to_contain_text(one["url"])
-        there = f"{one['http']}/console/#/nodes"
+        expect(row).to_contain_text(status["url"])
+        there = f"{status['http']}/console/#/nodes"
         expect(row.get_by_role("link")).to_have_attribute("href", there)
     expect(page.locator("main")).to_contain_text("All shards together")
     expect(page.get_by_role("heading", name="All nodes on this store")).to_have_count(0)

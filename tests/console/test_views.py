@@ -439,7 +439,7 @@ def test_tasks_are_searched(console: Console, shop: Daemon, topic: str) -> None:
         }
         for n in range(20)
     ]
-    ids = [one["id"] for one in post(shop, "/v1/tasks", {"tasks": many})["tasks"]]
+    ids = [task["id"] for task in post(shop, "/v1/tasks", {"tasks": many})["tasks"]]
     page = console.open("tasks")
 
     def finds(*numbers: int, **fields: str) -> None:

@@ -367,7 +367,7 @@ async def test_a_child_does_not_outlive_a_parent_that_is_killed(
     need("watchfiles")
 
     async def consumers() -> int:
-        return len([one async for one in client.list_consumers(topic="django.slow")])
+        return len([consumer async for consumer in client.list_consumers(topic="django.slow")])
 
     async def nobody() -> bool:
         return await consumers() == 0
@@ -396,6 +396,6 @@ async def test_a_worker_restarts_when_the_project_changes(project: Project, clie
     assert process.returncode == 0
 
     async def gone() -> bool:
-        return [one async for one in client.list_consumers(topic="django.slow")] == []
+        return [consumer async for consumer in client.list_consumers(topic="django.slow")] == []
 
     assert await comes(gone), "no child is left"

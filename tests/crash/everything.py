@@ -250,9 +250,9 @@ class Scene:
                 for name in SCHEDULES:
                     with suppress(TickwheelError):
                         await client.delete_schedule(name)
-                async for one in client.list_transactions():
-                    if one.state in ("open", "parked"):
-                        await client.rollback_transaction(one.id)
+                async for transaction in client.list_transactions():
+                    if transaction.state in ("open", "parked"):
+                        await client.rollback_transaction(transaction.id)
                 # A reset that is slow makes tasks when nothing else is left.
                 making = [one async for one in client.list_bulk(state="running")]
                 stats = (await client.stats()).raw

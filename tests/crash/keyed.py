@@ -163,8 +163,8 @@ class Keyed(Workload):
 
     @property
     def shows_enough(self) -> bool:
-        return any(one.stored for one in self._producers) and all(
-            one.merged and one.own for one in self._producers
+        return any(producer.stored for producer in self._producers) and all(
+            producer.merged and producer.own for producer in self._producers
         )
 
     def judge(self) -> list[str]:

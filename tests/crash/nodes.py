@@ -372,7 +372,7 @@ class NodeFaults:
     async def _led_by(self, node: Node) -> dict[int, int]:
         """The shards of a node, and in which epochs."""
         found: Nodes = await self._told(lambda client: client.nodes())
-        return {one.shard: one.epoch for one in found.shards if one.node == node.name}
+        return {shard.shard: shard.epoch for shard in found.shards if shard.node == node.name}
 
     # --- whether all is well -------------------------------------------------------------------
 

@@ -182,7 +182,7 @@ class NodesRun(Run):
     def _make_victim(self, redis: object) -> Victim:
         self.plan.answer_timeout_s = FAULTS_ANSWER_TIMEOUT_S
         self._wall = Wall(self.rig.servers)
-        nodes = [one for one in self.daemons if isinstance(one, Node)]
+        nodes = [daemon for daemon in self.daemons if isinstance(daemon, Node)]
         self.havoc_on_nodes = NodeFaults(
             nodes, self.rig, self._wall, self._doors, self.plan, self.options.kills
         )
@@ -243,7 +243,7 @@ class NodesRun(Run):
         found, beats, timeline = defaultdict(list), self._beats(), self.havoc_on_nodes.timeline
         for window, next_ms in timeline.ends():
             silences = of_fault(beats, window, next_ms)
-            if alone := [one for one in silences if not timeline.beside(window, one)]:
+            if alone := [silence for silence in silences if not timeline.beside(window, silence)]:
                 found[window.kind].append((max(alone), window))
         return found
 

@@ -141,8 +141,10 @@ class Ordering(Workload):
 
     def ends(self, receipts: Iterable[Receipt], kind: str) -> None:
         """Their ends are being sent."""
-        for one in receipts:
-            self.sent.append(Sent(one.id, one.group, one.epoch, one.attempt, Link.order(), kind))
+        for receipt in receipts:
+            self.sent.append(
+                Sent(receipt.id, receipt.group, receipt.epoch, receipt.attempt, Link.order(), kind)
+            )
 
     @property
     def shows_enough(self) -> bool:

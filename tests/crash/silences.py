@@ -69,9 +69,9 @@ def silences(
 ) -> list[Silence]:
     """Those of a shard that are of a fault which began at ``began_ms``, up to the fault after it.
     ``beats``: all of the shard, as they came."""
-    waiting_ms = list(accumulate((one.due_ms for one in reversed(beats)), min))[::-1]
+    waiting_ms = list(accumulate((beat.due_ms for beat in reversed(beats)), min))[::-1]
     """By beat: since when the first one waits of those that have not come before it."""
-    came_ms = [one.came_ms for one in beats]
+    came_ms = [beat.came_ms for beat in beats]
     first = bisect_left(came_ms, began_ms - BEFORE_MS)
     last = bisect_left(came_ms, next_ms - BEFORE_MS)
     found = []
@@ -148,7 +148,7 @@ class Timeline:
         others = self.windows[:at] + self.windows[at + 1 :]
         if others[at:] and others[at].kind == BACK:
             del others[at]
-        found = [one.kind for one in others if one.is_in(silence)]
+        found = [other.kind for other in others if other.is_in(silence)]
         if not window.is_clean:
             before = self.windows[at - 1].kind
             found.append(f"shards on their way after {before}")

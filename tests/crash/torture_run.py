@@ -473,7 +473,9 @@ class Run:
     async def _shown(self) -> None:
         """On a busy machine little may have come between two kills: there is time now."""
         enough_s = time.monotonic() + SHOWN_WITHIN_S
-        while time.monotonic() < enough_s and not all(one.shows_enough for one in self._workloads):
+        while time.monotonic() < enough_s and not all(
+            workload.shows_enough for workload in self._workloads
+        ):
             await rest(LOOK_S)
 
     def _producers(self) -> list[Any]:
@@ -494,7 +496,11 @@ class Run:
         return [
             *self._fair,
             *(self._over_http() if self.options.http else ()),
-            *(one for shard in range(plan.shards) for one in self._rough_consumers(shard)),
+            *(
+                consumer
+                for shard in range(plan.shards)
+                for consumer in self._rough_consumers(shard)
+            ),
             *(consumer for load in self._workloads for consumer in load.consumers),
         ]
 
@@ -600,7 +606,7 @@ class Run:
                 f"left: {journal.client} was told {one}" for one in told[-LEFT_SHOWN:]
             ]
         consumers = (await caller.ask(FrameType.CONSUMER_LIST, {}))[2]["consumers"]
-        self.problems += [f"connected: {one}" for one in consumers]
+        self.problems += [f"connected: {consumer}" for consumer in consumers]
 
     async def _requeue(self, caller: Caller) -> None:
         """Dead letters come back; their bodies take the room that producers need."""

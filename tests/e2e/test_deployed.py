@@ -152,7 +152,7 @@ async def test_a_worker_of_the_manifests_works_and_stops_in_time(
 def _metrics_have_what_the_scaling_asks_for(leader: Daemon) -> None:
     monitor = the("ServiceMonitor")["spec"]["endpoints"][0]["path"]
     _, series = asked(leader.http, monitor)
-    queries = [one["metadata"]["query"] for one in the("ScaledObject")["spec"]["triggers"]]
+    queries = [trigger["metadata"]["query"] for trigger in the("ScaledObject")["spec"]["triggers"]]
     named = [found for query in queries for found in re.findall(r"tickwheel_\w+\{[^}]*\}", query)]
     assert len(named) == 4
     for one in named:

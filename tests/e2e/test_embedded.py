@@ -214,7 +214,7 @@ async def test_a_cancelled_start_leaves_no_tasks_or_threads(
         async with embedded(store) as client:  # its lock is free
             await client.ping()
         await comes(lambda: asyncio.all_tasks() <= tasks)
-        await comes(lambda: not [one for one in own_threads() if one not in threads])
+        await comes(lambda: not [thread for thread in own_threads() if thread not in threads])
         assert beginning.cancelled() or beginning.exception() is None
 
 

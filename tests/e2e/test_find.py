@@ -81,12 +81,12 @@ def test_tasks_with_a_key_are_listed_newest_first(raw: Raw, topic: str) -> None:
 
 def test_tasks_are_found_by_enqueue_time(raw: Raw, topic: str) -> None:
     all_ids: list[int] = []
-    while len({when(raw, one) for one in all_ids}) < 3:
+    while len({when(raw, task_id) for task_id in all_ids}) < 3:
         all_ids += put(raw, topic, KEY)
-    times = {one: when(raw, one) for one in all_ids}
+    times = {task_id: when(raw, task_id) for task_id in all_ids}
     middle_ms = sorted(set(times.values()))[1]
     for until_ms in (min(times.values()) - 1, middle_ms - 1, middle_ms, max(times.values()) + 1):
-        expected = [one for one in all_ids if times[one] <= until_ms]
+        expected = [task_id for task_id in all_ids if times[task_id] <= until_ms]
         assert ids(raw, key=KEY, topic=topic, until_ms=until_ms) == expected
         found = ids(raw, key=KEY, topic=topic, until_ms=until_ms, newest=True)
         assert found == expected[::-1]

@@ -189,7 +189,7 @@ def test_a_killed_shard_is_named_and_the_others_serve(
     assert whole.get("/healthz").status == 200
     until(lambda: whole.metric("tickwheel_shard_up") == {"0": 1, "1": 0})
     until(lambda: whole.metric("tickwheel_serving") == {"0": 1})
-    (away,) = [one for one in whole.get("/v1/shards").json["shards"] if one["shard"] == 1]
+    (away,) = [shard for shard in whole.get("/v1/shards").json["shards"] if shard["shard"] == 1]
     assert away["restarts"] > 0
     status = whole.get("/v1/status").json
     assert (status["state"], status["shard"]) == ("unreachable", 0)
@@ -287,4 +287,4 @@ def test_tokens_and_tls_are_those_of_the_daemons(
     if is_required:
         assert "certificate is required" in found.json["detail"]
     else:
-        assert [one["state"] for one in found.json["shards"]] == ["ready", "ready"]
+        assert [shard["state"] for shard in found.json["shards"]] == ["ready", "ready"]

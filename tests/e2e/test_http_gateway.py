@@ -85,7 +85,7 @@ def test_the_gateway_serves_the_tasks_of_all_shards(
         asked = {"group": "g", "max": 10, "wait_ms": 1_000}
         answer = machine.ask("POST", "/v1/topics/orders/pull", asked)
         assert "new_group" not in answer.json
-        receipts.extend(one["receipt"] for one in answer.json["deliveries"])
+        receipts.extend(delivery["receipt"] for delivery in answer.json["deliveries"])
         return len(receipts) == 10
 
     until(pulled)

@@ -94,8 +94,8 @@ async def test_a_moved_cluster_slot_is_followed(cluster: Cluster, tmp_path: Path
 
 def test_a_start_waits_for_a_master_and_logs_it(group: SentinelGroup, tmp_path: Path) -> None:
     master = group.master
-    for one in group.sentinels[:2]:
-        one.kill()
+    for sentinel in group.sentinels[:2]:
+        sentinel.kill()
     master.kill()
     daemon = Daemon(tmp_path / "d", store=group.url())
     daemon.spawn()

@@ -63,13 +63,13 @@ def test_two_nodes_divide_the_shards(pair: Nodes) -> None:
     assert pair.leaders("b") == led_by
     urls = tuple(pair[str(led_by[shard])].url_of(shard) for shard in range(SHARDS))
     listing = pair["a"].nodes()
-    assert [one["node"] for one in listing["nodes"]] == ["a", "b"]
-    for one in listing["nodes"]:
-        assert one["address"] == f"tcp://127.0.0.1:{pair[one['node']].first_port}"
-        assert list(one["shards"]) == [
-            shard for shard, name in led_by.items() if name == one["node"]
+    assert [node["node"] for node in listing["nodes"]] == ["a", "b"]
+    for node in listing["nodes"]:
+        assert node["address"] == f"tcp://127.0.0.1:{pair[node['node']].first_port}"
+        assert list(node["shards"]) == [
+            shard for shard, name in led_by.items() if name == node["node"]
         ]
-        assert (one["draining"], one["capacity"]) == (False, 1.0)
+        assert (node["draining"], node["capacity"]) == (False, 1.0)
     for shard in listing["shards"]:
         assert shard["address"] == urls[shard["shard"]]
         assert (shard["wanted"], shard["placed"]) == (shard["node"], None)
@@ -251,7 +251,7 @@ def test_a_drained_node_hands_over_until_undrained(pair: Nodes) -> None:
     with pair["a"].raw(shard) as raw:
         assert raw.call(T.NODE_DRAIN, "b", True)[2] == {"node": "b", "draining": True}
     pair.until_led("b", "a")
-    draining = {one["node"]: one["draining"] for one in pair["a"].nodes()["nodes"]}
+    draining = {node["node"]: node["draining"] for node in pair["a"].nodes()["nodes"]}
     assert draining == {"a": False, "b": True}
     with pair["a"].raw(shard) as raw:
         raw.call(T.NODE_DRAIN, "a", True)
@@ -277,7 +277,7 @@ def test_the_shards_of_a_node_that_was_killed_go_to_the_others(pair: Nodes) -> N
     pair.until_led("a", "a")
     for shard, task in tasks.items():
         assert state(pair["a"], shard, task) == "scheduled"
-    assert [one["node"] for one in pair["a"].nodes()["nodes"]] == ["a"]
+    assert [node["node"] for node in pair["a"].nodes()["nodes"]] == ["a"]
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids[1:]))
     pair["b"].start()
     until(lambda: pair.leaders("a") == led_by, 60, pair.log)

@@ -124,7 +124,7 @@ class Work:
         made = await self.client.enqueue("later", b"", key=f"later-{turn}", delay=3600)
         assert (await self.client.lookup(made.id)).state == "scheduled"
         assert await self.client.cancel(made.id) in self.cancelled
-        assert [one.name async for one in self.client.list_schedules()] == ["tick"]
+        assert [schedule.name async for schedule in self.client.list_schedules()] == ["tick"]
 
     async def _pull(self, turn: int) -> None:
         # Not for long: a tick comes each second, and the others fill the queues meanwhile.
@@ -191,7 +191,7 @@ async def test_clients_see_no_error_while_shards_move(pair: Nodes) -> None:
                 await work.client.move_shard(shard, name)
                 await led(pair, name, name, range(shard, shard + 1))
                 await work.go_on()
-        assert {one.node for one in (await work.client.nodes()).nodes} == {"a", "b"}
+        assert {node.node for node in (await work.client.nodes()).nodes} == {"a", "b"}
 
 
 async def test_clients_see_no_error_during_a_drain_and_stop(pair: Nodes) -> None:
@@ -279,10 +279,10 @@ async def test_clients_leave_a_node_cut_off_from_redis(server: RedisServer, tmp_
         assert gap_s < BUSY * (TTL_S + CUT_S), gap_s
         assert not old.is_leased, "it said so"
         await work.go_on()
-        assert {one.peer.rpartition(":")[2] for one in connections(work.client)} == {
+        assert {connection.peer.rpartition(":")[2] for connection in connections(work.client)} == {
             nodes["a"].url_of(shard).rpartition(":")[2] for shard in range(SHARDS)
         }
-        assert all(one.is_leased for one in connections(work.client))
+        assert all(connection.is_leased for connection in connections(work.client))
         wall.let_go()
         await led(nodes, "b", "ab", range(SHARDS))
         await work.go_on()
@@ -323,8 +323,8 @@ def test_a_program_without_an_event_loop_follows_a_shard(pair: Nodes) -> None:
 def test_commands_show_nodes_and_move_shards(pair: Nodes) -> None:
     cli, leaders = Cli(pair["a"]), pair.leaders("a")
     nodes = cli.json("nodes")
-    assert [(one["node"], one["draining"]) for one in nodes] == [("a", False), ("b", False)]
-    assert {shard: one["node"] for one in nodes for shard in one["shards"]} == leaders
+    assert [(node["node"], node["draining"]) for node in nodes] == [("a", False), ("b", False)]
+    assert {shard: node["node"] for node in nodes for shard in node["shards"]} == leaders
     shards = cli.json("shards")
     assert {one["shard"]: one["node"] for one in shards} == leaders
     assert all(one["reachable"] and one["state"] == "ready" for one in shards)

@@ -92,7 +92,7 @@ async def test_a_backup_has_paused_keys(make_daemon: Callable[..., Daemon]) -> N
     await other.astart()
     async with Client(other.url) as client:
         await client.enqueue("t", b"x", order_key="a")
-        assert [one.value for one in await client.paused_keys("t", "g")] == ["a"]
+        assert [paused_key.value for paused_key in await client.paused_keys("t", "g")] == ["a"]
         assert await client.pull("t", group="g") == []
 
 

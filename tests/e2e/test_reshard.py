@@ -144,11 +144,11 @@ async def seen_by(client: Client, ids: dict[str, list[int]]) -> dict[str, Any]:
     return {
         "tasks": tasks,
         "listed": [task.id async for task in client.list_tasks()],
-        "dead": [one async for one in client.dead_list(topic="d")],
-        "schedules": [one async for one in client.list_schedules()],
-        "transactions": [one async for one in client.list_transactions()],
-        "held": [(one.key, one.id) for one in await client.held_keys("t", "g")],
-        "paused": [one.value for one in await client.paused_keys("t", "g")],
+        "dead": [letter async for letter in client.dead_list(topic="d")],
+        "schedules": [schedule async for schedule in client.list_schedules()],
+        "transactions": [transaction async for transaction in client.list_transactions()],
+        "held": [(held_key.key, held_key.id) for held_key in await client.held_keys("t", "g")],
+        "paused": [paused_key.value for paused_key in await client.paused_keys("t", "g")],
         "groups": sorted(
             (topic, name, group.rate)
             for topic, one in (await client.stats()).topics.items()
@@ -182,9 +182,13 @@ async def test_resharding_keeps_all_tasks(home: Home) -> None:
         would = home.to(count, "--dry-run")
         done = home.to(count)
         assert would == {**done, "dry_run": True, "kept": []}
-        assert done["tasks"] == len(before["listed"]) == sum(one["tasks"] for one in done["shards"])
-        for one in done["shards"]:
-            CLI.run("check", "--store", f"sqlite:///{one['database']}")
+        assert (
+            done["tasks"]
+            == len(before["listed"])
+            == sum(shard["tasks"] for shard in done["shards"])
+        )
+        for shard in done["shards"]:
+            CLI.run("check", "--store", f"sqlite:///{shard['database']}")
         daemon = home.serve()
         async with Client(daemon.url) as client:
             assert await seen_by(client, ids) == before, count
@@ -350,13 +354,13 @@ async def test_a_killed_resharding_can_be_repeated(
                 home.serve_folder("2")
     else:
         async with stopping(home.serve()) as daemon, Client(daemon.url) as client:
-            assert {one.id async for one in client.list_tasks()} == made
+            assert {task.id async for task in client.list_tasks()} == made
             count = len(client._shards.links) if client._shards else 1
             assert count == (last if place in SERVES_THE_NEW else first)
     done = CLI.one(*arguments)
     assert done["already"] == (place in SERVES_THE_NEW)
     async with stopping(home.serve()) as daemon, Client(daemon.url) as client:
-        assert {one.id async for one in client.list_tasks()} == made
+        assert {task.id async for task in client.list_tasks()} == made
         await check_places(last, client)
     assert CLI.one(*arguments)["already"]
     if first == 1:
@@ -384,7 +388,7 @@ async def test_a_resharded_shard_is_restored_from_later_history_only(
         await client.backup("after.db")
         later = [f"later{n}" for n in range(20)]
         await client.enqueue_many([Task("t", b"", delay=HOUR, key=key) for key in later])
-        ids = [one.id async for one in client.list_tasks()]
+        ids = [task.id async for task in client.list_tasks()]
         assert len(ids) == len(keys + later)
     for shard, source in ((0, ("--from", str(backups / "before.db"))), (1, ("--shard", "1"))):
         database = home.path / "layout-1" / f"shard-{shard}.db"
@@ -398,5 +402,5 @@ async def test_a_resharded_shard_is_restored_from_later_history_only(
             "restore", "--into", f"sqlite:///{database}", "--history", history, "--from", backup
         )
     async with stopping(home.serve(**said)) as daemon, Client(daemon.url) as client:
-        assert [one.id async for one in client.list_tasks()] == ids
+        assert [task.id async for task in client.list_tasks()] == ids
         await check_places(2, client)

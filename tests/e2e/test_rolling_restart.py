@@ -82,7 +82,7 @@ class Load:
     async def schedules(self, client: Client) -> None:
         await client.put_schedule("nightly", topic="rolling.changed", cron="0 3 * * *")
         await client.show_schedule("nightly")
-        assert "nightly" in [one.name async for one in client.list_schedules()]
+        assert "nightly" in [schedule.name async for schedule in client.list_schedules()]
         await client.delete_schedule("nightly")
 
     async def transact(self, client: Client) -> None:

@@ -101,7 +101,7 @@ def test_the_sharded_clients_page_runs(daemons: list[Daemon]) -> None:
     env = {**os.environ, "TICKWHEEL_URL": daemons[1].url}
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
     with sync.Client(daemons[0].url) as client:
-        assert [one.key for one in client.list_tasks()] == ["order-42"]
+        assert [task.key for task in client.list_tasks()] == ["order-42"]
 
 
 async def test_each_shard_pushes_its_own_tasks(daemons: list[Daemon]) -> None:

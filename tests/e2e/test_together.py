@@ -221,9 +221,9 @@ class Cell:
         assert await ask() == []
 
     async def _end(self, *deliveries: Delivery) -> None:
-        for one in deliveries:
-            assert one.delivered_ms >= one.due_ms == self._due_ms[one.body]
-            assert await one.ack() == "acked"
+        for delivery in deliveries:
+            assert delivery.delivered_ms >= delivery.due_ms == self._due_ms[delivery.body]
+            assert await delivery.ack() == "acked"
 
 
 async def pushed(deliveries: Subscription) -> list[Delivery]:

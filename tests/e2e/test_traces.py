@@ -151,7 +151,9 @@ def test_traces_are_in_the_history_and_restored(
     asyncio.run(taken_up(tmp_path / "history"))
     assert run(["history", "--dir", str(tmp_path / "history"), "--json"]) == 0
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    told = {one["task_id"]: one["traceparent"] for one in events if one["event"] == "enqueued"}
+    told = {
+        event["task_id"]: event["traceparent"] for event in events if event["event"] == "enqueued"
+    }
     assert told == {str(before): TRACE, str(after): OTHER}
     (backup,) = tmp_path.glob("**/kept.db")
     source = ["--from", str(backup), "--history", str(tmp_path / "history")]

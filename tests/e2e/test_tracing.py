@@ -84,9 +84,13 @@ async def test_a_trace_spans_a_kill_and_two_attempts(
     outcomes = [(one.attributes or {}).get("tickwheel.outcome") for one in attempts]
     assert outcomes == [None, "ack"]
     deliveries = [receiver.named("tickwheel.deliver")[0], *delivered]
-    assert [(one.trace_id, one.parent_id) for one in deliveries] == [(trace_id, span_id)] * 2
-    assert [one.attributes["tickwheel.attempt"] for one in deliveries] == [1, 2]
-    assert {one.attributes["messaging.message.id"] for one in deliveries} == {str(receipt.id)}
+    assert [(delivery.trace_id, delivery.parent_id) for delivery in deliveries] == [
+        (trace_id, span_id)
+    ] * 2
+    assert [delivery.attributes["tickwheel.attempt"] for delivery in deliveries] == [1, 2]
+    assert {delivery.attributes["messaging.message.id"] for delivery in deliveries} == {
+        str(receipt.id)
+    }
     (commit,) = receiver.named("tickwheel.commit")
     assert commit.links == [(trace_id, span_id)]
     assert commit.trace_id != trace_id and commit.parent_id == ""
@@ -175,7 +179,7 @@ async def test_an_endpoint_that_is_down_costs_a_warning_and_is_counted(
         await comes(lambda: "otlp_works_again" in daemon.log_text())
         await client.enqueue("t", b"")
         await comes(lambda: metric(daemon, "tickwheel_spans_total") >= 1)
-    assert {one["authorization"] for one in receiver.headers} == {"Bearer secret-42"}
+    assert {header["authorization"] for header in receiver.headers} == {"Bearer secret-42"}
     assert "secret-42" not in daemon.log_text()
     receiver.status = 503  # is tried again, for longer than a stop may take
     assert await daemon.aterminate(timeout_s=20) == 0
@@ -216,7 +220,7 @@ def of_billing(receiver: OtlpReceiver, name: str, value: int) -> object:
     if found is None:
         return None
     for point in found.sum.data_points:
-        said = {one.key: one.value.string_value for one in point.attributes}
+        said = {attribute.key: attribute.value.string_value for attribute in point.attributes}
         if said == {"topic": "orders", "group": "billing"} and point.as_int == value:
             return found
     return None

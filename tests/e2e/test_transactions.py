@@ -171,11 +171,11 @@ async def test_open_transactions_are_limited(client: Client, topic: str) -> None
         for _ in range(31):
             made.append(client.transaction("many"))
             await made[-1].enqueue(topic, b"")
-    found = [one.id async for one in client.list_transactions(group="many")]
+    found = [transaction.id async for transaction in client.list_transactions(group="many")]
     assert found == sorted(tx.id for tx in made[:-1])
     for tx in made[:-1]:
         await tx.rollback()
-    assert [one async for one in client.list_transactions(group="many")] == []
+    assert [transaction async for transaction in client.list_transactions(group="many")] == []
 
 
 async def test_an_empty_transaction_sends_no_request(client: Client) -> None:
@@ -234,7 +234,9 @@ async def test_another_producer_is_asked_after_kills(killed: Daemon) -> None:
             await rest(0.02)
         while len([c for c in other.asked if c.transaction == "nobody-knows"]) < 2:
             await rest(0.02)
-        assert [one.id async for one in client.list_transactions()] == ["nobody-knows"]
+        assert [transaction.id async for transaction in client.list_transactions()] == [
+            "nobody-knows"
+        ]
         check = next(c for c in other.asked if c.transaction == "paid")
         assert (check.group, check.tasks) == ("payments", 2)
         await daemon.arestart()
@@ -256,7 +258,7 @@ async def test_an_undecided_transaction_is_parked(
         await tx.enqueue("orders", b"1", delay=0)
         while (await client.show_transaction("lost")).state != "parked":
             await rest(0.02)
-        (parked,) = [one async for one in client.list_transactions(state="parked")]
+        (parked,) = [transaction async for transaction in client.list_transactions(state="parked")]
         assert (parked.id, parked.checks, parked.asked) == ("lost", 2, 0)
         await daemon.arestart()
         assert (await client.show_transaction("lost")).state == "parked"

@@ -104,7 +104,7 @@ async def test_a_node_with_an_unread_log_answers_and_ends(
 ) -> None:
     node = Node(tmp_path / "a", "a", server.url(), 2, http=True, leader_ttl_s=1)
     with unread(node):
-        until(lambda: all(one["node"] == "a" for one in node.nodes()["shards"]))
+        until(lambda: all(shard["node"] == "a" for shard in node.nodes()["shards"]))
         await asked(node.url)
         assert got(f"{node.http}/healthz")
         assert await node.aterminate() == 0

@@ -24,14 +24,14 @@ def test_a_group_from_the_first_task_gets_unfinished_tasks(rig: Rig) -> None:
     rig.subscribe(group="a")
     acked, flying, waiting, dead_lettered = (rig.enqueue() for _ in range(4))
     scheduled = rig.enqueue(delay_ms=100)
-    got = {one.id: one for one in rig.tick()}
+    got = {delivery.id: delivery for delivery in rig.tick()}
     rig.ack(got[acked])
     rig.nack(got[waiting], 5_000)
     rig.reject(got[dead_lettered])
     rig.create_group("t", "b", 0)
     recount(rig)
     rig.after(100).subscribe(group="b")
-    mine = [one.id for one in rig.tick() if one.group.name == "b"]
+    mine = [delivery.id for delivery in rig.tick() if delivery.group.name == "b"]
     assert sorted(mine) == sorted([flying, waiting, dead_lettered, scheduled])
 
 
@@ -57,7 +57,7 @@ def test_a_start_in_the_past_means_the_same_after_a_crash(rig: Rig, crashes: boo
     if crashes:
         rig.crash()
     rig.subscribe(group="b")
-    assert sorted(one.id for one in rig.tick()) == ids
+    assert sorted(delivery.id for delivery in rig.tick()) == ids
 
 
 def test_replaying_a_page_twice_changes_nothing(rig: Rig) -> None:
@@ -81,7 +81,7 @@ def held(rig: Rig, group: str) -> dict[str, int]:
     consumer = rig.subscribe(group=group, prefetch=4)
     names = ("acked", "flying", "waiting", "buried", "ready")
     ids = {name: rig.enqueue() for name in names}
-    got = {one.id: one for one in rig.tick() if one.group.name == group}
+    got = {delivery.id: delivery for delivery in rig.tick() if delivery.group.name == group}
     rig.ack(got[ids["acked"]])
     rig.nack(got[ids["waiting"]], 5_000)
     rig.reject(got[ids["buried"]])
@@ -140,7 +140,7 @@ def test_deleting_the_first_group_keeps_the_second_ones_tasks(rig: Rig) -> None:
         recount(rig)
     assert [rig.state(i) for i in (old, both, late)] == ["deleted", "ready", "ready"]
     rig.subscribe(group="b")
-    assert sorted(one.id for one in rig.tick()) == [both, late]
+    assert sorted(delivery.id for delivery in rig.tick()) == [both, late]
 
 
 def test_tasks_due_during_a_deletion_wait_for_the_next_group(rig: Rig) -> None:
@@ -213,7 +213,7 @@ def test_a_deletion_resumes_after_a_crash(rig: Rig, steps: int) -> None:
 def test_acks_and_nacks_count_until_the_deletion_reaches_the_task(rig: Rig) -> None:
     rig.subscribe(group="a")
     first, second, third = (rig.enqueue() for _ in range(3))
-    got = {one.id: one for one in rig.tick()}
+    got = {delivery.id: delivery for delivery in rig.tick()}
     group = rig.close_group("t", "a")
     assert rig.ack(got[first]) == "acked"
     assert rig.nack(got[second], 100) == "retrying"

@@ -205,7 +205,7 @@ def test_a_lookup_has_the_state_of_each_group(rig: Rig) -> None:
     task_id = rig.enqueue(delay_ms=100)
     assert view(rig, task_id) == {}
     rig.pass_time(100)
-    got = {one.group.name: one for one in rig.tick()}
+    got = {delivery.group.name: delivery for delivery in rig.tick()}
     rig.ack(got["acks"])
     rig.reject(got["dies"], "why")
     rig.nack(got["waits"], 700, "not yet")

@@ -57,7 +57,7 @@ def test_a_death_counts_apart_from_failures_and_delays_the_retry() -> None:
     row = rig.rows.progress[task_id, "default"]
     assert (row.state, row.attempt, row.failed, row.deaths) == (ProgressState.WAITING, 1, 0, 1)
     assert row.at_ms == rig.now_ms + 1_000
-    assert [one.reason for one in row.failures] == [f"{CONSUMER_DIED}: {KILLED}"]
+    assert [failure.reason for failure in row.failures] == [f"{CONSUMER_DIED}: {KILLED}"]
     assert rig.group().deaths == rig.core.totals.deaths == 1
     assert (rig.core.totals.leases_over, rig.core.totals.nacked) == (0, 0)
     rig.subscribe()
@@ -84,7 +84,7 @@ def test_too_many_deaths_make_a_dead_letter() -> None:
     letter = rig.rows.dead[task_id, "default"]
     assert letter.reason == f"{CONSUMER_DIED}: {KILLED}"
     assert (letter.attempt, letter.failed, letter.deaths) == (3, 0, 3)
-    assert [one.attempt for one in letter.failures] == [1, 2, 3]
+    assert [failure.attempt for failure in letter.failures] == [1, 2, 3]
     rig.subscribe()
     assert rig.requeue(task_id) == "requeued"
     (got,) = handed_out(rig)

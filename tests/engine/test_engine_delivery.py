@@ -199,7 +199,7 @@ def test_a_busy_group_does_not_delay_another() -> None:
     rig.fire()
     dispatches, more = rig.engine.delivery.dispatch(*rig.now, 8)
     assert more
-    assert quiet in [row.id for one in dispatches for row, _, _ in one.items]
+    assert quiet in [row.id for dispatch in dispatches for row, _, _ in dispatch.items]
 
 
 def test_frames_are_split_by_bytes_in_order() -> None:
@@ -211,7 +211,7 @@ def test_frames_are_split_by_bytes_in_order() -> None:
     more = True
     while more:
         dispatches, more = rig.engine.delivery.dispatch(*rig.now, 1)
-        frames += [[row.id for row, _, _ in one.items] for one in dispatches]
+        frames += [[row.id for row, _, _ in dispatch.items] for dispatch in dispatches]
     assert [len(frame) for frame in frames] == [2, 2, 1]
     assert [i for frame in frames for i in frame] == sent
     recount(rig)

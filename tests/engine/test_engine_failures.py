@@ -94,7 +94,7 @@ def test_a_failure_trace_is_kept_only_with_the_dead_letter(
     trace = "line\n" * 1_000 + "the end"
     rig.nack(got, 0, f"why\n{trace}")
     got = rig.one()
-    assert [one.reason for one in rig.held(got).past.failures] == ["why"]
+    assert [failure.reason for failure in rig.held(got).past.failures] == ["why"]
     if rejected:
         rig.reject(got, f"never\n{trace}")
     else:
@@ -102,8 +102,8 @@ def test_a_failure_trace_is_kept_only_with_the_dead_letter(
     rig.commit()
     dead = rig.rows.dead[got.id, "default"]
     assert dead.reason == "never"
-    assert [one.trace for one in dead.failures] == ["", trace[-kept:] if kept else ""]
-    assert [one.summary for one in dead.failures] == ["why", "never"]
+    assert [failure.trace for failure in dead.failures] == ["", trace[-kept:] if kept else ""]
+    assert [failure.summary for failure in dead.failures] == ["why", "never"]
     recount(rig)
 
 
@@ -118,7 +118,7 @@ def test_uncommitted_failure_traces_are_limited() -> None:
             rig.refuse()
     rows = rig.core.open.effects.dead.values()
     assert len(rows) == 40
-    waiting = sum(len(one.reason) for row in rows for one in row.failures)
+    waiting = sum(len(failure.reason) for row in rows for failure in row.failures)
     assert TRACES_LENGTH_MAX - 1_000_000 < waiting <= TRACES_LENGTH_MAX + 40 * len("why\n")
     assert {row.reason for row in rows} == {"why"}
 
@@ -208,8 +208,8 @@ def test_a_dead_letter_with_an_expired_ttl_is_not_requeued(rig: Rig) -> None:
         rig.reject(got, "no good")
     rig.commit()
     rig.after(101)
-    assert [rig.requeue(one) for one in letters] == ["ttl_over", "requeued"]
-    assert [rig.state(one) for one in letters] == ["dead", "ready"]
+    assert [rig.requeue(letter) for letter in letters] == ["ttl_over", "requeued"]
+    assert [rig.state(letter) for letter in letters] == ["dead", "ready"]
     rig.commit()
     assert {key[0] for key in rig.rows.dead} == {letters[0]}
     assert rig.core.totals.expired == 0
@@ -225,7 +225,7 @@ def test_a_new_ttl_applies_to_all_groups_of_the_task(
     rig.subscribe_all(("dead", "dead-too", "flight", "waiting"))
     rig.subscribe(group="ready", prefetch=0)
     task_id = rig.enqueue(ttl_ms=ttl_ms)
-    got = {one.group.name: one for one in rig.tick()}
+    got = {delivery.group.name: delivery for delivery in rig.tick()}
     rig.nack(got["waiting"], 5_000)
     for name in ("dead", "dead-too"):
         rig.reject(got[name], "no good")

@@ -79,7 +79,7 @@ def test_tasks_due_together_are_filtered_together(rig: FilterRig) -> None:
     rig.commit()
     assert rig.rows.outcomes == dict.fromkeys(others, Outcome.FILTERED)
     rig.subscribe("t", "a")
-    assert [one.id for one in rig.tick()] == ours
+    assert [delivery.id for delivery in rig.tick()] == ours
     assert sorted(i for n in range(3) for i in rig.core.keys.find("t", f"k{n}")) == ours
 
 
@@ -427,7 +427,7 @@ def test_a_broadcast_has_a_filter_of_its_own(rig: FilterRig) -> None:
         subscriber = Broadcaster(None, topic, 100, str(number), wanted)
         rig.engine.subscriptions.subscribe(subscriber)
     one, other = rig.put(tag="us", amount=1), rig.put(tag="eu", amount=11)
-    got = [(one.subscriber.label, one.id) for one in rig.tick()]
+    got = [(delivery.subscriber.label, delivery.id) for delivery in rig.tick()]
     assert sorted(got) == [("0", one), ("0", other), ("1", one), ("2", other)]
     assert rig.state(one) == "filtered"
 

@@ -26,7 +26,7 @@ def test_the_first_group_gets_tasks_due_before_it(rig: Rig) -> None:
     rig.after(1_000).fire()
     rig.subscribe(group="first")
     assert rig.group(name="first").since_ms == 0
-    assert sorted(one.id for one in rig.tick()) == sent
+    assert sorted(delivery.id for delivery in rig.tick()) == sent
 
 
 def test_a_later_group_gets_tasks_due_after_it(rig: Rig) -> None:
@@ -57,7 +57,7 @@ def test_the_same_groups_are_owed_a_task_after_a_restart(rig: Rig) -> None:
     both = rig.enqueue()
     rig.crash()
     rig.subscribe_all(("first", "late"))
-    got = sorted((one.group.name, one.id) for one in rig.tick())
+    got = sorted((delivery.group.name, delivery.id) for delivery in rig.tick())
     assert got == [("first", early), ("first", both), ("late", both)]
 
 
@@ -100,8 +100,8 @@ def test_each_group_has_its_own_attempts(rig: Rig) -> None:
 def test_retries_of_two_groups_in_one_millisecond_both_run(rig: Rig) -> None:
     rig.subscribe_all("ab")
     rig.enqueue()
-    for one in rig.tick():
-        rig.nack(one, 100)
+    for delivery in rig.tick():
+        rig.nack(delivery, 100)
     assert sorted(by_group(rig.after(100).tick())) == ["a", "b"]
 
 
@@ -169,8 +169,8 @@ def test_a_deleted_dead_letter_leaves_the_task_to_the_others(rig: Rig) -> None:
 def test_each_group_has_its_own_dead_letter_of_a_task(rig: Rig) -> None:
     rig.subscribe_all("ab")
     task_id = rig.enqueue()
-    for one in rig.tick():
-        rig.reject(one)
+    for delivery in rig.tick():
+        rig.reject(delivery)
     assert rig.core.dead == 2
     rig.delete_dead(task_id, "a")
     assert rig.state(task_id) == "dead"

@@ -273,7 +273,7 @@ def test_a_ttl_ends_while_it_waits_for_a_retry(rig: Rig) -> None:
 def test_a_task_in_flight_expires_only_when_returned(rig: Rig) -> None:
     rig.subscribe()
     acked, nacked = rig.enqueue(ttl_ms=200), rig.enqueue(ttl_ms=200)
-    got = {one.id: one for one in rig.tick()}
+    got = {delivery.id: delivery for delivery in rig.tick()}
     rig.after(1_000).fire()
     assert rig.state(acked) == rig.state(nacked) == "in_flight"
     assert rig.ack(got[acked]) == "acked"

@@ -70,7 +70,7 @@ def rig_with(*tasks: tuple[str | None, int]) -> tuple[OrderRig, list[int]]:
 
 def test_one_task_of_an_order_key_runs_at_a_time() -> None:
     rig, (a1, a2, b1, plain) = rig_with(("a", 0), ("a", 0), ("b", 0), (None, 0))
-    got = {one.id: one for one in rig.tick()}
+    got = {delivery.id: delivery for delivery in rig.tick()}
     assert list(got) == [a1, b1, plain]
     rig.done(got[b1])
     assert rig.ids() == []
@@ -223,7 +223,7 @@ def test_priority_decides_between_keys_but_not_within_one(rig: OrderRig) -> None
 def test_a_failing_task_holds_only_its_key() -> None:
     rig, (a1, a2, b1, b2) = rig_with(("a", 0), ("a", 0), ("b", 0), ("b", 0))
     rig.configure("t", "default", order_failure="retry")
-    got = {one.id: one for one in rig.tick()}
+    got = {delivery.id: delivery for delivery in rig.tick()}
     assert rig.nack(got[a1]) == "retrying"
     rig.done(got[b1])
     assert rig.ids() == [b2]
@@ -392,7 +392,7 @@ def test_a_moved_task_gives_way_to_an_earlier_one() -> None:
 def test_a_held_key_waits_for_an_operator(restart: Any, what: str) -> None:
     rig, (a1, a2, b1) = rig_with(("a", 0), ("a", 0), ("b", 0))
     rig.configure("t", "default", order_failure="hold", order_attempts=1)
-    got = {one.id: one for one in rig.tick()}
+    got = {delivery.id: delivery for delivery in rig.tick()}
     assert rig.nack(got[a1], reason="broken") == "held"
     rig.done(got[b1])
     held_ms = rig.now_ms
@@ -659,8 +659,8 @@ def test_a_slow_subscriber_does_not_hold_up_its_keys(rig: OrderRig) -> None:
 
 def test_few_partitions_move_when_a_subscriber_joins_or_leaves(rig: OrderRig) -> None:
     partitions, members = KeyPartitions[Subscriber](), [rig.subscribe() for _ in range(5)]
-    for one in members[:4]:
-        partitions.join(one)
+    for member in members[:4]:
+        partitions.join(member)
     before = partitions.of(range(1, 65), {})
     partitions.join(members[4])
     after = partitions.of(range(1, 65), {})
@@ -884,7 +884,7 @@ def test_order_lines_show_which_task_blocks() -> None:
     rig.subscribe()
     rig.tick()
     queues = rig.engine.key_control.queues(rig.group(), 10)
-    assert [(one.kind, one.state, one.in_flight, one.waiting) for one in queues] == [
+    assert [(queue.kind, queue.state, queue.in_flight, queue.waiting) for queue in queues] == [
         ("fair", "limited", 1, 4),
         ("order", "in_flight", 1, 2),
     ]
@@ -1034,8 +1034,8 @@ def test_a_changed_fair_by_ignores_tasks_already_ready(then: str) -> None:
     recount(rig)
     for _ in range(40):
         rig.pass_time(40_000)
-        for one in rig.tick():
-            rig.ack(one)
+        for delivery in rig.tick():
+            rig.ack(delivery)
         rig.commit()
         recount(rig)
     assert not rig.rows.tasks

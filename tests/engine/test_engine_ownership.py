@@ -461,7 +461,7 @@ def test_an_unacked_task_does_not_end_as_acked(rig: Rig, how: str) -> None:
     [task_id] = rig.store(ttl_ms=1_000 if how == "expired" else None)
     for group in "ab":
         rig.subscribe(group=group)
-    got = {one.group.name: one for one in rig.tick()}
+    got = {delivery.group.name: delivery for delivery in rig.tick()}
     if how == "expired":
         rig.release(got["b"])
         rig.pass_time(1_001)
@@ -492,7 +492,7 @@ def test_a_replay_ends_with_its_group(rig: Rig) -> None:
 def test_a_reschedule_during_a_replay_applies_to_all_groups(rig: Rig) -> None:
     ids = replaying(rig)
     rig.subscribe(group="a")
-    got = {one.id: one for one in rig.tick() if one.group.name == "a"}
+    got = {delivery.id: delivery for delivery in rig.tick() if delivery.group.name == "a"}
     rig.nack(got[ids[-1]], 50)
     assert rig.reschedule(ids[-1], 5_000) == "scheduled"
     finish_replay(rig)
@@ -571,8 +571,8 @@ def test_a_replay_does_not_block_other_tasks_of_its_group() -> None:
     rig = Rig(replace(CONFIG, resident_bytes_max=1, loading_max=2))
     kept = replaying(rig)
     ours = rig.subscribe(group="a")
-    for one in rig.tick():
-        assert rig.ack(one) == "acked"
+    for delivery in rig.tick():
+        assert rig.ack(delivery) == "acked"
     rig.commit()
     rig.engine.subscriptions.unsubscribe(ours)
     group = rig.group(name="b")
@@ -581,4 +581,4 @@ def test_a_replay_does_not_block_other_tasks_of_its_group() -> None:
     new = rig.enqueue()
     rig.fire()
     rig.load()
-    assert {one.id for one in rig.dispatch() if one.group is group} == {kept[0], new}
+    assert {delivery.id for delivery in rig.dispatch() if delivery.group is group} == {kept[0], new}

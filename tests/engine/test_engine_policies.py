@@ -95,7 +95,7 @@ def test_a_table_policy_follows_its_steps_then_buries(rig: Rig) -> None:
 def test_policy_none_buries_at_the_first_failure(rig: Rig) -> None:
     rig.subscribe()
     nacked, expired, lost = (rig.enqueue(retry="none") for _ in range(3))
-    got = {one.id: one for one in rig.tick()}
+    got = {delivery.id: delivery for delivery in rig.tick()}
     assert rig.nack(got[nacked]) == "dead"
     rig.after(LEASE_MS).expire()
     assert [rig.state(i) for i in (nacked, expired, lost)] == ["dead"] * 3

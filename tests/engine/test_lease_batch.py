@@ -90,7 +90,7 @@ class Life:
     def live(self, step: object) -> None:
         rig = self.rig
         if isinstance(step, Put):
-            new = [("t", rig.now_ms + step.delay_ms, b"b" * 9, one) for one in step.options]
+            new = [("t", rig.now_ms + step.delay_ms, b"b" * 9, option) for option in step.options]
             if new:
                 size_bytes = sum(size_of(body, one) for _, _, body, one in new)
                 rig.engine.intake.enqueue(None, None, 0, new, size_bytes, rig.now_ms)
@@ -217,11 +217,11 @@ def test_subscribers_get_preferred_tasks_within_their_room(
     parts, has_others = share_out(wanted, room)
     assert sorted(at for places in parts.values() for at in places) == list(range(len(wanted)))
     asked = Counter(wanted)
-    for one in members:
-        places = parts.get(one, [])
-        assert len(places) <= room[one]
-        its_own = [at for at in places if wanted[at] is one]
-        assert len(its_own) == min(asked[one], room[one])
-        assert its_own == [at for at, other in enumerate(wanted) if other is one][: len(its_own)]
+    for member in members:
+        places = parts.get(member, [])
+        assert len(places) <= room[member]
+        its_own = [at for at in places if wanted[at] is member]
+        assert len(its_own) == min(asked[member], room[member])
+        assert its_own == [at for at, other in enumerate(wanted) if other is member][: len(its_own)]
     given_away = [at for one, places in parts.items() for at in places if wanted[at] is not one]
     assert has_others == bool(given_away)

@@ -218,7 +218,7 @@ def test_a_replayed_task_is_not_broadcast(rig: ResetRig) -> None:
     plain = rig.put()
     rig.fire()
     dispatches, _ = rig.engine.delivery.dispatch(rig.now_ms, rig.mono_ms, 100)
-    assert [row.id for one in dispatches for row, _, _ in one.items] == [plain]
+    assert [row.id for dispatch in dispatches for row, _, _ in dispatch.items] == [plain]
 
 
 def test_a_rescheduled_replayed_task_keeps_its_group(rig: ResetRig) -> None:

@@ -84,8 +84,8 @@ class Life:
         due = await enqueued(client, name, "t", 8, 0)
         async with client.subscribe("t", group="g", prefetch=100) as deliveries:
             got: dict[int, Delivery] = {}
-            async for one in deliveries:
-                got[one.id] = one
+            async for delivery in deliveries:
+                got[delivery.id] = delivery
                 if got.keys() >= set(due):
                     break
             await got[due[0]].ack()
@@ -226,9 +226,9 @@ async def delivered(client: Client, count: int) -> Any:
     """(id, body) of so many tasks, each of which is acked."""
     while count:
         for topic, group in (("t", "g"), ("u", "h")):
-            for one in await client.pull(topic, group=group, max=100):
-                yield one.id, one.body
-                assert await one.ack() == "acked"
+            for delivery in await client.pull(topic, group=group, max=100):
+                yield delivery.id, delivery.body
+                assert await delivery.ack() == "acked"
                 count -= 1
 
 

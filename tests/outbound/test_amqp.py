@@ -139,11 +139,11 @@ async def test_messages_refused_by_a_full_queue_are_retried(
         assert "Nack" in (made.trouble or "")
 
         async def are_acked() -> bool:
-            found.extend([one.body for one in await drained(server, "full")])
+            found.extend([message.body for message in await drained(server, "full")])
             return all([await acked(wheel, one) for one in receipts.ids])
 
         await comes(are_acked)
-    found += [one.body for one in await drained(server, "full")]
+    found += [message.body for message in await drained(server, "full")]
     assert set(found) == {b"1", b"2", b"3"} and await dead(wheel) == []
 
 

@@ -48,8 +48,8 @@ async def test_tasks_of_a_forwarded_group_are_entries_of_the_stream(
         receipts = await client.enqueue_many(tasks)
         await comes(lambda: redis.xlen("orders") >= len(tasks), SOON_S)
         entries = [fields for _, fields in redis.xrange("orders")]
-        assert {int(one[b"body"]) for one in entries} == set(range(50))
-        ids = {int(one[b"tickwheel-dedupe-id"]) for one in entries}
+        assert {int(entry[b"body"]) for entry in entries} == set(range(50))
+        ids = {int(entry[b"tickwheel-dedupe-id"]) for entry in entries}
         assert ids == {receipt.id for receipt in receipts}
         await comes(lambda: _acked(client, ids), SOON_S)
         with pytest.raises(Conflict, match="forwarded"):

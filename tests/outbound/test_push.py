@@ -261,7 +261,7 @@ async def test_an_overloaded_host_uses_no_attempt(
     found = await target_when(client, topic, lambda one: one.sent >= 3)
     assert (found.state, found.last_error) == ("failing", f"answer {status}")
     endpoint.status = 204
-    assert [await settled(client, one.id) for one in receipts] == ["acked"] * 3
+    assert [await settled(client, receipt.id) for receipt in receipts] == ["acked"] * 3
     last = endpoint.got[-1].headers
     assert last["tickwheel-attempt"] == "2"
 
@@ -506,12 +506,12 @@ async def test_an_endless_answer_is_dropped(http: Http, endpoint: Endpoint, what
     with flooding(*HOSTILE[what]) as hostile:
         floods = [asyncio.create_task(posted(http, hostile.port)) for _ in range(16)]
         others = 0
-        while not all(one.done() for one in floods):
+        while not all(flood.done() for flood in floods):
             request = Request(endpoint.url, "m", {}, b"x")
             answer = await post(http, request, Signer([SECRET]), Spans(request_s=5.0))
             assert answer.status == 204, answer.error
             others += 1
-        answers = [await one for one in floods]
+        answers = [await flood for flood in floods]
     assert others
     is_answered = what in ("chunks", "an extension", "trailers")
     assert {one.status for one in answers} == {200 if is_answered else None}
@@ -585,7 +585,7 @@ async def test_slow_hosts_do_not_delay_fast_hosts(
         over.set()
 
     async def states() -> dict[str, str] | None:
-        found = {one.group: one.state for one in await client.targets(topic=topic)}
+        found = {target.group: target.state for target in await client.targets(topic=topic)}
         is_told = found["g"] != "starting" and found["dead"] in ("failing", "open")
         return found if is_told else None  # a moment later
 
@@ -679,7 +679,7 @@ async def test_unused_hosts_are_forgotten() -> None:
     try:
         hosts = [http.host(f"https://{name}.example.com/") for name in ("a", "b", "a")]
         assert hosts[0] is hosts[2], "what is known of it is of all its pushes"
-        kept = [weakref.ref(one) for one in hosts[:2]]
+        kept = [weakref.ref(host) for host in hosts[:2]]
         del hosts[1]
         gc.collect()
         assert [one() is None for one in kept] == [False, True]

@@ -75,7 +75,7 @@ async def test_later_without_a_delay_comes_back_without_a_failure(wheel: TestWhe
     seen: list[tuple[int, int]] = []
 
     async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:
-        seen.extend((one.attempt, one.failures) for one in deliveries)
+        seen.extend((delivery.attempt, delivery.failures) for delivery in deliveries)
         return [ACK if len(seen) > 2 else Outcome("later")]
 
     await enqueue(wheel, b"x")

@@ -181,8 +181,8 @@ LATER = DUE + 24 * 3_600_000
 def next_day() -> Iterator[dict[str, Any]]:
     """One more that is held up."""
     late_ms = LATER - DUE
-    for one in lines(delivered("billing", late_ms, [8], Cause.KEY_BUSY)):
-        yield one | {"epoch": 2}
+    for line in lines(delivered("billing", late_ms, [8], Cause.KEY_BUSY)):
+        yield line | {"epoch": 2}
 
 
 def figures(rows: list[dict[str, Any]]) -> dict[str, tuple[int | None, ...]]:

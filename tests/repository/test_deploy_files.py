@@ -241,7 +241,7 @@ def test_a_daemon_of_a_compose_file_has_settings_that_it_takes(
 def _places(name: str, service: dict[str, Any]) -> list[str]:
     """By which a service is found by others."""
     networks = service.get("networks", {})
-    return [name, *(one["ipv4_address"] for one in networks.values())]
+    return [name, *(network["ipv4_address"] for network in networks.values())]
 
 
 def stop_s(settings: Settings) -> float:
@@ -382,7 +382,7 @@ def test_a_daemon_of_the_manifests_has_settings_that_it_takes(
     assert settings.advertise == (
         f"tcp://<TICKWHEEL_NODE>.{service['metadata']['name']}.<POD_NAMESPACE>:7355"
     )
-    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert split_address(settings.listen, "listen")[1] == ports["tcp"]
     assert split_address(settings.http or "", "http")[1] == ports["http"]
     # Twice the bodies: what the tasks themselves take is about as much.
@@ -391,7 +391,9 @@ def test_a_daemon_of_the_manifests_has_settings_that_it_takes(
     stop = container["lifecycle"]["preStop"]["sleep"]["seconds"] + stop_s(settings)
     assert spec["terminationGracePeriodSeconds"] >= stop
     tokens = Path(said["TICKWHEEL_TOKENS_FILE"])
-    [mount] = [one for one in container["volumeMounts"] if one["mountPath"] == str(tokens.parent)]
+    [mount] = [
+        mount for mount in container["volumeMounts"] if mount["mountPath"] == str(tokens.parent)
+    ]
     [volume] = [one for one in spec["volumes"] if one["name"] == mount["name"]]
     assert tokens.name in [item["path"] for item in volume["secret"]["items"]]
 
@@ -532,12 +534,12 @@ COMING = {
 def test_workers_are_scaled_by_the_upcoming_load(tmp_path: Path) -> None:
     need_prometheus()
     triggers = the("ScaledObject")["spec"]["triggers"]
-    assert [one["name"] for one in triggers] == list(COMING)
+    assert [trigger["name"] for trigger in triggers] == list(COMING)
     tests = [
-        {"expr": one["metadata"]["query"], "eval_time": at,
+        {"expr": trigger["metadata"]["query"], "eval_time": at,
          "exp_samples": [{"labels": "{}", "value": value}]}
-        for one in triggers
-        for at, value in COMING[one["name"]].items()
+        for trigger in triggers
+        for at, value in COMING[trigger["name"]].items()
     ]  # fmt: skip
     series = [{"series": name, "values": f"{value}x60"} for name, value in SERIES.items()]
     case = {"interval": "1m", "input_series": series, "promql_expr_test": tests}
@@ -547,8 +549,8 @@ def test_workers_are_scaled_by_the_upcoming_load(tmp_path: Path) -> None:
 
 
 def test_every_trigger_says_all_that_its_scaler_asks_for() -> None:
-    for one in the("ScaledObject")["spec"]["triggers"]:
-        assert one["type"] == "prometheus"
-        assert {"serverAddress", "query", "threshold"} == one["metadata"].keys()
-        assert float(one["metadata"]["threshold"]) > 0
-        assert isinstance(one["metadata"]["threshold"], str), "KEDA takes texts"
+    for trigger in the("ScaledObject")["spec"]["triggers"]:
+        assert trigger["type"] == "prometheus"
+        assert {"serverAddress", "query", "threshold"} == trigger["metadata"].keys()
+        assert float(trigger["metadata"]["threshold"]) > 0
+        assert isinstance(trigger["metadata"]["threshold"], str), "KEDA takes texts"

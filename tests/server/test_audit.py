@@ -96,7 +96,7 @@ async def test_a_paused_key_names_who_paused_it(rig: AccessRig) -> None:
     await peer.call(T.GROUP_CREATE, "t", "g", {"fair_by": "tenant"})
     assert (await peer.call(T.PAUSE_KEY, "t", "g", "customer-7", None))[2]["by"] == "token ops"
     await peer.call(T.RESUME_KEY, "t", "g", None, 7)
-    assert [(one["operation"], one["named"], one["who"]) for one in lines(rig)[2:]] == [
+    assert [(line["operation"], line["named"], line["who"]) for line in lines(rig)[2:]] == [
         ("pause_key", {"topic": "t", "group": "g", "key": "customer-7"}, "token ops"),
         ("resume_key", {"topic": "t", "group": "g", "value": 7}, "token ops"),
     ]
@@ -108,7 +108,7 @@ async def test_http_requests_and_refusals_are_audited(rig: AccessRig) -> None:
     assert (await rig.http(few, "DELETE", "/v1/topics/t")).status == 403
     schedule = {"topic": "t", "every_ms": 60_000, "body": SECRET.decode()}
     assert (await rig.http(ops, "PUT", "/v1/schedules/nightly", schedule)).status in (200, 201)
-    found = [one for one in lines(rig) if not one["operation"].startswith("token_")]
+    found = [line for line in lines(rig) if not line["operation"].startswith("token_")]
     assert [(one["who"], one["operation"], one["outcome"]) for one in found] == [
         ("token few", "delete_topic", "forbidden"),
         ("token ops", "put_schedule", "ok"),
@@ -347,7 +347,7 @@ async def test_run_schedule_in_a_batch_with_an_enqueue_is_audited(rig: AccessRig
     rig.store.go_on()
     for number in numbers:
         assert (await peer.answer(number))[0] == T.OK
-    ran = [one for one in lines(rig) if one["operation"] == "run_schedule"]
+    ran = [line for line in lines(rig) if line["operation"] == "run_schedule"]
     assert [(one["outcome"], one["counts"]) for one in ran] == [("ok", {"tasks": 1})]
 
 
@@ -368,7 +368,7 @@ async def test_an_operators_decision_is_audited(rig: AccessRig) -> None:
     answers = [await operator.answer(number) for number in numbers]
     assert [answer[0] for answer in answers] == [T.OK, T.OK, T.ERROR]
     assert (await operator.call(T.COMMIT, "a"))[0] == T.OK  # once more
-    found = [one for one in lines(rig) if one["operation"].endswith("_transaction")]
+    found = [line for line in lines(rig) if line["operation"].endswith("_transaction")]
     said = {(one["operation"], one["named"]["transaction"], one["outcome"]) for one in found}
     assert said == {
         ("commit_transaction", "a", "ok"),
@@ -385,7 +385,7 @@ async def test_producers_decisions_are_not_audited(rig: AccessRig) -> None:
     assert (await member.call(T.CHECKS, ("payments",)))[0] == T.OK
     assert (await producer.call(T.COMMIT, "a"))[0] == T.OK
     assert (await member.call(T.ROLLBACK, "b"))[0] == T.OK
-    assert not [one for one in lines(rig) if one["operation"].endswith("_transaction")]
+    assert not [line for line in lines(rig) if line["operation"].endswith("_transaction")]
     token = await rig.token("all")
     assert (await rig.http(token, "POST", "/v1/transactions/a/commit")).status == 200
     assert lines(rig)[-1]["operation"] == "commit_transaction"
@@ -402,7 +402,7 @@ async def test_a_decision_on_anothers_transaction_is_audited(rig: AccessRig) -> 
     assert (await other.call(T.ROLLBACK, "a"))[0] == T.OK
     assert (await other.call(T.COMMIT, "b"))[0] == T.OK
     assert (await other.call(T.COMMIT, "c"))[0] == T.OK
-    found = [one for one in lines(rig) if one["operation"].endswith("_transaction")]
+    found = [line for line in lines(rig) if line["operation"].endswith("_transaction")]
     assert [one["named"]["transaction"] for one in found] == ["a", "b", "c"]
     assert {one["who"] for one in found} == {"token also"}
 

@@ -111,7 +111,7 @@ async def test_hidden_schedules_still_reserve_their_names(
     peer = await rig.peer_with("all=ours.*")
     await words(peer, T.SCHEDULE_PUT, "ours", every | {"topic": "ours.a"})
     page = await words(peer, T.SCHEDULE_LIST, {})
-    assert [one["name"] for one in page["schedules"]] == ["ours"]
+    assert [schedule["name"] for schedule in page["schedules"]] == ["ours"]
     for verb in ("show", "pause", "resume", "run", "delete"):
         answers = [await peer.call(T.SCHEDULE, name, verb, {}) for name in ("theirs", "never")]
         assert [answer[2] for answer in answers] == ["not_found", "not_found"], verb
@@ -167,7 +167,7 @@ async def test_hidden_transactions_still_reserve_their_names(
     peer = await rig.peer_with("all=ours.*")
     await words(peer, T.PREPARE, "ours", "g", 1, [("ours.a", b"", 0)], None)
     page = await words(peer, T.TRANSACTION_LIST, {})
-    assert [one["id"] for one in page["transactions"]] == ["ours"]
+    assert [transaction["id"] for transaction in page["transactions"]] == ["ours"]
     for verb in (T.TRANSACTION_SHOW, T.COMMIT, T.ROLLBACK):
         answers = [await peer.call(verb, name) for name in ("theirs", "both", "never")]
         assert [answer[2] for answer in answers] == ["unknown_transaction"] * 3, verb

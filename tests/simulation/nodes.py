@@ -249,12 +249,12 @@ class NodesWorld(Run):
         self.trace("gives", host, "with its node" if is_node else "")
         others = [one for one in self.machines if one.is_alive and one is not machine]
         if is_node:
-            if self.is_calm and any(not one.is_leaving for one in others):
+            if self.is_calm and any(not other.is_leaving for other in others):
                 self.problems.append(f"{host} leads still when its node ends, at {now_s:.3f} s")
             return
         heirs = {} if machine.seen is None else dict(machine.seen.nodes)
         heirs.pop(machine.name, None)
-        if not any(shard in one.standbys for one in heirs.values()):
+        if not any(shard in heir.standbys for heir in heirs.values()):
             self.problems.append(
                 f"{host} gives its shard away, and nobody stands by: {now_s:.3f} s"
             )
@@ -271,7 +271,7 @@ class NodesWorld(Run):
     def target(self) -> dict[int, str]:
         """Shard → node, by what is true."""
         registry = self.registry
-        there = {one.name: one.capacity for one in self.machines if one.is_alive}
+        there = {machine.name: machine.capacity for machine in self.machines if machine.is_alive}
         free = {name: c for name, c in there.items() if name not in registry.drained}
         return place(self.count, free or there, registry.placed)
 
@@ -373,7 +373,7 @@ class NodesWorld(Run):
                 )
 
     def _can(self, name: str) -> bool:
-        alive = [one for one in self.machines if one.is_alive]
+        alive = [machine for machine in self.machines if machine.is_alive]
         if name == "join":
             return len(alive) < len(self.machines)
         return name != "leave" or len(alive) > 1
@@ -455,7 +455,9 @@ def host_of_process() -> ProcessHost:
 
 
 def _machine(world: NodesWorld) -> Machine:
-    return world.rnd.choice([one for one in world.machines if one.is_alive] or world.machines)
+    return world.rnd.choice(
+        [machine for machine in world.machines if machine.is_alive] or world.machines
+    )
 
 
 def _process(world: NodesWorld, kind: ProcessKind) -> ProcessHost | None:
@@ -557,7 +559,7 @@ def slow_store(world: NodesWorld) -> None:
 
 def join(world: NodesWorld) -> None:
     """A machine that is not there begins."""
-    gone = [one for one in world.machines if not one.is_alive]
+    gone = [machine for machine in world.machines if not machine.is_alive]
     if gone:
         world.rnd.choice(gone).start()
 

@@ -156,7 +156,7 @@ def daemon_of(
     """A daemon, with the store of the simulation where it would open its own. ``shards``: the
     servers of all shards, where there are several."""
     store = NodeStore(Line(server, host, run.trace))
-    siblings = NodeSiblings([Line(one, host, run.trace) for one in shards])
+    siblings = NodeSiblings([Line(shard, host, run.trace) for shard in shards])
     election = NodeElection(Line(server, host, run.trace), int(TTL_S * 1000))
     with (
         mock.patch.object(roles, "open_store", lambda given: (store, given.engine())),

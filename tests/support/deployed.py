@@ -33,7 +33,7 @@ def objects(kind: str) -> list[dict[str, Any]]:
 
 def the(kind: str, name: str = "") -> dict[str, Any]:
     """Return the only object of a kind, or the one with this name."""
-    [found] = [one for one in objects(kind) if not name or one["metadata"]["name"] == name]
+    [found] = [item for item in objects(kind) if not name or item["metadata"]["name"] == name]
     return found
 
 

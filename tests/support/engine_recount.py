@@ -138,7 +138,7 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     assert core.tasks == len(known)
     _unfinished(core, known, {*scheduled, *(task_id for task_id, _ in places)})
     _keys(rig, known)
-    assert core.sessions.answers == sum(one.weight for one in core.sessions)
+    assert core.sessions.answers == sum(session.weight for session in core.sessions)
     held = [batch.replaced for batch in (core.sealed, core.landing, core.open) if batch is not None]
     for task_id, row in core.replaced.items():
         assert any(rows.get(task_id) is row for rows in held), f"{task_id} is held for ever"

@@ -109,7 +109,7 @@ class Nodes:
 
     def leaders(self, asked: str) -> dict[int, str | None]:
         """Return the leading node of each shard, as one node lists them."""
-        return {one["shard"]: one["node"] for one in self[asked].nodes()["shards"]}
+        return {shard["shard"]: shard["node"] for shard in self[asked].nodes()["shards"]}
 
     def until_led(
         self, asked: str, by: Iterable[str], timeout_s: float = 60.0
@@ -121,8 +121,8 @@ class Nodes:
 
         def look() -> dict[int, str | None]:
             shards = self[asked].nodes()["shards"]
-            found = {one["shard"]: one["node"] for one in shards}
-            rests = all(one["node"] == one["wanted"] for one in shards)
+            found = {shard["shard"]: shard["node"] for shard in shards}
+            rests = all(shard["node"] == shard["wanted"] for shard in shards)
             return found if rests and set(found.values()) == those else {}
 
         return until(look, timeout_s, self.log)

@@ -110,7 +110,7 @@ def _span(raw: Any, resource: dict[str, Any]) -> Span:
 
 
 def _plain(attributes: Any) -> dict[str, Any]:
-    return {one.key: _value(one) for one in attributes}
+    return {attribute.key: _value(attribute) for attribute in attributes}
 
 
 def _value(one: KeyValue) -> Any:

@@ -180,7 +180,9 @@ class SentinelGroup:
         self.sentinels: list[_Sentinel] = []
 
     def url(self, query: str = "", user: str = "") -> str:
-        seeds = ",".join(f"127.0.0.1:{one.tls_port or one.port}" for one in self.sentinels)
+        seeds = ",".join(
+            f"127.0.0.1:{sentinel.tls_port or sentinel.port}" for sentinel in self.sentinels
+        )
         scheme = "redis" if self._certificate is None else "rediss"
         return f"{scheme}+sentinel://{user}{seeds}/0?master={NAME}{'&' if query else ''}{query}"
 
@@ -190,7 +192,7 @@ class SentinelGroup:
         for server in replicas:
             server.start()
             ask(server, "REPLICAOF", "127.0.0.1", named_port(first))
-        until(lambda: all(is_replica_of(one, first) for one in replicas))
+        until(lambda: all(is_replica_of(replica, first) for replica in replicas))
         for number in range(3):
             folder = self.folder / f"sentinel-{number}"
             one = _Sentinel(folder, named_port(first), self._certificate)
@@ -201,8 +203,8 @@ class SentinelGroup:
 
     def _is_ready(self) -> bool:
         """Return whether every Sentinel knows all servers and can fail over."""
-        for one in self.sentinels:
-            reply = one.ask("SENTINEL", "MASTER", NAME)
+        for sentinel in self.sentinels:
+            reply = sentinel.ask("SENTINEL", "MASTER", NAME)
             if isinstance(reply, Exception):
                 return False
             state = dict(zip(reply[::2], reply[1::2], strict=True))
@@ -218,7 +220,9 @@ class SentinelGroup:
 
     def named(self) -> set[int]:
         """Return the master ports that the Sentinels name."""
-        replies = [one.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME) for one in self.sentinels]
+        replies = [
+            sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME) for sentinel in self.sentinels
+        ]
         return {int(reply[1]) for reply in replies}
 
     @property
@@ -258,8 +262,8 @@ class SentinelGroup:
     def is_whole(self) -> bool:
         """Return whether all other servers follow the master."""
         master = self._master()
-        others = [one for one in self.servers if one is not master]
-        return master is not None and all(is_replica_of(one, master) for one in others)
+        others = [server for server in self.servers if server is not master]
+        return master is not None and all(is_replica_of(other, master) for other in others)
 
     def heal(self) -> None:
         """Wait until all servers run, follow the master, and can be promoted."""
@@ -453,7 +457,11 @@ class Cluster:
             assert reply in (b"OK", b"NOKEY"), reply
             between("some")
         between("all")
-        for node in (to, source, *(one for one in self.masters() if one not in (to, source))):
+        for node in (
+            to,
+            source,
+            *(master for master in self.masters() if master not in (to, source)),
+        ):
             reply = ask(node, "CLUSTER", "SETSLOT", slot, "NODE", self._ids[to.port])
             assert reply == b"OK", reply
         return time.monotonic() - began_s

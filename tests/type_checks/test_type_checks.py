@@ -56,9 +56,9 @@ def pyright(programs: Sequence[Path]) -> Found:
     told = json.loads(done.stdout)
     assert told["summary"]["filesAnalyzed"] == len(programs), done.stdout + done.stderr
     found: Found = defaultdict(set)
-    for one in told["generalDiagnostics"]:
-        if one["severity"] == "error":
-            found[Path(one["file"])].add(one["range"]["start"]["line"] + 1)
+    for diagnostic in told["generalDiagnostics"]:
+        if diagnostic["severity"] == "error":
+            found[Path(diagnostic["file"])].add(diagnostic["range"]["start"]["line"] + 1)
     return found
 
 

@@ -115,7 +115,7 @@ async def test_an_upgrade_is_atomic(tmp_path: Path) -> None:
 def _first(*fields: Any) -> tuple[DeadRow, str]:
     """A dead letter, and who signed it: of version 1 nobody has."""
     failures, *counts = fields[6:]
-    return DeadRow(*fields[:6], tuple(Failure(*one) for one in failures), *counts), "nobody"
+    return DeadRow(*fields[:6], tuple(Failure(*failure) for failure in failures), *counts), "nobody"
 
 
 def _second(*fields: Any) -> tuple[DeadRow, str]:

@@ -312,7 +312,11 @@ def letters(expected: Expected) -> list[dict[str, Any]]:
 def owed(expected: Expected) -> PendingGroups:
     """What each group must get, once the old receipts were acked. A topic that never had a group
     gives everything to its first one."""
-    acked = {(one["group"], task_id) for one in expected["receipts"] for task_id in one["ids"]}
+    acked = {
+        (receipt["group"], task_id)
+        for receipt in expected["receipts"]
+        for task_id in receipt["ids"]
+    }
     found: PendingGroups = defaultdict(set)
     for task in (later(task, expected) for task in expected["tasks"]):
         if task["state"] == "ready" and not task["groups"]:

@@ -187,7 +187,7 @@ class Stage:
         """Deliveries of its group: (id, epoch, attempt)."""
         fields = (self.topic, self.group, count, 0, None)
         epoch, _, deliveries = self.say(VERBS["pull"], *fields)
-        return [(one[0], epoch, one[1]) for one in deliveries]
+        return [(delivery[0], epoch, delivery[1]) for delivery in deliveries]
 
     def deliver(self, count: int = 1, **options: Any) -> list[tuple[int, int, int]]:
         """So many new tasks that its group was given."""
@@ -208,13 +208,13 @@ class Stage:
         """The ids of so many dead letters of its group."""
         receipts = [(*one, "bad") for one in self.deliver(count, **options)]
         self.say(VERBS["reject"], self.topic, self.group, receipts)
-        return [one[0] for one in receipts]
+        return [receipt[0] for receipt in receipts]
 
     def hold(self, *keys: str) -> list[int]:
         """The ids of tasks that failed, so that their order keys are held."""
         self.make_group(order_failure="hold", order_attempts=1)
         ids = [self.enqueue(delay_ms=0, order_key=key)[0] for key in keys]
-        receipts = [(*one, None, "why") for one in self.pull(len(keys))]
+        receipts = [(*delivery, None, "why") for delivery in self.pull(len(keys))]
         self.say(VERBS["nack"], self.topic, self.group, receipts)
         self.house.settle()
         return ids
@@ -289,7 +289,7 @@ def elements(verb: Verb, values: Values) -> tuple[Any, ...]:
     """The elements of a declared verb's frame behind its number and the request's."""
     assert verb.request is not None, f"the frame of {verb.name} is written by hand"
     fields = verb.request.to_frame(values)
-    more = values.keys() - {one.name for one in verb.request.fields()}
+    more = values.keys() - {field.name for field in verb.request.fields()}
     if more and verb.request.options():  # which the verb does not know
         fields = (*fields[:-1], fields[-1] | {name: values[name] for name in more})
     if not verb.word:

@@ -331,7 +331,7 @@ def check_declared(verb: Verb, error: TickwheelError) -> None:
 
 def _has_pages(verb: Verb) -> bool:
     request = verb.request
-    return request is not None and {"after", "limit"} <= {one.name for one in request.fields()}
+    return request is not None and {"after", "limit"} <= {field.name for field in request.fields()}
 
 
 # --- bounds --------------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ def _is_no_text(verb: Verb, name: str, value: Any) -> bool:
     """Whether a value of another type stands for a text, which a path or a query cannot say."""
     if verb.request is None or isinstance(value, str):
         return False
-    kinds = {one.name: one.kind for one in verb.request.fields()}
+    kinds = {field.name: field.kind for field in verb.request.fields()}
     return isinstance(kinds.get(name), (Text, Name))
 
 
@@ -259,9 +259,9 @@ def _json_of(verb: Verb, values: Values, method: str, named: list[str]) -> Any:
     """The fields of a request in JSON; None: it has none beside those that the path names."""
     if verb.request is None:
         raise Unsayable
-    kinds = {one.name: one.kind for one in verb.request.fields()}
+    kinds = {field.name: field.kind for field in verb.request.fields()}
     said = {n: _in_json(kinds.get(n, FieldKind()), v) for n, v in values.items()}
-    if any(one.name not in named for one in verb.request.fields()):
+    if any(field.name not in named for field in verb.request.fields()):
         return said
     if said and method not in ("GET", "DELETE"):
         raise Unsayable  # nobody reads a body
@@ -291,9 +291,9 @@ def _of_json(answer: Any, said: Any) -> Any:
     if answer == list[TaskInfo]:
         return said["tasks"]
     if answer == list[str]:
-        return [one["result"] for one in said["results"]]
+        return [result["result"] for result in said["results"]]
     if answer == list[TaskOutcome]:
-        return [outcome_of(one) for one in said["results"]]
+        return [outcome_of(result) for result in said["results"]]
     return said
 
 

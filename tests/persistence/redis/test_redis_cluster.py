@@ -321,7 +321,7 @@ async def test_users_of_their_own(cluster: Cluster, make: Make, driver: str) -> 
 class TestUrls:
     def test_name_everything(self) -> None:
         options = options_from("rediss+cluster://u:p@a,b:7001/?wait_replicas=1&shard=3")
-        assert [str(one) for one in options.seeds] == ["a:6379", "b:7001"]
+        assert [str(seed) for seed in options.seeds] == ["a:6379", "b:7001"]
         assert (options.tls, options.tag, options.db) == (True, "tw:default:3", 0)
         assert options.name == "rediss+cluster://a:6379,b:7001/0"
 

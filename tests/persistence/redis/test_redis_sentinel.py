@@ -252,8 +252,8 @@ async def test_sentinels_have_users_of_their_own(
 ) -> None:
     file = tmp_path / "password"
     file.write_text("of the sentinels\n")
-    for one in group.sentinels:
-        one.ask("ACL", "SETUSER", "watcher", "on", ">of the sentinels", "nocommands",
+    for sentinel in group.sentinels:
+        sentinel.ask("ACL", "SETUSER", "watcher", "on", ">of the sentinels", "nocommands",
                 "+sentinel|get-master-addr-by-name", "+client|setname")  # fmt: skip
     ask(group.master, "ACL", "SETUSER", "wheel", "on", ">of the store", "allkeys", "+@all")
     url = group.url(f"driver={driver}&sentinel_user=watcher&", "wheel:of%20the%20store@")
@@ -271,7 +271,7 @@ class TestUrls:
             "rediss+sentinel://user:p%40ss@[::1]:7000,b,c:7002/3?master=m&sentinel_user=s"
             "&sentinel_password_file=/f&wait_replicas=1"
         )
-        assert [str(one) for one in options.seeds] == ["[::1]:7000", "b:26379", "c:7002"]
+        assert [str(seed) for seed in options.seeds] == ["[::1]:7000", "b:26379", "c:7002"]
         assert (options.username, options.password, options.db) == ("user", "p@ss", 3)
         assert (options.master, options.sentinel_user, options.tls) == ("m", "s", True)
         assert options.name == "rediss+sentinel://[::1]:7000,b:26379,c:7002/3?master=m"

@@ -430,7 +430,9 @@ def test_unions_of_the_document_are_flat_and_named() -> None:
     for at, part in unions:
         objects = [option["$ref"].rpartition("/")[2] for option in part if "$ref" in option]
         schemas = [_at("components/schemas")[name] for name in objects]
-        needed = [frozenset(one.get("required", ())) for one in schemas if "properties" in one]
+        needed = [
+            frozenset(schema.get("required", ())) for schema in schemas if "properties" in schema
+        ]
         if at[-1] == "oneOf" and at[0] == "paths":
             assert len(set(needed)) == len(needed), at
 

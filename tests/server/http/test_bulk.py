@@ -53,7 +53,7 @@ async def test_an_error_names_its_line_as_an_editor_counts_them(
         stream.send(data[start : start + size])
     stream.send(b"", more=False)
     answers = (await stream.done()).lines
-    assert [one["error"]["line"] for one in answers if "error" in one] == wrong
+    assert [answer["error"]["line"] for answer in answers if "error" in answer] == wrong
     assert rig.core.tasks == 702
 
 

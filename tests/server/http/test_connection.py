@@ -124,7 +124,7 @@ async def test_answers_are_one_write_and_keep_the_connection(talk: Talk) -> None
 async def test_pipelined_requests_are_answered_in_order(talk: Talk) -> None:
     for path in ("/v1/tasks", "/v1/nowhere", "/v1/tasks"):
         talk.say("POST", path, TASK)
-    assert [parted(one)[0] for one in await talk.answers(3)] == [201, 404, 201]
+    assert [parted(answer)[0] for answer in await talk.answers(3)] == [201, 404, 201]
     talk.lose()
 
 

@@ -139,7 +139,7 @@ async def test_a_nack_says_when_the_next_attempt_is(rig: HttpRig) -> None:
     assert "127.0.0.1" in failure["subscriber"]
     assert await pull(rig) == []
     rig.pass_time(2_000)
-    assert [one["attempt"] for one in await pull(rig, wait_ms=1_000)] == [2]
+    assert [delivery["attempt"] for delivery in await pull(rig, wait_ms=1_000)] == [2]
 
 
 async def test_reject_snooze_extend_and_release(rig: HttpRig) -> None:
@@ -161,8 +161,8 @@ async def test_receipts_of_several_groups_are_settled_by_one_request(rig: HttpRi
     await rig.post("/v1/topics/t/pull", {"group": "other"})
     await pull(rig)
     await enqueue(rig, "1", "2")
-    mine = [one["receipt"] for one in await pull(rig, max=9)]
-    theirs = [one["receipt"] for one in (
+    mine = [delivery["receipt"] for delivery in await pull(rig, max=9)]
+    theirs = [delivery["receipt"] for delivery in (
         await rig.post("/v1/topics/t/pull", {"group": "other", "max": 9})
     )["deliveries"]]  # fmt: skip
     await rig.post("/v1/rejections", {"receipts": mine[:1]})

@@ -316,7 +316,7 @@ async def test_dead_letters_are_listed_page_by_page_and_requeued(hall: Hall) -> 
     letter = (await hall.get(listed))["dead"][0]
     assert letter["failures"][0]["reason"] == "no"
     items = {"items": [{"id": one, "group": "g"} for one in ids]}
-    assert {one["result"] for one in (await hall.post("/v1/dead-letters/requeue", items))[
+    assert {result["result"] for result in (await hall.post("/v1/dead-letters/requeue", items))[
         "results"]} == {"requeued"}  # fmt: skip
 
 
@@ -404,7 +404,7 @@ async def test_overview_covers_all_shards(hall: Hall) -> None:
     assert seen["counts"]["scheduled"] == 9
     assert sum(seen["ring"]["this"]) + sum(seen["ring"]["next"]) + seen["ring"]["later"] == 9
     assert seen["totals"]["enqueued"] == 11 and seen["state"] == "ready"
-    texts = [one["text"] for one in seen["troubles"] if one["topic"] == "full"]
+    texts = [trouble["text"] for trouble in seen["troubles"] if trouble["topic"] == "full"]
     assert [text.partition(":")[0] for text in sorted(texts)] == ["Shard 0", "Shard 1"]
     watching = hall.begin("GET", "/v1/overview/stream?every_ms=500")
     await watching.until(lambda it: b"event: overview" in it.body)
@@ -463,7 +463,7 @@ async def test_a_pull_waits_for_the_first_shard_with_tasks(hall: Hall) -> None:
     await hall.shards.settle()
     await hall.post("/v1/tasks", {"topic": "t", "body": "late", "key": key_in(2, COUNT)})
     await soon(waiting.task)
-    assert [one["body"] for one in waiting.response.json["deliveries"]] == ["late"]
+    assert [delivery["body"] for delivery in waiting.response.json["deliveries"]] == ["late"]
 
 
 async def test_an_abandoned_pull_takes_no_tasks(hall: Hall) -> None:
@@ -474,7 +474,7 @@ async def test_an_abandoned_pull_takes_no_tasks(hall: Hall) -> None:
     await soon(waiting.task)
     await hall.post("/v1/tasks", {"topic": "t", "body": "mine"})
     again = await hall.post("/v1/topics/t/pull", {"group": "g", "wait_ms": 30_000})
-    assert [one["body"] for one in again["deliveries"]] == ["mine"]
+    assert [delivery["body"] for delivery in again["deliveries"]] == ["mine"]
 
 
 async def test_a_stream_delivers_from_all_shards(hall: Hall) -> None:
@@ -637,8 +637,8 @@ async def test_a_restore_report_covers_all_shards(files: Files) -> None:
         "skipped_overdue": {"count": 3, "ids": ["1", "2", "2"]}, "backup_ms": 5,
         "backup": "a-shard-0.db, a-shard-1.db, a-shard-2.db",
     }  # fmt: skip
-    assert [one["report"]["restored"] for one in found["shards"]] == [10, 11, 12]
-    assert [one["shard"] for one in found["shards"]] == [0, 1, 2]
+    assert [shard["report"]["restored"] for shard in found["shards"]] == [10, 11, 12]
+    assert [shard["shard"] for shard in found["shards"]] == [0, 1, 2]
 
 
 async def test_a_restore_failing_in_one_shard_is_reported(files: Files) -> None:
@@ -646,7 +646,7 @@ async def test_a_restore_failing_in_one_shard_is_reported(files: Files) -> None:
     found = await files.ended(made["id"])
     assert found["state"] == "failed"
     assert found["error"] == {"code": "store_error", "message": "shard 1: no room"}
-    assert [one["state"] for one in found["shards"]] == ["done", "failed", "done"]
+    assert [shard["state"] for shard in found["shards"]] == ["done", "failed", "done"]
     assert found["report"]["restored"] == 22, "what the others have restored"
 
 
@@ -735,7 +735,7 @@ async def test_a_restore_begun_at_one_shard_is_separate(files: Files) -> None:
 async def test_named_tasks_are_restored_by_their_shards(files: Files) -> None:
     made = await files.begin(ids=["1026", "2048", "3074"])  # of shards 2, 0 and 2
     assert (made["of_shards"], made["into"]) == (2, "new-shard-0.db, new-shard-2.db")
-    assert [one["shard"] for one in made["shards"]] == [0, 2]
+    assert [shard["shard"] for shard in made["shards"]] == [0, 2]
     assert files.known(2).find(int(made["id"])).wanted.ids == (1026, 3074)
     assert files.states()[1] == []
 
@@ -757,15 +757,15 @@ async def test_status_covers_all_shards(hall: Hall) -> None:
     found = await hall.get("/v1/status")
     msgspec.json.decode(json.dumps(found), type=answer_type(Status))
     assert (found["state"], found["detail"], found["role"]) == ("ready", None, "active")
-    assert [one["shard"] for one in found["statuses"]] == [0, 1, 2]
-    assert [one["node"] for one in found["statuses"]] == ["n0", "n1", "n2"]
-    assert [one["url"] for one in found["statuses"]] == hall.shards.urls == found["shards"]
-    assert all(one["reachable"] for one in found["statuses"])
+    assert [status["shard"] for status in found["statuses"]] == [0, 1, 2]
+    assert [status["node"] for status in found["statuses"]] == ["n0", "n1", "n2"]
+    assert [status["url"] for status in found["statuses"]] == hall.shards.urls == found["shards"]
+    assert all(status["reachable"] for status in found["statuses"])
     hall.shards.shard(2).loaded.clear()
     found = await hall.get("/v1/status")
     assert (found["state"], found["shard"], found["node"]) == ("loading", 2, "n2")
     assert found["detail"] == "shard 2: loading"
-    assert [one["state"] for one in found["statuses"]] == ["ready", "ready", "loading"]
+    assert [status["state"] for status in found["statuses"]] == ["ready", "ready", "loading"]
 
 
 async def test_status_names_an_unavailable_shard_and_its_reason(
@@ -784,7 +784,7 @@ async def test_status_names_an_unavailable_shard_and_its_reason(
     )  # fmt: skip
     assert found["state"] == "unreachable" and found["shard"] != 1
     assert found["detail"] == f"shard 1: unreachable ({away['message']})"
-    assert [one["state"] for one in found["statuses"]] == ["ready", "unreachable", "ready"]
+    assert [status["state"] for status in found["statuses"]] == ["ready", "unreachable", "ready"]
 
 
 # --- what is not there ---------------------------------------------------------------------------
@@ -861,7 +861,9 @@ async def guarded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncItera
     found = Guarded(monkeypatch, tmp_path)
     await found.hall.start()
     yield found
-    found.hall.events[:] = [one for one in found.hall.events if not one.startswith("tokens_read")]
+    found.hall.events[:] = [
+        event for event in found.hall.events if not event.startswith("tokens_read")
+    ]
     await found.hall.stop()
 
 

@@ -96,10 +96,16 @@ async def test_transaction_pages_read_a_bounded_number_of_rows(
 
     monkeypatch.setattr(registry, "durable", look)
     page = await get(rig, "/v1/transactions?limit=2&after=x15", shape)
-    assert ([one["id"] for one in page["transactions"]], page["next"]) == (["x20", "x30"], "x30")
+    assert ([transaction["id"] for transaction in page["transactions"]], page["next"]) == (
+        ["x20", "x30"],
+        "x30",
+    )
     assert looked_at == ["x20", "x30", "x40"]
     page = await get(rig, "/v1/transactions?state=rolled_back&group=few", shape)
-    assert ([one["id"] for one in page["transactions"]], page["next"]) == (["x99"], None)
+    assert ([transaction["id"] for transaction in page["transactions"]], page["next"]) == (
+        ["x99"],
+        None,
+    )
 
 
 async def test_a_bulk_preview_continues_from_its_last_part(rig: HttpRig) -> None:

@@ -30,7 +30,7 @@ async def overview(rig: HttpRig) -> Any:
 
 
 def texts(found: Any) -> list[str]:
-    return [one["text"] for one in found["troubles"]]
+    return [trouble["text"] for trouble in found["troubles"]]
 
 
 async def test_the_ring_has_each_task_in_its_slot_and_turn(rig: HttpRig) -> None:
@@ -273,8 +273,14 @@ async def test_consumers_are_listed_page_by_page(
     await streams[0].until(lambda response: response.lines)
     said = (await rig.call("GET", "/v1/consumers")).json
     shown = [
-        (one["topic"], one["group"], one["in_flight"], one["prefetch"], one["kind"])
-        for one in said["consumers"]
+        (
+            consumer["topic"],
+            consumer["group"],
+            consumer["in_flight"],
+            consumer["prefetch"],
+            consumer["kind"],
+        )
+        for consumer in said["consumers"]
     ]
     assert shown == [
         ("a", "g", 1, 5, "subscription"),
@@ -282,7 +288,9 @@ async def test_consumers_are_listed_page_by_page(
         ("b", "g", 0, 9, "subscription"),
     ]
     assert said["next"] is None
-    assert {one["since_ms"] for one in said["consumers"]} == {rig.shard.clock.read().now_ms}
+    assert {consumer["since_ms"] for consumer in said["consumers"]} == {
+        rig.shard.clock.read().now_ms
+    }
     found: list[Any] = []
     after: int | None = 0
     while after is not None:
@@ -314,7 +322,7 @@ async def test_tasks_of_the_history_have_their_bodies(
     monkeypatch.setattr(rig.shard.stories, "_answer", answer)
     said = (await rig.call("GET", "/v1/history/tasks")).json
     assert (said["is_kept"], said["complete"]) == (True, True)
-    assert [one["id"] for one in said["tasks"]] == ["9", "8"]
+    assert [task["id"] for task in said["tasks"]] == ["9", "8"]
     assert (said["tasks"][0]["body"], said["tasks"][1]["body_base64"]) == ("text", "/w==")
 
 

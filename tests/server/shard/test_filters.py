@@ -26,7 +26,7 @@ BIG = {"where": "amount > 10"}
 
 
 async def put(daemon: InProcess, peer: Peer, *options: dict[str, Any]) -> list[int]:
-    answer = await peer.enqueue(*(("t", b"x", 0, one or None) for one in options))
+    answer = await peer.enqueue(*(("t", b"x", 0, option or None) for option in options))
     assert answer[0] == T.OK, answer
     await daemon.settle()
     return list(answer[2][1])

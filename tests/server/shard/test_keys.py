@@ -172,7 +172,7 @@ async def test_two_callers_cancel_each_task_once(daemon: InProcess, peer: Peer) 
     other = daemon.connect()
     other.feed(encode((int(T.CANCEL), 5, None, KEY)))
     ((mine,),) = await daemon.send(peer, (T.CANCEL, None, KEY))
-    (theirs,) = [one[2] for one in other.frames() if one[:2] == (T.OK, 5)]
+    (theirs,) = [frame[2] for frame in other.frames() if frame[:2] == (T.OK, 5)]
     assert theirs == ((first, "cancelled"), (second, "cancelled"))
     assert mine == ((second, "already_cancelled"),)
 

@@ -99,7 +99,7 @@ async def test_paused_keys_show_by_whom_and_since_when(daemon: InProcess) -> Non
     group = (await peer.do(T.STATS))["topics"]["t"]["groups"]["g"]
     assert (group["held"], group["paused_keys"], group["in_lines"]) == (0, 2, 3)
     lines = (await peer.do(T.KEY_LINES, "t", "g", None))["lines"]
-    assert {(one["value"], one["state"]) for one in lines} == {("a", "paused"), (7, "paused")}
+    assert {(line["value"], line["state"]) for line in lines} == {("a", "paused"), (7, "paused")}
 
 
 async def test_paused_keys_are_cut_to_the_frame_limit(

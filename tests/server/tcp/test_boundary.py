@@ -44,7 +44,9 @@ async def ask(daemon: InProcess, peer: Peer, kind: T, *fields: Any, request: int
     """The answer."""
     peer.feed(encode((int(kind), request, *fields)))
     await daemon.settle()
-    (found,) = [one for one in peer.frames() if one[0] in (T.OK, T.ERROR) and one[1] == request]
+    (found,) = [
+        frame for frame in peer.frames() if frame[0] in (T.OK, T.ERROR) and frame[1] == request
+    ]
     return found
 
 
