@@ -144,10 +144,10 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_variables_are_read_only_through_environment() -> None:
     """``os.environ.get("TICKWHEEL_…")`` would take an empty one for a value."""
-    found = [
+    names = [
         path.name
         for folder in ("client", "cli", "contrib", "sync.py", "inside.py")
         for path in ((PACKAGE / folder).rglob("*.py") if "." not in folder else [PACKAGE / folder])
         if re.search(r"environ(?:\.get\(|\[)\"TICKWHEEL_[A-Z_]+\"\)", path.read_text())
     ]
-    assert not found
+    assert not names

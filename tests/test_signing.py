@@ -48,8 +48,8 @@ OF_OTHERS = vectors("standard_webhooks")
 def test_signatures_are_those_of_the_reference_libraries(
     secret: str, message_id: str, at_s: int, body: str, signature: str
 ) -> None:
-    found = Signer([secret]).headers(message_id, at_s, body.encode())
-    assert found["webhook-signature"] == signature
+    headers = Signer([secret]).headers(message_id, at_s, body.encode())
+    assert headers["webhook-signature"] == signature
 
 
 @pytest.mark.parametrize("secret", OF_OTHERS["secrets"])

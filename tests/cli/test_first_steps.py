@@ -162,8 +162,8 @@ async def test_commands_printed_for_a_new_group_move_its_backlog(
         ):
             done = said(daemon, *command.split(), *["--yes"] * ("reset" in command))
             assert done.returncode == 0, done.stderr
-        found = await client.pull("orders", group="shop", max=3, wait=WAIT_S)
-        assert found
+        deliveries = await client.pull("orders", group="shop", max=3, wait=WAIT_S)
+        assert deliveries
         assert list((await client.stats()).topics["orders"].groups) == ["shop"]
 
 

@@ -101,8 +101,8 @@ UNITS = sorted(UNITS_MS, key=lambda unit: -UNITS_MS[unit])
 def test_durations_are_the_sum_of_their_parts_rounded_up(parts: dict[str, str], gap: str) -> None:
     written = [(parts[unit], unit) for unit in UNITS if unit in parts]
     exact = sum(Fraction(number) * UNITS_MS[unit] for number, unit in written)
-    found = parse_duration(gap.join(number + gap + unit for number, unit in written))
-    assert round(found * 1000) == -(-exact // 1)
+    duration = parse_duration(gap.join(number + gap + unit for number, unit in written))
+    assert round(duration * 1000) == -(-exact // 1)
 
 
 def test_a_shift_never_rounds_to_an_earlier_time() -> None:

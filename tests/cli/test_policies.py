@@ -148,10 +148,10 @@ def test_a_formatted_policy_parses_to_itself(policy: Any) -> None:
 @given(st.text(max_size=60))
 def test_any_text_is_a_policy_or_a_value_error(text: str) -> None:
     try:
-        found = parse_policy(text)
+        policy = parse_policy(text)
     except ValueError:
         return
-    assert isinstance(retry_of(found), Retry)
+    assert isinstance(retry_of(policy), Retry)
 
 
 @pytest.mark.parametrize(

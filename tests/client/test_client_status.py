@@ -62,11 +62,11 @@ async def test_a_standby_is_asked_without_following_it() -> None:
         standby.stand_by(active)
         leader = {"node": "other", "address": active.url, "epoch": 4, "since_ms": 9}
         standby.set_status(role="standby", state="standby", active=leader)
-        found = await soon(status_at(standby.url, token="secret"))
-        assert found.active == Active(node="other", address=active.url, epoch=4, since_ms=9)
+        status = await soon(status_at(standby.url, token="secret"))
+        assert status.active == Active(node="other", address=active.url, epoch=4, since_ms=9)
         standby.set_status(role="standby", state="standby", active=leader | {"epoch": None})
-        found = await soon(status_at(standby.url, token="secret"))
-        assert found.active == Active(node="other", address=active.url, epoch=None, since_ms=9), (
+        status = await soon(status_at(standby.url, token="secret"))
+        assert status.active == Active(node="other", address=active.url, epoch=None, since_ms=9), (
             "it is taking over"
         )
         assert active.connections == 0

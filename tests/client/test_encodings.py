@@ -204,20 +204,20 @@ async def test_a_large_body_is_unpacked_in_a_thread(
 
     monkeypatch.setattr(Codec, "unpack", unpack)
     body = os.urandom(UNPACK_ASIDE_BYTES + 1)
-    found: list[bytes] = []
+    bodies: list[bytes] = []
     settled = asyncio.Event()
     worker = Worker(wheel.client, signals=False, on_settled=lambda *_: settled.set())
 
     @worker.on("t", group="g", retry=Retry.none())
     async def handle(delivery: Delivery) -> None:
-        found.extend((delivery.body, delivery.body))
+        bodies.extend((delivery.body, delivery.body))
 
     packed = body if is_damaged else zlib.compress(body)
     await wheel.client.enqueue("t", packed, encoding="zlib")
     async with wheel.working(worker):
         await settled.wait()
     assert threads == [False]
-    assert found == ([] if is_damaged else [body, body])
+    assert bodies == ([] if is_damaged else [body, body])
     assert len(await wheel.dead_letters()) == is_damaged
 
 
@@ -369,9 +369,9 @@ async def test_only_bodies_that_shrink_are_compressed(
     for body in bodies:
         await client.enqueue("t", body)
     await client.enqueue_columns("t", [b"x" * 100, b"x" * 10])
-    found = await wheel.client.pull("t", max=9)
-    assert [one.body for one in found] == [*bodies, b"x" * 100, b"x" * 10]
-    assert [one.encoding for one in found] == [None, "zlib", None, None, None]
+    deliveries = await wheel.client.pull("t", max=9)
+    assert [one.body for one in deliveries] == [*bodies, b"x" * 100, b"x" * 10]
+    assert [one.encoding for one in deliveries] == [None, "zlib", None, None, None]
 
 
 async def test_the_body_limit_applies_to_the_packed_body(wheel: TestWheel) -> None:

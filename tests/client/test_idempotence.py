@@ -122,7 +122,7 @@ async def delivered(*tasks: tuple[int, str | None]) -> list[Delivery]:
     """Deliveries of tasks, (id, key) each, to the groups a and b of one topic."""
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
-        found: list[Delivery] = []
+        deliveries: list[Delivery] = []
         for group in ("a", "b"):
             subscription = client.subscribe("t", group=group)
             starting = asyncio.ensure_future(subscription.start())
@@ -130,31 +130,35 @@ async def delivered(*tasks: tuple[int, str | None]) -> list[Delivery]:
             await soon(starting)
             items = [(i, 1, 0, b"x", {} if key is None else {"key": key}) for i, key in tasks]
             peer.send(67, sub, 1, 0, items)
-            found += [await soon(anext(subscription)) for _ in items]
-        return found
+            deliveries += [await soon(anext(subscription)) for _ in items]
+        return deliveries
 
 
 async def test_claims_are_per_task_by_default() -> None:
-    found = await delivered((5, "ann"), (6, "ann"), (5, "ann"), (7, None), (8, None), (7, None))
+    deliveries = await delivered(
+        (5, "ann"), (6, "ann"), (5, "ann"), (7, None), (8, None), (7, None)
+    )
     for once in (Once(), Once(size=10)):
-        firsts = [await do(once, delivery) for delivery in found]
+        firsts = [await do(once, delivery) for delivery in deliveries]
         assert firsts == [True, True, False, True, True, False] * 2
 
 
 async def test_tasks_share_a_claim_if_the_handler_passes_a_key() -> None:
-    found = await delivered((5, "ann"), (6, "ann"), (7, "bob"), (8, None), (9, None), (8, None))
+    deliveries = await delivered(
+        (5, "ann"), (6, "ann"), (7, "bob"), (8, None), (9, None), (8, None)
+    )
     once = Once()
 
     async def by_key(delivery: Delivery) -> bool:
         async with once.claim(delivery, key=delivery.key) as first:
             return first
 
-    firsts = [await by_key(delivery) for delivery in found]
+    firsts = [await by_key(delivery) for delivery in deliveries]
     # A task without a key shares its work with nobody.
     assert firsts == [True, False, True, True, True, False] * 2
-    assert await once.is_done(found[1], key="ann") and not await once.is_done(found[1])
-    await once.forget(found[0], key="ann")
-    assert await by_key(found[1]) and not await by_key(found[0])
+    assert await once.is_done(deliveries[1], key="ann") and not await once.is_done(deliveries[1])
+    await once.forget(deliveries[0], key="ann")
+    assert await by_key(deliveries[1]) and not await by_key(deliveries[0])
 
 
 async def test_claim_names_are_unique() -> None:

@@ -102,10 +102,10 @@ WRONG = [{"no_such": 1}, {"no_such": None}, {"key": "k", "no_such": 1}, {"tags":
 async def fails(call: Callable[..., Any], **given: Any) -> str:
     """What the TypeError says."""
     with pytest.raises(TypeError) as raised:
-        found = call(**given)
-        if inspect.isasyncgen(found):
-            await anext(found)
-        await found
+        answer = call(**given)
+        if inspect.isasyncgen(answer):
+            await anext(answer)
+        await answer
     return str(raised.value)
 
 

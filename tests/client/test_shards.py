@@ -172,9 +172,9 @@ async def test_shard_by_overrides_the_shard_of_the_keys() -> None:
         receipts = await client.enqueue_many(tasks)
         assert shards_of(receipts) == [shard for shard in range(COUNT) for _ in keys]
         for key in keys:
-            found = await client.lookup(topic="t", key=key)
-            assert sorted(shards_of(found)) == list(range(COUNT))
-            assert {one.shard_by for one in found} == set(names)
+            task = await client.lookup(topic="t", key=key)
+            assert sorted(shards_of(task)) == list(range(COUNT))
+            assert {one.shard_by for one in task} == set(names)
         with pytest.raises(errors.BadRequest, match="shard_by and another order_key"):
             await client.enqueue("t", b"", order_key="a", shard_by="b")
         same = await client.enqueue("t", b"", order_key=names[1], shard_by=names[1], delay=HOUR)
@@ -512,9 +512,9 @@ async def test_a_pull_with_tasks_does_not_wait_for_a_lost_shard(wait: float) -> 
         for _ in range(COUNT):  # whichever shard it begins with
             await client.enqueue("t", b"", key=key_in(0, COUNT))
             async with asyncio.timeout(AT_ONCE_S):
-                found = await client.pull("t", group="g", max=9, wait=wait)
-            assert [one.key for one in found] == [key_in(0, COUNT)]
-            await found[0].ack()
+                deliveries = await client.pull("t", group="g", max=9, wait=wait)
+            assert [one.key for one in deliveries] == [key_in(0, COUNT)]
+            await deliveries[0].ack()
 
 
 async def test_a_pull_without_a_shard_ends_at_its_wait(

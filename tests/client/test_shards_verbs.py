@@ -226,8 +226,8 @@ async def spread(room: Room) -> Any:
 async def run_now(room: Room) -> Any:
     ids, client = await room.fill(), room.client
     by_id = await client.run_now_many(ids[3:6])
-    found = await client.pull("t", group="g", max=100, wait=20)
-    return by_id, sorted(one.key or "" for one in found)
+    deliveries = await client.pull("t", group="g", max=100, wait=20)
+    return by_id, sorted(one.key or "" for one in deliveries)
 
 
 @work("list_tasks")
@@ -585,9 +585,13 @@ async def test_explain_names_an_unavailable_shard(
         room = Room(shards, await shards.client(2).connect())
         ids = [await room.enqueue(key=key_in(shard, 3)) for shard in range(3)]
         shards.lose(1)
-        found = await room.client.explain(ids[1])
-        assert (found.cause, found.id, found.command) == ("shard_away", ids[1], "tickwheel shards")
-        assert "It may be in shard 1" in found.detail
+        explanation = await room.client.explain(ids[1])
+        assert (explanation.cause, explanation.id, explanation.command) == (
+            "shard_away",
+            ids[1],
+            "tickwheel shards",
+        )
+        assert "It may be in shard 1" in explanation.detail
         assert (await room.client.explain(ids[2])).cause == "scheduled"
         assert (await room.client.explain(topic="t", key="none")).cause == "shard_away"
         shards.away.clear()
@@ -656,17 +660,17 @@ async def restores(room: Room) -> Any:
 @work("pull", "ack", "nack", "reject", "extend", "snooze", "release")
 async def settled(room: Room) -> Any:
     await room.fill()
-    found = await room.take(4)
+    deliveries = await room.take(4)
     words = [
-        *[await one.ack() for one in found[:2]],
-        await found[2].nack(delay=HOUR),
-        await found[3].reject("no"),
-        await found[4].extend(120),
-        await found[5].snooze(HOUR),
-        await found[6].release(),
+        *[await one.ack() for one in deliveries[:2]],
+        await deliveries[2].nack(delay=HOUR),
+        await deliveries[3].reject("no"),
+        await deliveries[4].extend(120),
+        await deliveries[5].snooze(HOUR),
+        await deliveries[6].release(),
     ]
     states = [task.state for task in await room.client.lookup_many(room.ids)]
-    return words, [one.key for one in found], states
+    return words, [one.key for one in deliveries], states
 
 
 @work("subscribe")

@@ -114,6 +114,6 @@ def test_a_type_checker_finds_misspelt_choices(
         [sys.executable, "-m", "mypy", "--strict", str(program)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
-    found = [line for line in done.stdout.splitlines() if ": error: " in line]
-    assert len(found) == mistakes, done.stdout + done.stderr
-    assert all("comparison-overlap" in line or "arg-type" in line for line in found)
+    lines = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert len(lines) == mistakes, done.stdout + done.stderr
+    assert all("comparison-overlap" in line or "arg-type" in line for line in lines)

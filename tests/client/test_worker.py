@@ -403,12 +403,12 @@ async def test_a_log_line_names_task_topic_key_group_and_attempt(
         r.peer.send(T.DELIVER, r.sub, 1, NOW_MS, ((77, 3, NOW_MS, b"x", {"key": "order-17"}),))
         r.peer.ok(await r.peer.next(), ("dead",))
         await turns(20)
-        found = [record for record in caplog.records if "Delivery" in record.getMessage()]
+        records = [record for record in caplog.records if "Delivery" in record.getMessage()]
     of = "<Delivery 77 of t 'order-17', group default, attempt 3>"
-    assert f"{of} {word}" in [record.getMessage() for record in found]
+    assert f"{of} {word}" in [record.getMessage() for record in records]
     # Each line of a delivery, also the one that says how it ended.
-    assert any(record.levelname == "ERROR" for record in found)
-    assert all(record.getMessage().startswith(of) for record in found)
+    assert any(record.levelname == "ERROR" for record in records)
+    assert all(record.getMessage().startswith(of) for record in records)
 
 
 # --- plain functions -------------------------------------------------------------------------

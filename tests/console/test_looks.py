@@ -107,8 +107,8 @@ class Shop:
         post(daemon, "/v1/nacks", said | {"delay_ms": 480_000})
         for reason, many in (("no such order", 7), ("card refused", 12), ("unknown country", 3)):
             enqueue(daemon, "orders.close", many)
-            found = pull(daemon, "orders.close", "billing", many)
-            said = {"receipts": [one["receipt"] for one in found], "reason": reason}
+            deliveries = pull(daemon, "orders.close", "billing", many)
+            said = {"receipts": [one["receipt"] for one in deliveries], "reason": reason}
             post(daemon, "/v1/rejections", said)
         enqueue(daemon, "orders.close", 9)
         pull(daemon, "orders.close", "billing", 6)
@@ -119,8 +119,8 @@ class Shop:
 
         def consume() -> None:
             while not over.is_set():
-                found = pull(self.daemon, "orders.close", "billing", 100)
-                receipts = [one["receipt"] for one in found]
+                deliveries = pull(self.daemon, "orders.close", "billing", 100)
+                receipts = [one["receipt"] for one in deliveries]
                 if receipts:
                     post(self.daemon, "/v1/acks", {"receipts": receipts})
 

@@ -188,8 +188,8 @@ def test_a_topic_is_paused_set_and_deleted(console: Console, shop: Daemon, topic
     page.get_by_label("Retry policy").fill('{"kind": "fixed", "delay_ms": 5000, "retries": 3}')
     console.confirm("Set")
     console.says("Set")
-    found = get(shop, f"/v1/topics/{topic}")
-    assert found["rate"] == 7.5 and found["retry"]["kind"] == "fixed"
+    answer = get(shop, f"/v1/topics/{topic}")
+    assert answer["rate"] == 7.5 and answer["retry"]["kind"] == "fixed"
     link = console.row(topic).get_by_role("link").first
     link.click()
     words = "again after 5 s each time, 10 % more or less; 3 retries"
@@ -227,8 +227,8 @@ def test_a_group_is_made_paused_set_and_deleted(console: Console, shop: Daemon, 
     page.get_by_label("In one burst").fill("9")
     console.confirm("Set")
     console.says("Set")
-    found = get(shop, f"/v1/topics/{topic}/groups/billing")
-    assert (found["rate"], found["burst"], found["paused"]) == (3, 9, False)
+    answer = get(shop, f"/v1/topics/{topic}/groups/billing")
+    assert (answer["rate"], answer["burst"], answer["paused"]) == (3, 9, False)
     console.row("billing").get_by_role("button", name="Delete …").click()
     assert "0 ready, 0 in flight" in console.confirm("Delete it")
     console.says("billing is deleted")
@@ -316,9 +316,9 @@ def test_a_groups_ordering_and_fairness_are_changed(
     console.confirm("Set")
     expect(facts).to_contain_text("tried again after 2.5 s, dead after 3 attempts")
     expect(facts).not_to_contain_text("Fair shares")
-    found = get(shop, f"/v1/topics/{topic}/groups/g")
-    assert (found["order_retry_ms"], found["order_failure"]) == (2500, "dead")
-    assert "fair_by" not in found and "limit_each" not in found
+    answer = get(shop, f"/v1/topics/{topic}/groups/g")
+    assert (answer["order_retry_ms"], answer["order_failure"]) == (2500, "dead")
+    assert "fair_by" not in answer and "limit_each" not in answer
 
 
 def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, topic: str) -> None:
@@ -994,14 +994,14 @@ def test_a_schedule_is_made_with_its_next_times(console: Console, shop: Daemon, 
     console.says("made.here is there")
     expect(page).to_have_url(re.compile(r"#/schedules\?name=made\.here$"))
     expect(page.locator("h3", has_text="Next").locator("xpath=..").locator("li")).to_have_count(5)
-    found = get(shop, "/v1/schedules/made.here")
+    answer = get(shop, "/v1/schedules/made.here")
     wanted = {
         "topic": topic, "cron": "0 9 * * mon", "timezone": "Europe/Berlin", "body": '{"n": 1}',
         "overlap": "queue_one", "catch_up": "all", "catch_up_ms": 2 * HOUR_MS, "gap": "skip",
         "fold": "both", "paused": False, "every_ms": None,
         "task": {"key": "k", "properties": {"country": "de", "amount": 12.5}, "ttl_ms": 90_000},
     }  # fmt: skip
-    assert {name: found[name] for name in wanted} == wanted
+    assert {name: answer[name] for name in wanted} == wanted
     page.get_by_role("button", name="New schedule …").click()
     page.get_by_label("Name", exact=True).fill("made.here")
     dialog.get_by_label("Topic", exact=True).fill(topic)
@@ -1052,8 +1052,8 @@ def test_a_changed_schedule_keeps_hidden_timing_fields(
     console.says("kept is set")
     expect(page.locator("tbody .tag")).to_have_text("paused")
     changed = {**before, "paused": True, "task": {**before["task"], "priority": 8}}
-    found = get(shop, "/v1/schedules/kept")
-    assert {**found, "next": None, "next_ms": None} == {**changed, "next": None, "next_ms": None}
+    answer = get(shop, "/v1/schedules/kept")
+    assert {**answer, "next": None, "next_ms": None} == {**changed, "next": None, "next_ms": None}
     set_.click()
     dialog.get_by_label("It", exact=True).select_option("false")
     page.get_by_label("When", exact=True).select_option("cron")
@@ -1062,8 +1062,8 @@ def test_a_changed_schedule_keeps_hidden_timing_fields(
     page.get_by_label("Body", exact=True).fill("a text now")
     console.confirm("Set")
     expect(page.locator(".facts")).to_contain_text("@daily")
-    found = get(shop, "/v1/schedules/kept")
-    assert (found["paused"], found["every_ms"], found["body"]) == (False, None, "a text now")
+    answer = get(shop, "/v1/schedules/kept")
+    assert (answer["paused"], answer["every_ms"], answer["body"]) == (False, None, "a text now")
     ask(shop, "DELETE", "/v1/schedules/kept")
 
 

@@ -274,8 +274,8 @@ async def test_each_preforked_process_has_its_own_client(project: Project, clien
         """
     )
     assert shown.split() == ["child"] * 3
-    found = [task.body async for task in client.list_tasks(topic="django.forked")]
-    assert sorted(map(bytes, filter(None, found))) == [b"child"] * 3 + [b"master"] * 2
+    bodies = [task.body async for task in client.list_tasks(topic="django.forked")]
+    assert sorted(map(bytes, filter(None, bodies))) == [b"child"] * 3 + [b"master"] * 2
 
 
 def test_overridden_settings_have_their_own_client(project: Project, running: Daemon) -> None:

@@ -399,10 +399,10 @@ def journal_text(journals: Sequence[Journal]) -> str:
 
 
 def journal_of(written: dict[str, Any]) -> Journal:
-    found = Journal(written["client"], odd=written["odd"])
+    journal = Journal(written["client"], odd=written["odd"])
     for name, make in _KINDS.items():
-        getattr(found, name).extend(make(*fields) for fields in written[name])
-    return found
+        getattr(journal, name).extend(make(*fields) for fields in written[name])
+    return journal
 
 
 class NetworkFaults:

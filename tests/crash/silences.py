@@ -148,11 +148,11 @@ class Timeline:
         others = self.windows[:at] + self.windows[at + 1 :]
         if others[at:] and others[at].kind == BACK:
             del others[at]
-        found = [other.kind for other in others if other.is_in(silence)]
+        kinds = [other.kind for other in others if other.is_in(silence)]
         if not window.is_clean:
             before = self.windows[at - 1].kind
-            found.append(f"shards on their way after {before}")
-        return found
+            kinds.append(f"shards on their way after {before}")
+        return kinds
 
     def during(self, window: Window, silence: Silence) -> str:
         """The steps of faults since this one began, up to the silence's end, and how busy the

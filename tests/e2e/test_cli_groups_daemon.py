@@ -114,8 +114,8 @@ def test_a_rate_limits_deliveries(cli: Cli) -> None:
     assert (limited["rate"], limited["burst"]) == (20, 1)
     lines = b'{"body": "x"}\n' * 11
     cli.json("enqueue", "orders", "--from", "-", stdin=lines)
-    found = cli.json("subscribe", "orders", "--max", "11")
-    spread_ms = found[-1]["delivered_ms"] - found[0]["delivered_ms"]
+    answer = cli.json("subscribe", "orders", "--max", "11")
+    spread_ms = answer[-1]["delivered_ms"] - answer[0]["delivered_ms"]
     assert spread_ms >= 450  # ten gaps of 50 ms, less what one tick may round
     free = cli.one("rate", "orders", "none")
     assert (free["rate"], free["burst"]) == (None, None)

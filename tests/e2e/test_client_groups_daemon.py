@@ -168,7 +168,7 @@ async def test_auto_ack_acks_and_nacks(client: Client, topic: str) -> None:
     with pytest.raises(ValueError, match="no such order"):
         await soon(consume())
     again = await one(client, topic)
-    found = await client.lookup_many(receipt.id for receipt in receipts)
-    assert [task.state for task in found] == ["acked"] * 4 + ["in_flight"]
+    tasks = await client.lookup_many(receipt.id for receipt in receipts)
+    assert [task.state for task in tasks] == ["acked"] * 4 + ["in_flight"]
     assert (again.body, again.failures) == (b"4", 1)
-    assert found[4].groups["default"].failures[0][2] == "ValueError: no such order"
+    assert tasks[4].groups["default"].failures[0][2] == "ValueError: no such order"

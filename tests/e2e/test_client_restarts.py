@@ -14,8 +14,8 @@ HOUR = 3600
 
 
 async def scheduled(client: Client, topic: str) -> int:
-    found = (await client.stats()).topics.get(topic)
-    return found.scheduled if found is not None else 0
+    answer = (await client.stats()).topics.get(topic)
+    return answer.scheduled if answer is not None else 0
 
 
 async def test_enqueues_over_a_kill_are_stored_once(daemon: Daemon) -> None:

@@ -282,8 +282,8 @@ async def failed_over(redis: Composed, folder: Path) -> None:
             redis.kill(redis.name_of(before))
             await asyncio.to_thread(until, moved, log=daemon.log_text)
             second = await client.enqueue("orders.close", b"after", delay=3600)
-            found = [task.id for task in await client.lookup_many([first.id, second.id])]
-            assert found == [first.id, second.id]
+            ids = [task.id for task in await client.lookup_many([first.id, second.id])]
+            assert ids == [first.id, second.id]
 
 
 def _store_at(daemon: Daemon) -> str:

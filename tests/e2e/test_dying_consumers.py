@@ -109,8 +109,8 @@ class Looks:
         """Wait until `count` tasks are acked."""
 
         async def look() -> dict[str, Any]:
-            found = await self.group()
-            return found if found["acked"] >= count else {}
+            group = await self.group()
+            return group if group["acked"] >= count else {}
 
         return await comes(look)
 
@@ -126,8 +126,8 @@ class Looks:
         """The only one, that died after this."""
 
         async def look() -> list[DeadLetter]:
-            found = self._client.dead_list(topic="jobs")
-            return [letter async for letter in found if letter.died_ms > after_ms]
+            letters = self._client.dead_list(topic="jobs")
+            return [letter async for letter in letters if letter.died_ms > after_ms]
 
         (letter,) = await comes(look)
         return letter

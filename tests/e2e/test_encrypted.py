@@ -212,11 +212,11 @@ def test_a_key_rotation_reads_bodies_of_both_keys(
         async with Client(url, keys=old) as before, Client(url, keys=new) as after:
             await before.enqueue("t", b"before")
             await after.enqueue("t", b"after")
-            found: list[Delivery] = []
-            while len(found) < 2:
-                found += await after.pull("t", wait=10)
-            assert [one.encrypted_with for one in found] == ["2026-10", "2026-11"]
-            return [one.body for one in found]
+            deliveries: list[Delivery] = []
+            while len(deliveries) < 2:
+                deliveries += await after.pull("t", wait=10)
+            assert [one.encrypted_with for one in deliveries] == ["2026-10", "2026-11"]
+            return [one.body for one in deliveries]
 
     daemon = make_daemon()
     daemon.start()

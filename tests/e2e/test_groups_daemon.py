@@ -55,9 +55,9 @@ def test_a_group_is_made_with_settings_that_outlast_a_kill(daemon: Daemon) -> No
         assert (again["created"], again["paused"]) == (False, True)
     daemon.restart()
     with Peer(daemon.port) as peer:
-        found = peer.do(T.CONFIGURE, "t", "g", {})
-        assert found == {name: made[name] for name in found}
-        assert (found["rate"], found["burst"], found["retry"]["name"]) == (5.0, 2, "rocketmq")
+        answer = peer.do(T.CONFIGURE, "t", "g", {})
+        assert answer == {name: made[name] for name in answer}
+        assert (answer["rate"], answer["burst"], answer["retry"]["name"]) == (5.0, 2, "rocketmq")
         assert peer.refused(T.CONFIGURE, "t", "x", {})[0] == "not_found"
 
 

@@ -202,8 +202,8 @@ def test_a_node_answers_for_tasks_of_the_other_node(server: RedisServer, tmp_pat
         made = ask(nodes["a"].http, "POST", "/v1/tasks", task)
         assert made.status == 201 and shard_of(made.json["id"]) == elsewhere, made.body
         for name in "ab":
-            found = ask(nodes[name].http, "GET", f"/v1/tasks/{made.json['id']}")
-            assert (found.status, found.json["body"]) == (200, "x")
+            answer = ask(nodes[name].http, "GET", f"/v1/tasks/{made.json['id']}")
+            assert (answer.status, answer.json["body"]) == (200, "x")
             assert ask(nodes[name].http, "GET", "/v1/stats").json["scheduled"] == 1
             status = ask(nodes[name].http, "GET", "/v1/status").json
             assert status["state"] == "ready", status

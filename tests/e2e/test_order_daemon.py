@@ -106,11 +106,11 @@ async def all_held(client: Client) -> list[HeldKey]:
 
 async def pulled(client: Client, wanted: set[bytes]) -> list[Delivery]:
     """Exactly these, and nothing else, come now."""
-    found: list[Delivery] = []
-    while {one.body for one in found} != wanted:
-        found += await client.pull("t", group="g", max=9, wait=10, lease=60)
-        assert {one.body for one in found} <= wanted
-    return found
+    deliveries: list[Delivery] = []
+    while {one.body for one in deliveries} != wanted:
+        deliveries += await client.pull("t", group="g", max=9, wait=10, lease=60)
+        assert {one.body for one in deliveries} <= wanted
+    return deliveries
 
 
 async def test_held_keys_are_listed_and_released_by_command(

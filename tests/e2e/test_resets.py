@@ -95,8 +95,8 @@ async def test_a_replayed_task_names_its_original(
     assert (named.id, named.state) == (original, "acked"), "it is not what the key names"
     done = await asyncio.to_thread(Cli(running).run, "show", str(shown.id))
     assert f"replay of {original}" in " ".join(done.stdout.decode().split())
-    found = await ask(running, "GET", f"/v1/tasks/{shown.id}")
-    assert (found["replay_of"], found["replay_to"]) == (str(original), "g")
+    answer = await ask(running, "GET", f"/v1/tasks/{shown.id}")
+    assert (answer["replay_of"], answer["replay_to"]) == (str(original), "g")
     pulled = await ask(running, "POST", f"/v1/topics/{topic}/pull", {"group": "g"})
     assert pulled["deliveries"][0]["replay_of"] == str(original)
 
@@ -159,7 +159,7 @@ async def has_given(client: Client, count: int) -> bool:
 async def acked(killed: Daemon) -> AsyncIterator[list[Delivery]]:
     """What group g has had and acked, from any of the daemon's lives."""
     await killed.astart()
-    found: list[Delivery] = []
+    deliveries: list[Delivery] = []
 
     async def consume() -> None:
         async with (
@@ -168,10 +168,10 @@ async def acked(killed: Daemon) -> AsyncIterator[list[Delivery]]:
         ):
             async for delivery in coming:
                 await delivery.ack()
-                found.append(delivery)
+                deliveries.append(delivery)
 
     task = asyncio.create_task(consume())
-    yield found
+    yield deliveries
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

@@ -54,12 +54,12 @@ async def test_kills_neither_lose_nor_double_occurrences(killed: Daemon) -> None
         while (await client.show_schedule("tick")).runs < 5:  # real time
             await rest(0.05)
         shown = await client.pause_schedule("tick")
-        found = [task async for task in client.list_tasks(topic="ticks")]
-    planned = [task.raw["properties"]["tickwheel.planned_ms"] for task in found]
+        tasks = [task async for task in client.list_tasks(topic="ticks")]
+    planned = [task.raw["properties"]["tickwheel.planned_ms"] for task in tasks]
     assert sorted(planned) == [anchor_ms + 1_000 * n for n in range(1, len(planned) + 1)]
     assert shown.raw["next_ms"] == max(planned) + 1_000
     assert shown.runs == len(planned)
-    assert all(task.due_ms >= at for task, at in zip(found, planned, strict=True))
+    assert all(task.due_ms >= at for task, at in zip(tasks, planned, strict=True))
 
 
 @pytest.fixture

@@ -336,9 +336,9 @@ async def test_a_failover_works_over_tls(
             # It knows the standby only, and is sent on; then back.
             async with client(second, authority, token=None, active_timeout=60.0) as one:
                 await soon(one.enqueue("t", b"1", delay=3600))
-                found = Cli(second).json("--ca", str(authority.ca), "status")
-                assert {status["role"] for status in found} == {"active", "standby"}
-                assert {status["url"][:6] for status in found} == {"tls://"}
+                answer = Cli(second).json("--ca", str(authority.ca), "status")
+                assert {status["role"] for status in answer} == {"active", "standby"}
+                assert {status["url"][:6] for status in answer} == {"tls://"}
                 first.kill()
                 await one.enqueue("t", b"2", delay=3600, timeout=60)
     finally:

@@ -210,13 +210,13 @@ class Cell:
         """All at once; with an order key each when the one before is acked."""
         got: list[bytes] = []
         while len(got) < 2:
-            found: list[Delivery] = []
-            while not found or (ORDER not in self._asked and len(got) + len(found) < 2):
-                found += await ask()
+            deliveries: list[Delivery] = []
+            while not deliveries or (ORDER not in self._asked and len(got) + len(deliveries) < 2):
+                deliveries += await ask()
             if ORDER in self._asked:
-                assert len(found) == 1 and await ask() == []
-            got += [one.body for one in found]
-            await self._end(*found)
+                assert len(deliveries) == 1 and await ask() == []
+            got += [one.body for one in deliveries]
+            await self._end(*deliveries)
         assert got == self._expected
         assert await ask() == []
 

@@ -216,13 +216,13 @@ async def test_every_metric_is_sent_also_without_a_port_to_scrape(
 
 def of_billing(receiver: OtlpReceiver, name: str, value: int) -> object:
     """The metric, once it has this value for the group."""
-    found = receiver.metrics.get(name)
-    if found is None:
+    answer = receiver.metrics.get(name)
+    if answer is None:
         return None
-    for point in found.sum.data_points:
+    for point in answer.sum.data_points:
         said = {attribute.key: attribute.value.string_value for attribute in point.attributes}
         if said == {"topic": "orders", "group": "billing"} and point.as_int == value:
-            return found
+            return answer
     return None
 
 

@@ -43,14 +43,14 @@ killed = killed_on("asyncio-redis", "redis", "sqlite", settings=lambda _, __: CH
 
 async def _bodies(client: Client, topic: str, count: int) -> list[bytes]:
     """Ack the topic's deliveries and return their bodies. Check that no task is left."""
-    found: list[bytes] = []
-    while len(found) < count:
+    bodies: list[bytes] = []
+    while len(bodies) < count:
         deliveries = await client.pull(topic, max=count, wait=10)
-        assert deliveries, f"{len(found)} of {count} came"
+        assert deliveries, f"{len(bodies)} of {count} came"
         for delivery in deliveries:
-            found.append(delivery.body)
+            bodies.append(delivery.body)
             await delivery.ack()
-    return found
+    return bodies
 
 
 async def _pending(client: Client, topic: str) -> int:
@@ -171,8 +171,8 @@ async def test_open_transactions_are_limited(client: Client, topic: str) -> None
         for _ in range(31):
             made.append(client.transaction("many"))
             await made[-1].enqueue(topic, b"")
-    found = [transaction.id async for transaction in client.list_transactions(group="many")]
-    assert found == sorted(tx.id for tx in made[:-1])
+    ids = [transaction.id async for transaction in client.list_transactions(group="many")]
+    assert ids == sorted(tx.id for tx in made[:-1])
     for tx in made[:-1]:
         await tx.rollback()
     assert [transaction async for transaction in client.list_transactions(group="many")] == []

@@ -183,10 +183,10 @@ async def test_a_handler_of_a_finished_task_is_cancelled(
     client: Client, topic: str, running: Daemon
 ) -> None:
     started, cancelled = asyncio.Event(), asyncio.Event()
-    found: list[Delivery] = []
+    deliveries: list[Delivery] = []
 
     async def handler(delivery: Delivery) -> None:
-        found.append(delivery)
+        deliveries.append(delivery)
         started.set()
         try:
             await asyncio.Event().wait()
@@ -197,7 +197,7 @@ async def test_a_handler_of_a_finished_task_is_cancelled(
     with Raw(running.port) as other:
         async with Running(client, topic, handler, lease=0.3):
             await soon(started.wait())
-            [mine] = found
+            [mine] = deliveries
             ack = (topic, "default", mine.epoch, [mine.id], [mine.attempt])
             answer = await asyncio.to_thread(other.call, FrameType.ACK, *ack)
             assert answer[0] == FrameType.OK

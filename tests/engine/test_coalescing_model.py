@@ -433,9 +433,9 @@ class CoalescingMachine(RuleBasedStateMachine):
     @rule()
     def deliver(self) -> None:
         alive = set(self.current())
-        found = self.rig.tick()
+        deliveries = self.rig.tick()
         self.ended_of(alive)
-        for got in found:
+        for got in deliveries:
             assert (got.id, got.group.name) not in self.overtaken, "it was replaced"
             assert got.body == self.durable[got.id][0], "a body that is not durable"
             self.held.append(got)

@@ -30,10 +30,10 @@ def kill(rig: Rig, subscriber: Subscriber) -> None:
 
 
 def handed_out(rig: Rig) -> list[Got]:
-    found = rig.tick()
+    deliveries = rig.tick()
     rig.commit()
     recount(rig)
-    return found
+    return deliveries
 
 
 def after(rig: Rig, ms: int) -> list[Got]:
@@ -228,12 +228,12 @@ def test_a_suspect_task_is_alone_on_its_connection() -> None:
     assert len(others) == 4 and {got.subscriber for got in others} == {first, second}
     assert after(rig, 1_000) == []
     rig.store(count=20)
-    found = handed_out(rig)
+    deliveries = handed_out(rig)
     # One of the two is kept free; the other one goes on.
     kept = first if first.presence.kept_for else second
     goes_on = second if kept is first else first
-    assert task_id not in {got.id for got in found}
-    assert {got.subscriber for got in found} == {goes_on}
+    assert task_id not in {got.id for got in deliveries}
+    assert {got.subscriber for got in deliveries} == {goes_on}
     for got in others:
         if got.subscriber is kept:
             rig.ack(got)
@@ -253,12 +253,12 @@ def test_a_connection_has_several_subscriptions() -> None:
     one.presence.subscribers |= {one: None, other: None}
     rig.group(name="other")
     rig.enqueue()
-    found = handed_out(rig)
-    assert {got.group.name for got in found} == {"default", "other"}
+    deliveries = handed_out(rig)
+    assert {got.group.name for got in deliveries} == {"default", "other"}
     assert task_id not in {got.id for got in after(rig, 1_000)}
     rig.enqueue()
     assert handed_out(rig) == [], "it is kept free"
-    for got in found:
+    for got in deliveries:
         rig.ack(got)
     rig.commit()
     (got,) = handed_out(rig)

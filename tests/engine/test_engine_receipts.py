@@ -165,17 +165,17 @@ def test_a_released_delivery_costs_no_row(rig: OrderRig, count: int) -> None:
     """A consumer that closes gives back whatever it had fetched ahead."""
     consumer: Subscriber = rig.subscribe(prefetch=count)
     rig.store(count=count)
-    found = rig.tick()
-    assert len(found) == count
-    for got in reversed(found):
+    deliveries = rig.tick()
+    assert len(deliveries) == count
+    for got in reversed(deliveries):
         rig.release(got)
     rig.engine.subscriptions.unsubscribe(consumer)
     rig.commit()
     assert not rig.rows.progress
     assert len(rig.group().numbers) == count and not rig.group().delivery_attempts
     rig.subscribe(prefetch=count)
-    found = rig.tick()
-    assert [(got.attempt, got.failures) for got in found] == [(2, 0)] * count
+    deliveries = rig.tick()
+    assert [(got.attempt, got.failures) for got in deliveries] == [(2, 0)] * count
     assert not rig.group().numbers
 
 

@@ -133,18 +133,18 @@ async def test_messages_refused_by_a_full_queue_are_retried(
     await declare_queue(server, "full", **{"x-max-length": 1, "x-overflow": "reject-publish"})
     await wheel.client.configure("t", group="g", retry=Retry.none())
     receipts = await wheel.client.enqueue_columns("t", [b"1", b"2", b"3"])
-    found: list[bytes] = []
+    bodies: list[bytes] = []
     async with running(wheel.client, target_of(f"{server.url}/?routing_key=full")) as made:
         await comes(lambda: made.trouble)
         assert "Nack" in (made.trouble or "")
 
         async def are_acked() -> bool:
-            found.extend([message.body for message in await drained(server, "full")])
+            bodies.extend([message.body for message in await drained(server, "full")])
             return all([await acked(wheel, one) for one in receipts.ids])
 
         await comes(are_acked)
-    found += [message.body for message in await drained(server, "full")]
-    assert set(found) == {b"1", b"2", b"3"} and await dead(wheel) == []
+    bodies += [message.body for message in await drained(server, "full")]
+    assert set(bodies) == {b"1", b"2", b"3"} and await dead(wheel) == []
 
 
 @pytest.mark.parametrize("begin", [b"\1\0\0\x7f\xff\xff\xff", b"\1\0\0\0\x20\0\0"])

@@ -131,8 +131,8 @@ async def test_a_task_arrives_signed_when_it_is_due(
     assert {name: got.headers.get(name) for name in wanted} == wanted
     assert not [name for name in got.headers if "odd" in name or "callback" in name]
     assert await settled(client, receipt.id) == "acked"
-    found = await target_when(client, topic, lambda one: one.acked == 1)
-    assert (found.state, found.last_status, found.failed) == ("sending", 204, 0)
+    target = await target_when(client, topic, lambda one: one.acked == 1)
+    assert (target.state, target.last_status, target.failed) == ("sending", 204, 0)
 
 
 async def test_a_task_is_pushed_as_a_cloudevent(
@@ -184,8 +184,8 @@ async def test_an_enqueued_event_is_pushed_unchanged(
         async with session.post(url, data=json.dumps(event), headers=kind) as response:
             assert response.status == 201
     await endpoint.until_count(1)
-    found = json.loads(endpoint.got[0].body)
-    assert {name: found[name] for name in event} == event
+    answer = json.loads(endpoint.got[0].body)
+    assert {name: answer[name] for name in event} == event
 
 
 async def test_a_pushed_event_is_valid_and_keeps_its_data_type(
@@ -258,8 +258,8 @@ async def test_an_overloaded_host_uses_no_attempt(
     endpoint.status = status
     await push(client, topic, endpoint)
     receipts = [await client.enqueue(topic, b"x") for _ in range(3)]
-    found = await target_when(client, topic, lambda one: one.sent >= 3)
-    assert (found.state, found.last_error) == ("failing", f"answer {status}")
+    target = await target_when(client, topic, lambda one: one.sent >= 3)
+    assert (target.state, target.last_error) == ("failing", f"answer {status}")
     endpoint.status = 204
     assert [await settled(client, receipt.id) for receipt in receipts] == ["acked"] * 3
     last = endpoint.got[-1].headers
@@ -312,8 +312,8 @@ async def test_410_ends_the_push_until_it_is_set_again(
     endpoint.status = 410
     await push(client, topic, endpoint)
     receipt = await client.enqueue(topic, b"x")
-    found = await target_when(client, topic, lambda one: one.state == "ended")
-    assert found.reason == "the endpoint answered 410" and found.ended_ms
+    target = await target_when(client, topic, lambda one: one.state == "ended")
+    assert target.reason == "the endpoint answered 410" and target.ended_ms
     await comes(lambda: "push_ended" in running.log_text())
     assert (await client.lookup(receipt.id)).state in ("ready", "in_flight")
     with pytest.raises(Conflict, match="is pushed to"):
@@ -341,8 +341,8 @@ async def test_202_waits_for_a_callback(
         async with session.post(url + "x", json=said) as response:
             assert response.status == 404
         async with session.post(url, json=said) as response:
-            found = await response.json()
-    assert response.status == 200 and found["result"] == state
+            answer = await response.json()
+    assert response.status == 200 and answer["result"] == state
     assert await settled(client, receipt.id) == state
     assert len(endpoint.got) == 1
 
@@ -669,8 +669,8 @@ async def test_the_outbound_process_checks_addresses(tmp_path: Path) -> None:
             daemon.restart()
             async with Client(daemon.url) as client:
                 await client.enqueue("t", b"x")
-                found = await target_when(client, "t", lambda one: one.last_error is not None)
-                assert "127.0.0.1" in found.last_error and "push_allow" in found.last_error
+                target = await target_when(client, "t", lambda one: one.last_error is not None)
+                assert "127.0.0.1" in target.last_error and "push_allow" in target.last_error
         assert len(endpoint.got) == 1
 
 

@@ -79,15 +79,15 @@ def carrier_target(url: str, secret: str | None) -> Carrier:
 
 async def told(wheel: TestWheel) -> Message:
     """What a target gets of the task that is due."""
-    found: list[Message] = []
+    messages: list[Message] = []
 
     async def take(deliveries: Sequence[Delivery]) -> list[Outcome]:
-        found.extend(map(message, deliveries))
+        messages.extend(map(message, deliveries))
         return [ACK] * len(deliveries)
 
     async with running(wheel.client, Scripted(take)):
         await wheel.settle()
-    (one,) = found
+    (one,) = messages
     return one
 
 
@@ -127,20 +127,20 @@ async def test_a_message_has_every_field_of_its_task(wheel: TestWheel) -> None:
 async def test_the_dedupe_id_is_stable_over_attempts(
     wheel: TestWheel,
 ) -> None:
-    found: list[Message] = []
+    messages: list[Message] = []
 
     async def refuse(deliveries: Sequence[Delivery]) -> list[Outcome]:
-        found.extend(map(message, deliveries))
+        messages.extend(map(message, deliveries))
         return [Outcome("retry", 1.0)] * len(deliveries)
 
     receipt = await wheel.client.enqueue("t", b"x")
     async with running(wheel.client, Scripted(refuse)):
-        await in_time(wheel, lambda: len(found) == 2)
+        await in_time(wheel, lambda: len(messages) == 2)
     await wheel.crash()
     async with running(wheel.client, Scripted(refuse)):
-        await in_time(wheel, lambda: len(found) == 3)
-    assert [one.headers["tickwheel-attempt"] for one in found] == [1, 2, 3]
-    assert {one.headers["tickwheel-dedupe-id"] for one in found} == {str(receipt.id)}
+        await in_time(wheel, lambda: len(messages) == 3)
+    assert [one.headers["tickwheel-attempt"] for one in messages] == [1, 2, 3]
+    assert {one.headers["tickwheel-dedupe-id"] for one in messages} == {str(receipt.id)}
 
 
 async def test_a_packed_body_goes_out_as_it_was_stored(wheel: TestWheel) -> None:

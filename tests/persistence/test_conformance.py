@@ -329,8 +329,8 @@ class TestReading:
         one, *others = SCHEDULES
         await subject.commit(Effects(records=keyed(SCHEDULE, SCHEDULES)))
         await subject.reopen()
-        found = (await subject.small()).of_kind(SCHEDULE)
-        assert sorted(found) == sorted(SCHEDULES)
+        records = (await subject.small()).of_kind(SCHEDULE)
+        assert sorted(records) == sorted(SCHEDULES)
         changed = one._replace(runs=7, next_ms=MS_MAX)
         await subject.commit(
             Effects(
@@ -469,8 +469,8 @@ class TestScanning:
     async def test_filters_by_topic(self, subject: Subject) -> None:
         await subject.commit(tasks(range(1, 26), topic="a"))
         await subject.commit(tasks(range(26, 51), topic=UNICODE))
-        found = await subject.store.scan(20, 10, UNICODE)
-        assert [task.row.id for task in found] == list(range(26, 36))
+        page = await subject.store.scan(20, 10, UNICODE)
+        assert [task.row.id for task in page] == list(range(26, 36))
         assert await subject.store.scan(-1, 10, "no such") == []
 
     @pytest.mark.parametrize("options", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -507,8 +507,8 @@ class TestScanning:
 
     async def test_gives_whole_tasks(self, subject: Subject) -> None:
         await subject.commit(everything())
-        found = await subject.store.scan(2, 1, None)
-        assert found == [(await subject.store.read([3]))[3]]
+        page = await subject.store.scan(2, 1, None)
+        assert page == [(await subject.store.read([3]))[3]]
 
     async def test_ends_at_the_last_id(self, subject: Subject) -> None:
         await subject.commit(everything())

@@ -82,8 +82,8 @@ def test_stuck_tasks_are_counted_beyond_the_listed(
     assert "stuck: 2 tasks" in remarks
     assert ("the 1 longest overdue are in" in remarks) == (most == 1)
     show_report(Output(as_json=True), said, made.settings, 1.0)
-    found = json.loads(capsys.readouterr().out)
-    assert (found["stuck"], found["stuck_listed"]) == (2, most)
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["stuck"], answer["stuck_listed"]) == (2, most)
 
 
 def test_stuck_tasks_and_failures_are_listed(made: Report) -> None:
@@ -338,11 +338,11 @@ def test_a_click_on_a_bucket_lists_the_tasks_behind_it(
     )
     seen = browser.dom(place).split('id="behind"')[1].split("</section>")[0]
     assert "Tasks behind 2026-11-20" in seen
-    found = re.findall(r"<tr><td>(\d+)</td>", seen)
+    matches = re.findall(r"<tr><td>(\d+)</td>", seen)
     end = times[bucket + 1] if bucket + 1 < len(times) else float("inf")
     there = [row for row in wanted if times[bucket] <= row["at"] < end]
-    assert found == [str(row["task"]) for row in sorted(there, key=lambda row: -row["took"])[:20]]
-    assert found
+    assert matches == [str(row["task"]) for row in sorted(there, key=lambda row: -row["took"])[:20]]
+    assert matches
 
 
 LOOK = """<!doctype html><body><iframe style="width:WIDTHpx;height:844px;border:0"></iframe>

@@ -209,9 +209,9 @@ def test_the_command_answers_without_spark(
     code, said, remarks = run("--history", loaded)
     assert (code, "0 new events, " in said, "left out" in remarks) == (0, True, False)
     assert json.loads(run("--history", loaded, "--json")[1])["left_out"] == []
-    found = json.loads(run("--json")[1])
-    assert found["left_out"] == [loaded]
-    assert (found["new_events"], found["load_s"], found["figures_s"]) == (0, 0, 0)
-    assert found["all"]["enqueued"] > 0
+    answer = json.loads(run("--json")[1])
+    assert answer["left_out"] == [loaded]
+    assert (answer["new_events"], answer["load_s"], answer["figures_s"]) == (0, 0, 0)
+    assert answer["all"]["enqueued"] > 0
     code, _, remarks = run("--top", "3")
     assert (code, "Spark was started" in remarks) == (1, True)

@@ -127,13 +127,13 @@ def test_the_command_reports_a_part_of_a_history(
         "--topic", "orders.*", "--stuck-after", "30m",
     )  # fmt: skip
     assert code == 0
-    found = json.loads(said)
-    assert found["new_events"] == len(story().events)
-    assert found["all"]["enqueued"] == 0
-    assert (found["all"]["delivered"], found["all"]["acked"]) == (5, 4)
-    assert [row["group"] for row in found["topics"]] == ["audit", "billing"]
-    assert found["stuck"] == 0
-    assert found["synthetic"] is False
+    answer = json.loads(said)
+    assert answer["new_events"] == len(story().events)
+    assert answer["all"]["enqueued"] == 0
+    assert (answer["all"]["delivered"], answer["all"]["acked"]) == (5, 4)
+    assert [row["group"] for row in answer["topics"]] == ["audit", "billing"]
+    assert answer["stuck"] == 0
+    assert answer["synthetic"] is False
 
 
 @pytest.mark.parametrize(
@@ -309,11 +309,11 @@ def test_the_benchmark_runs_and_counts_everything_once(
     report = tmp_path / "figures.json"
     benchmark.main(["--events", "5000", "--master", "local[2]", "--memory", "1g",
                     "--dir", str(tmp_path), "--json", str(report)])  # fmt: skip
-    found = json.loads(report.read_text())
-    first, second = found["first"], found["second"]
+    answer = json.loads(report.read_text())
+    first, second = answer["first"], answer["second"]
     assert 0 < second["events"] < first["events"]
     assert second["events_in_all"] == first["events"] + second["events"]
-    assert second["events_in_all"] == found["generate"]["events"]
+    assert second["events_in_all"] == answer["generate"]["events"]
     assert first["jvm_peak_mb"] > 0
     assert "new data took" in capsys.readouterr().out
     assert [path.name for path in tmp_path.glob("tickwheel-reports-*")] == []
@@ -326,10 +326,10 @@ def test_the_benchmark_of_small_histories_measures_each_part(
     """The commands themselves, once; says nothing about speed."""
     report = tmp_path / "figures.json"
     benchmark.main(["--small", "--events", "2000", "--dir", str(tmp_path), "--json", str(report)])
-    found = json.loads(report.read_text())
-    assert found["least"].keys() == benchmark.SMALL_MAX_S.keys()
-    assert all(seconds > 0 for seconds in found["least"].values())
+    answer = json.loads(report.read_text())
+    assert answer["least"].keys() == benchmark.SMALL_MAX_S.keys()
+    assert all(seconds > 0 for seconds in answer["least"].values())
     # Without news nothing is made, so Spark is not started either.
-    assert found["least"]["without news"] < found["least"]["1 % more"] / 2
+    assert answer["least"]["without news"] < answer["least"]["1 % more"] / 2
     assert capsys.readouterr().out.count("wanted: <=") == len(benchmark.SMALL_MAX_S)
     assert [path.name for path in tmp_path.glob("tickwheel-reports-*")] == []

@@ -19,8 +19,8 @@ TEXT = (DOCS / "reports.md").read_text()
 
 
 def fenced(language: str) -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    return [text for said, text in found if said == language]
+    matches = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    return [text for said, text in matches if said == language]
 
 
 def first_column(head: str) -> list[str]:

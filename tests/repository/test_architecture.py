@@ -167,14 +167,14 @@ def test_daemon_and_history_writer_read_the_time_from_the_clock() -> None:
 
 def test_only_ownership_reads_owed() -> None:
     """``state`` keeps what ``ownership`` decides there; everybody else asks."""
-    found = {
+    names = {
         path.name
         for part in ("engine", "server", "history")
         for path in _modules(part)
         for node in ast.walk(_parsed(path))
         if isinstance(node, ast.Attribute) and node.attr == "owed"
     }
-    assert found == {"ownership.py", "state.py"}
+    assert names == {"ownership.py", "state.py"}
 
 
 def test_modules_have_no_import_cycles() -> None:

@@ -331,6 +331,6 @@ def test_the_table_of_extras_lists_every_package() -> None:
             continue
         for package in packages:
             plain = package.partition(";")[0].partition(">")[0].strip()
-            found = imported.get(plain, plain)
-            assert any(found in extra.modules for extra in EXTRAS.values()), package
+            answer = imported.get(plain, plain)
+            assert any(answer in extra.modules for extra in EXTRAS.values()), package
         assert name in EXTRAS

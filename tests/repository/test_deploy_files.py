@@ -145,11 +145,11 @@ def test_variables_and_commands_that_are_named_exist(name: str) -> None:
 
 def _commands(text: str) -> list[str]:
     """Lines of a shell that run ``tickwheel``: in blocks that are set in, in units, in quotes."""
-    found = re.findall(
+    matches = re.findall(
         r"^(?:    .*?|ExecStart=\S*)\btickwheel ((?:--url|[a-z]).*)$", text, re.MULTILINE
     )
-    found += re.findall(r"`tickwheel ([a-z][^`]*)`", text)
-    return [re.split(r"[)|;&#]|\\$", line)[0] for line in found]
+    matches += re.findall(r"`tickwheel ([a-z][^`]*)`", text)
+    return [re.split(r"[)|;&#]|\\$", line)[0] for line in matches]
 
 
 def _is_a_command(line: str) -> None:

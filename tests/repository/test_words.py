@@ -60,12 +60,12 @@ def _read_by_people() -> Iterator[tuple[Path, str]]:
 
 @pytest.mark.parametrize(("other", "word"), OTHERS.items(), ids=OTHERS.values())
 def test_a_state_of_a_task_has_one_word(other: str, word: str) -> None:
-    found = [
+    violations = [
         f"{path.relative_to(ROOT)}: {text.strip()[:100]}"
         for path, text in _read_by_people()
         if re.search(other, text, re.IGNORECASE)
     ]
-    assert not found, f"the word is {word!r}"
+    assert not violations, f"the word is {word!r}"
 
 
 def test_the_searched_files_exist() -> None:
@@ -117,14 +117,14 @@ def _messages(path: Path) -> Iterator[str]:
 
 
 def test_messages_name_commands_and_methods_instead_of_frames() -> None:
-    found = [
+    violations = [
         f"{path.relative_to(ROOT)}: {text}"
         for path in sorted((ROOT / "tickwheel").rglob("*.py"))
         if path.name not in OF_THE_PROTOCOL and "tcp" not in path.parts
         for text in _messages(path)
         if (FRAMES.search(text) and " " in text.strip()) or text == "self.kind.name"
     ]
-    assert not found, found
+    assert not violations, violations
 
 
 NEWER_CURL = {"--json": "7.82", "--fail-with-body": "7.76"}

@@ -282,9 +282,9 @@ async def test_a_clean_stop_leaves_sealed_segments_and_no_spool(tmp_path: Path) 
     events = read_all(history)
     assert events[0]["event"] == "started" and events[0]["clean"] is True
     assert events[-1]["event"] == "stopped" and events[-1]["clean"] is True
-    found = of_kind(events, "enqueued")
-    assert [event.get("key") for event in found] == ["k", None, None, None]
-    assert all(event["producer"].startswith("shop 127.0.0.1:") for event in found)
+    records = of_kind(events, "enqueued")
+    assert [event.get("key") for event in records] == ["k", None, None, None]
+    assert all(event["producer"].startswith("shop 127.0.0.1:") for event in records)
 
 
 # --- what no batch carries, and what is finished when it is written ------------------------------
@@ -313,9 +313,9 @@ async def test_at_most_once_is_delivered_and_acked(tmp_path: Path) -> None:
             async with client.subscribe("t", group="g", ack="on_delivery") as deliveries:
                 assert (await anext(aiter(deliveries))).id == receipt.id
         assert await daemon.aterminate() == 0
-    found = [event for event in read_all(tmp_path / "history") if "task_id" in event]
-    assert [event["event"] for event in found] == ["enqueued", "delivered", "acked"]
-    assert found[-1]["ended"] is True
+    events = [event for event in read_all(tmp_path / "history") if "task_id" in event]
+    assert [event["event"] for event in events] == ["enqueued", "delivered", "acked"]
+    assert events[-1]["ended"] is True
 
 
 # --- a store that does not take it ---------------------------------------------------------------
@@ -373,9 +373,9 @@ async def test_a_refused_batch_leaves_no_history(bench: Bench, tmp_path: Path) -
     for _ in range(3):
         bench.let()
     (first, *_) = (await taken.next())[2][1]  # type: ignore[index]  # an OK: (accepted, ids)
-    found = of_kind(await ended(bench, tmp_path), "enqueued")
-    assert [(event["task_id"], event["topic"]) for event in found] == [(str(first), "taken")]
-    assert found[0]["producer"] == "shop 1.2.3.4:5"
+    records = of_kind(await ended(bench, tmp_path), "enqueued")
+    assert [(event["task_id"], event["topic"]) for event in records] == [(str(first), "taken")]
+    assert records[0]["producer"] == "shop 1.2.3.4:5"
 
 
 async def test_withdrawn_tasks_leave_no_history_and_unclear_ones_do(
@@ -394,8 +394,8 @@ async def test_withdrawn_tasks_leave_no_history_and_unclear_ones_do(
     await bench.committer.barrier()
     # Once more: the batch that what was withdrawn would have belonged to.
     await bench.committer.barrier()
-    found = of_kind(await ended(bench, tmp_path), "enqueued")
-    assert [event["topic"] for event in found] == ["unclear"]
+    records = of_kind(await ended(bench, tmp_path), "enqueued")
+    assert [event["topic"] for event in records] == ["unclear"]
 
 
 async def test_repeated_deliveries_without_commits_are_bounded(

@@ -131,46 +131,46 @@ NONE = frozenset[int]()
 
 
 def test_a_node_starts_a_standby_for_each_assigned_shard() -> None:
-    found = decide("a", seen(node("a"), node("b", (0, 1))), {0: "a", 1: "a"}, NONE, NONE)
-    assert (found.wanted, found.given) == ({0, 1}, NONE)
-    assert found.expected == {0, 1}, "it looks often until it leads, also when b has just ended"
-    assert found.waits == {0: "b hands it over to a", 1: "nobody leads it yet; a will"}
+    decision = decide("a", seen(node("a"), node("b", (0, 1))), {0: "a", 1: "a"}, NONE, NONE)
+    assert (decision.wanted, decision.given) == ({0, 1}, NONE)
+    assert decision.expected == {0, 1}, "it looks often until it leads, also when b has just ended"
+    assert decision.waits == {0: "b hands it over to a", 1: "nobody leads it yet; a will"}
 
 
 def test_a_shard_is_handed_over_only_to_a_standby() -> None:
     a = node("a", (0, 1))
-    found = decide("a", seen(a, node("b")), {0: "b"}, {0}, NONE)
-    assert (found.wanted, found.given) == ({0}, NONE)
-    assert found.waits == {0: "b does not stand by for it yet"}
-    found = decide("a", seen(a, node("b", standbys=(0,))), {0: "b"}, {0}, NONE)
-    assert (found.wanted, found.given) == (NONE, {0})
+    decision = decide("a", seen(a, node("b")), {0: "b"}, {0}, NONE)
+    assert (decision.wanted, decision.given) == ({0}, NONE)
+    assert decision.waits == {0: "b does not stand by for it yet"}
+    decision = decide("a", seen(a, node("b", standbys=(0,))), {0: "b"}, {0}, NONE)
+    assert (decision.wanted, decision.given) == (NONE, {0})
 
 
 def test_a_led_shard_counts_as_had() -> None:
     """A registrar that was started again may not know it."""
-    found = decide("a", seen(node("a", (0, 1)), node("b")), {0: "b"}, NONE, NONE)
-    assert found.wanted == {0}
+    decision = decide("a", seen(node("a", (0, 1)), node("b")), {0: "b"}, NONE, NONE)
+    assert decision.wanted == {0}
 
 
 def test_concurrent_handovers_are_limited() -> None:
     shards = range(5)
     a, b = node("a", *((s, 1) for s in shards)), node("b", standbys=tuple(shards))
-    found = decide("a", seen(a, b), dict.fromkeys(shards, "b"), set(shards), NONE)
-    assert len(found.given) == HANDOVERS_MAX
-    assert found.wanted == set(shards) - found.given
-    found = decide("a", seen(a, b), dict.fromkeys(shards, "b"), found.wanted, found.given)
-    assert len(found.given) == HANDOVERS_MAX, "those that nobody leads yet count"
+    decision = decide("a", seen(a, b), dict.fromkeys(shards, "b"), set(shards), NONE)
+    assert len(decision.given) == HANDOVERS_MAX
+    assert decision.wanted == set(shards) - decision.given
+    decision = decide("a", seen(a, b), dict.fromkeys(shards, "b"), decision.wanted, decision.given)
+    assert len(decision.given) == HANDOVERS_MAX, "those that nobody leads yet count"
 
 
 def test_a_shard_assigned_back_during_a_handover_is_kept() -> None:
-    found = decide("a", seen(node("a", (0, 1)), node("b")), {0: "a"}, NONE, {0})
-    assert (found.wanted, found.given) == ({0}, NONE)
+    decision = decide("a", seen(node("a", (0, 1)), node("b")), {0: "a"}, NONE, {0})
+    assert (decision.wanted, decision.given) == ({0}, NONE)
 
 
 def test_an_unneeded_standby_ends() -> None:
     a = node("a", standbys=(0,))
-    found = decide("a", seen(a, node("b", (0, 1))), {0: "b"}, {0}, NONE)
-    assert found.wanted == NONE
+    decision = decide("a", seen(a, node("b", (0, 1))), {0: "b"}, {0}, NONE)
+    assert decision.wanted == NONE
 
 
 def test_a_standby_of_a_leaderless_shard_waits_for_the_successor() -> None:
@@ -206,13 +206,13 @@ def test_decisions_converge_to_the_placement(shards: int, data: st.DataObject) -
         )
         for name in "abcd":
             giving[name] = {s for s in giving[name] if owners[s] == name}
-            found = decide(name, picture, target, has[name], giving[name])
-            giving[name] |= found.given
+            decision = decide(name, picture, target, has[name], giving[name])
+            giving[name] |= decision.given
             assert len(giving[name]) <= HANDOVERS_MAX
-            for shard in has[name] - found.wanted:
+            for shard in has[name] - decision.wanted:
                 if owners[shard] == name:
                     owners[shard] = next(n for n in "abcd" if n != name and shard in has[n])
-            has[name] = set(found.wanted)
+            has[name] = set(decision.wanted)
     assert owners == target
     assert all(has[name] == {s for s, o in target.items() if o == name} for name in "abcd")
 

@@ -92,13 +92,13 @@ Case = tuple[str, str, Any]
 
 def bodies() -> list[Case]:
     """Return a valid body for each route that takes JSON."""
-    found: list[Case] = []
+    cases: list[Case] = []
     for route in ROUTES:
         if route.body is None:
             continue
         where = route.method, route.path
-        found += [(*where, body) for body in (*MORE.get(where, ()), BODIES.get(where)) if body]
-    return found
+        cases += [(*where, body) for body in (*MORE.get(where, ()), BODIES.get(where)) if body]
+    return cases
 
 
 def declared(method: str, path: str) -> list[str]:

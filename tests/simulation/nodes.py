@@ -461,13 +461,13 @@ def _machine(world: NodesWorld) -> Machine:
 
 
 def _process(world: NodesWorld, kind: ProcessKind) -> ProcessHost | None:
-    found = [
+    hosts = [
         host
         for machine in world.machines
         for host in machine.hosts.values()
         if machine.is_alive and host.process is not None and host.process.kind is kind
     ]
-    return world.rnd.choice(found) if found else None
+    return world.rnd.choice(hosts) if hosts else None
 
 
 def _for_s(world: NodesWorld, low_s: float, high_s: float, end: Callable[[], object]) -> None:

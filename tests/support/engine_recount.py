@@ -56,8 +56,8 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
         assert group.in_key_queues == group.held == 0
         assert not group.paused_keys
         return []
-    found = [task_id for queue in ordering.keys.order.queues.values() for task_id in queue.ids()]
-    assert len(found) == ordering.keys.order.waiting
+    task_ids = [task_id for queue in ordering.keys.order.queues.values() for task_id in queue.ids()]
+    assert len(task_ids) == ordering.keys.order.waiting
     assert all(queue.waiting for queue in ordering.keys.order.queues.values()), (
         "a key queue of nobody"
     )
@@ -69,19 +69,19 @@ def in_key_queues(core: Core, group: Group) -> list[int]:
         assert all(entries[i] >= n > 0 for i, n in queue.stale.items()), "stale without an entry"
         entries.subtract(queue.stale)
         assert share.waiting == entries.total()
-        found += entries.elements()
+        task_ids += entries.elements()
         flying = [one for one in group.flight.values() if one.traits.share is share]
         assert share.in_flight == len(flying), "in flight of a value"
         assert not share.is_idle or share.bucket is not None, "a value with nothing is remembered"
     kept = ordering.pauses.kept
     assert {one.mark for one in kept.values()} <= group.paused_keys.keys() or group.is_closed
     assert group.paused_keys.keys() <= group.key_intervals.keys()
-    found += kept
-    assert group.in_key_queues == len(found)
+    task_ids += kept
+    assert group.in_key_queues == len(task_ids)
     coming = {i for comes in ordering.keys._again.values() for i, _, _ in comes}
     assert ordering.keys.coming <= coming & group.loading.keys(), "one that comes again does not"
     assert group.held == len(ordering.held) == sum(at == NEVER_MS for at in group.waiting.values())
-    return found
+    return task_ids
 
 
 def _is_first(core: Core, group: Group, mark: int, queue: KeyQueue) -> bool:

@@ -231,8 +231,8 @@ def only_the_far_part_is_left(peer: Peer, expected: Expected) -> None:
                 states[task["id"]] = word
         if task["state"] == "scheduled":
             states[task["id"]] = "scheduled"
-    found = peer.do(T.STATS)
-    assert {name: found[name] for name in (*COUNTS, "early")} == {
+    answer = peer.do(T.STATS)
+    assert {name: answer[name] for name in (*COUNTS, "early")} == {
         "scheduled": list(states.values()).count("scheduled"),
         "ready": 0,
         "in_flight": 0,

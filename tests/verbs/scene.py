@@ -193,9 +193,9 @@ class Stage:
         """So many new tasks that its group was given."""
         self.make_group()
         self.enqueue(count, delay_ms=0, **options)
-        found = self.pull(count)
-        assert len(found) == count
-        return found
+        deliveries = self.pull(count)
+        assert len(deliveries) == count
+        return deliveries
 
     @contextmanager
     def subscribed(self) -> Iterator[None]:

@@ -345,10 +345,10 @@ class AsyncPython(Python):
 
     def _call(self, call: Callable[[Any, Values], Any], values: Values) -> Any:
         async def asked() -> Any:
-            found = call(self._client, values)
-            if inspect.isasyncgen(found) or hasattr(found, "__aiter__"):
-                return [one async for one in found]
-            return await found
+            answer = call(self._client, values)
+            if inspect.isasyncgen(answer) or hasattr(answer, "__aiter__"):
+                return [one async for one in answer]
+            return await answer
 
         return self.house.do(asked())
 
@@ -364,8 +364,8 @@ class SyncPython(Python):
         self._client = SyncClient(f"tcp://127.0.0.1:{self.port}", token=self.token, retries=0)
 
     def _call(self, call: Callable[[Any, Values], Any], values: Values) -> Any:
-        found = call(self._client, values)
-        return list(found) if hasattr(found, "__next__") else found
+        answer = call(self._client, values)
+        return list(answer) if hasattr(answer, "__next__") else answer
 
     def close(self) -> None:
         self._client.close()

@@ -58,9 +58,9 @@ def test_each_task_gets_the_first_of_the_emptiest_ticks(
             ticks = [first, *whole]
             # Of a window of very many ticks only the first are looked at.
             ticks = ticks[: timing.WINDOW_TICKS_MAX]
-            found = chooser.choose(low_ms, high_ms, count, NOW_MS)
-            assert len(found) == count
-            for moment_ms in found:
+            moments = chooser.choose(low_ms, high_ms, count, NOW_MS)
+            assert len(moments) == count
+            for moment_ms in moments:
                 assert low_ms <= moment_ms <= high_ms
                 expected = min(ticks, key=lambda tick: (counts[tick], tick))
                 assert moment_ms // tick_ms == expected
@@ -97,8 +97,8 @@ def test_a_crowd_is_avoided_wherever_it_is() -> None:
         counts, exact = wheel.counts_between(nine_ms // 1000, nine_ms // 1000 + 10)
         assert exact == (hour < 2) and list(counts) == [nine_ms // 1000]
         assert 0.9 * count <= counts[nine_ms // 1000] <= 1.1 * count
-        found = made(wheel).choose(nine_ms, nine_ms + 60_000, 120, NOW_MS)
-        assert sorted(Counter(ms // 1000 - nine_ms // 1000 for ms in found)) == list(range(1, 60))
+        moments = made(wheel).choose(nine_ms, nine_ms + 60_000, 120, NOW_MS)
+        assert sorted(Counter(ms // 1000 - nine_ms // 1000 for ms in moments)) == list(range(1, 60))
 
 
 def test_withdrawn_tasks_free_their_ticks() -> None:
@@ -170,8 +170,8 @@ def test_few_tasks_in_a_long_window_need_no_heap(
     chooser = Chooser(TimingWheel(NOW_MS), lambda: ())
     day_ms = 24 * HOUR_MS
     few, many = 2 * SHARED_MIN, day_ms // 1_000 // timing.SHARED_TICKS
-    found = chooser.choose(NOW_MS, NOW_MS + day_ms - 1, few, NOW_MS)
-    assert len({moment_ms // 1_000 for moment_ms in found}) == few
+    moments = chooser.choose(NOW_MS, NOW_MS + day_ms - 1, few, NOW_MS)
+    assert len({moment_ms // 1_000 for moment_ms in moments}) == few
     assert not sorted_ticks
     chooser.choose(NOW_MS, NOW_MS + day_ms - 1, many, NOW_MS)
     assert len(sorted_ticks) == 1
@@ -187,8 +187,8 @@ def test_a_partly_known_window_is_chosen_from_correctly() -> None:
         chooser.choose(at_ms, at_ms + page_ms - 1, 40, NOW_MS)
     chooser._reads_left = 0
     for count in (1, 40):
-        found = chooser.choose(NOW_MS, third_ms + page_ms - 1, count, NOW_MS)
-        assert min(found) >= third_ms and max(Counter(found).values()) == 1
+        moments = chooser.choose(NOW_MS, third_ms + page_ms - 1, count, NOW_MS)
+        assert min(moments) >= third_ms and max(Counter(moments).values()) == 1
 
 
 @given(

@@ -386,17 +386,17 @@ class TestTheBound:
 
 class TestContainers:
     def test_count_their_bytes(self) -> None:
-        found = TaskRecords()
-        found.add([1, 2], [b"12", b"3"], 3)
-        assert found.bytes_held == 2 * TASK_BYTES + 3
-        found.put([2, 3], [b"4567", b"8"])
-        assert found.bytes_held == 3 * TASK_BYTES + 7
-        assert [found.get(i) for i in range(5)] == [None, b"12", b"4567", b"8", None]
-        assert sorted(found) == [1, 2, 3]
-        found.drop([1, 1, 9])
-        assert len(found) == 2
-        found.drop([2, 3])
-        assert found.bytes_held == 0
+        records = TaskRecords()
+        records.add([1, 2], [b"12", b"3"], 3)
+        assert records.bytes_held == 2 * TASK_BYTES + 3
+        records.put([2, 3], [b"4567", b"8"])
+        assert records.bytes_held == 3 * TASK_BYTES + 7
+        assert [records.get(i) for i in range(5)] == [None, b"12", b"4567", b"8", None]
+        assert sorted(records) == [1, 2, 3]
+        records.drop([1, 1, 9])
+        assert len(records) == 2
+        records.drop([2, 3])
+        assert records.bytes_held == 0
 
     def test_count_their_rows(self) -> None:
         found = GroupRecords()
@@ -411,12 +411,12 @@ class TestContainers:
     def test_dictionaries_of_the_mirror_grow_separately(self) -> None:
         """So that the event loop never waits for one large one, nor for all at once."""
         for step in (1 << 10, 1 << 15, 1 << 20, 1 << 22, 1 << 30):
-            found = TaskRecords()
+            records = TaskRecords()
             ids = range(1 << 50, (1 << 50) + 100_000 * step, step)
-            found.add(ids, [b""] * len(ids), 0)
-            found.place()
-            sizes = sorted(map(len, found._buckets))
-            assert sum(sizes) == len(found) == 100_000
+            records.add(ids, [b""] * len(ids), 0)
+            records.place()
+            sizes = sorted(map(len, records._buckets))
+            assert sum(sizes) == len(records) == 100_000
             if step >= 1 << 20:
                 assert sizes[-1] < 2_000
                 assert len(set(sizes)) > 15
@@ -453,34 +453,34 @@ class TestContainers:
 
     @pytest.mark.parametrize("ask", ["len", "iter", "get", "put", "drop", "records", "add"])
     def test_every_reader_finds_the_last_added_records(self, ask: str) -> None:
-        found = TaskRecords()
-        found.add([1, 2], [b"1", b"2"], 2)
+        records = TaskRecords()
+        records.add([1, 2], [b"1", b"2"], 2)
         if ask == "len":
-            assert len(found) == 2
+            assert len(records) == 2
         elif ask == "iter":
-            assert list(found) == [1, 2]
+            assert list(records) == [1, 2]
         elif ask == "get":
-            assert found.get(2) == b"2"
+            assert records.get(2) == b"2"
         elif ask == "put":
-            found.put([2], [b"two"])
-            assert found.bytes_held == 2 * TASK_BYTES + 4
+            records.put([2], [b"two"])
+            assert records.bytes_held == 2 * TASK_BYTES + 4
         elif ask == "drop":
-            found.drop([1, 2])
-            assert (len(found), found.bytes_held) == (0, 0)
+            records.drop([1, 2])
+            assert (len(records), records.bytes_held) == (0, 0)
         elif ask == "records":
-            assert list(found.records()) == [b"1", b"2"]
+            assert list(records.records()) == [b"1", b"2"]
         else:
-            found.add([3], [b"3"], 1)
-            assert sorted(found) == [1, 2, 3]
+            records.add([3], [b"3"], 1)
+            assert sorted(records) == [1, 2, 3]
 
     def test_come_in_batches(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(codec, "ROWS_A_BATCH", 300)
-        found = TaskRecords()
-        found.add(range(1_000), [b"%03d" % i for i in range(1_000)], 3_000)
-        batches = list(codec.in_parts(found.records(), len))
+        records = TaskRecords()
+        records.add(range(1_000), [b"%03d" % i for i in range(1_000)], 3_000)
+        batches = list(codec.in_parts(records.records(), len))
         assert [len(batch) for batch in batches] == [300, 300, 300, 100]
         assert sorted(record for batch in batches for record in batch) == [
             b"%03d" % i for i in range(1_000)
         ]
         monkeypatch.setattr(codec, "BYTES_A_BATCH", 30)
-        assert {len(batch) for batch in codec.in_parts(found.records(), len)} == {10}
+        assert {len(batch) for batch in codec.in_parts(records.records(), len)} == {10}

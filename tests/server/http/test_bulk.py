@@ -221,9 +221,9 @@ async def test_a_binary_event_becomes_a_task(rig: HttpRig) -> None:
         ("/v1/topics/orders/tasks", {}),
         ("/v1/tasks", {"tickwheel-topic": "orders"}),
     ):
-        found = await rig.post(path, b'{"a":1}', **headers, **topic, tickwheel_delay_ms="60000")
-        assert found["due_ms"] == NOW_MS + 60_000
-        body, properties = await body_and_properties(rig, found["id"])
+        answer = await rig.post(path, b'{"a":1}', **headers, **topic, tickwheel_delay_ms="60000")
+        assert answer["due_ms"] == NOW_MS + 60_000
+        body, properties = await body_and_properties(rig, answer["id"])
         assert body == '{"a":1}'
         assert properties == {f"ce-{name}": value for name, value in EVENT.items()} | {
             "ce-subject": "café", "ce-datacontenttype": "application/json",
@@ -247,21 +247,21 @@ async def test_a_binary_event_becomes_a_task(rig: HttpRig) -> None:
 async def test_a_structured_event_becomes_a_task(
     rig: HttpRig, event: dict[str, Any], body: str
 ) -> None:
-    found = await rig.post(
+    answer = await rig.post(
         "/v1/topics/orders/tasks",
         json.dumps(EVENT | event, ensure_ascii=False).encode(),
         content_type=KIND,
     )
-    assert (await body_and_properties(rig, found["id"]))[0] == body
+    assert (await body_and_properties(rig, answer["id"]))[0] == body
 
 
 async def test_a_batch_of_events_becomes_tasks(rig: HttpRig) -> None:
     batch = [EVENT | {"id": str(n), "data": n} for n in range(3)]
-    found = await rig.post(
+    answer = await rig.post(
         "/v1/tasks", json.dumps(batch).encode(),
         content_type="application/cloudevents-batch+json", tickwheel_topic="orders",
     )  # fmt: skip
-    assert len(found["tasks"]) == 3 and rig.core.tasks == 3
+    assert len(answer["tasks"]) == 3 and rig.core.tasks == 3
 
 
 BATCH = "application/cloudevents-batch+json"
@@ -278,14 +278,16 @@ def attributes_of(event: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("_", "event"), OF_OTHERS["valid"])
 async def test_conforming_events_are_accepted(rig: HttpRig, _: str, event: dict[str, Any]) -> None:
-    found = await rig.post("/v1/topics/orders/tasks", json.dumps(event).encode(), content_type=KIND)
-    body, properties = await body_and_properties(rig, found["id"])
+    answer = await rig.post(
+        "/v1/topics/orders/tasks", json.dumps(event).encode(), content_type=KIND
+    )
+    body, properties = await body_and_properties(rig, answer["id"])
     assert properties == attributes_of(event) and body == event.get("data", "")
     headers = {f"ce-{name}": str(value) for name, value in event.items() if value is not None}
     headers |= {"content-type": headers.pop("ce-datacontenttype", "")}
     data = headers.pop("ce-data", "").encode()
-    found = await rig.post("/v1/topics/orders/tasks", data, **headers)
-    body, properties = await body_and_properties(rig, found["id"])
+    answer = await rig.post("/v1/topics/orders/tasks", data, **headers)
+    body, properties = await body_and_properties(rig, answer["id"])
     assert body.encode() == data
     assert properties == {name: str(value) for name, value in attributes_of(event).items()}
 
@@ -335,8 +337,8 @@ async def test_specification_examples_are_equal_in_both_modes(
 async def test_messages_equal_those_of_other_implementations(
     rig: HttpRig, headers: dict[str, str], sent: str, attributes: dict[str, str], data: str
 ) -> None:
-    found = await rig.post("/v1/topics/orders/tasks", sent.encode(), **headers)
-    body, properties = await body_and_properties(rig, found["id"])
+    answer = await rig.post("/v1/topics/orders/tasks", sent.encode(), **headers)
+    body, properties = await body_and_properties(rig, answer["id"])
     assert body == data
     assert properties == {f"ce-{name}": value for name, value in attributes.items()}
 
@@ -361,14 +363,14 @@ async def test_an_events_partition_key_is_the_order_key(rig: HttpRig) -> None:
         ({}, "customer 7"),
         ({"tickwheel_order_key": "customer 8"}, "customer 8"),
     ):
-        found = await rig.post(path, event, content_type=KIND, **headers)
-        task = (await rig.call("GET", f"/v1/tasks/{found['id']}")).json
+        answer = await rig.post(path, event, content_type=KIND, **headers)
+        task = (await rig.call("GET", f"/v1/tasks/{answer['id']}")).json
         assert (task["order_key"], task["properties"]["ce-partitionkey"]) == (
             expected, "customer 7",
         )  # fmt: skip
     headers = {f"ce-{name}": value for name, value in EVENT.items()}
-    found = await rig.post(path, b"x", **headers, **{"ce-partitionkey": "caf%C3%A9"})
-    assert (await rig.call("GET", f"/v1/tasks/{found['id']}")).json["order_key"] == "café"
+    answer = await rig.post(path, b"x", **headers, **{"ce-partitionkey": "caf%C3%A9"})
+    assert (await rig.call("GET", f"/v1/tasks/{answer['id']}")).json["order_key"] == "café"
 
 
 async def test_event_data_is_delivered_byte_for_byte(rig: HttpRig) -> None:
@@ -379,21 +381,25 @@ async def test_event_data_is_delivered_byte_for_byte(rig: HttpRig) -> None:
         b'"\\u0041"', b"false", b"[]",
     ):  # fmt: skip
         event = head + b', "data":' + data + b"}"
-        found = await rig.post("/v1/topics/orders/tasks", event, content_type=KIND)
-        body, properties = await body_and_properties(rig, found["id"])
+        answer = await rig.post("/v1/topics/orders/tasks", event, content_type=KIND)
+        body, properties = await body_and_properties(rig, answer["id"])
         assert body == data.strip().decode()
         assert properties["ce-datacontenttype"] == "application/json"
         batch = b"[" + event + b"]"
-        found = await rig.post(
+        answer = await rig.post(
             "/v1/topics/orders/tasks", batch, content_type="application/cloudevents-batch+json"
         )
-        assert (await body_and_properties(rig, found["tasks"][0]["id"]))[0] == data.strip().decode()
+        assert (await body_and_properties(rig, answer["tasks"][0]["id"]))[
+            0
+        ] == data.strip().decode()
 
 
 async def test_an_attribute_that_is_null_is_not_set(rig: HttpRig) -> None:
     event = EVENT | {"subject": None, "time": None, "dataschema": None, "comexample": None}
-    found = await rig.post("/v1/topics/orders/tasks", json.dumps(event).encode(), content_type=KIND)
-    _, properties = await body_and_properties(rig, found["id"])
+    answer = await rig.post(
+        "/v1/topics/orders/tasks", json.dumps(event).encode(), content_type=KIND
+    )
+    _, properties = await body_and_properties(rig, answer["id"])
     assert properties == {f"ce-{name}": value for name, value in EVENT.items()}
 
 
@@ -417,8 +423,8 @@ async def test_a_header_of_an_event_is_decoded_once(
     rig: HttpRig, header: str, attribute: str
 ) -> None:
     headers = {f"ce-{name}": value for name, value in EVENT.items()} | {"ce-subject": header}
-    found = await rig.post("/v1/topics/orders/tasks", b"x", **headers)
-    assert (await body_and_properties(rig, found["id"]))[1]["ce-subject"] == attribute
+    answer = await rig.post("/v1/topics/orders/tasks", b"x", **headers)
+    assert (await body_and_properties(rig, answer["id"]))[1]["ce-subject"] == attribute
 
 
 @pytest.mark.parametrize(
@@ -489,8 +495,8 @@ async def test_a_valid_event_is_taken_with_all_its_attributes(
     rig: HttpRig, attributes: dict[str, Any]
 ) -> None:
     data = json.dumps(EVENT | attributes).encode()
-    found = await rig.post("/v1/topics/orders/tasks", data, content_type=KIND)
-    properties = (await body_and_properties(rig, found["id"]))[1]
+    answer = await rig.post("/v1/topics/orders/tasks", data, content_type=KIND)
+    properties = (await body_and_properties(rig, answer["id"]))[1]
     assert properties == {f"ce-{name}": value for name, value in (EVENT | attributes).items()}
 
 

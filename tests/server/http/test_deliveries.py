@@ -52,14 +52,14 @@ def events(response: Response) -> list[dict[str, Any]]:
 
 async def test_due_tasks_are_pulled_and_acked(rig: HttpRig) -> None:
     ids = await enqueue(rig, "1", "2", key="k", priority=3, properties={"a": 1})
-    found = await pull(rig, max=5)
-    assert [(one["id"], one["body"]) for one in found] == [(ids[0], "1"), (ids[1], "2")]
+    deliveries = await pull(rig, max=5)
+    assert [(one["id"], one["body"]) for one in deliveries] == [(ids[0], "1"), (ids[1], "2")]
     wanted = {
         "due_ms": NOW_MS, "delivered_ms": NOW_MS, "attempt": 1, "key": "k", "priority": 3,
         "properties": {"a": 1},
     }  # fmt: skip
-    assert {name: found[0][name] for name in wanted} == wanted
-    receipts = [one["receipt"] for one in found]
+    assert {name: deliveries[0][name] for name in wanted} == wanted
+    receipts = [one["receipt"] for one in deliveries]
     assert await rig.post("/v1/acks", {"receipts": receipts}) == {"results": ["acked"] * 2}
     assert rig.core.tasks == 0
     again = await rig.post("/v1/acks", {"receipts": receipts})
@@ -167,8 +167,8 @@ async def test_receipts_of_several_groups_are_settled_by_one_request(rig: HttpRi
     )["deliveries"]]  # fmt: skip
     await rig.post("/v1/rejections", {"receipts": mine[:1]})
     mixed = [mine[0], theirs[0], mine[1], theirs[1]]
-    found = await rig.post("/v1/acks", {"receipts": mixed})
-    assert found == {"results": ["dead", "acked", "acked", "acked"]}
+    answer = await rig.post("/v1/acks", {"receipts": mixed})
+    assert answer == {"results": ["dead", "acked", "acked", "acked"]}
 
 
 @pytest.mark.parametrize("receipt", ["", "x", "AAAA", "é", "lqF0oWc", "x" * 5_000, "////"])

@@ -158,8 +158,8 @@ async def test_a_task_goes_to_its_shard_and_is_found_from_there(hall: Hall) -> N
     ids = await hall.fill()
     for n, task_id in enumerate(ids):
         assert shard_of(task_id) == n % COUNT
-        found = await hall.get(f"/v1/tasks/{task_id}")
-        assert (found["id"], found["body"], found["state"]) == (task_id, f"b{n}", "scheduled")
+        answer = await hall.get(f"/v1/tasks/{task_id}")
+        assert (answer["id"], answer["body"], answer["state"]) == (task_id, f"b{n}", "scheduled")
     many = await hall.post("/v1/lookups", {"ids": ids})
     assert [task["id"] for task in many["tasks"]] == ids
     by_key = await hall.get(f"/v1/topics/t/keys/{many['tasks'][4]['key']}")
@@ -175,9 +175,9 @@ async def test_explain_asks_the_shard_or_names_its_absence(hall: Hall) -> None:
     await client.pause("t")
     hall.shards.pass_time(2 * HOUR_MS)
     for one in ids[:3]:
-        found = await hall.get(f"/v1/tasks/{one}/explanation")
-        assert (found["id"], found["cause"]) == (one, "topic_paused")
-        assert found["command"] == "tickwheel resume t"
+        answer = await hall.get(f"/v1/tasks/{one}/explanation")
+        assert (answer["id"], answer["cause"]) == (one, "topic_paused")
+        assert answer["command"] == "tickwheel resume t"
     key = key_in(4 % COUNT, COUNT, "k4-")
     by_key = await hall.get(f"/v1/topics/t/keys/{key}/explanation")
     assert (by_key["id"], by_key["cause"]) == (ids[4], "topic_paused")
@@ -338,11 +338,11 @@ async def test_names_are_listed_page_by_page(hall: Hall) -> None:
 async def test_consumers_are_listed_shard_by_shard(hall: Hall) -> None:
     client = await hall.shards.client().connect()
     async with client.subscribe("a"), client.subscribe("b"):
-        found = await hall.pages(
+        pages = await hall.pages(
             "/v1/consumers?limit=1", "consumers", lambda it: (it["topic"], it["since_ms"])
         )
-    assert sorted({topic for topic, _ in found}) == ["a", "b"]
-    assert len(found) == 2 * COUNT
+    assert sorted({topic for topic, _ in pages}) == ["a", "b"]
+    assert len(pages) == 2 * COUNT
 
 
 async def test_a_bulk_operation_runs_in_all_shards(hall: Hall) -> None:
@@ -754,18 +754,18 @@ async def test_a_restore_forgotten_by_a_shard_is_not_successful(files: Files) ->
 
 
 async def test_status_covers_all_shards(hall: Hall) -> None:
-    found = await hall.get("/v1/status")
-    msgspec.json.decode(json.dumps(found), type=answer_type(Status))
-    assert (found["state"], found["detail"], found["role"]) == ("ready", None, "active")
-    assert [status["shard"] for status in found["statuses"]] == [0, 1, 2]
-    assert [status["node"] for status in found["statuses"]] == ["n0", "n1", "n2"]
-    assert [status["url"] for status in found["statuses"]] == hall.shards.urls == found["shards"]
-    assert all(status["reachable"] for status in found["statuses"])
+    answer = await hall.get("/v1/status")
+    msgspec.json.decode(json.dumps(answer), type=answer_type(Status))
+    assert (answer["state"], answer["detail"], answer["role"]) == ("ready", None, "active")
+    assert [status["shard"] for status in answer["statuses"]] == [0, 1, 2]
+    assert [status["node"] for status in answer["statuses"]] == ["n0", "n1", "n2"]
+    assert [status["url"] for status in answer["statuses"]] == hall.shards.urls == answer["shards"]
+    assert all(status["reachable"] for status in answer["statuses"])
     hall.shards.shard(2).loaded.clear()
-    found = await hall.get("/v1/status")
-    assert (found["state"], found["shard"], found["node"]) == ("loading", 2, "n2")
-    assert found["detail"] == "shard 2: loading"
-    assert [status["state"] for status in found["statuses"]] == ["ready", "ready", "loading"]
+    answer = await hall.get("/v1/status")
+    assert (answer["state"], answer["shard"], answer["node"]) == ("loading", 2, "n2")
+    assert answer["detail"] == "shard 2: loading"
+    assert [status["state"] for status in answer["statuses"]] == ["ready", "ready", "loading"]
 
 
 async def test_status_names_an_unavailable_shard_and_its_reason(
@@ -774,17 +774,17 @@ async def test_status_names_an_unavailable_shard_and_its_reason(
     monkeypatch.setattr(gateways, "STATUS_S", 0.2)
     await hall.get("/v1/stats")
     hall.shards.lose(1)
-    found = await hall.get("/v1/status")
-    msgspec.json.decode(json.dumps(found), type=answer_type(Status))
-    away = found["statuses"][1]
+    answer = await hall.get("/v1/status")
+    msgspec.json.decode(json.dumps(answer), type=answer_type(Status))
+    away = answer["statuses"][1]
     assert away.keys() == {"shard", "url", "reachable", "state", "error", "message"}
     assert (away["shard"], away["url"]) == (1, hall.shards.urls[1])
     assert (away["reachable"], away["state"], away["error"]) == (
         False, "unreachable", "unreachable",
     )  # fmt: skip
-    assert found["state"] == "unreachable" and found["shard"] != 1
-    assert found["detail"] == f"shard 1: unreachable ({away['message']})"
-    assert [status["state"] for status in found["statuses"]] == ["ready", "unreachable", "ready"]
+    assert answer["state"] == "unreachable" and answer["shard"] != 1
+    assert answer["detail"] == f"shard 1: unreachable ({away['message']})"
+    assert [status["state"] for status in answer["statuses"]] == ["ready", "unreachable", "ready"]
 
 
 # --- what is not there ---------------------------------------------------------------------------
@@ -808,9 +808,11 @@ async def test_a_callback_goes_to_the_shard_of_its_token(hall: Hall, said: bytes
         hall.http_of |= {1: f"http://127.0.0.1:{free_port()}", 2: f"http://127.0.0.1:{at}"}
         for shard, why in ((0, "nobody is known"), (1, "gives no answer"), (1023, "nobody is"),
                            (2, "gives no answer")):  # fmt: skip
-            found = await hall.refused("POST", path(shard), {"result": "extend", "lease_ms": 5_000})
-            assert (found.status, found.json["code"]) == (503, "unreachable"), found.body
-            assert why in found.json["detail"] and f"shard {shard} " in found.json["detail"]
+            refusal = await hall.refused(
+                "POST", path(shard), {"result": "extend", "lease_ms": 5_000}
+            )
+            assert (refusal.status, refusal.json["code"]) == (503, "unreachable"), refusal.body
+            assert why in refusal.json["detail"] and f"shard {shard} " in refusal.json["detail"]
     head, _, body = came[0].partition(b"\r\n\r\n")
     assert head.startswith(f"POST {path(2)} HTTP/1.1\r\n".encode())
     assert json.loads(body) == {"result": "extend", "lease_ms": 5_000}

@@ -14,8 +14,8 @@ from tickwheel.server.http.types import Given, kept
 
 
 async def enqueue(rig: HttpRig, **task: Any) -> str:
-    found = await rig.post("/v1/tasks", {"topic": "t", **task})
-    return str(found["id"])
+    answer = await rig.post("/v1/tasks", {"topic": "t", **task})
+    return str(answer["id"])
 
 
 async def test_a_task_is_answered_with_its_id_as_text_and_its_due_time(rig: HttpRig) -> None:
@@ -51,9 +51,9 @@ async def test_the_answer_waits_until_the_task_is_durable(rig: HttpRig) -> None:
 async def test_due_times_are_given_in_each_form(
     rig: HttpRig, when: dict[str, Any], due_ms: int
 ) -> None:
-    found = await rig.post("/v1/tasks", {"topic": "t", **when})
-    assert found["due_ms"] == due_ms
-    [task] = (await rig.post("/v1/lookups", {"ids": [found["id"]]}))["tasks"]
+    answer = await rig.post("/v1/tasks", {"topic": "t", **when})
+    assert answer["due_ms"] == due_ms
+    [task] = (await rig.post("/v1/lookups", {"ids": [answer["id"]]}))["tasks"]
     assert task["due_ms"] == due_ms
 
 
@@ -122,12 +122,12 @@ async def test_a_pending_key_is_answered_with_the_outcome(
 
 
 async def test_many_tasks_are_accepted_in_order_or_refused_together(rig: HttpRig) -> None:
-    found = await rig.post(
+    answer = await rig.post(
         "/v1/tasks",
         {"tasks": [{"topic": "a", "body": "1", "delay_ms": 10}, {"topic": "b", "body": "2"}]},
     )
-    assert [task["due_ms"] - NOW_MS for task in found["tasks"]] == [10, 0]
-    ids = [task["id"] for task in found["tasks"]]
+    assert [task["due_ms"] - NOW_MS for task in answer["tasks"]] == [10, 0]
+    ids = [task["id"] for task in answer["tasks"]]
     tasks = (await rig.post("/v1/lookups", {"ids": ids}))["tasks"]
     assert [(task["topic"], task["body"]) for task in tasks] == [("a", "1"), ("b", "2")]
     wrong = {"tasks": [{"topic": "c"}, {"topic": "no topic"}]}

@@ -214,14 +214,14 @@ async def test_a_tenure_that_ends_during_a_scrape_is_counted_once() -> None:
     assert not scrape.done()
     exposition.ended(core)
     body, _ = await scrape
-    found = [
+    values = [
         sample.value
         for family in parse_text(body.decode())
         for sample in family.samples
         if sample.name == "tickwheel_delivered_total"
     ]
-    assert sum(found) == 5_000
-    assert len(found) == 1_001
+    assert sum(values) == 5_000
+    assert len(values) == 1_001
 
 
 async def full_exposition() -> Exposition:

@@ -223,8 +223,8 @@ async def test_dead_letters_made_after_a_bulk_started_are_untouched(
         await daemon.settle()
         half = store.copy()
         if not restarts:
-            found = await seen_through(daemon, peer)
-            assert (found["looked_at"], found["changed"]) == (2, 2)
+            bulk = await seen_through(daemon, peer)
+            assert (bulk["looked_at"], bulk["changed"]) == (2, 2)
             return
     async with InProcess(tmp_path, store=half, now_ms=now_ms) as daemon:
         peer = daemon.connect()
@@ -233,8 +233,8 @@ async def test_dead_letters_made_after_a_bulk_started_are_untouched(
         await peer.do(T.SUBSCRIBE, 1, "t", "g", 10, None)
         held = await taken(daemon, peer)
         await reject(peer, held, ids[2:])
-        found = await seen_through(daemon, peer)
-        assert (found["looked_at"], found["changed"]) == (2, 2)
+        bulk = await seen_through(daemon, peer)
+        assert (bulk["looked_at"], bulk["changed"]) == (2, 2)
 
 
 async def taken(daemon: InProcess, peer: Peer) -> dict[int, tuple[int, int, int]]:
@@ -308,15 +308,15 @@ async def test_a_cancelled_bulk_stops_changing_tasks(
     ids = [await put(peer) for _ in range(10)]
     made = await peer.do(T.BULK_MAKE, "t", "cancel", {"rate": 1})
     await daemon.turn()
-    found = await peer.do(T.BULK, made["id"], "cancel")
-    assert found["state"] == "cancelled"
+    answer = await peer.do(T.BULK, made["id"], "cancel")
+    assert answer["state"] == "cancelled"
     for _ in range(20):
         daemon.pass_time(1_000)
         await daemon.settle()
     states = await words(peer, *ids)
-    assert states.count("cancelled") == found["changed"] < 10
-    assert await peer.do(T.BULK, made["id"], "cancel") == found, "again is harmless"
-    assert (await peer.do(T.BULK_LIST, {"state": "cancelled"}))["bulk"] == (found,)
+    assert states.count("cancelled") == answer["changed"] < 10
+    assert await peer.do(T.BULK, made["id"], "cancel") == answer, "again is harmless"
+    assert (await peer.do(T.BULK_LIST, {"state": "cancelled"}))["bulk"] == (answer,)
     assert daemon.shard.core.bulk_running == 0
 
 

@@ -225,17 +225,17 @@ class Play:
         turns = self.daemon.shard.bulks.slices
         turns.release()
         with patch.object(bulks, "EXAMPLES_MAX", 1_000):
-            found = await self.ask(T.BULK_PREVIEW, "t", frame_kind, options)
+            answer = await self.ask(T.BULK_PREVIEW, "t", frame_kind, options)
         await turns.acquire()
-        assert found["next"] is None and found["refused"] == {}
-        assert found["looked_at"] == len(self.naive.tasks)
-        return list(found["examples"])
+        assert answer["next"] is None and answer["refused"] == {}
+        assert answer["looked_at"] == len(self.naive.tasks)
+        return list(answer["examples"])
 
     async def end_bulk(self, nth: int) -> None:
         if self.naive.bulks:
             name = list(self.naive.bulks)[nth % len(self.naive.bulks)]
-            found = await self.ask(T.BULK, name, "cancel")
-            self.naive.bulks[name].is_cancelled = found["state"] == "cancelled"
+            answer = await self.ask(T.BULK, name, "cancel")
+            self.naive.bulks[name].is_cancelled = answer["state"] == "cancelled"
 
     async def pass_time(self, seconds: int) -> None:
         self.daemon.pass_time(seconds * 1000)

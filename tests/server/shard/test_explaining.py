@@ -377,9 +377,9 @@ async def of_one_that_a_filter_left_out(daemon: InProcess, peer: Peer) -> Wanted
     await peer.do(T.GROUP_CREATE, "t", "g", where)
     await peer.do(T.GROUP_CREATE, "t", "other", None)
     [task] = await put(daemon, peer, {"properties": {"amount": 5}})
-    found = await explained(peer, task)
-    assert (found["cause"], found["group"]) == ("no_subscriber", "other")
-    [left_out] = found["others"]
+    explanation = await explained(peer, task)
+    assert (explanation["cause"], explanation["group"]) == ("no_subscriber", "other")
+    [left_out] = explanation["others"]
     assert (left_out["cause"], left_out["group"]) == ("filtered", "g")
     assert left_out["detail"] == (
         "The filter of group g of topic t left it out: amount > 10 is FALSE (amount is 5) and"
@@ -508,8 +508,8 @@ async def test_groups_with_a_problem_are_explained_first(daemon: InProcess) -> N
     await peer.do(T.GROUP_CREATE, "t", "paused", {"paused": True})
     await peer.do(T.GROUP_CREATE, "t", "alone", None)
     [task] = await put(daemon, peer, {})
-    found = await explained(peer, task)
-    causes = [(one["cause"], one["group"]) for one in (found, *found["others"])]
+    explanation = await explained(peer, task)
+    causes = [(one["cause"], one["group"]) for one in (explanation, *explanation["others"])]
     wanted = [("group_paused", "paused"), ("no_subscriber", "alone"), ("leased", "busy")]
     assert causes == wanted
 
@@ -567,5 +567,5 @@ async def test_explain_uses_the_history_for_ended_tasks(
     peer = daemon.connect()
     await peer.do(T.GROUP_CREATE, "t", "g", {"where": "amount > 10"})
     [task] = await put(daemon, peer, {})
-    found = await explained(peer, task - ID_STEP)
-    assert found["cause"] == cause and said in found["detail"], found
+    explanation = await explained(peer, task - ID_STEP)
+    assert explanation["cause"] == cause and said in explanation["detail"], explanation

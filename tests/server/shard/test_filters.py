@@ -102,8 +102,8 @@ async def test_a_filter_is_changed_part_by_part(daemon: InProcess) -> None:
     await peer.do(T.GROUP_CREATE, "t", "a", EU)
 
     async def change(**changes: Any) -> tuple[Any, Any]:
-        found = await peer.do(T.CONFIGURE, "t", "a", changes)
-        return found.get("tags"), found.get("where")
+        answer = await peer.do(T.CONFIGURE, "t", "a", changes)
+        return answer.get("tags"), answer.get("where")
 
     assert await change(where="amount > 10") == ("eu", "amount > 10")
     assert await change(paused=True) == ("eu", "amount > 10")

@@ -120,15 +120,15 @@ async def test_keyed_tasks_are_cancelled_and_rescheduled_by_id(
     assert {one[1] for one in await daemon.ask(peer, T.CANCEL, ids[::2])} == {"cancelled"}
     left = [i for n, i in enumerate(ids) if n % 4 == 1]
     assert [a[0] for a in await daemon.ask(peer, T.CANCEL, None, KEY)] == [ids[38]]
-    found = await daemon.ask(peer, T.LOOKUP, None, {"topic": "t", "key": "l"})
-    assert [task["id"] for task in found] == left[::-1]
+    answer = await daemon.ask(peer, T.LOOKUP, None, {"topic": "t", "key": "l"})
+    assert [task["id"] for task in answer] == left[::-1]
     moved = await daemon.ask(peer, T.RESCHEDULE, ids[1::2], {"delay_ms": FAR_MS + 5})
     assert {one[1] for one in moved} == {"scheduled"}
     assert not updated
     assert await daemon.ask(peer, T.CANCEL, left[:3]) == tuple((i, "cancelled") for i in left[:3])
-    found = await daemon.ask(peer, T.LOOKUP, None, {"topic": "t", "key": "l"})
-    assert [task["id"] for task in found] == left[:2:-1]
-    assert {task["due_ms"] for task in found} == {daemon.sources.now_ms + FAR_MS + 5}
+    answer = await daemon.ask(peer, T.LOOKUP, None, {"topic": "t", "key": "l"})
+    assert [task["id"] for task in answer] == left[:2:-1]
+    assert {task["due_ms"] for task in answer} == {daemon.sources.now_ms + FAR_MS + 5}
 
 
 async def test_reschedule_and_run_now_move_all_tasks_of_a_key(

@@ -163,8 +163,8 @@ async def test_ordering_and_fairness_are_changed_and_removed(daemon: InProcess) 
         # What holds when nothing is said; the group has lines since it was shared.
         ({"order_retry_ms": None, "order_failure": None}, DEFAULTS),
     ):
-        found = await peer.do(T.CONFIGURE, "t", "g", changed)
-        assert {name: found[name] for name in names if name in found} == left
+        answer = await peer.do(T.CONFIGURE, "t", "g", changed)
+        assert {name: answer[name] for name in names if name in answer} == left
 
 
 @pytest.mark.parametrize(
@@ -213,8 +213,8 @@ async def test_ordering_and_fairness_values_are_validated(
         (T.GROUP_CREATE, ("t", "new", settings)),
         (T.CONFIGURE, ("t", "g", settings)),
     ):
-        found = await peer.refused(kind, *fields)
-        assert found[0] == code and words in found[1], found
+        refusal = await peer.refused(kind, *fields)
+        assert refusal[0] == code and words in refusal[1], refusal
     assert {"g", "most"} == (await peer.do(T.STATS))["topics"]["t"]["groups"].keys()
 
 

@@ -93,8 +93,8 @@ async def test_paused_keys_show_by_whom_and_since_when(daemon: InProcess) -> Non
     said = {"by": "anonymous"}
     first = {"kind": "order", "value": "a", "since_ms": since_ms, "waiting": 2, **said}
     second = {"kind": "fair", "value": 7, "since_ms": since_ms + 5_000, "waiting": 1, **said}
-    found = await peer.do(T.HELD_KEYS, "t", "g", None)
-    assert found == {"keys": (), "held": 0, "paused": (first, second)}
+    answer = await peer.do(T.HELD_KEYS, "t", "g", None)
+    assert answer == {"keys": (), "held": 0, "paused": (first, second)}
     assert (await peer.do(T.HELD_KEYS, "t", "g", {"limit": 1}))["paused"] == (first,)
     group = (await peer.do(T.STATS))["topics"]["t"]["groups"]["g"]
     assert (group["held"], group["paused_keys"], group["in_lines"]) == (0, 2, 3)

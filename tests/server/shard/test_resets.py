@@ -352,11 +352,11 @@ async def test_a_cancelled_reset_stops_enqueuing(tmp_path: Path) -> None:
             await put(peer, 0)
         await take(daemon, peer)
         await peer.do(T.GROUP_RESET, "t", "g", {"to": "first", "rate": 0.001, "id": "r"})
-        found = await peer.do(T.BULK, "r", "cancel")
-        assert found["state"] == "cancelled"
+        answer = await peer.do(T.BULK, "r", "cancel")
+        assert answer["state"] == "cancelled"
         async with daemon.shard.resets._making:  # its plan is not made any more
             pass
-        assert len(await take(daemon, peer)) == found["changed"] <= 1
+        assert len(await take(daemon, peer)) == answer["changed"] <= 1
 
 
 async def test_a_reset_without_its_group_fails(tmp_path: Path) -> None:

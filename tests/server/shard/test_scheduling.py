@@ -51,8 +51,8 @@ class SchedulingRig:
         return await self.ask(T.SCHEDULE, name, verb, options)
 
     async def tasks(self, topic: str = "t") -> list[dict[str, Any]]:
-        found = await self.ask(T.LIST, {"topic": topic, "limit": 1_000})
-        return list(found["tasks"])
+        answer = await self.ask(T.LIST, {"topic": topic, "limit": 1_000})
+        return list(answer["tasks"])
 
     async def pass_time(self, ms: int) -> None:
         self.daemon.sources.now_ms += ms
@@ -203,8 +203,8 @@ async def test_a_restart_pauses_schedules_it_cannot_time(
     async with InProcess(tmp_path, store=store, now_ms=NOW_MS + 15_000) as daemon:
         rig = SchedulingRig(daemon)
         await daemon.settle()
-        found = await rig.ask(T.SCHEDULE_LIST, {})
-        assert [(one["name"], one["paused"]) for one in found["schedules"]] == [
+        answer = await rig.ask(T.SCHEDULE_LIST, {})
+        assert [(one["name"], one["paused"]) for one in answer["schedules"]] == [
             ("gone", True), ("good", False),
         ]  # fmt: skip
         assert len(await rig.tasks()) == 1

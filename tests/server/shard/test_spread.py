@@ -149,8 +149,8 @@ async def test_an_invalid_spread_window_is_refused(
     peer = daemon.connect()
     task_id = await put(peer)
     for frame in ((T.SPREAD, (task_id,), window), (T.BULK_MAKE, "t", "spread", window)):
-        found = await peer.refused(*frame)
-        assert found[0] == code and says in found[1], found
+        refusal = await peer.refused(*frame)
+        assert refusal[0] == code and says in refusal[1], refusal
     assert await dues(peer, [task_id]) == [START_MS]
 
 

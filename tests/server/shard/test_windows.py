@@ -48,9 +48,9 @@ async def test_tasks_with_a_window_spread_and_answers_have_due_times(tmp_path: P
         assert min(dues) == low_ms and max(dues) <= low_ms + 600_000
         each = Counter(due_ms // 1000 for due_ms in dues)
         assert max(each.values()) <= ceil(12_000 / 600)
-        found = await rig.ask(T.LIST, {"limit": 1_000, "topic": "t"})
-        assert {task["due_ms"] for task in found["tasks"]} <= set(dues)
-        one = found["tasks"][0]
+        answer = await rig.ask(T.LIST, {"limit": 1_000, "topic": "t"})
+        assert {task["due_ms"] for task in answer["tasks"]} <= set(dues)
+        one = answer["tasks"][0]
         assert (one["asked_ms"], one["within_ms"]) == (low_ms, 600_000)
 
 
@@ -63,8 +63,8 @@ async def test_tasks_with_a_window_avoid_plain_tasks(tmp_path: Path) -> None:
         assert due_ms == NOW_MS + 61_000
         mixed = await enqueue(rig, ("t", b"x", 5), windowed(60_000, 0), windowed(60_000, 3_999))
         assert mixed == [NOW_MS + 5, NOW_MS + 60_000, NOW_MS + 62_000]
-        found = await rig.tasks()
-        assert [task["within_ms"] for task in found] == [None] * 5 + [2_000, None, None, 3_999]
+        tasks = await rig.tasks()
+        assert [task["within_ms"] for task in tasks] == [None] * 5 + [2_000, None, None, 3_999]
 
 
 async def test_uncommitted_tasks_count_in_a_window(tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ async def test_every_occurrence_of_a_schedule_has_the_window(tmp_path: Path) -> 
         assert (await rig.put(task={"within_ms": 2_000}))["outcome"] == "unchanged"
         planned_ms = NOW_MS + 10_000
         await rig.pass_time(10_000)
-        found = await rig.tasks()
-        assert {(task["asked_ms"], task["within_ms"]) for task in found} == {(planned_ms, 2_000)}
-        after_ms = sorted(task["due_ms"] - planned_ms for task in found)
+        tasks = await rig.tasks()
+        assert {(task["asked_ms"], task["within_ms"]) for task in tasks} == {(planned_ms, 2_000)}
+        after_ms = sorted(task["due_ms"] - planned_ms for task in tasks)
         # The window's last tick is one of which it has the first millisecond only.
         assert after_ms == [0, 617, 1_000, 1_617]
 
@@ -190,16 +190,16 @@ async def test_load_counts_the_tasks_on_the_wheel(tmp_path: Path) -> None:
         rig = SchedulingRig(daemon)
         for delay_ms, count in ((5_000, 2), (65_000, 3), (DAY_MS, 4)):
             await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", delay_ms)] * count)
-        found = await rig.ask(T.LOAD, {"steps": 3})
+        answer = await rig.ask(T.LOAD, {"steps": 3})
         first_ms = NOW_MS // 60_000 * 60_000
-        assert found == {
+        assert answer == {
             "from_ms": first_ms, "step_ms": 60_000, "counts": (2, 3, 0), "exact": True,
             "scheduled": 9,
         }  # fmt: skip
-        found = await rig.ask(T.LOAD, {"step_ms": 3_600_000, "steps": 25})
-        assert (found["counts"][0], sum(found["counts"]), found["exact"]) == (5, 9, True)
-        found = await rig.ask(T.LOAD, {"from_ms": NOW_MS + DAY_MS, "step_ms": 1_000, "steps": 1})
-        assert found["counts"] == (4,)
+        answer = await rig.ask(T.LOAD, {"step_ms": 3_600_000, "steps": 25})
+        assert (answer["counts"][0], sum(answer["counts"]), answer["exact"]) == (5, 9, True)
+        answer = await rig.ask(T.LOAD, {"from_ms": NOW_MS + DAY_MS, "step_ms": 1_000, "steps": 1})
+        assert answer["counts"] == (4,)
 
 
 @pytest.mark.parametrize(

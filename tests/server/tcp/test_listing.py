@@ -68,8 +68,8 @@ async def test_small_rows_are_read_in_large_steps() -> None:
 
 async def test_large_rows_are_read_in_small_steps() -> None:
     reads = Reads(bytes(MIB))
-    found = await request(reads, 1, key="none")
-    assert found["tasks"] == [] and found["next"] == sum(reads.steps) * ID_STEP
+    answer = await request(reads, 1, key="none")
+    assert answer["tasks"] == [] and answer["next"] == sum(reads.steps) * ID_STEP
     assert max(reads.steps[1:]) * MIB <= STEP_BYTES + MIB
     assert 0 <= sum(reads.steps) * MIB - BYTES_PER_REQUEST_MAX < STEP_BYTES + MIB
 
@@ -77,14 +77,14 @@ async def test_large_rows_are_read_in_small_steps() -> None:
 @pytest.mark.parametrize(("limit", "steps"), [(5, [5]), (100, [100]), (600, [100, 400, 100])])
 async def test_a_listing_reads_no_more_than_its_limit(limit: int, steps: list[int]) -> None:
     reads = Reads(b"x")
-    found = await request(reads, limit)
-    assert len(found["tasks"]) == limit and found["next"] == limit * ID_STEP
+    answer = await request(reads, limit)
+    assert len(answer["tasks"]) == limit and answer["next"] == limit * ID_STEP
     assert reads.steps == steps
 
 
 async def test_a_page_of_large_rows_ends_at_half_a_frame() -> None:
     reads = Reads(bytes(MIB))
-    found = await request(reads, PAGE.high)
+    answer = await request(reads, PAGE.high)
     # Each takes a little more than its body.
-    assert len(found["tasks"]) == 3 and found["next"] == 3 * ID_STEP
+    assert len(answer["tasks"]) == 3 and answer["next"] == 3 * ID_STEP
     assert reads.steps == [STEP_FIRST]
