@@ -49,7 +49,7 @@ class KeyedProducer:
         self.stored: dict[str, int] = {}
         """Token → id, of shared keys."""
         self.merged: dict[str, int] = {}
-        """Of tasks that were not stored: whose id they were answered with."""
+        """Ids that were answered for tasks that were not stored."""
         self.own: dict[str, tuple[int, str]] = {}
         """Key → id and newest token."""
         self.looks = 0
@@ -176,7 +176,7 @@ class Keyed(Workload):
 
 
 def judge(producers: Sequence[KeyedProducer], journals: Iterable[Journal]) -> list[str]:
-    """What is wrong, when all is over."""
+    """Return the violations after the run."""
     came: dict[str, set[int]] = {}
     acked: set[int] = set()
     for journal in journals:

@@ -146,7 +146,7 @@ class SentinelRig(MovingRig):
 
 
 class ClusterRig(MovingRig):
-    """Three masters with a replica each; the shard's slot moves among them, too."""
+    """Three masters with a replica each, between which the shard's slot also moves."""
 
     def __init__(self, folder: Path, query: str) -> None:
         super().__init__(query)

@@ -22,7 +22,7 @@ from crash.link import now_ms
 from support.waiting import busy_s, rest
 
 BACK = "back"
-"""What is no fault: all shards go where they should be."""
+"""The return of all shards to their nodes, which is not a fault."""
 BEFORE_MS = 300
 """A silence that began so shortly before a fault is that one's."""
 ASIDE_MS = 200
@@ -95,7 +95,7 @@ class Window:
     """Nothing else was under way when it began."""
     ended_ms: int = AGAIN
     patience_s: float = 0.0
-    """For so long somebody waited for a processor meanwhile."""
+    """Seconds in which some process waited for a processor."""
 
     def is_in(self, silence: Silence) -> bool:
         """Whether it was under way during a silence."""
@@ -191,11 +191,11 @@ class Bound:
 
 @dataclass(slots=True)
 class Judged:
-    """What was found of a bound."""
+    """The result for a bound."""
 
     bound: Bound
     alone: list[tuple[Silence, Window]] = field(default_factory=list)
-    """Of each fault the longest silence in which nothing else was under way."""
+    """The longest silence of each fault without another fault."""
     mixed: list[tuple[Silence, Window]] = field(default_factory=list)
     """Those over the bound in which something else was."""
 
@@ -225,7 +225,7 @@ def judge(
 
 
 def of_fault(beats: Mapping[int, Sequence[Beat]], window: Window, next_ms: int) -> list[Silence]:
-    """Those of all shards."""
+    """Return the silences of all shards."""
     return [
         silence
         for shard, of_shard in beats.items()

@@ -23,7 +23,7 @@ NOTHING_COMES_MS = 250
 WAIT_MS = 10_000
 """For what comes."""
 STEP_MS = 15_000
-"""No step of a test takes so long."""
+"""Maximum milliseconds of a test step."""
 CLOCKS_MS = 100
 
 

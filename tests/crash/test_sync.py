@@ -325,7 +325,7 @@ ENDS = {
 
 
 def _wrong(held: Held, task_id: int, kind: FrameType, answer: Any) -> str | None:
-    """What is not as it was confirmed to be."""
+    """Return how a task differs from its confirmed state."""
     row = held.rows.get(task_id)
     if kind in ENDS:
         if row is not None:

@@ -43,17 +43,17 @@ from tickwheel.server.processes import Process, ProcessKind
 from tickwheel.server.registrar import place
 
 GAP_S = 0.5
-"""A shard that is handed over has a leader again within so many seconds."""
+"""Maximum seconds without a leader during a handover."""
 BOUND_S = 30.0
 """Within so many seconds after the last fault, or after each wish of a calm run, all is where it
 shall be."""
 STAYS_S = 1.0
-"""Then nothing more moves, for so long at least."""
+"""Seconds without a move after which the placement is stable."""
 FAULTS_S = 4.0
 CALM_EACH = 4
-"""Each so many-th seed is a run in which nothing goes wrong."""
+"""One in this number of seeds is a run without faults."""
 WISHES = 4
-"""What is wished for, one after the other, in a calm run."""
+"""Number of operator requests in a run without faults."""
 LOOK_S = 0.1
 DRAIN_S = (0.01, 0.3)
 """How long a daemon takes to give its shard back."""
@@ -205,7 +205,7 @@ class NodesWorld(Run):
         """Whether a registrar can see that the process of another one is over."""
         self.machines = [self.make_machine(self, f"node-{letter}") for letter in "abc"]
         self.daemons: list[dict[int, ProcessHost]] = [{} for _ in range(self.count)]
-        """Of each shard: the processes that have led it and live."""
+        """Live processes that have led each shard."""
         self._given: dict[int, float] = {}
         """Shard that its leader was told to give back, with nothing else wrong → when."""
 
@@ -269,7 +269,7 @@ class NodesWorld(Run):
     # --- where all shall be -----------------------------------------------------------------------
 
     def target(self) -> dict[int, str]:
-        """Shard → node, by what is true."""
+        """Return the node of each shard by the actual state."""
         registry = self.registry
         there = {machine.name: machine.capacity for machine in self.machines if machine.is_alive}
         free = {name: c for name, c in there.items() if name not in registry.drained}
@@ -285,7 +285,7 @@ class NodesWorld(Run):
         }
 
     def amiss(self) -> str:
-        """What is not where it shall be yet; empty: nothing."""
+        """Return what is still misplaced, or an empty text."""
         for machine in self.machines:
             if machine.is_leaving or machine.is_alive == machine.is_gone:
                 return f"{machine.name} is on its way"

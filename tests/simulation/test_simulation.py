@@ -62,7 +62,7 @@ def _case(name: str, seen: dict[str, Any] | None = None) -> Any:
 
 
 def _report(kind: str, seeds: int) -> Any:
-    """What came of so many runs, all of which hold."""
+    """Return the report of `seeds` runs, all of which must hold."""
     options = ("--kind", kind, "--seeds", str(seeds), "--stop-at", "1", "--json")
     report = _run("simulation", *options)
     assert not report["failed"], "\n".join(report["shown"])

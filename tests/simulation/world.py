@@ -42,9 +42,9 @@ FAULTS_S = 3.0
 RESTART_S = (0.1, 1.5)
 JUMP_MS = (-3_000, 3_000)
 GENTLE_EACH = 4
-"""Each so many-th seed is a run without violence."""
+"""One in this number of seeds is a run without kills."""
 FAILING_OVER_EACH = 8
-"""Of so many seeds the last is a run whose store loses what it has confirmed."""
+"""One in this number of seeds is a run whose store loses confirmed batches."""
 
 
 DAEMON: dict[str, Any] = {
@@ -185,14 +185,14 @@ class Log:
 
 @dataclass
 class Outcome:
-    """What came of one run."""
+    """The result of a run."""
 
     seed: int
     problems: list[str]
-    """What is wrong; empty: nothing."""
+    """Problems; empty if the run holds."""
     trace_hash: str
     lines: int
-    """Of the trace."""
+    """Lines of the trace."""
     virtual_s: float
     faults: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
@@ -215,7 +215,7 @@ class Run:
         self.lines.append((self.loop.time(), *what))
 
     def outcome(self) -> Outcome:
-        """What came of it, once it is over."""
+        """Return the result after the run."""
         digest = hashlib.blake2b(digest_size=12)
         for line in self.lines:
             digest.update(f"{line}\n".encode())

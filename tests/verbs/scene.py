@@ -90,7 +90,7 @@ class Refusal:
     """What a verb refuses, and with which code."""
 
     scene: str
-    """Whose words are used."""
+    """Scene that provides the words."""
     code: str
     values: Callable[[Stage], Values]
     cli: bool
@@ -168,7 +168,7 @@ class Stage:
     # --- what scenes need ------------------------------------------------------------------------
 
     def enqueue(self, count: int = 1, *, delay_ms: int = DAY_MS, **options: Any) -> list[int]:
-        """The ids of so many tasks of its topic; their bodies are their numbers."""
+        """Enqueue `count` tasks with numbers as bodies, and return their ids."""
         tasks = [(self.topic, b"%d" % n, delay_ms, options) for n in range(count)]
         answer = self.say(VERBS["enqueue"], self._raw.request + 1, tasks)
         self.house.settle()
@@ -190,7 +190,7 @@ class Stage:
         return [(delivery[0], epoch, delivery[1]) for delivery in deliveries]
 
     def deliver(self, count: int = 1, **options: Any) -> list[tuple[int, int, int]]:
-        """So many new tasks that its group was given."""
+        """Enqueue and deliver `count` tasks to the group."""
         self.make_group()
         self.enqueue(count, delay_ms=0, **options)
         deliveries = self.pull(count)
@@ -205,7 +205,7 @@ class Stage:
             yield
 
     def bury(self, count: int = 1, **options: Any) -> list[int]:
-        """The ids of so many dead letters of its group."""
+        """Make `count` dead letters of the group and return their ids."""
         receipts = [(*one, "bad") for one in self.deliver(count, **options)]
         self.say(VERBS["reject"], self.topic, self.group, receipts)
         return [receipt[0] for receipt in receipts]
@@ -220,7 +220,7 @@ class Stage:
         return ids
 
     def prepare(self, name: str, count: int = 1, *, count_from: str = "enqueue") -> str:
-        """A transaction of this stage with so many half tasks."""
+        """Prepare a transaction with `count` tasks."""
         halves = [(self.topic, b"half", DAY_MS)] * count
         name = self.name(name)
         self.say(VERBS["prepare"], name, self.name("payments"), 1, halves, {"from": count_from})

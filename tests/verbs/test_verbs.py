@@ -60,7 +60,7 @@ ELSEWHERE = {
     "claim_transaction": "tests/client/test_shards_names.py: a step of prepare over shards",
     "report": "tests/server/http/test_watching.py: a page",
 }
-"""Verbs that are no question with an answer, and where they are tested."""
+"""Verbs without a request and answer, and where they are tested."""
 NOT_ASKED = {
     ("commit_transaction", "store_full"),
     ("run_schedule", "store_full"),
@@ -72,7 +72,7 @@ tests/server/shard/test_targets.py has a daemon without a process that sends."""
 VOLATILE = frozenset(("uptime_s", "memory_bytes", "disk_used", "disk_free_bytes", "connections"))
 """Fields of which nobody can say what they are a moment later."""
 _PREFIX = re.compile(r"s\d+\.")
-"""Of a stage's names."""
+"""Prefix of the names of a stage."""
 SCENE_NAMES = sorted(SCENES)
 
 
@@ -199,7 +199,7 @@ def test_all_clients_get_the_same_answer(name: str, ways: Ways, begin: Begin) ->
 
 
 def rest(play: Any) -> None:
-    """What has to be true after a scene."""
+    """Check the conditions after a scene."""
     with pytest.raises(StopIteration):
         next(play)
 

@@ -59,7 +59,7 @@ class Unsayable(Exception):
 
 
 class Said(NamedTuple):
-    """What came, and what it is of an answer over TCP."""
+    """An answer, and the part of it in TCP's form."""
 
     value: Any
     of: Of
@@ -395,7 +395,7 @@ def _selecting(method: str, named: Values) -> tuple[str, Values]:
 
 
 def _for_a_word(verb: Verb, method: str, named: Values) -> tuple[str, Values, Of]:
-    """The same of a method that returns a word for what is named by itself."""
+    """The same for a method that returns a single status."""
     if verb.answer != list[TaskOutcome]:
         return method, named, same
     if not verb.bulk:

@@ -90,7 +90,7 @@ def columns(values: Values, *more: Any) -> tuple[Any, ...]:
 
 
 def rows(values: Values, *more: Any) -> tuple[Any, ...]:
-    """The frame of a verb that takes receipts, each with what is said of it."""
+    """Return the frame of a verb that takes receipts with options."""
     return (values["topic"], values["group"], [(*one, *more) for one in values["items"]])
 
 

@@ -21,7 +21,7 @@ def nothing(values: Values) -> None:
 
 
 def one(said: Any) -> Any:
-    """What is said of one task, as TCP has it."""
+    """Return the fields of a task as TCP has them."""
     return [outcome_of(said)]
 
 
@@ -365,7 +365,7 @@ MOVED = {
 
 
 def named(name: str, **said: Any) -> None:
-    """What is no selection is none for this verb."""
+    """Declare that an invalid selection is refused."""
     refusal(name, "bad_request", cli=False)(lambda stage: said | MOVED[name])
 
 
