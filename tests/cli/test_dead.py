@@ -28,7 +28,7 @@ def _letter(task_id: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("rate", "size"), [(None, 1_000), (0.5, 1), (1, 1), (50, 10), (1e6, 1_000)]
 )
-def test_chunks_are_small_when_it_goes_slowly(rate: float | None, size: int) -> None:
+def test_chunk_size_follows_the_rate(rate: float | None, size: int) -> None:
     assert chunk_size(rate) == size
 
 

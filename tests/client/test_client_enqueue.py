@@ -556,7 +556,7 @@ async def test_an_answer_of_the_wrong_shape_is_an_unknown_outcome() -> None:
             assert isinstance(raised.value, (errors.OutcomeUnknown, errors.ProtocolError))
 
 
-async def test_an_answer_after_the_deadline_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_answer_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     slowly(monkeypatch)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
         peer = await daemon.peer()

@@ -465,7 +465,7 @@ KEPT: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize("encoding", ["json", "msgpack"])
-def test_an_argument_comes_out_equal_or_is_refused_by_its_name(encoding: Any) -> None:
+def test_arguments_arrive_equal_or_are_refused_by_name(encoding: Any) -> None:
     def typed(kind: Any) -> Any:
         def function(first: int, x: Any) -> None: ...
 

@@ -1078,7 +1078,7 @@ def test_an_uncallable_handler_is_refused_by_the_decorator(handler: Any, words: 
         Worker(Client()).on("t")(handler)
 
 
-def test_handlers_of_every_kind_are_taken() -> None:
+def test_handlers_of_every_kind_are_accepted() -> None:
     loop = asyncio.new_event_loop()
 
     def waits_for_it(delivery: Delivery) -> None:

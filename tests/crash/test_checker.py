@@ -89,7 +89,7 @@ def test_a_delivery_of_a_refused_task_is_found() -> None:
     assert any("refused (draining)" in text for text in wrong(journal(), other))
 
 
-def test_an_unanswered_task_may_come_or_not() -> None:
+def test_an_unanswered_task_can_be_stored_or_not() -> None:
     assert not wrong(journal(), Journal("d", delivered=[replace(COME, id=8, token="y")]))
 
 

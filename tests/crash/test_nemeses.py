@@ -143,7 +143,7 @@ async def test_the_client_sees_that_the_server_went_during_a_silence(kind: str) 
     server.close()
 
 
-def test_a_journal_of_another_process_says_the_same() -> None:
+def test_a_journal_survives_serialisation() -> None:
     journal = Journal("frozen", odd=["hm"])
     journal.delivered.append(Delivered(7, "g", "x", 1, 1, 5, 6, 7, -1, 3, priority=9))
     journal.finished.append(Finished(7, "g", "acked", 1, 8, -1, 4))

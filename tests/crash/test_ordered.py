@@ -52,7 +52,7 @@ def test_tasks_in_order_have_no_problems() -> None:
     assert frozen.came(B, at_ms=MS + 600).came(A, at_ms=MS).order() == [], "written long before"
 
 
-def test_a_dead_letter_may_come_back() -> None:
+def test_a_requeued_dead_letter_is_not_a_problem() -> None:
     story = Story().came(A).sends("reject", A).came(B).sends("ack", B).came(A, 2).sends("ack", A, 2)
     assert story.came(C).order() == []
 

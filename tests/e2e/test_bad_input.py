@@ -59,7 +59,7 @@ def test_an_oversized_frame_closes_the_connection(raw: Raw) -> None:
     assert raw.closed()
 
 
-def test_a_frame_at_the_limit_is_taken(raw: Raw) -> None:
+def test_a_frame_at_the_limit_is_accepted(raw: Raw) -> None:
     limit = raw.limits["frame_bytes_max"]
     bodies = [("t", b"x" * 1_000_000, DAY_MS) for _ in range(4)]
     size = len(encode((int(T.ENQUEUE), 2, 2, bodies)))

@@ -65,9 +65,7 @@ async def test_the_daemon_returns_policies_as_set(client: Client, topic: str) ->
         await client.configure(topic, retry=Retry.named("nobody-knows-it"))
 
 
-async def test_a_subscriber_brings_the_policy_of_a_group_that_has_none(
-    client: Client, topic: str
-) -> None:
+async def test_a_subscriber_sets_the_policy_of_a_new_group(client: Client, topic: str) -> None:
     async with client.subscribe(topic, group="g", retry=Retry.fixed(9, 1)):
         stats = (await client.stats()).topics[topic].groups["g"]
         assert stats.retry is not None and stats.retry.delay_ms == 9000

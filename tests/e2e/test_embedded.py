@@ -85,7 +85,7 @@ def test_a_blocking_embedded_daemon_runs_in_a_thread(store: str) -> None:
         assert list(client.list_tasks(topic="t")) == []
 
 
-async def test_a_daemon_takes_the_same_file_over(store: str, tmp_path: Path) -> None:
+async def test_a_daemon_can_serve_an_embedded_file(store: str, tmp_path: Path) -> None:
     async with embedded(store) as client:
         receipt = await client.enqueue("t", b"x", delay=3_600)
     with Daemon(tmp_path / "daemon", store=store) as daemon:

@@ -209,7 +209,7 @@ def test_surviving_consumers_can_ack_after_a_failover(pair: tuple[Daemon, Daemon
 
 
 @pytest.mark.parametrize("place", ["takeover.elected", "takeover.opened", "recovery.middle"])
-def test_a_takeover_that_is_cut_short_is_taken_over(
+def test_an_interrupted_takeover_is_completed_by_another_daemon(
     server: RedisServer, tmp_path: Path, place: str
 ) -> None:
     with Daemon(tmp_path / "first", store=server.url(), leader_ttl_s=0.5) as first:
@@ -228,9 +228,7 @@ def test_a_takeover_that_is_cut_short_is_taken_over(
                 until(lambda: raw.call(T.STATS)[2]["scheduled"] == 1, TAKEOVER_S)
 
 
-def test_a_daemon_alone_serves_again_while_redis_was_away(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_a_single_daemon_recovers_from_a_redis_outage(server: RedisServer, tmp_path: Path) -> None:
     """Longer than its lease: it delivers nothing meanwhile, and everything afterwards."""
     with Daemon(tmp_path / "one", store=server.url(), leader_ttl_s=0.5) as daemon:
         with Raw(daemon.port) as raw:
@@ -345,9 +343,7 @@ def test_a_killed_local_leader_leads_again_at_once(server: RedisServer, tmp_path
             assert "waiting" not in second.log_text()
 
 
-def test_a_daemon_that_waits_for_a_lease_says_so_with_the_end(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_a_daemon_waiting_for_a_lease_logs_its_end(server: RedisServer, tmp_path: Path) -> None:
     asyncio.run(_lay_out(server))
     server.call("SET", "{tw:default:0}:leader", "gone/1|tcp://127.0.0.1:9|5|1", "PX", 60_000)
     with Daemon(tmp_path / "one", store=server.url()) as daemon:

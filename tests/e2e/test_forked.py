@@ -62,7 +62,7 @@ def test_a_forked_daemons_errors_equal_the_programs(tmp_path: Path) -> None:
         assert cli.one("subscribe", "t", "--max", "1")["body"] == "body"
 
 
-def test_a_shell_has_it_in_pipes_and_in_other_folders(tmp_path: Path) -> None:
+def test_a_shells_tickwheel_works_in_pipes_and_other_folders(tmp_path: Path) -> None:
     with Daemon(tmp_path / "daemon") as daemon, commands() as command:
         done = shell(
             command,
@@ -82,7 +82,7 @@ def test_a_shell_has_it_in_pipes_and_in_other_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [("TERM", 0), ("KILL", 128 + signal.SIGKILL)])
-def test_a_shell_ends_it_by_signals(tmp_path: Path, name: str, code: int) -> None:
+def test_a_shells_tickwheel_ends_by_signals(tmp_path: Path, name: str, code: int) -> None:
     """A job's number is that of the process, or of one whose end is the process' end."""
     with commands() as command:
         done = shell(

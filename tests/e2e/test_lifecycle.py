@@ -162,7 +162,7 @@ def test_a_second_daemon_on_one_database_is_refused(make_daemon: MakeDaemon) -> 
         assert raw.enqueue(("t", b"x", DAY_MS))[0] == T.OK
 
 
-def test_an_address_that_is_taken_is_reported(make_daemon: MakeDaemon) -> None:
+def test_an_address_in_use_is_reported(make_daemon: MakeDaemon) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

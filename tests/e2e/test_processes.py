@@ -202,7 +202,7 @@ def test_logs_of_a_shard_have_its_number(make_daemon: MakeDaemon, tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_shard_that_ends_comes_back_with_its_tasks(shards: Shards, number: int) -> None:
+def test_an_ended_shard_is_restarted_with_its_tasks(shards: Shards, number: int) -> None:
     with shards.raw(0) as other, shards.raw(1) as raw:
         kept, task = enqueued(other), enqueued(raw)
         first, killed = shards.pids()

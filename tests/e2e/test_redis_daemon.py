@@ -92,7 +92,7 @@ def test_a_stop_ends_the_wait_for_redis(server: RedisServer, tmp_path: Path) -> 
         assert "Traceback" not in early.log_text()
 
 
-def test_a_redis_that_does_not_come_ends_the_start(server: RedisServer, tmp_path: Path) -> None:
+def test_a_redis_that_stays_unreachable_ends_the_start(server: RedisServer, tmp_path: Path) -> None:
     server.kill()
     with pytest.raises(DaemonFailed, match="store redis"):
         Daemon(tmp_path / "daemon", store=server.url(), store_wait_s=0.5).start()

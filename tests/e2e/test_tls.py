@@ -147,14 +147,14 @@ async def test_tls_mismatches_are_one_line_errors(
     assert said.startswith("tickwheel: tls_failed: ") and said.count("\n") == 1, said
 
 
-def test_a_plain_request_is_told_to_use_https(running: Daemon) -> None:
+def test_a_plain_request_at_an_https_port_is_refused(running: Daemon) -> None:
     with pytest.raises(urllib.error.HTTPError) as raised:
         urllib.request.urlopen(f"http://127.0.0.1:{http_port(running)}/healthz", timeout=30)
     assert raised.value.code == 400
     assert json.load(raised.value)["code"] == "tls_required"
 
 
-def test_a_plain_hello_is_told_to_use_tls(running: Daemon) -> None:
+def test_a_plain_hello_at_a_tls_port_is_refused(running: Daemon) -> None:
     with socket.create_connection(("127.0.0.1", running.port), 30) as plain:
         plain.sendall(encode((int(T.HELLO), 1, {"v": 1})))
         data = b"".join(iter(lambda: plain.recv(4096), b""))

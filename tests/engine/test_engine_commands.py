@@ -82,7 +82,7 @@ def test_a_cancelled_task_never_comes(before: object) -> None:
 
 
 @pytest.mark.parametrize("before", BEFORE)
-def test_a_rescheduled_task_comes_at_its_new_time_and_once(before: object) -> None:
+def test_a_rescheduled_task_is_delivered_once_at_its_new_time(before: object) -> None:
     rig = rig_for(before)
     assert callable(before)
     task_id = before(rig)

@@ -120,7 +120,7 @@ def test_credit_returns_with_the_commit_of_the_ack(rig: Rig) -> None:
     assert len(rig.tick()) == 1
 
 
-def test_credit_of_some_acks_comes_back_ahead_of_their_commit() -> None:
+def test_some_credit_returns_before_the_acks_commit() -> None:
     rig = Rig(replace(CONFIG, acks_ahead_max=2))
     subscriber = rig.subscribe(prefetch=2)
     for _ in range(6):
@@ -142,7 +142,7 @@ def test_credit_of_some_acks_comes_back_ahead_of_their_commit() -> None:
     recount(rig)
 
 
-def test_credit_of_an_at_most_once_delivery_never_comes_ahead_of_its_commit() -> None:
+def test_at_most_once_credit_never_returns_before_its_commit() -> None:
     rig = Rig(replace(CONFIG, acks_ahead_max=2))
     subscriber = rig.subscribe(prefetch=1, at_most_once=True)
     rig.store(count=2)

@@ -134,7 +134,7 @@ def test_a_groups_dead_letter_keeps_the_task(rig: Rig) -> None:
     assert rig.rows.is_empty()
 
 
-def test_a_requeued_dead_letter_comes_to_its_group_only(rig: Rig) -> None:
+def test_a_requeued_dead_letter_is_delivered_to_its_group_only(rig: Rig) -> None:
     rig.subscribe_all("ab")
     task_id = rig.enqueue()
     got = by_group(rig.tick())

@@ -19,7 +19,7 @@ def checkpointed(rig: Rig) -> Got:
     return got
 
 
-def test_scheduled_tasks_come_at_their_time(rig: Rig) -> None:
+def test_scheduled_tasks_are_delivered_when_due_after_a_restart(rig: Rig) -> None:
     task_id = rig.enqueue(delay_ms=5_000)
     rig.crash(down_ms=1_000)
     rig.subscribe()

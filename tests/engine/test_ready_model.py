@@ -144,7 +144,7 @@ def test_ready_tasks_are_taken_once(seed: int, steps: list[str]) -> None:
     run(seed, steps)
 
 
-def test_a_queue_that_nobody_takes_from_does_not_grow() -> None:
+def test_an_unread_queue_does_not_grow() -> None:
     """A producer that enqueues and cancels, or moves one task again and again."""
     slow = Slow(1)
     for _ in range(3_000):

@@ -264,7 +264,7 @@ READ = (
 
 
 @pytest.mark.parametrize(("cron", "days"), READ)
-def test_an_expression_is_read_as_crontab_has_it(cron: str, days: tuple[int, ...]) -> None:
+def test_cron_expressions_follow_crontab(cron: str, days: tuple[int, ...]) -> None:
     table = Timetable(schedule(cron=cron), is_new=True)
     found = table.between(utc("2026-06-01T00:00"), utc("2026-06-30T23:59:59"))
     assert list(found) == [utc(f"2026-06-{day:02}T00:00") for day in days]

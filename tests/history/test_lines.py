@@ -377,7 +377,7 @@ def test_the_cases_cover_every_event_and_field() -> None:
 
 
 @given(ANY, ANY, ANY, ANY, st.binary(max_size=30))
-def test_any_text_comes_back_as_it_was(
+def test_any_text_is_read_back_unchanged(
     topic: str, key: str, who: str, reason: str, body: bytes
 ) -> None:
     options = [key, reason, {key: who, "n": [reason]}]

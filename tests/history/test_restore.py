@@ -645,7 +645,7 @@ async def test_a_missing_machines_folder_is_a_gap(tmp_path: Path) -> None:
 # --- what cannot be done -----------------------------------------------------------------------
 
 
-async def test_a_target_that_is_there_is_refused(tmp_path: Path) -> None:
+async def test_an_existing_restore_target_is_refused(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
     (tmp_path / "new.db").write_bytes(b"mine")
     with pytest.raises(Conflict, match="exists already"):
@@ -690,7 +690,7 @@ async def test_the_shard_of_a_history_alone(tmp_path: Path) -> None:
     assert set((await held(url(tmp_path))).rows) == {make_id(1) + 5}
 
 
-async def test_many_tasks_come_in_many_batches(tmp_path: Path) -> None:
+async def test_many_tasks_are_restored_in_many_batches(tmp_path: Path) -> None:
     rows = [TaskRow(make_id(n), DUE, "t", b"x" * 10_000) for n in range(1_500)]
     backup = await make_backup(tmp_path, rows)
     more = [make_id(n) for n in range(2_000, 4_500)]

@@ -171,7 +171,7 @@ def test_the_writer_sees_whether_its_daemon_lives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"\x00" * 30, b"\xc1", b"\x93\x01\x02\x03", b"\x92\xa1x\x90"])
-def test_damage_is_not_taken_for_a_torn_tail(tmp_path: Path, damage: bytes) -> None:
+def test_damage_is_not_mistaken_for_a_torn_tail(tmp_path: Path, damage: bytes) -> None:
     spool = Spool(tmp_path, 1)
     spool.append(1, records())
     path = tmp_path / str(spool_module.files(tmp_path)[0])

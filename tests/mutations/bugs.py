@@ -504,7 +504,7 @@ TOGETHER = (
         {"timetables:_term": (instead("first == last", "False"),)},
         (
             "tests/engine/test_timetables.py"
-            "::test_an_expression_is_read_as_crontab_has_it[0 0 2-2/5 * *-days8]",
+            "::test_cron_expressions_follow_crontab[0 0 2-2/5 * *-days8]",
             "tests/engine/test_timetables_model.py"
             "::test_every_minute_of_some_days_matches_as_crontab_says",
         ),

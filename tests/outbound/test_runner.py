@@ -71,7 +71,7 @@ async def test_each_delivery_is_settled_by_its_own_outcome(wheel: TestWheel) -> 
         assert target.bodies.count(b"retry") == 2
 
 
-async def test_later_without_a_delay_comes_back_without_a_failure(wheel: TestWheel) -> None:
+async def test_later_without_a_delay_redelivers_without_a_failure(wheel: TestWheel) -> None:
     seen: list[tuple[int, int]] = []
 
     async def answer(deliveries: Sequence[Delivery]) -> list[Outcome]:

@@ -112,7 +112,7 @@ async def test_damaged_pages_are_found(path: Path) -> None:
     assert any(problem.startswith("SQLite: ") for problem in _check(path).problems)
 
 
-async def test_a_task_that_nobody_owes_is_found(tmp_path: Path) -> None:
+async def test_a_task_owed_to_no_group_is_found(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     subject = Subject(SqliteStore(str(path)))
     await subject.open()

@@ -304,7 +304,7 @@ class TestEndings:
 
 
 class TestReading:
-    async def test_every_extreme_comes_back_as_it_was(self, subject: Subject) -> None:
+    async def test_extreme_values_are_read_back_unchanged(self, subject: Subject) -> None:
         await subject.commit(everything())
         for restart in (False, True):
             if restart:
@@ -325,7 +325,7 @@ class TestReading:
             assert sorted(small.of_kind(SESSION)) == sorted(SESSIONS)
             assert small.outcomes == list(everything().ended.items())
 
-    async def test_schedules_come_back_as_they_were(self, subject: Subject) -> None:
+    async def test_schedules_are_read_back_unchanged(self, subject: Subject) -> None:
         one, *others = SCHEDULES
         await subject.commit(Effects(records=keyed(SCHEDULE, SCHEDULES)))
         await subject.reopen()
@@ -351,7 +351,7 @@ class TestReading:
         assert list(await subject.store.read([10])) == [10]
         assert (await subject.small()).of_kind(SCHEDULE) == [SCHEDULES[0]]
 
-    async def test_transactions_come_back_as_they_were(self, subject: Subject) -> None:
+    async def test_transactions_are_read_back_unchanged(self, subject: Subject) -> None:
         rows = {key_of(row): row for row in TRANSACTIONS}
         await subject.commit(Effects(records=keyed(TRANSACTION, TRANSACTIONS)))
         await subject.reopen(clean=False)
@@ -370,7 +370,7 @@ class TestReading:
                 await subject.reopen()
             assert sorted((await subject.small()).of_kind(TRANSACTION), key=key_of) == kept
 
-    async def test_bulk_come_back_as_they_were(self, subject: Subject) -> None:
+    async def test_bulk_operations_are_read_back_unchanged(self, subject: Subject) -> None:
         rows = {row.bulk.id: row for row in BULKS}
         await subject.commit(Effects(records=keyed(BULK, BULKS)))
         await subject.reopen(clean=False)
@@ -563,13 +563,13 @@ class TestScanning:
         assert await subject.store.scan_dead((0, ""), 99, "no such", None) == []
         assert await subject.store.scan_dead((ID_MAX, ""), 99, None, None) == []
 
-    async def test_dead_letters_come_with_all_their_fields(self, subject: Subject) -> None:
+    async def test_dead_letters_have_all_fields(self, subject: Subject) -> None:
         await subject.commit(everything())
         assert await subject.store.scan_dead((-1, ""), 99, None, None) == sorted(DEAD)
 
 
 class TestRecovery:
-    async def test_handles_come_in_due_order(self, subject: Subject) -> None:
+    async def test_handles_are_recovered_in_due_order(self, subject: Subject) -> None:
         rows = [TaskRow(i, (i * 7_919) % 50, f"topic{i % 3}", b"") for i in range(1, 501)]
         await subject.commit(Effects(enqueued={row.id: row for row in rows}, id_mark=500))
         chunks = await subject.handles(chunk=64)
@@ -593,7 +593,7 @@ class TestRecovery:
     async def test_an_empty_store_has_no_handles(self, subject: Subject) -> None:
         assert await subject.handles() == []
 
-    async def test_commits_go_on_between_chunks(self, subject: Subject) -> None:
+    async def test_commits_continue_between_chunks(self, subject: Subject) -> None:
         await subject.commit(tasks(range(1, 101)))
         found: list[int] = []
         async for handles in subject.store.recover_handles(chunk=10):

@@ -35,7 +35,7 @@ class Noted(MemoryStore):
         return await super().commit(epoch, owner, n, effects)
 
 
-async def test_batches_are_bounded_in_rows_and_bytes_and_say_the_marks(
+async def test_filling_batches_are_bounded_and_set_the_marks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(filling, "ROWS_A_BATCH", 3)
@@ -112,7 +112,7 @@ async def test_a_copy_never_replaces_a_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b"mine" and list(tmp_path.iterdir()) == [path]
 
 
-def test_records_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_are_copied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "ROWS_A_BATCH", 2)
     rows = [GroupRow("t", str(n), 0) for n in range(5)]
     records: dict[RecordKey, object] = {(GROUP, GROUP.key(row)): row for row in rows}

@@ -48,7 +48,7 @@ async def test_a_beat_publishes_all_fields_of_a_node(registry: NodeRegistry) -> 
     assert (await registry.beat(B)).nodes.keys() == {"b"}
 
 
-async def test_a_node_that_is_silent_is_gone_by_the_clock_of_the_store(
+async def test_a_silent_node_expires_by_the_stores_clock(
     registry: NodeRegistry,
 ) -> None:
     await registry.beat(replace(A, ttl_ms=50))
@@ -148,7 +148,7 @@ async def test_a_full_store_accepts_beats(
         shared_redis.call("CONFIG", "SET", "maxmemory", 0)
 
 
-async def test_a_store_that_is_away_is_an_error(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_an_unreachable_store_is_an_error(tmp_path_factory: pytest.TempPathFactory) -> None:
     registry = open_nodes("redis://127.0.0.1:1/0", SHARDS)
     with pytest.raises(StoreError):
         await asyncio.wait_for(registry.beat(A), 10)

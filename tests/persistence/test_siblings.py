@@ -160,7 +160,7 @@ async def test_settings_are_separate_per_shard(
     await other.store.close(clean=True)
 
 
-async def test_a_database_that_is_not_there(tmp_path: Path) -> None:
+async def test_siblings_report_a_missing_database(tmp_path: Path) -> None:
     siblings = open_siblings(ShardFolder(f"{tmp_path}/").url(0))
     assert siblings is not None
     with pytest.raises(StoreAway, match=r"shard-2\.db"):
@@ -169,7 +169,7 @@ async def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     await siblings.close()
 
 
-async def test_a_redis_that_is_away(redis_server: RedisServer) -> None:
+async def test_siblings_report_an_unreachable_redis(redis_server: RedisServer) -> None:
     siblings = open_siblings(shard_url(redis_server.url("connect_ms=100&call_ms=100"), 0))
     assert siblings is not None
     redis_server.kill()

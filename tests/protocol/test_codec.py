@@ -75,7 +75,7 @@ def test_a_frame_cut_short_is_not_a_frame(kind: FrameType) -> None:
 
 
 @KINDS
-def test_a_frame_before_garbage_comes_first(kind: FrameType) -> None:
+def test_a_frame_before_garbage_is_decoded(kind: FrameType) -> None:
     decoder = Decoder(LIMIT)
     assert decoder.feed(encode(sample(kind)) + b"\xc1") == [sample(kind)]
     assert isinstance(decoder.error, ProtocolError)
@@ -172,7 +172,7 @@ def pieces(data: bytes, size: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("step", [1, 7, LIMIT, 2 * LIMIT])
-def test_a_frame_at_the_limit_is_taken(step: int) -> None:
+def test_a_frame_at_the_limit_is_accepted(step: int) -> None:
     decoder, frames = Decoder(LIMIT), []
     for piece in pieces(of_size(LIMIT) * 3, step):
         frames += decoder.feed(piece)

@@ -123,7 +123,7 @@ def test_the_documents_example_is_exact() -> None:
         assert encode(decoded) == data
 
 
-def test_a_daemon_takes_the_bytes_of_the_example(running: Raw) -> None:
+def test_a_daemon_accepts_the_documents_example(running: Raw) -> None:
     """Only examples without ids, which the daemon chooses."""
     sent = [data for frame, data in example() if frame[0] in (1, 2, 4)]
     with Raw(running.socket.getpeername()[1], hello=False) as raw:

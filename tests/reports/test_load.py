@@ -174,7 +174,7 @@ def test_valid_lines_are_loaded_and_others_counted_by_kind(
 
 
 @pytest.mark.slow
-def test_late_segments_and_many_runs_come_to_the_same_table(
+def test_late_segments_and_many_runs_give_the_same_table(
     load: Load, history: Path, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In any order, in batches of any size, before and after runs are made into fewer."""

@@ -229,7 +229,7 @@ def test_left_out_by_filters_and_held_up_by_keys(
 
 
 @pytest.mark.slow
-def test_a_table_of_a_version_without_causes_goes_on(
+def test_a_table_without_causes_is_extended(
     spark: SparkSession, load: Callable[..., Outcome], report: Callable[..., Report],
     history: Path, tmp_path: Path,
 ) -> None:  # fmt: skip

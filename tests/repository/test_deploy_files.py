@@ -178,7 +178,7 @@ def test_metrics_and_events_of_the_operations_page_exist() -> None:
     assert len(rows) > 12 and {len(row) for row in rows[2:]} == {3}, "symptom, check, action"
 
 
-def test_security_says_the_same_in_both_places() -> None:
+def test_security_documents_agree() -> None:
     """What SECURITY.md names are settings, and quotas are told of where they are."""
     text = (ROOT / "SECURITY.md").read_text()
     named = set(re.findall(r"`([a-z_]+)`", text))
@@ -216,7 +216,7 @@ def settings_of(
 
 
 @pytest.mark.parametrize("path", COMPOSE, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_daemon_of_a_compose_file_has_settings_that_it_takes(
+def test_daemons_of_compose_files_have_valid_settings(
     path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     daemons = {name: one for name, one in services(path).items() if "build" in one}
@@ -369,7 +369,7 @@ def test_systemd_accepts_an_instance_of_the_template(tmp_path: Path) -> None:
 # --- Kubernetes: what has to agree ----------------------------------------------------------------
 
 
-def test_a_daemon_of_the_manifests_has_settings_that_it_takes(
+def test_daemons_of_the_manifests_have_valid_settings(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     daemons = the("StatefulSet")
@@ -548,7 +548,7 @@ def test_workers_are_scaled_by_the_upcoming_load(tmp_path: Path) -> None:
     promtool("test", "rules", str(path))
 
 
-def test_every_trigger_says_all_that_its_scaler_asks_for() -> None:
+def test_every_trigger_has_the_fields_of_its_scaler() -> None:
     for trigger in the("ScaledObject")["spec"]["triggers"]:
         assert trigger["type"] == "prometheus"
         assert {"serverAddress", "query", "threshold"} == trigger["metadata"].keys()

@@ -255,7 +255,7 @@ def _minor(version: str) -> int:
     [("0", "", "as it is"), ("1000", "true", "by sudo"), ("1000", "", "not at all")],
     ids=["root", "CI", "somebody's machine"],
 )
-def test_setup_takes_sudo_unasked_on_ci_only(
+def test_setup_uses_sudo_without_asking_only_on_ci(
     user: str, ci: str, installs: str, tmp_path: Path
 ) -> None:
     """Nothing is installed here: the programs that would are stood in for, and Python is absent."""
@@ -317,7 +317,7 @@ def test_the_bug_report_asks_for_a_promise_that_is_made() -> None:
     assert parts["promise"]["options"] == ["None of them", *promises]
 
 
-def test_commands_and_files_that_the_templates_name_are_there() -> None:
+def test_commands_and_files_of_the_templates_exist() -> None:
     paths = [*FORMS, ROOT / ".github/PULL_REQUEST_TEMPLATE.md", ROOT / "CONTRIBUTING.md"]
     text = "\n".join(path.read_text() for path in paths)
     commands = re.findall(r"\btickwheel (?!--)([a-z]+)\b", text)

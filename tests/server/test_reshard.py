@@ -613,7 +613,7 @@ def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
         reshard(Plan(f"sqlite:///{tmp_path}/x.db", 2, f"sqlite:///{tmp_path}/d/"), NOW_MS)
 
 
-def test_a_database_goes_into_one_folder_only(tmp_path: Path) -> None:
+def test_a_database_can_be_resharded_into_one_folder_only(tmp_path: Path) -> None:
     folder = Folder(tmp_path, 1)
     folder.add(0, task(1, 0), task(2, 0))
     folder.write()

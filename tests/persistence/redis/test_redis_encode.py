@@ -111,7 +111,7 @@ class TestParts:
 
 class TestNewTasks:
     @pytest.mark.parametrize("count", [1, NEW_ROWS - 1, NEW_ROWS, NEW_ROWS + 1, 3 * NEW_ROWS + 7])
-    def test_every_row_is_there_once(self, count: int) -> None:
+    def test_every_new_task_is_encoded_once(self, count: int) -> None:
         wanted = rows(1, 1 + count)
         check_tasks(prepare(Effects(enqueued=wanted), 10), wanted)
 

@@ -43,7 +43,7 @@ async def subject(make: Make) -> Subject:
 
 
 class TestWithoutMemory:
-    async def test_new_tasks_are_refused_and_all_else_goes_through(
+    async def test_only_new_tasks_are_refused_without_memory(
         self, subject: Subject, redis_server: RedisServer
     ) -> None:
         await subject.commit(tasks(range(1, 11)))
@@ -104,7 +104,9 @@ class TestARedisThatTakesNoWrites:
         redis_server.call("CONFIG", "SET", "min-replicas-to-write", "0")
         await subject.commit(ended([2]))
 
-    async def test_away_and_loading(self, subject: Subject, redis_server: RedisServer) -> None:
+    async def test_an_unreachable_or_loading_redis_refuses_commits(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
         redis_server.call("MSET", *(word for i in range(1_000) for word in (f"theirs:{i}", i)))
         await subject.commit(tasks([1]))
         redis_server.rewrite()

@@ -141,7 +141,7 @@ class TestNothingIsKept:
         found, rest = await subject.store.read_some([*ids, *range(5_000, 5_500)], 1 << 20)
         assert (sorted(found), list(rest), count) == (ids, [], 1)
 
-    async def test_commits_go_on_while_a_listing_reads_all_ids(
+    async def test_commits_continue_while_a_listing_reads_all_ids(
         self, pair: tuple[Subject, Subject], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         subject = pair[0]

@@ -39,7 +39,7 @@ def made(folder: Path, **options: float) -> Subject:
     return Subject(SqliteStore(str(folder / "store.db"), SqliteOptions(**wanted)))  # type: ignore[arg-type]  # a test's numbers
 
 
-async def test_refused_above_the_limit_and_taken_again_clearly_below(
+async def test_tasks_are_refused_over_disk_refuse_until_clearly_below(
     tmp_path: Path, use: Use
 ) -> None:
     subject = made(tmp_path)

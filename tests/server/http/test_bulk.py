@@ -66,7 +66,7 @@ async def test_an_error_ending_the_stream_names_its_line(rig: HttpRig) -> None:
     assert (last["code"], last["line"]) == ("body_too_large", 3)
 
 
-async def test_answers_come_before_the_last_line_was_sent(rig: HttpRig) -> None:
+async def test_answers_are_sent_before_the_last_line_arrives(rig: HttpRig) -> None:
     stream = begin(rig)
     whole = lines({"topic": "t", "body": "1"})
     stream.send(whole[:10])
@@ -304,7 +304,7 @@ async def test_nonconforming_events_are_refused(
     assert rig.core.tasks == 0
 
 
-async def test_batches_that_conform_are_taken_and_others_refused(rig: HttpRig) -> None:
+async def test_conforming_batches_are_accepted_and_others_refused(rig: HttpRig) -> None:
     path = "/v1/topics/orders/tasks"
     for _, batch in OF_OTHERS["valid_batches"]:
         found = await rig.post(path, json.dumps(batch).encode(), content_type=BATCH)
@@ -491,7 +491,7 @@ async def test_an_invalid_event_is_refused(
         {"datacontenttype": 'multipart/mixed; boundary="a; b"'}, {"n" * 40: "long"},
     ],
 )  # fmt: skip
-async def test_a_valid_event_is_taken_with_all_its_attributes(
+async def test_a_valid_event_is_accepted_with_all_its_attributes(
     rig: HttpRig, attributes: dict[str, Any]
 ) -> None:
     data = json.dumps(EVENT | attributes).encode()

@@ -154,7 +154,7 @@ async def hall(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Hall]:
 # --- tasks ---------------------------------------------------------------------------------------
 
 
-async def test_a_task_goes_to_its_shard_and_is_found_from_there(hall: Hall) -> None:
+async def test_a_task_is_stored_and_found_in_its_shard(hall: Hall) -> None:
     ids = await hall.fill()
     for n, task_id in enumerate(ids):
         assert shard_of(task_id) == n % COUNT

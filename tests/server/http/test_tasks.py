@@ -57,7 +57,7 @@ async def test_due_times_are_given_in_each_form(
     assert task["due_ms"] == due_ms
 
 
-async def test_every_field_of_a_task_comes_back(rig: HttpRig) -> None:
+async def test_every_field_of_a_task_is_returned(rig: HttpRig) -> None:
     given = {
         "key": "k", "tag": "x", "properties": {"a": "b", "n": 3, "f": 1.5, "yes": True},
         "priority": 7, "ttl_ms": 1_000, "retry": {"kind": "table", "delays_ms": [5, 6]},
@@ -183,7 +183,7 @@ async def test_a_body_may_be_raw_with_its_fields_in_headers(rig: HttpRig) -> Non
     assert base64.b64decode(task["body_base64"]) == b"\x89PNG"
 
 
-async def test_an_order_key_comes_as_json_and_in_a_header(rig: HttpRig) -> None:
+async def test_an_order_key_is_given_in_json_or_a_header(rig: HttpRig) -> None:
     one = await rig.post("/v1/tasks", {"topic": "t", "order_key": "customer 7"})
     headers = {"tickwheel-order-key": "customer 7", "content-type": "text/plain"}
     other = (await rig.call("POST", "/v1/topics/t/tasks", b"x", **headers)).json
@@ -212,7 +212,7 @@ async def test_an_invalid_header_is_named(rig: HttpRig, name: str, value: str, t
     assert response.status == 400 and text in response.json["detail"], response.body
 
 
-async def test_a_task_is_cancelled_once_and_says_so_again(rig: HttpRig) -> None:
+async def test_a_repeated_cancel_answers_already_cancelled(rig: HttpRig) -> None:
     task_id = await enqueue(rig, delay_ms=10_000)
     path = f"/v1/tasks/{task_id}"
     assert (await rig.call("DELETE", path)).json == {"id": task_id, "result": "cancelled"}

@@ -154,7 +154,7 @@ async def test_an_invalid_spread_window_is_refused(
     assert await dues(peer, [task_id]) == [START_MS]
 
 
-async def test_a_window_at_its_limit_is_taken(daemon: InProcess) -> None:
+async def test_a_window_at_its_limit_is_accepted(daemon: InProcess) -> None:
     peer = daemon.connect()
     task_id = await put(peer)
     window = {"start_ms": START_MS, "end_ms": START_MS + 86_400_000}
