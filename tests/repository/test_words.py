@@ -161,7 +161,7 @@ ALLOWED = ("is none of its business", "What is promised", "decided of as a whole
 PACKAGES_AT_MOST = {
     "benchmarks": 50,
     "scripts": 10,
-    "tests": 540,
+    "tests": 170,
     "tickwheel": 30,
     "tickwheel/api": 10,
     "tickwheel/cli": 60,
