@@ -32,7 +32,7 @@ class Subject:
             except StoreUnreachable:
                 if loop.time() > until_s:
                     raise
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.1)  # real time: another process
         self.n = self.opened.last_batch
         return self.opened
 
